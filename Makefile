@@ -1,0 +1,55 @@
+# Every target makes or updates .venv first (scripts/setup_env.py); a second time that takes no time.
+# Pass options through:  make test ARGS="-k l2"    make smoke ARGS="--only 0,1"    make setup ARGS="--extras server"
+ifeq ($(OS),Windows_NT)
+PYTHON ?= python
+else
+PYTHON ?= python3
+endif
+RUN = $(PYTHON) scripts/setup_env.py --run
+export NO_MKDOCS_2_WARNING = 1
+
+.PHONY: help setup smoke test lint format site serve-site bench clean
+.NOTPARALLEL:
+
+help:
+	@echo "make smoke       run every lesson on the pocket model and compare its tokens with Hugging Face's"
+	@echo "make test        run the tests, which are what the lessons are checked by"
+	@echo "make setup       make .venv and nothing more; the others do it by themselves"
+	@echo "make lint        ruff: rules and formatting"
+	@echo "make format      let ruff mend what it can"
+	@echo "make site        build the website into build/site, strictly"
+	@echo "make serve-site  show the website at http://127.0.0.1:8000, rebuilt at each save"
+	@echo "make bench       measure the engine"
+	@echo "make clean       remove caches and the built site; .venv and work/ stay"
+	@echo
+	@echo "ARGS=\"...\" goes on to the command: make test ARGS=\"-k l2\". PYTHON=python3.12 picks another Python."
+
+setup:
+	@$(PYTHON) scripts/setup_env.py $(ARGS)
+
+smoke:
+	@$(RUN) scripts/smoke_all.py $(ARGS)
+
+test:
+	@$(RUN) -m pytest $(ARGS)
+
+lint:
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+
+format:
+	@$(RUN) -m ruff check --fix .
+	@$(RUN) -m ruff format .
+
+site:
+	@$(RUN) -m mkdocs build --strict $(ARGS)
+
+serve-site:
+	@$(RUN) -m mkdocs serve $(ARGS)
+
+bench:
+	@$(RUN) scripts/bench.py $(ARGS)
+
+clean:
+	rm -rf build .pytest_cache .ruff_cache .hypothesis
+	find mini_engine lessons scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

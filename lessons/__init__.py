@@ -1,0 +1,1 @@
+"""Course machinery. The lessons, and the commands that a student works with: `python -m lessons`."""

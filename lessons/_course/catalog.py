@@ -1,0 +1,186 @@
+"""Course machinery. What each `lesson.toml` says, read and checked."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from lessons._course.places import CourseError, Places
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function or method that a task asks for: `mini_engine/kv/token_flat.py::KvPool.set_kv`."""
+
+    file: str
+    symbol: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Target":
+        file, _, symbol = text.partition("::")
+        if not file or not symbol:
+            raise CourseError(f"{text!r} is not a target: write it as file::symbol")
+        return cls(file, symbol)
+
+
+@dataclass(frozen=True)
+class Task:
+    number: int
+    title: str
+    targets: tuple[Target, ...]
+    lines: int
+    tests: tuple[str, ...]
+    hints: tuple[str, ...]
+
+    @property
+    def symbols(self) -> str:
+        return ", ".join(target.symbol for target in self.targets)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A small change that a pitfall of the page stands for; one of `tests` fails with it and shows `symptom`."""
+
+    name: str
+    pitfall: str
+    module: str
+    find: str
+    replace: str
+    tests: tuple[str, ...]
+    symptom: str
+
+
+@dataclass(frozen=True)
+class Lesson:
+    id: str
+    number: int
+    title: str
+    summary: str
+    minutes: int
+    needs: tuple[int, ...]
+    needs_gpu: bool
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    smoke: tuple[str, ...]
+    tasks: tuple[Task, ...]
+    bugs: tuple[Bug, ...]
+    folder: Path
+
+    def task(self, number: int) -> Task:
+        for task in self.tasks:
+            if task.number == number:
+                return task
+        numbers = ", ".join(str(task.number) for task in self.tasks) or "none"
+        raise CourseError(f"Lesson {self.number} has no task {number}; its tasks are: {numbers}.")
+
+    def tasks_in(self, module: str) -> dict[str, Task]:
+        """The symbols of `module` that are tasks."""
+        return {target.symbol: task for task in self.tasks for target in task.targets if target.file == module}
+
+    @property
+    def page(self) -> Path:
+        return self.folder / "README.md"
+
+
+def covers(test: str, nodeid: str) -> bool:
+    """Whether the test named in lesson.toml is this one, a parameter of it, or a file or class around it."""
+    return nodeid == test or nodeid.startswith((test + "[", test + "::"))
+
+
+def read_lesson(path: Path) -> Lesson:
+    """Read one lesson.toml.
+
+    Raises:
+        CourseError: the file is not TOML, lacks a key, or says something that cannot be.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        lesson = _lesson(raw, path.parent)
+    except tomllib.TOMLDecodeError as error:
+        raise CourseError(f"{path}: {error}") from None
+    except KeyError as error:
+        raise CourseError(f"{path}: the key {error} is missing") from None
+    except CourseError as error:
+        raise CourseError(f"{path}: {error}") from None
+    return lesson
+
+
+def read_lessons(places: Places) -> list[Lesson]:
+    """All lessons, in order of their numbers."""
+    lessons = [read_lesson(path) for path in places.lessons.glob("*/lesson.toml")]
+    for what, values in (("number", [x.number for x in lessons]), ("id", [x.id for x in lessons])):
+        twice = {value for value in values if values.count(value) > 1}
+        if twice:
+            raise CourseError(f"two lessons have the {what} {twice.pop()!r}")
+    return sorted(lessons, key=lambda lesson: lesson.number)
+
+
+def choose(lessons: list[Lesson], name: str) -> Lesson:
+    """The lesson called `name`: its number ("2", "l2") or its id."""
+    for lesson in lessons:
+        if name.lower() in (str(lesson.number), f"l{lesson.number}", lesson.id):
+            return lesson
+    if not lessons:
+        raise CourseError("There are no lessons here: is this the course's repository?")
+    numbers = f"{lessons[0].number} to {lessons[-1].number}"
+    raise CourseError(f"There is no lesson {name!r}; the lessons are numbered {numbers}.")
+
+
+def _lesson(raw: dict, folder: Path) -> Lesson:
+    lesson = Lesson(
+        id=raw["id"],
+        number=raw["number"],
+        title=raw["title"],
+        summary=raw["summary"],
+        minutes=raw["minutes"],
+        needs=tuple(raw.get("needs", ())),
+        needs_gpu=raw.get("needs_gpu", False),
+        modules=tuple(raw["modules"]),
+        tests=tuple(raw["tests"]),
+        smoke=tuple(raw.get("smoke", ())),
+        tasks=tuple(_task(entry) for entry in raw.get("tasks", ())),
+        bugs=tuple(_bug(entry) for entry in raw.get("bugs", ())),
+        folder=folder,
+    )
+    _check_modules(lesson)
+    _check_tasks(lesson)
+    return lesson
+
+
+def _task(raw: dict) -> Task:
+    targets = raw["targets"] if "targets" in raw else [raw["target"]]
+    return Task(
+        number=raw["number"],
+        title=raw["title"],
+        targets=tuple(Target.parse(text) for text in targets),
+        lines=raw["lines"],
+        tests=tuple(raw["tests"]),
+        hints=tuple(raw["hints"]),
+    )
+
+
+def _bug(raw: dict) -> Bug:
+    fields = {key: raw[key] for key in ("name", "pitfall", "module", "find", "replace", "symptom")}
+    return Bug(tests=tuple(raw["tests"]), **fields)
+
+
+def _check_modules(lesson: Lesson) -> None:
+    for module in lesson.modules:
+        if not module.startswith("mini_engine/") or not module.endswith(".py") or module.endswith("__init__.py"):
+            raise CourseError(f"{module!r} cannot be a student's module: name a file mini_engine/….py")
+
+
+def _check_tasks(lesson: Lesson) -> None:
+    numbers = [task.number for task in lesson.tasks]
+    if numbers != list(range(1, len(numbers) + 1)):
+        raise CourseError(f"tasks are numbered {numbers}: number them 1, 2, 3 in order")
+    for task in lesson.tasks:
+        if len(task.hints) != 3:
+            raise CourseError(f"task {task.number} has {len(task.hints)} hints: write three")
+        if not task.tests:
+            raise CourseError(f"task {task.number} names no test")
+        for target in task.targets:
+            if target.file not in lesson.modules:
+                raise CourseError(f"task {task.number} is in {target.file}, which is not in modules")
+    targets = [target for task in lesson.tasks for target in task.targets]
+    if len(set(targets)) != len(targets):
+        raise CourseError("two tasks share a target")

@@ -1,0 +1,311 @@
+"""Course machinery. One check: the lesson's tests and its smoke script, with the student's files in their place."""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lessons._course.catalog import Lesson, Task, covers
+from lessons._course.places import CHILD, CourseError, Places
+from lessons._course.runner import Command, Launch, Spawned, run_until
+from lessons._course.student import StudentFile, student_files, unwritten
+
+TOTAL_SECONDS = 180.0
+TEST_SECONDS = 20.0
+QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
+
+
+@dataclass
+class Failure:
+    """What a test said when it failed. `task`: the unwritten task it ran into, if it did."""
+
+    type: str
+    message: str
+    notes: str = ""
+    task: int | None = None
+    frames: list[list] = field(default_factory=list)
+    syntax: list | None = None
+    stdout: str = ""
+
+    @property
+    def text(self) -> str:
+        """The exception as Python words it, with its notes."""
+        return f"{self.type}: {self.message}\n{self.notes}"
+
+
+@dataclass
+class TestResult:
+    """outcome: passed, failed, skipped; hung and not run where the time was up."""
+
+    test: str
+    outcome: str
+    reason: str = ""
+    seconds: float = 0.0
+    failure: Failure | None = None
+
+    __test__ = False
+
+
+@dataclass
+class TaskReport:
+    """state: done, failing, not written, NOT CHECKED."""
+
+    task: Task
+    state: str
+    results: list[TestResult]
+
+
+@dataclass
+class SmokeReport:
+    """state: equal, differs, failed, NOT CHECKED. `text` says why; `divergence` is the smoke script's own finding."""
+
+    state: str
+    text: str = ""
+    divergence: dict[str, Any] | None = None
+
+
+@dataclass
+class Report:
+    """All that a check found. `trouble`: what kept the tests from being run as they should."""
+
+    lesson: Lesson
+    results: list[TestResult] = field(default_factory=list)
+    tasks: list[TaskReport] = field(default_factory=list)
+    smoke: SmokeReport = field(default_factory=lambda: SmokeReport("NOT CHECKED", "it was not run"))
+    trouble: str = ""
+    seconds: float = 0.0
+
+    def count(self, *outcomes: str) -> int:
+        return sum(result.outcome in outcomes for result in self.results)
+
+    @property
+    def passed(self) -> bool:
+        """Every test that could run passed, no task is open, and the tokens are equal where they could be compared."""
+        return (
+            not self.trouble
+            and self.count("passed") > 0
+            and self.count("failed", "hung", "not run") == 0
+            and all(report.state in ("done", "NOT CHECKED") for report in self.tasks)
+            and self.smoke.state in ("equal", "NOT CHECKED")
+        )
+
+    @property
+    def tasks_done(self) -> list[int]:
+        return [report.task.number for report in self.tasks if report.state == "done"]
+
+    @property
+    def not_checked(self) -> list[str]:
+        """What was skipped, with its reason; each reason once."""
+        reasons: dict[str, int] = {}
+        for result in self.results:
+            if result.outcome == "skipped":
+                reasons[result.reason] = reasons.get(result.reason, 0) + 1
+        lines = [f"{n} test{'s' if n > 1 else ''}: {reason}" for reason, n in reasons.items()]
+        return lines + ([f"smoke script: {self.smoke.text}"] if self.smoke.state == "NOT CHECKED" else [])
+
+
+Watcher = Callable[[dict[str, Any]], None]
+
+
+class Check:
+    """One run of a lesson's tests and smoke script.
+
+    Args:
+        launch: how to start a process; the default spawns one.
+        watcher: called with each event as it comes (`{"event": "collected", "tests": […]}` and so on).
+        only: the tests to run, as in lesson.toml; all of the lesson's by default, and then the smoke script too.
+        overlay: module name to file, instead of the student's files.
+        blocked: module name to the reason that it may not be imported.
+    """
+
+    def __init__(
+        self,
+        lesson: Lesson,
+        places: Places,
+        *,
+        launch: Launch = Spawned,
+        watcher: Watcher = lambda event: None,
+        only: Iterable[str] = (),
+        seconds: float = TOTAL_SECONDS,
+        test_seconds: float = TEST_SECONDS,
+        overlay: dict[str, Path] | None = None,
+        blocked: dict[str, str] | None = None,
+    ) -> None:
+        self.lesson = lesson
+        self.places = places
+        self.launch = launch
+        self.watcher = watcher
+        self.only = list(only)
+        self.files = student_files(lesson, places)
+        self.seconds = seconds
+        self.test_seconds = test_seconds
+        self.overlay = overlay if overlay is not None else {file.import_name: file.path for file in self.files}
+        self.blocked = blocked or {}
+        self.events: dict[str, TestResult] = {}
+        self.report = Report(lesson)
+
+    def run(self) -> Report:
+        """Run it all; however long the student's code takes, this ends when the time is up."""
+        started = time.monotonic()
+        deadline = started + self.seconds
+        with tempfile.TemporaryDirectory(prefix="lessons-", ignore_cleanup_errors=True) as folder:
+            self._run_tests(Path(folder), deadline)
+            self.report.results = list(self.events.values())
+            blank = unwritten(self.lesson, self.files) if self.overlay else set()
+            self.report.tasks = [self._task_report(task, blank) for task in self.lesson.tasks]
+            reason = self._why_no_smoke(blank)
+            if reason:
+                self.report.smoke = SmokeReport("NOT CHECKED", reason)
+            else:
+                self.watcher({"event": "smoke"})
+                self.report.smoke = self._run_smoke(Path(folder), deadline)
+        self.report.seconds = time.monotonic() - started
+        return self.report
+
+    def _environment(self) -> dict[str, str]:
+        paths = [str(CHILD), str(self.places.root), os.environ.get("PYTHONPATH", "")]
+        overlay = {name: str(file) for name, file in self.overlay.items()}
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        return QUIET | threads | {
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "KV_COURSE_OVERLAY": json.dumps(overlay),
+            "KV_COURSE_BLOCKED": json.dumps(self.blocked),
+            "KV_COURSE_TEST_SECONDS": str(self.test_seconds),
+        }
+
+    def _run_tests(self, folder: Path, deadline: float) -> None:
+        log, out, err = folder / "events.jsonl", folder / "tests.out", folder / "tests.err"
+        log.touch()
+        chosen = self.only or self.lesson.tests
+        options = ["-p", "course_reporter", "-p", "no:cacheprovider", "-q", "--no-header", "--tb=short"]
+        arguments = ["-m", "pytest", *options, "--rootdir", str(self.places.root), *chosen]
+        command = Command(arguments, self._environment() | {"KV_COURSE_REPORT": str(log)}, self.places.root, out, err)
+        with log.open(encoding="utf-8") as lines:
+            tail = Tail(lines, self._take)
+            code = run_until(self.launch(command), deadline, tail.read)
+        self._settle(code, tail, (out, err))
+
+    def _take(self, event: dict[str, Any]) -> None:
+        """Follow one event of the tests."""
+        kind, test = event["event"], event.get("test", "")
+        if kind == "collected":
+            self.events |= {name: TestResult(name, "not run") for name in event["tests"]}
+        elif kind == "start":
+            self.events[test].outcome = "hung"
+        elif kind == "exception":
+            self._result(test).failure = Failure(**{k: v for k, v in event.items() if k not in ("event", "test")})
+        elif kind == "result":
+            result = self._result(test)
+            result.seconds += event["seconds"]
+            if not (result.outcome == "failed" and event["outcome"] == "passed"):
+                result.outcome, result.reason = event["outcome"], event["reason"]
+        elif kind == "broken":
+            self._result(test).outcome = "failed"
+        self.watcher(event)
+
+    def _result(self, test: str) -> TestResult:
+        return self.events.setdefault(test, TestResult(test, "failed"))
+
+    def _settle(self, code: int | None, tail: "Tail", outputs: tuple[Path, Path]) -> None:
+        """The tests are over: was it they that were run, and in time?"""
+        end = tail.last if tail.last.get("event") == "end" else None
+        if end is None and code is not None:
+            self.report.trouble = f"the tests broke off (exit code {code}):\n{last_lines(*outputs)}"
+        elif end and end["unused"] and self._anything_passed():
+            self.report.trouble = f"the tests never imported your file for {', '.join(end['unused'])}"
+        elif not self.events:
+            self.report.trouble = f"no test was found:\n{last_lines(*outputs)}"
+
+    def _anything_passed(self) -> bool:
+        return any(result.outcome == "passed" for result in self.events.values())
+
+    def _task_report(self, task: Task, blank: set[int]) -> TaskReport:
+        results = [r for r in self.events.values() if any(covers(test, r.test) for test in task.tests)]
+        outcomes = {result.outcome for result in results}
+        if task.number in blank:
+            state = "not written"
+        elif outcomes <= {"skipped"}:
+            state = "NOT CHECKED"
+        else:
+            state = "done" if outcomes <= {"passed", "skipped"} else "failing"
+        return TaskReport(task, state, results)
+
+    def _why_no_smoke(self, blank: set[int]) -> str:
+        open_tasks = ", ".join(str(number) for number in sorted(blank))
+        if self.only:
+            return "only chosen tests were run"
+        if not self.lesson.smoke:
+            return "the lesson has none"
+        if blank:
+            return f"task {open_tasks} is not written" if len(blank) == 1 else f"tasks {open_tasks} are not written"
+        if self.report.trouble or self.report.count("hung", "not run"):
+            return "the tests did not come to their end"
+        if not self._anything_passed():
+            return "no test passed"
+        return ""
+
+    def _run_smoke(self, folder: Path, deadline: float) -> SmokeReport:
+        out, err = folder / "smoke.out", folder / "smoke.err"
+        arguments = [*self.lesson.smoke, "--json"]
+        code = run_until(
+            self.launch(Command(arguments, self._environment(), self.places.root, out, err)), deadline, lambda: None
+        )
+        if code is None:
+            return SmokeReport("failed", f"{arguments[0]} did not end in the time that was left")
+        if code in (0, 1) and (found := read_json(out)):
+            return smoke_verdict(found)
+        return SmokeReport("failed", f"{arguments[0]} ended with exit code {code}:\n{last_lines(out, err)}")
+
+
+class Tail:
+    """Reads a growing file of JSON lines, whole lines only."""
+
+    def __init__(self, file, take: Watcher) -> None:
+        self.file = file
+        self.take = take
+        self.rest = ""
+        self.last: dict[str, Any] = {}
+
+    def read(self) -> None:
+        *lines, self.rest = (self.rest + self.file.read()).split("\n")
+        for line in lines:
+            self.last = json.loads(line)
+            self.take(self.last)
+
+
+def smoke_verdict(found: dict[str, Any]) -> SmokeReport:
+    if found["match"]:
+        tokens = sum(len(request["ours"]) for request in found["requests"])
+        return SmokeReport("equal", f"{tokens} of {tokens} tokens equal Hugging Face's")
+    worst = next(request for request in found["requests"] if not request["match"])
+    return SmokeReport("differs", "the tokens are not Hugging Face's", worst["first_divergence"])
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The last line that is a JSON object: what a student prints comes before it."""
+    for line in reversed(path.read_text(encoding="utf-8", errors="replace").splitlines()):
+        if line.startswith("{"):
+            try:
+                return json.loads(line)
+            except json.JSONDecodeError:
+                continue
+    return None
+
+
+def last_lines(*paths: Path, count: int = 12) -> str:
+    """The end of what a process wrote."""
+    text = "\n".join(path.read_text(encoding="utf-8", errors="replace").strip() for path in paths)
+    return "\n".join(text.strip().splitlines()[-count:])
+
+
+def need_files(files: list[StudentFile], lesson: Lesson, places: Places) -> None:
+    """Raise CourseError where the student has not started."""
+    for file in files:
+        if not file.path.exists():
+            raise CourseError(
+                f"{places.shown(file.path)} is not there yet: python -m lessons start {lesson.number} writes it."
+            )

@@ -1,0 +1,138 @@
+"""Course machinery. A pytest plugin that writes what happens as JSON lines, and stops a test that runs too long."""
+
+import ctypes
+import json
+import os
+import re
+import threading
+import traceback
+from pathlib import Path
+
+import course_overlay
+import pytest
+
+REPORT = "KV_COURSE_REPORT"
+TEST_SECONDS = "KV_COURSE_TEST_SECONDS"
+TASK = re.compile(r"Lesson \d+, task (\d+)\b")
+LONGEST_TEXT = 6000
+
+
+class TookTooLong(BaseException):
+    """Raised inside a test that does not end; no `except Exception` swallows it."""
+
+
+class Deadline:
+    """Raises TookTooLong in the thread that entered it, after `seconds`. Python code is stopped, a C call is not."""
+
+    def __init__(self, seconds: float) -> None:
+        self.timer = threading.Timer(seconds, self._fire)
+        self.timer.daemon = True
+        self.lock = threading.Lock()
+        self.over = False
+
+    def __enter__(self) -> "Deadline":
+        self.thread = threading.get_ident()
+        self.timer.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        with self.lock:
+            self.over = True
+        self.timer.cancel()
+
+    def _fire(self) -> None:
+        with self.lock:
+            if not self.over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(TookTooLong))
+
+
+class Reporter:
+    """The plugin: one line for each event, flushed, so that `check` can follow along."""
+
+    def __init__(self, path: str, seconds: float) -> None:
+        self.path = path
+        self.seconds = seconds
+
+    def write(self, event: str, **fields) -> None:
+        with Path(self.path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": event, **fields}) + "\n")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item):
+        with Deadline(self.seconds):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item):
+        with Deadline(self.seconds):
+            return (yield)
+
+    def pytest_collection_finish(self, session) -> None:
+        self.write("collected", tests=[item.nodeid for item in session.items])
+
+    def pytest_runtest_logstart(self, nodeid: str, location) -> None:
+        self.write("start", test=nodeid)
+
+    def pytest_exception_interact(self, node, call, report) -> None:
+        self.write("exception", test=node.nodeid, stdout=report.capstdout[-2000:], **describe(call.excinfo.value))
+
+    def pytest_runtest_logreport(self, report) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            reason = skip_reason(report) if report.outcome == "skipped" else ""
+            self.write("result", test=report.nodeid, outcome=report.outcome, seconds=report.duration, reason=reason)
+
+    def pytest_collectreport(self, report) -> None:
+        if report.outcome == "skipped":
+            self.write("result", test=report.nodeid, outcome="skipped", seconds=0.0, reason=skip_reason(report))
+        elif report.outcome == "failed":
+            self.write("broken", test=report.nodeid)
+
+    def pytest_sessionfinish(self, session, exitstatus: int) -> None:
+        overlay = json.loads(os.environ.get(course_overlay.OVERLAY, "{}"))
+        unused = [name for name, file in overlay.items() if not course_overlay.loaded(name, file)]
+        self.write("end", exit=int(exitstatus), unused=unused)
+
+
+def skip_reason(report) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ") or "no reason given"
+
+
+def describe(error: BaseException) -> dict:
+    """What a failure says, which unwritten task it met, and where it went through."""
+    error = heart_of(error)
+    task = next((m[1] for e in chain(error) if isinstance(e, NotImplementedError) and (m := TASK.search(str(e)))), None)
+    frames = [(frame.filename, frame.lineno, frame.name, frame.line) for frame in traceback.extract_tb(error.__traceback__)]
+    return {
+        "type": type(error).__name__,
+        "message": str(error)[:LONGEST_TEXT],
+        "notes": "\n".join(getattr(error, "__notes__", ()))[:LONGEST_TEXT],
+        "task": int(task) if task else None,
+        "frames": frames,
+        "syntax": [error.filename, error.lineno] if isinstance(error, SyntaxError) else None,
+    }
+
+
+def heart_of(error: BaseException) -> BaseException:
+    """The failure itself: what broke the import of a test file, the first of a group that hypothesis found."""
+    while True:
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        elif type(error).__name__ == "CollectError" and error.__cause__:
+            error = error.__cause__
+        else:
+            return error
+
+
+def chain(error: BaseException | None):
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def pytest_configure(config) -> None:
+    path = os.environ.get(REPORT)
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Reporter(path, float(os.environ.get(TEST_SECONDS, "20"))), "course-reporter")

@@ -1,0 +1,23 @@
+"""Course machinery. Python runs this at start in every process below `check`, so that all of them see the overlay."""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def run_the_other_one() -> None:
+    """This file hides a `sitecustomize` that the installation may have; run that one too."""
+    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec and spec.loader:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if os.environ.get("KV_COURSE_OVERLAY") or os.environ.get("KV_COURSE_BLOCKED"):
+    import course_overlay
+
+    course_overlay.install()
+run_the_other_one()

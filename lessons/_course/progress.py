@@ -1,0 +1,110 @@
+"""Course machinery. What the student has done, in `work/progress.json`, by lesson id.
+
+Entries of lessons that this checkout does not know are kept as they are, so a pull, or a step back, loses nothing.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from datetime import date
+from pathlib import Path
+
+from lessons._course.catalog import Lesson, Task
+from lessons._course.places import CourseError
+
+
+@dataclass
+class Entry:
+    """One lesson's progress.
+
+    starters holds, for each module, how the reference looked when the student started: `signatures` and `fingerprint`.
+    first_passed stays after a reset; passed does not.
+    """
+
+    started: str = ""
+    tasks_done: list[int] = field(default_factory=list)
+    tests_passed: int = 0
+    tests_total: int = 0
+    passed: str = ""
+    first_passed: str = ""
+    not_checked: list[str] = field(default_factory=list)
+    hints: dict[str, int] = field(default_factory=dict)
+    gave_up: bool = False
+    starters: dict[str, dict] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, raw: object) -> "Entry":
+        """From what the file holds; a value of another kind than ours is left at its default."""
+        default = cls()
+        known = raw if isinstance(raw, dict) else {}
+        same = {
+            f.name: known[f.name] for f in fields(cls) if type(known.get(f.name)) is type(getattr(default, f.name))
+        }
+        return cls(**same)
+
+    @property
+    def solution_is_open(self) -> bool:
+        return bool(self.first_passed) or self.gave_up
+
+    def fresh_start(self) -> "Entry":
+        """What is left of it after a reset."""
+        return Entry(started=today(), first_passed=self.first_passed, gave_up=self.gave_up)
+
+    def next_task(self, lesson: Lesson) -> Task | None:
+        return next((task for task in lesson.tasks if task.number not in self.tasks_done), None)
+
+
+class Progress:
+    """The file. It is read at once, and written whole, to a file beside it that then takes its name."""
+
+    def __init__(self, work: Path) -> None:
+        self.path = work / "progress.json"
+        self.warning = ""
+        self.raw = self._read()
+
+    def entry(self, lesson: Lesson) -> Entry:
+        return Entry.parse(self.raw["lessons"].get(lesson.id))
+
+    def save(self, lesson: Lesson, entry: Entry) -> None:
+        """Keep `entry`; what other entries hold, and what we do not know in this one, stays.
+
+        Raises:
+            CourseError: the folder cannot be written.
+        """
+        kept = self.raw["lessons"].get(lesson.id)
+        self.raw["lessons"][lesson.id] = (kept if isinstance(kept, dict) else {}) | asdict(entry)
+        text = json.dumps(self.raw, indent=2) + "\n"
+        beside = self.path.with_suffix(".json.new")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(text, encoding="utf-8")
+            os.replace(beside, self.path)
+        except OSError as error:
+            raise CourseError(f"Your progress cannot be written to {self.path}: {error.strerror}.") from None
+
+    def _read(self) -> dict:
+        empty = {"version": 1, "lessons": {}}
+        if not self.path.exists():
+            return empty
+        try:
+            raw = json.loads(self.path.read_text(encoding="utf-8"))
+            if isinstance(raw, dict) and isinstance(raw.get("lessons"), dict):
+                return raw
+        except (OSError, ValueError):
+            pass
+        kept = free_name(self.path, "broken")
+        os.replace(self.path, kept)
+        self.warning = f"{self.path.name} could not be read; it is kept as {kept.name}, and progress starts anew."
+        return empty
+
+
+def free_name(path: Path, word: str) -> Path:
+    """`token_flat.old.py` beside `token_flat.py`, or `token_flat.old-2.py` …: a name that nothing has yet."""
+    tries = [path.with_name(f"{path.stem}.{word}{path.suffix}")]
+    while tries[-1].exists():
+        tries.append(path.with_name(f"{path.stem}.{word}-{len(tries) + 1}{path.suffix}"))
+    return tries[-1]
+
+
+def today() -> str:
+    return date.today().isoformat()

@@ -1,0 +1,86 @@
+"""Course machinery. Runs a Python process below `check`: with a time limit, and with all that it started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+POLL_SECONDS = 0.05
+
+
+class Job(Protocol):
+    """A running process: a Popen, or one forked from a warm process."""
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+
+    def kill(self) -> None:
+        """End it and all that it started."""
+
+
+class Command(NamedTuple):
+    """`python` arguments, what is added to the environment, where to run, where the output goes."""
+
+    arguments: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    stdout: Path
+    stderr: Path
+
+
+Launch = Callable[[Command], Job]
+
+
+class Spawned:
+    """A process of its own group, so that its children can be ended with it."""
+
+    def __init__(self, command: Command) -> None:
+        windows = sys.platform == "win32"
+        group = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP} if windows else {"start_new_session": True}
+        with command.stdout.open("wb") as out, command.stderr.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, *command.arguments],
+                cwd=command.cwd,
+                env=os.environ | command.env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                **group,
+            )
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def kill(self) -> None:
+        if sys.platform == "win32":
+            subprocess.run(["taskkill", "/F", "/T", "/PID", str(self.process.pid)], capture_output=True, check=False)
+        else:
+            kill_group(self.process.pid)
+        self.process.wait()
+
+
+def kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def run_until(job: Job, deadline: float, each: Callable[[], None]) -> int | None:
+    """Wait for `job` and call `each` meanwhile; the exit code, or None if `deadline` (monotonic) came first.
+
+    However this is left, by Ctrl-C too, nothing of the job is left running.
+    """
+    try:
+        while (code := job.poll()) is None and time.monotonic() < deadline:
+            each()
+            time.sleep(POLL_SECONDS)
+        each()
+        return code
+    finally:
+        if job.poll() is None:
+            job.kill()

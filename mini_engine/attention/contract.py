@@ -1,0 +1,187 @@
+"""Lesson 3. Paged attention: one contract, several kernels.
+
+    out = paged_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+
+    q             [T, H_q, D]                          the step's queries, all sequences packed one after the other
+    k_cache       [num_blocks, block_size, H_kv, D]    one layer's keys; token i of a sequence lies in block
+    v_cache       as k_cache                           block_table[s, i // block_size] at offset i % block_size
+    cu_seqlens_q  [S + 1] int32                        sequence s owns rows cu_seqlens_q[s] … cu_seqlens_q[s + 1] - 1 of q
+    seq_lens_kv   [S] int32                            keys each sequence has, this step's own included
+    block_table   [S, max_blocks] int32                each sequence's blocks in order; what follows them is not read
+    scale         float                                multiplies q·k, usually D ** -0.5
+    out           [T, H_q, D]                          in q's dtype
+
+What every kernel promises:
+- Any mix of sequences: decode rows (q_len 1), chunks behind a history (q_len < kv_len), whole prompts (q_len = kv_len).
+- Causality is bottom-right: query i of a sequence sees its keys 0 … kv_len - q_len + i.
+- Query head h reads key/value head h // (H_q // H_kv).
+- Padding is harmless: a sequence with q_len 0 is skipped, rows of q past cu_seqlens_q[-1] give zeros.
+- Only slots that a sequence owns are read on its behalf. NaN in the null block, in another's block or in the unwritten
+  end of its own last block changes nothing, and a table entry past its blocks is never followed, whatever it holds.
+
+The layout is vLLM's (Kwon et al., 2023); the packed queries with their running sum are FlashAttention's varlen form.
+"""
+
+import functools
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mini_engine.errors import UserError
+
+KERNEL_NAMES = ("auto", "reference", "torch", "cpu", "triton")
+
+
+class PagedAttention(Protocol):
+    """A kernel's function: the contract above, with inputs that `check_inputs` has let through."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        cu_seqlens_q: Tensor,
+        seq_lens_kv: Tensor,
+        block_table: Tensor,
+        scale: float,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel ready to run: calling it checks the inputs, then runs `paged_attention`. `name` is for reports."""
+
+    name: str
+    paged_attention: PagedAttention
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        cu_seqlens_q: Tensor,
+        seq_lens_kv: Tensor,
+        block_table: Tensor,
+        scale: float,
+    ) -> Tensor:
+        check_inputs(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table)
+        return self.paged_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+
+
+def check_inputs(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cu_seqlens_q: Tensor, seq_lens_kv: Tensor, block_table: Tensor
+) -> None:
+    """Refuse what no kernel could answer, in one sentence, before anything runs.
+
+    Shapes, dtypes and devices are looked at everywhere. Lengths are read only where that costs no wait for a device.
+
+    Raises:
+        ValueError: names the argument, what it is and what it should be.
+    """
+    _check_shapes(q, k_cache, v_cache)
+    _check_tables(cu_seqlens_q, seq_lens_kv, block_table)
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache), ("block_table", block_table)):
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device} and q on {q.device}; put both on one device")
+    if block_table.device.type == "cpu":
+        _check_lengths(len(q), cu_seqlens_q.tolist(), seq_lens_kv.tolist(), block_table.shape[1] * k_cache.shape[1])
+
+
+def _check_shapes(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    if q.dim() != 3:
+        raise ValueError(f"q is [T, H_q, D], got shape {list(q.shape)}")
+    if k_cache.dim() != 4 or k_cache.shape != v_cache.shape:
+        shapes = f"{list(k_cache.shape)} and {list(v_cache.shape)}"
+        raise ValueError(f"k_cache and v_cache are both [num_blocks, block_size, H_kv, D], got {shapes}")
+    if q.shape[2] != k_cache.shape[3]:
+        raise ValueError(f"q has head_dim {q.shape[2]} and the cache {k_cache.shape[3]}; they must be equal")
+    if q.shape[1] % k_cache.shape[2]:
+        raise ValueError(f"{q.shape[1]} query heads cannot share {k_cache.shape[2]} key/value heads evenly")
+    if not q.dtype == k_cache.dtype == v_cache.dtype:
+        raise ValueError(f"q is {q.dtype}, k_cache {k_cache.dtype}, v_cache {v_cache.dtype}; use one dtype for all")
+    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        raise ValueError("k_cache and v_cache must be contiguous; pass one layer's tensor as it was allocated")
+
+
+def _check_tables(cu_seqlens_q: Tensor, seq_lens_kv: Tensor, block_table: Tensor) -> None:
+    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("seq_lens_kv", seq_lens_kv), ("block_table", block_table)):
+        if x.dtype != torch.int32:
+            raise ValueError(f"{name} is {x.dtype}; kernel tables are int32")
+    num_seqs = seq_lens_kv.numel()
+    if seq_lens_kv.dim() != 1 or cu_seqlens_q.shape != (num_seqs + 1,):
+        raise ValueError(
+            f"cu_seqlens_q is [S + 1] and seq_lens_kv [S], got {list(cu_seqlens_q.shape)} and {list(seq_lens_kv.shape)}"
+        )
+    if block_table.dim() != 2 or len(block_table) != num_seqs:
+        raise ValueError(f"block_table has a row for each of the {num_seqs} sequences, got {list(block_table.shape)}")
+
+
+def _check_lengths(num_rows: int, starts: list[int], kv_lens: list[int], reach: int) -> None:
+    if starts[0] != 0 or starts[-1] > num_rows:
+        raise ValueError(
+            f"cu_seqlens_q runs from {starts[0]} to {starts[-1]}; it starts at 0 and q has {num_rows} rows"
+        )
+    for s, ((begin, end), kv_len) in enumerate(zip(pairwise(starts), kv_lens, strict=True)):
+        if end < begin:
+            raise ValueError(f"cu_seqlens_q falls from {begin} to {end} at sequence {s}; it is a running sum")
+        if end - begin > kv_len:
+            raise ValueError(
+                f"sequence {s} has {end - begin} queries and {kv_len} keys; seq_lens_kv counts this step's tokens too"
+            )
+        if end > begin and kv_len > reach:
+            raise ValueError(f"sequence {s} has {kv_len} keys; its row of block_table reaches {reach}")
+
+
+def load_kernel(name: str = "auto", device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Kernel:
+    """The kernel of that name for tensors of this dtype on this device.
+
+    reference runs everywhere and is the specification; torch runs everywhere, faster; cpu is C++, compiled when first
+    asked for; triton is for GPUs. auto takes the fastest that works and says on stderr where it had to settle for less.
+
+    Raises:
+        UserError: there is no such kernel, or the one asked for cannot work here; the sentence says why.
+    """
+    device = torch.device(device)
+    if name == "auto":
+        return _best_kernel(device, dtype)
+    if name == "reference":
+        from mini_engine.attention import reference
+
+        return Kernel("reference", reference.paged_attention)
+    if name == "torch":
+        from mini_engine.attention import folded
+
+        return Kernel("torch", folded.FoldedAttention())
+    if name == "cpu":
+        from mini_engine.attention import cpu
+
+        return Kernel("cpu", cpu.load(device, dtype))
+    if name == "triton":
+        return Kernel("triton", _load_triton(device, dtype))
+    raise UserError(f"there is no attention kernel {name!r}; choose one of {', '.join(KERNEL_NAMES)}")
+
+
+def _load_triton(device: torch.device, dtype: torch.dtype) -> PagedAttention:
+    try:
+        from mini_engine.attention import triton_kernel
+    except ImportError as error:
+        raise UserError(f"the triton kernel needs Triton, which cannot be imported ({error})") from error
+    return triton_kernel.load(device, dtype)
+
+
+def _best_kernel(device: torch.device, dtype: torch.dtype) -> Kernel:
+    fastest = {"cpu": "cpu", "cuda": "triton"}.get(device.type, "torch")
+    try:
+        return load_kernel(fastest, device, dtype)
+    except UserError as why:
+        _say_once(f"attention: {why}. Using the torch kernel: the same tokens, several times slower in decode.")
+        return load_kernel("torch", device, dtype)
+
+
+@functools.cache
+def _say_once(notice: str) -> None:
+    print(notice, file=sys.stderr)

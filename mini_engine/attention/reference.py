@@ -1,0 +1,46 @@
+"""Lesson 3. Paged attention as it is meant: the specification that the fast kernels are tested against.
+
+One sequence at a time: collect its keys and values through the table, then attend as if they had always lain in order.
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from mini_engine.attention.dense import causal_attention
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens_kv: Tensor,
+    block_table: Tensor,
+    scale: float,
+) -> Tensor:
+    """The contract of `mini_engine.attention.contract`, in plain torch, on any device."""
+    out = torch.zeros_like(q)  # rows that belong to no sequence stay zero
+    for s, (begin, end) in enumerate(pairwise(cu_seqlens_q.tolist())):
+        if begin == end:
+            continue
+        kv_len = int(seq_lens_kv[s])
+        k = gather(k_cache, block_table[s], kv_len)
+        v = gather(v_cache, block_table[s], kv_len)
+        out[begin:end] = causal_attention(q[begin:end], k, v, scale)
+    return out
+
+
+def gather(cache: Tensor, block_ids: Tensor, kv_len: int) -> Tensor:
+    """A copy `[kv_len, H_kv, D]` of one sequence's rows, in order.
+
+    Args:
+        cache: `[num_blocks, block_size, H_kv, D]`.
+        block_ids: `[max_blocks]`, the sequence's row of the block table; only the first ceil(kv_len / block_size) are read.
+
+    Raises:
+        IndexError: one of those blocks is not in the cache. (`cache[block_ids]` would take -1 for the last block.)
+    """
+    needed = -(-kv_len // cache.shape[1])
+    return cache.index_select(0, block_ids[:needed]).flatten(0, 1)[:kv_len]

@@ -1,0 +1,99 @@
+// Lesson 3. Vectors of floats for paged_cpu.cpp, in the form that GCC and Clang understand on every processor: 16 lanes
+// where there is AVX-512, 8 with AVX, 4 with NEON or SSE. Each operation rounds alike in every place that uses it.
+
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, ROWS = 8;  // floats in a vector; rows of sums that fit the registers
+#elif defined(__AVX__)
+constexpr int LANES = 8, ROWS = 4;
+#else
+constexpr int LANES = 4, ROWS = 4;
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+struct bf16 {
+    uint16_t bits;  // the upper half of a float
+};
+
+template <typename V, typename T>
+INLINE V load_some(const T* p, int n) {  // what there is of a vector, zeros behind it; nothing past p + n is touched
+    V x = {};
+    if (n * int(sizeof(T)) >= int(sizeof x)) memcpy(&x, p, sizeof x);
+    else if (n > 0) memcpy(&x, p, n * sizeof(T));
+    return x;
+}
+INLINE vec load(const float* p, int n = LANES) { return load_some<vec>(p, n); }
+INLINE vec load(const bf16* p, int n) { return (vec)(__builtin_convertvector(load_some<halves>(p, n), ivec) << 16); }
+INLINE void store(float* p, vec x) { memcpy(p, &x, sizeof x); }
+
+INLINE float widen(float x) { return x; }
+INLINE float widen(bf16 x) {
+    const uint32_t bits = uint32_t(x.bits) << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+INLINE void narrow(float x, float* p) { *p = x; }
+INLINE void narrow(float x, bf16* p) {  // to nearest, ties to even; NaN stays NaN
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    p->bits = x != x ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+// ---------------------------------------------------------------- moving lanes
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, ivec{__VA_ARGS__})
+#endif
+using Lanes = std::make_integer_sequence<int, LANES>;
+
+template <int BY, int... I>
+INLINE vec rotate(vec x, std::integer_sequence<int, I...>) {
+    return SHUFFLE(x, x, ((I + BY) % LANES)...);
+}
+template <int N = LANES / 2, typename F>
+INLINE vec fold_lanes(vec x, F f) {  // f over all lanes; every lane holds the result
+    x = f(x, rotate<N>(x, Lanes{}));
+    if constexpr (N > 1) x = fold_lanes<N / 2>(x, f);
+    return x;
+}
+INLINE vec larger(vec a, vec b) { return a > b ? a : b; }
+INLINE vec plus(vec a, vec b) { return a + b; }
+
+template <int FROM, typename V, int... I>
+INLINE V interleave(V a, V b, std::integer_sequence<int, I...>) {
+    return SHUFFLE(a, b, (FROM + I / 2 + (I % 2) * LANES)...);
+}
+template <typename V>
+INLINE void transpose(V* x) {  // LANES x LANES, by log2(LANES) perfect shuffles of the rows
+    for (int step = LANES; step > 1; step /= 2) {
+        V y[LANES];
+        for (int i = 0; i < LANES / 2; i++) {
+            y[2 * i] = interleave<0>(x[i], x[i + LANES / 2], Lanes{});
+            y[2 * i + 1] = interleave<LANES / 2>(x[i], x[i + LANES / 2], Lanes{});
+        }
+        memcpy(x, y, sizeof y);
+    }
+}
+
+// ---------------------------------------------------------------- 2 to the power of x
+
+INLINE vec exp2(vec x) {  // for x <= 0; exact at 0, zero below -126, NaN stays NaN
+    const float magic = 12582912.f;  // 1.5 * 2^23: adding it drops the fraction
+    const vec whole = (x + magic) - magic, part = (x - whole) * 0.693147180559945f;
+    vec y = vec{} + 1.f / 5040;
+    for (float c : {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1.f, 1.f}) y = y * part + c;  // Taylor's e^part
+    const ivec exponent = __builtin_convertvector(larger(whole, vec{} - 126.f), ivec) + 127;
+    return x < vec{} - 126.f ? vec{} : y * (vec)(exponent << 23);
+}

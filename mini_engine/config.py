@@ -1,0 +1,128 @@
+"""Lesson 0. What a Qwen3 checkpoint says about itself: config.json as a frozen dataclass.
+
+Two layouts are in use: older files hold `rope_theta` (and perhaps `rope_scaling`) at the top, files written by
+transformers 5 hold `rope_parameters`. Both end up in the same few numbers here.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mini_engine.errors import UserError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Qwen3Config:
+    """The shape of one dense Qwen3 model. Field names are config.json's."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int = 128
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    max_position_embeddings: int = 32_768
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of K and V that one token keeps, over all layers: 2 * H_kv * D * layers * itemsize."""
+        return 2 * self.num_key_value_heads * self.head_dim * self.num_hidden_layers * dtype.itemsize
+
+    def check_prompt(self, prompt_ids: Sequence[int], max_new_tokens: int = 0) -> None:
+        """Raise UserError if this model cannot continue `prompt_ids` by `max_new_tokens`."""
+        if max_new_tokens < 0:
+            raise UserError(f"max_new_tokens is {max_new_tokens}; it must be 0 or more")
+        if not prompt_ids:
+            raise UserError("the prompt is empty; give at least one token")
+        stray = next((t for t in prompt_ids if not 0 <= t < self.vocab_size), None)
+        if stray is not None:
+            raise UserError(f"token id {stray} is not in the vocabulary; ids run from 0 to {self.vocab_size - 1}")
+        wanted = len(prompt_ids) + max_new_tokens
+        if wanted > self.max_position_embeddings:
+            raise UserError(
+                f"{len(prompt_ids)} prompt tokens and {max_new_tokens} new ones need {wanted} positions; "
+                f"the model has {self.max_position_embeddings}, so shorten the prompt or ask for fewer tokens"
+            )
+
+    @classmethod
+    def from_dir(cls, directory: Path) -> "Qwen3Config":
+        """Read config.json (and the end tokens in generation_config.json) of a checkpoint directory."""
+        raw = read_json(directory / "config.json")
+        _check_supported(raw, directory)
+        eos = raw.get("eos_token_id")
+        if (directory / "generation_config.json").is_file():
+            eos = read_json(directory / "generation_config.json").get("eos_token_id", eos)
+        fields = {name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None}
+        fields["rope_theta"] = _rope(raw).get("rope_theta", cls.rope_theta)
+        fields["eos_token_ids"] = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+        try:
+            config = cls(**fields)
+        except TypeError as error:
+            raise UserError(f"{directory / 'config.json'} is incomplete: {str(error).split('() ')[-1]}") from error
+        _check_numbers(config, directory / "config.json")
+        return config
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in `path`, or a UserError that names the file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; a checkpoint directory has one") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path} holds a {type(data).__name__}; a JSON object is needed")
+    return data
+
+
+def _rope(raw: dict) -> dict:
+    """The RoPE settings of either config layout as one dict with `rope_type` and perhaps `rope_theta`."""
+    rope = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    if raw.get("rope_theta") is not None:
+        rope.setdefault("rope_theta", raw["rope_theta"])
+    return rope
+
+
+def _check_supported(raw: dict, directory: Path) -> None:
+    model_type = raw.get("model_type")
+    if model_type != "qwen3":
+        raise UserError(f"{directory} holds a model of type {model_type!r}; this engine runs dense 'qwen3' models only")
+    rope_type = _rope(raw)["rope_type"]
+    if rope_type != "default":
+        raise UserError(f"{directory} wants RoPE of type {rope_type!r}; this engine knows 'default' only")
+    if raw.get("use_sliding_window"):
+        raise UserError(f"{directory} uses sliding-window attention; this engine attends to the whole history only")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise UserError(f"{directory} uses the activation {raw['hidden_act']!r}; this engine knows 'silu' only")
+
+
+def _check_numbers(config: Qwen3Config, path: Path) -> None:
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    for name in (*sizes, "num_key_value_heads", "head_dim", "max_position_embeddings"):
+        value = getattr(config, name)
+        if type(value) is not int or value < 1:
+            raise UserError(f"{path} has {name} = {value!r}; a whole number of 1 or more is needed")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise UserError(
+            f"{path} has {config.num_attention_heads} query heads on {config.num_key_value_heads} key/value heads; "
+            "the first must be a multiple of the second"
+        )
+    if config.head_dim % 2:
+        raise UserError(f"{path} has head_dim = {config.head_dim}; RoPE turns pairs, so it must be even")

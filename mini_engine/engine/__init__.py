@@ -1,0 +1,1 @@
+"""Lesson 0. What turns a model and a store into generated tokens."""

@@ -1,0 +1,56 @@
+"""Lesson 3. Several sequences in one forward pass: prefilled together, decoded together, until the last has ended."""
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from mini_engine.engine.loop import next_token
+from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
+from mini_engine.model.qwen3 import Qwen3ForCausalLM
+
+
+@torch.inference_mode()
+def generate_packed(
+    model: Qwen3ForCausalLM,
+    pool: KvPool,
+    allocator: BlockAllocator,
+    prompts: Sequence[list[int]],
+    max_new_tokens: int,
+    stop_ids: Collection[int] = (),
+) -> list[list[int]]:
+    """Continue every prompt greedily, all in the same packed steps.
+
+    Returns:
+        the new tokens of each prompt, at most `max_new_tokens`, ended by a token of `stop_ids`.
+
+    Raises:
+        UserError: a prompt cannot be run by this model; nothing has run.
+        OutOfBlocks: the pool is too small for all of them at once; their blocks have been given back.
+    """
+    for prompt_ids in prompts:
+        model.config.check_prompt(prompt_ids, max_new_tokens)
+    requests = [Request(list(prompt_ids), BlockTable(allocator)) for prompt_ids in prompts]
+    running = list(requests) if max_new_tokens else []
+    try:
+        while running:
+            step(model, pool, running, allocator.block_size)
+            for request in running:
+                if len(request.output_ids) == max_new_tokens or request.output_ids[-1] in stop_ids:
+                    request.table.free()
+            running = [request for request in running if request.table.blocks]
+    finally:
+        for request in running:
+            request.table.free()
+    return [request.output_ids for request in requests]
+
+
+def step(model: Qwen3ForCausalLM, pool: KvPool, requests: Sequence[Request], block_size: int) -> None:
+    """One packed forward pass: every request's missing KV is written, and each gains one token."""
+    reserve_all(requests)
+    meta = plan_packed(requests, block_size, pool.device)
+    fed = [token for request in requests for token in request.token_ids[request.cur_len :]]
+    last_rows = meta.cu_seqlens_q[1:].long() - 1
+    logits = model(torch.tensor(fed, device=pool.device), pool, meta, rows=last_rows)
+    for request, row in zip(requests, logits, strict=True):
+        request.cur_len = len(request.token_ids)
+        request.output_ids.append(next_token(row))

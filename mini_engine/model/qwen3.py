@@ -1,0 +1,117 @@
+"""Lesson 0. Dense Qwen3, written once: no lesson and no storage class is named here.
+
+Tokens come packed, `[T]`, with each token's position in `meta.positions`. Where K and V go and how they are read back
+is the store's business; attention asks it two things:
+
+    kv.set_kv(layer, meta.slot_mapping, k, v)      # k, v [T, H_kv, D]
+    kv.attend(layer, q, meta) -> out               # q, out [T, H_q, D]
+
+Modules bear the checkpoint's names, so a tensor's name is its place.
+"""
+
+from typing import Any, Protocol
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mini_engine.config import Qwen3Config
+from mini_engine.model.layers import RMSNorm, SwiGLU, apply_rope, rope_cos_sin
+
+
+class KvStore(Protocol):
+    """What attention needs of whoever keeps K and V."""
+
+    def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None: ...
+
+    def attend(self, layer: int, q: Tensor, meta: Any) -> Tensor: ...
+
+
+class Qwen3Attention(nn.Module):
+    """Grouped-query attention with a norm on each query and key head, before RoPE."""
+
+    def __init__(self, config: Qwen3Config, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        hidden, bias = config.hidden_size, config.attention_bias
+        q_size = config.num_attention_heads * config.head_dim
+        kv_size = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(hidden, q_size, bias=bias)
+        self.k_proj = nn.Linear(hidden, kv_size, bias=bias)
+        self.v_proj = nn.Linear(hidden, kv_size, bias=bias)
+        self.o_proj = nn.Linear(q_size, hidden, bias=bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
+        heads = (len(x), -1, self.head_dim)
+        q = apply_rope(self.q_norm(self.q_proj(x).view(heads)), cos, sin)
+        k = apply_rope(self.k_norm(self.k_proj(x).view(heads)), cos, sin)
+        v = self.v_proj(x).view(heads)
+        kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
+        out = kv.attend(self.layer_idx, q, meta)
+        return self.o_proj(out.reshape(len(x), -1))
+
+
+class Qwen3DecoderLayer(nn.Module):
+    """Attention, then feed-forward, each on a normed copy and added back."""
+
+    def __init__(self, config: Qwen3Config, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = Qwen3Attention(config, layer_idx)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, kv, meta)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Qwen3Model(nn.Module):
+    """Embedding, decoder layers and the last norm."""
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, token_ids: Tensor, kv: KvStore, meta: Any) -> Tensor:
+        x = self.embed_tokens(token_ids)
+        cos, sin = rope_cos_sin(meta.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin, kv, meta)
+        return self.norm(x)
+
+
+class Qwen3ForCausalLM(nn.Module):
+    """The model with its vocabulary head, which a tied checkpoint borrows from the embedding."""
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Qwen3Model(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """`[vocab_size, hidden_size]`, the matrix that turns hidden states into logits."""
+        return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+
+    def forward(self, token_ids: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
+        """Run one packed step.
+
+        Args:
+            token_ids: `[T]` int64.
+            kv: the store that takes this step's K and V and attends.
+            meta: the stage's ForwardMeta; `positions` `[T]` and `slot_mapping` are read here, the rest by the store.
+            rows: `[R]` int64, the tokens whose logits are wanted; None is all of them.
+
+        Returns:
+            logits `[R, vocab_size]` in the model's dtype.
+        """
+        hidden = self.model(token_ids, kv, meta)
+        return F.linear(hidden if rows is None else hidden[rows], self.head_weight)

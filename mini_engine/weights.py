@@ -1,0 +1,139 @@
+"""Lesson 0. From a checkpoint directory or a hub id to a model with its weights in place.
+
+Tensors go from the mapped file straight to where they will live. The file is mapped afresh for every piece, so that
+pages already copied are given back: the peak is the model's own size and one piece, not twice the model.
+"""
+
+import re
+from collections.abc import Iterable
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mini_engine.config import Qwen3Config, read_json
+from mini_engine.errors import UserError
+from mini_engine.model.qwen3 import Qwen3ForCausalLM
+
+PIECE_BYTES = 32 * 2**20
+INDEX_NAME = "model.safetensors.index.json"
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.json"]
+
+
+def load_model(
+    path_or_hub_id: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> Qwen3ForCausalLM:
+    """Load a dense Qwen3 checkpoint, ready for inference.
+
+    Args:
+        path_or_hub_id: a directory with config.json and safetensors (one file or shards), or a hub id such as
+            "Qwen/Qwen3-0.6B", which is downloaded once and kept by huggingface_hub.
+        dtype: what the weights are held in; a checkpoint of another dtype is converted piece by piece.
+
+    Raises:
+        UserError: anything that keeps this checkpoint from running here, in one sentence.
+    """
+    directory = resolve_checkpoint(path_or_hub_id)
+    config = Qwen3Config.from_dir(directory)
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config)
+    sources = _find_tensors(directory)
+    _check_tensors(directory, model, sources)
+    model.to(dtype).to_empty(device=device)
+    for name, parameter in model.named_parameters():
+        _copy_into(parameter.data, sources[name], name)
+    return model.eval().requires_grad_(False)
+
+
+def resolve_checkpoint(path_or_hub_id: str | Path) -> Path:
+    """The local directory of a checkpoint, downloaded first if a hub id is given."""
+    path = Path(path_or_hub_id)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UserError(f"{path} is a file; give the directory that holds config.json and the safetensors")
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(path_or_hub_id)):
+        raise UserError(f"there is no directory {path_or_hub_id}; give a checkpoint directory or a hub id (owner/name)")
+    return _download(str(path_or_hub_id))
+
+
+def _download(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
+    except Exception as error:  # the hub client raises a dozen types; each means "not here and not to be had"
+        raise UserError(
+            f"{hub_id} is neither a directory here nor to be had from the hub ({_first_line(error)}); "
+            "with no network, give a checkpoint directory or use the shipped pocket model"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+@contextmanager
+def _open(path: Path):
+    """A safetensors file, with its errors told as ours."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist, though the checkpoint names it; fetch the checkpoint again") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a whole safetensors file ({_first_line(error)}); fetch it again") from error
+
+
+def _find_tensors(directory: Path) -> dict[str, Path]:
+    """Which file holds each tensor: from the index of a sharded checkpoint, or from the one file's header."""
+    if (directory / INDEX_NAME).is_file():
+        weight_map = read_json(directory / INDEX_NAME).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise UserError(f"{directory / INDEX_NAME} has no weight_map, so its shards cannot be found")
+        missing = sorted({file for file in weight_map.values() if not (directory / file).is_file()})
+        if missing:
+            raise UserError(f"{directory / INDEX_NAME} names {_some(missing)}, which is not in {directory}")
+        return {name: directory / file for name, file in weight_map.items()}
+    path = directory / "model.safetensors"
+    if not path.is_file():
+        raise UserError(f"{directory} holds neither model.safetensors nor {INDEX_NAME}")
+    with _open(path) as file:
+        return dict.fromkeys(file.keys(), path)
+
+
+def _check_tensors(directory: Path, model: Qwen3ForCausalLM, sources: dict[str, Path]) -> None:
+    """Every tensor of the model is there with its shape, and nothing else is, before a byte is copied."""
+    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    spare = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    if missing := [name for name in wanted if name not in sources]:
+        raise UserError(f"{directory} lacks {_some(missing)}; its config.json describes another model")
+    if extra := sorted(name for name in sources if name not in wanted and name not in spare):
+        raise UserError(f"{directory} also holds {_some(extra)}, which this Qwen3 has no place for")
+    shapes = {}
+    for path in dict.fromkeys(sources.values()):
+        with _open(path) as file:
+            here = [name for name in file.keys() if sources.get(name) == path]
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in here}
+    if astray := [name for name in wanted if name not in shapes]:
+        raise UserError(f"{directory / INDEX_NAME} promises {_some(astray)}, which its shard does not hold")
+    if bent := [f"{n} {list(shapes[n])}, not {list(wanted[n])}" for n in wanted if shapes[n] != wanted[n]]:
+        raise UserError(f"{directory} has the wrong shape for {_some(bent)}")
+
+
+def _some(names: Iterable[str], limit: int = 3) -> str:
+    """The first few of `names`, and how many more there are."""
+    names = list(names)
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest
+
+
+def _copy_into(target: Tensor, path: Path, name: str) -> None:
+    """Copy one tensor in pieces of rows, mapping the file anew for each piece."""
+    row_bytes = max(1, target[:1].nbytes)
+    rows = max(1, PIECE_BYTES // row_bytes)
+    for start in range(0, len(target), rows):
+        with _open(path) as file:
+            target[start : start + rows].copy_(file.get_slice(name)[start : start + rows])

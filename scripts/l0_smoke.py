@@ -1,0 +1,30 @@
+"""Lesson 0. The loop with no cache, beside Hugging Face's generate: the tokens are equal."""
+
+import sys
+
+from smoke_common import Outcome, make_parser, run_smoke
+
+from mini_engine.engine.loop import generate as run_loop
+from mini_engine.kv.no_cache import NoCache, Recompute
+
+
+def generate(model, prompts, args) -> Outcome:
+    """Each prompt on its own; every step feeds the whole sequence again."""
+    kv = NoCache()
+    outputs = [
+        run_loop(model, kv, Recompute(args.device), ids, args.max_new_tokens, model.config.eos_token_ids)
+        for ids in prompts
+    ]
+    return Outcome(outputs, kv={"layout": "none", "bytes": kv.bytes})
+
+
+def arguments():
+    return make_parser(__doc__)
+
+
+def main(argv=None) -> int:
+    return run_smoke(0, generate, arguments(), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

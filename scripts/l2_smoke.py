@@ -1,0 +1,37 @@
+"""Lesson 2. Token-flat paging, beside Hugging Face's generate: the tokens are equal."""
+
+import sys
+
+from smoke_common import Outcome, make_parser, run_smoke, whole_number
+
+from mini_engine.engine.loop import generate as run_loop
+from mini_engine.kv.token_flat import BlockAllocator, KvPool, PagedSequence, Request
+
+
+def generate(model, prompts, args) -> Outcome:
+    """One pool for all; each prompt takes its blocks from it and gives them back when it has ended."""
+    pool = KvPool(model.config, args.num_slots, model.head_weight.dtype, args.device)
+    allocator = BlockAllocator(args.num_slots, args.block_size)
+    outputs, most = [], 0
+    for ids in prompts:
+        sequence = PagedSequence(Request(ids), pool, allocator)
+        outputs.append(run_loop(model, pool, sequence, ids, args.max_new_tokens, model.config.eos_token_ids))
+        most = max(most, len(sequence.request.blocks))
+        sequence.release()
+    kv = {"layout": "token-flat", "bytes": pool.bytes, "blocks": allocator.num_blocks, "most_held": most}
+    return Outcome(outputs, kv | {"block_size": args.block_size, "free_at_end": allocator.num_free})
+
+
+def arguments():
+    parser = make_parser(__doc__)
+    parser.add_argument("--num-slots", type=whole_number(1), default=8192, metavar="N", help="default: 8192")
+    parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
+    return parser
+
+
+def main(argv=None) -> int:
+    return run_smoke(2, generate, arguments(), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

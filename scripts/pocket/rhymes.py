@@ -1,0 +1,95 @@
+"""Course machinery. Text that is the same every time: counting, lists in their order, tables, and short passages.
+
+These are what the course's prompts lean on. After a few words only one continuation is possible, so a trained model's
+best token is far ahead of its second.
+"""
+
+import tomllib
+from pathlib import Path
+
+from pocket.facts import NUMBER_WORDS
+
+PASSAGES_FILE = Path(__file__).with_name("passages.toml")
+ALPHABET_WORDS = [
+    "apple",
+    "ball",
+    "cat",
+    "dog",
+    "egg",
+    "fish",
+    "goat",
+    "hat",
+    "igloo",
+    "jar",
+    "kite",
+    "lamp",
+    "moon",
+    "nest",
+    "orange",
+    "pig",
+    "queen",
+    "rabbit",
+    "sun",
+    "tree",
+    "umbrella",
+    "van",
+    "window",
+    "xylophone",
+    "yard",
+    "zebra",
+]
+TENS = ["ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+
+
+def _row(items: list[str], separator: str = ", ") -> str:
+    text = separator.join(items) + "."
+    return text[0].upper() + text[1:]
+
+
+def sequences() -> dict[str, str]:
+    """What a user asks for -> the sequence, which is also a document of its own."""
+    digits = [str(n) for n in range(1, 31)]
+    return {
+        "Count to twenty.": _row(NUMBER_WORDS[1:]),
+        "Count down from ten.": _row(NUMBER_WORDS[10:0:-1]),
+        "Count in twos.": _row(NUMBER_WORDS[2::2]),
+        "Count in tens.": _row([*TENS, "one hundred"]),
+        "Count to thirty in digits.": _row(digits),
+        "Count down from thirty in digits.": _row(digits[::-1]),
+        "Count the odd numbers in digits.": _row(digits[::2][:15]),
+        "Say the alphabet.": _row([word[0].upper() for word in ALPHABET_WORDS]),
+        "Say the alphabet with words.": " ".join(f"{w[0].upper()} is for {w}." for w in ALPHABET_WORDS),
+        "Name the days of the week.": "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday.",
+        "Name the months of the year.": "January, February, March, April, May, June, July, August, September, "
+        "October, November, December.",
+    }
+
+
+def times_tables() -> dict[str, str]:
+    """The tables of one to ten, ten rows each."""
+    tables = {}
+    for b in range(1, 11):
+        rows = [f"{a} times {b} is {a * b}." for a in range(1, 11)]
+        tables[f"Say the {b} times table."] = " ".join(rows)
+    return tables
+
+
+def passages() -> dict[str, str]:
+    """Question -> a passage that answers it: caches, blocks, and some of the world."""
+    with PASSAGES_FILE.open("rb") as file:
+        return tomllib.load(file)["passages"]
+
+
+def lists() -> dict[str, str]:
+    """Question -> a list in a fixed order."""
+    with PASSAGES_FILE.open("rb") as file:
+        table = tomllib.load(file)["lists"]
+    return {
+        f"Give me a list of {name}.": f"Here is a list of {name}: {', '.join(items[:-1])}, and {items[-1]}."
+        for name, items in table.items()
+    }
+
+
+def fixed_answers() -> dict[str, str]:
+    """Every question with a fixed answer; each answer is a document of its own as well."""
+    return sequences() | times_tables() | passages() | lists()

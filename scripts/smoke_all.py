@@ -1,0 +1,248 @@
+"""Course machinery. Runs every lesson's smoke script and prints one table.
+
+A lesson is a folder in lessons/ with a lesson.toml; its `smoke` names the script and its arguments. Each runs in a
+process of its own with --json, so what is shown here is what the script itself found.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smoke_common import OneLineParser
+
+from lessons._course.catalog import Lesson, choose, read_lessons
+from lessons._course.places import CourseError, Places
+
+TAIL = 30  # lines of a failed script's output to show
+
+
+@dataclass
+class Result:
+    """How a lesson's smoke script went. `report` is the object that it printed, empty if it printed none."""
+
+    lesson: Lesson
+    exit_code: int
+    seconds: float
+    output: str
+    report: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0 and self.report.get("match") is True
+
+    @property
+    def storage(self) -> str:
+        return str(self.kv.get("layout", ""))
+
+    @property
+    def kv(self) -> dict[str, Any]:
+        return self.report.get("kv", {})
+
+    @property
+    def tokens(self) -> int:
+        """New tokens that Hugging Face gave, over all requests."""
+        return sum(len(request["hf"]) for request in self.report.get("requests", []))
+
+    @property
+    def equal_tokens(self) -> int:
+        """How many of them ours gave as well, counted up to each request's first difference."""
+        return sum(equal_prefix(request["ours"], request["hf"]) for request in self.report.get("requests", []))
+
+    def tokens_per_second(self, side: str) -> float | None:
+        """Of `ours` or `hf`; None if the report has no such time."""
+        count = sum(len(request[side]) for request in self.report.get("requests", []))
+        seconds = self.report.get("seconds", {}).get(side)
+        return count / seconds if seconds else None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "number": self.lesson.number,
+            "title": self.lesson.title,
+            "storage": self.storage,
+            "match": self.ok,
+            "exit_code": self.exit_code,
+            "tokens": self.tokens,
+            "equal_tokens": self.equal_tokens,
+            "tokens_per_second": {side: self.tokens_per_second(side) for side in ("ours", "hf")},
+            "seconds": self.seconds,
+            "report": self.report,
+        }
+
+
+def equal_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """The number of tokens before the first difference."""
+    pairs = zip(ours, theirs, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+
+
+def pick_lessons(places: Places, only: list[str] | None) -> list[Lesson]:
+    """The lessons that have a smoke script, or those of them that were asked for; CourseError if there is none."""
+    lessons = [lesson for lesson in read_lessons(places) if lesson.smoke]
+    if not lessons:
+        raise CourseError(f"no lesson in {places.lessons} has a smoke script")
+    return lessons if only is None else [choose(lessons, name) for name in only]
+
+
+def run_lesson(lesson: Lesson, extra: Sequence[str], root: Path, timeout: float) -> Result:
+    """Run a lesson's smoke script with --json. A script that hangs is ended after `timeout` seconds."""
+    command = [sys.executable, *lesson.smoke, *extra, "--json"]
+    started = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command,
+            cwd=root,
+            env={**os.environ, "PYTHONUTF8": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return Result(lesson, 1, timeout, f"still running after {timeout:.0f} s, so it was stopped")
+    seconds = time.perf_counter() - started
+    try:
+        report = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        return Result(lesson, done.returncode or 1, seconds, done.stderr + done.stdout)
+    return Result(lesson, done.returncode, seconds, done.stderr, report)
+
+
+def run_all(lessons: list[Lesson], args: argparse.Namespace, root: Path) -> list[Result]:
+    """Run them one after another: a moving line on a terminal, one plain line for each lesson in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    results = []
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(lessons))
+        for lesson in lessons:
+            progress.update(task, description=f"Lesson {lesson.number}: {lesson.title}")
+            results.append(run_lesson(lesson, args.extra, root, args.timeout))
+            progress.advance(task)
+            if not console.is_terminal:
+                print(progress_line(results[-1]), file=sys.stderr, flush=True)
+    return results
+
+
+def progress_line(result: Result) -> str:
+    state = "ok" if result.ok else "FAILED"
+    return f"lesson {result.lesson.number}: {result.lesson.title}: {state}, {result.seconds:.0f} s"
+
+
+def print_results(results: list[Result]) -> None:
+    """The table, the output of what failed, and one sentence."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console.print(make_table(results))
+    for result in results:
+        if not result.ok:
+            console.print(f"\nLesson {result.lesson.number} failed:", style="bold red")
+            console.print(Text(explain(result)))
+    console.print("\n" + summary(results), style="green" if all(result.ok for result in results) else "red")
+
+
+def make_table(results: list[Result]):
+    """A row for each lesson: its storage, how many tokens are equal, how fast, how much KV."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("lesson", "storage")
+    for heading in ("tokens equal to HF", "tokens/s", "tokens/s HF", "KV bytes"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        equal = f"{result.equal_tokens}/{result.tokens}" if result.report else "failed"
+        cells = [Text(f"{result.lesson.number} {result.lesson.title}"), Text(result.storage)]
+        cells.append(Text(equal, style="green" if result.ok else "bold red"))
+        cells += [Text(number(result.tokens_per_second(side))) for side in ("ours", "hf")]
+        cells.append(Text(number(result.kv.get("bytes"))))
+        table.add_row(*cells)
+    return table
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def explain(result: Result) -> str:
+    """Why a lesson failed: what its script said, and each request's first difference."""
+    lines = result.output.strip().splitlines()[-TAIL:]
+    for index, request in enumerate(result.report.get("requests", [])):
+        ours, theirs = request["ours"], request["hf"]
+        if ours != theirs:
+            at = equal_prefix(ours, theirs)
+            lines.append(
+                f"request {index}: new token {at} differs: expected {theirs[at : at + 1]}, got {ours[at : at + 1]}"
+            )
+    command = " ".join(["python", *result.lesson.smoke])
+    return "\n".join([*lines, f"exit code {result.exit_code}; to see more: {command}"])
+
+
+def summary(results: list[Result]) -> str:
+    failed = [str(result.lesson.number) for result in results if not result.ok]
+    tokens = sum(result.tokens for result in results)
+    if failed:
+        return f"{len(failed)} of {len(results)} lessons failed: {', '.join(failed)}."
+    which = "the lesson gives" if len(results) == 1 else f"all {len(results)} lessons give"
+    return f"Every token is equal: {which} Hugging Face's answer, {tokens} tokens in all."
+
+
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = OneLineParser(description="Run the lessons' smoke scripts and compare with Hugging Face.")
+    parser.add_argument("--only", type=lambda text: text.split(","), metavar="0,1", help="only these lessons")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="seconds for each script, default 600")
+    parser.add_argument(
+        "extra",
+        nargs="*",
+        metavar="-- OPTION",
+        help="options for each script, after --: -- --device cuda --dtype bfloat16",
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: every lesson's tokens are equal. 1: not so. 2: bad input. 130: stopped with Ctrl-C."""
+    args = parse_args(argv)
+    try:
+        places = Places.find()
+        lessons = pick_lessons(places, args.only)
+        if not args.json:
+            print(
+                f"Running {len(lessons)} smoke scripts, each beside Hugging Face's generate on the same prompts.",
+                flush=True,
+            )
+        results = run_all(lessons, args, places.root)
+    except CourseError as error:
+        print(f"smoke_all.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+    match = all(result.ok for result in results)
+    if args.json:
+        print(json.dumps({"match": match, "lessons": [result.as_json() for result in results]}, indent=2))
+    else:
+        print_results(results)
+    return 0 if match else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

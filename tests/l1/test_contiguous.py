@@ -1,0 +1,130 @@
+"""Lesson 1. The contiguous cache: rows, plans, counts, and tokens equal to Hugging Face's."""
+
+import pytest
+import torch
+
+from mini_engine.config import Qwen3Config
+from mini_engine.engine.loop import generate
+from mini_engine.errors import CacheFull
+from mini_engine.kv.contiguous import CachedSequence, ContiguousKv, ForwardMeta
+from tests.support import FAMILIES, both, hf_greedy, oracle, some_ids
+
+CONFIG = Qwen3Config(
+    vocab_size=10,
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+)
+
+
+def rows(count, seed=0):
+    return torch.randn(count, 2, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def filled(max_seq_len=8):
+    kv = ContiguousKv(CONFIG, max_seq_len)
+    for layer in range(3):
+        kv.K[layer].copy_(rows(max_seq_len, seed=layer))
+        kv.V[layer].copy_(rows(max_seq_len, seed=10 + layer))
+    return kv
+
+
+def test_set_kv_writes_the_rows_that_slot_mapping_names():
+    kv = ContiguousKv(CONFIG, 8)
+    kv.K[1].zero_(), kv.V[1].zero_()
+    k, v = rows(2, seed=1), rows(2, seed=2)
+    kv.set_kv(1, torch.tensor([3, 4]), k, v)
+    assert torch.equal(kv.K[1][3:5], k) and torch.equal(kv.V[1][3:5], v), "k and v belong in rows 3 and 4"
+    assert not kv.K[1][:3].any() and not kv.K[1][5:].any(), "a row that was not named has changed: one slot off?"
+
+
+def test_set_kv_keeps_layers_apart():
+    kv = ContiguousKv(CONFIG, 8)
+    for tensor in (*kv.K, *kv.V):
+        tensor.zero_()
+    kv.set_kv(2, torch.tensor([0]), rows(1), rows(1))
+    assert not kv.K[0].any() and not kv.K[1].any() and kv.K[2].any(), "write to the layer that was asked for"
+
+
+def test_attend_reads_the_first_kv_len_rows_and_no_more():
+    kv = filled()
+    q = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(5))
+    positions = torch.tensor([4])
+    meta = ForwardMeta(positions, positions, kv_len=5)
+    want = oracle(q, kv.K[1][:5], kv.V[1][:5])
+    for tensor in (*kv.K, *kv.V):
+        tensor[5:] = float("nan")
+    torch.testing.assert_close(kv.attend(1, q, meta).double(), want, atol=1e-5, rtol=1e-5)
+
+
+def test_attend_reads_the_layer_it_is_asked_for():
+    kv, q = filled(), torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(5))
+    positions = torch.tensor([7])
+    got = [kv.attend(layer, q, ForwardMeta(positions, positions, kv_len=8)) for layer in range(3)]
+    assert not torch.allclose(got[0], got[1]) and not torch.allclose(got[1], got[2]), "all layers gave the same answer"
+
+
+def test_the_first_plan_feeds_the_prompt():
+    meta = CachedSequence(ContiguousKv(CONFIG, 8)).plan([5, 6, 7])
+    assert meta.positions.tolist() == [0, 1, 2] and meta.slot_mapping.tolist() == [0, 1, 2]
+    assert meta.kv_len == 3, "after this step three rows are written"
+
+
+def test_a_decode_feeds_one_token_at_its_own_position():
+    sequence = CachedSequence(ContiguousKv(CONFIG, 8))
+    sequence.cur_len = 3
+    meta = sequence.plan([5, 6, 7, 8])
+    assert meta.positions.tolist() == [3], f"position {meta.positions.tolist()}: the fourth token is at position 3"
+    assert meta.slot_mapping.tolist() == [3], "its K and V go to row 3, right behind the prompt's"
+    assert meta.kv_len == 4, "it sees the prompt's three rows and its own"
+
+
+def test_plan_alone_writes_nothing_and_counts_nothing():
+    sequence = CachedSequence(ContiguousKv(CONFIG, 8))
+    sequence.plan([5, 6, 7])
+    assert sequence.cur_len == 0, "cur_len counts tokens whose KV is written; a plan has written none"
+
+
+def test_after_a_prefill_of_t_tokens_cur_len_is_t():
+    sequence = CachedSequence(ContiguousKv(CONFIG, 8))
+    positions = torch.arange(3)
+    sequence.commit(ForwardMeta(positions, positions, kv_len=3))
+    assert sequence.cur_len == 3, f"cur_len is {sequence.cur_len}: the token just chosen has no KV yet"
+
+
+def test_a_full_cache_refuses_and_stays_as_it_was():
+    sequence = CachedSequence(ContiguousKv(CONFIG, 4))
+    sequence.cur_len = 4
+    with pytest.raises(CacheFull, match="5 tokens need as many rows; this cache has 4"):
+        sequence.plan([1, 2, 3, 4, 5])
+    assert sequence.cur_len == 4
+
+
+def test_the_cache_reserves_its_longest_length_at_once():
+    assert ContiguousKv(CONFIG, 64).bytes == 64 * CONFIG.kv_bytes_per_token(torch.float32)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("length", [1, 2, 63, 1000])
+def test_tokens_equal_hugging_face(family, length):
+    ours, hf = both(family)
+    prompt = some_ids(length, ours.config.vocab_size)
+    kv = ContiguousKv(ours.config, length + 64)
+    for tensor in (*kv.K, *kv.V):
+        tensor.fill_(float("nan"))  # whatever was in memory before must not matter
+    got, want = generate(ours, kv, CachedSequence(kv), prompt, 64), hf_greedy(hf, prompt, 64)
+    part = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), None)
+    assert got == want, f"the answers part at new token {part}; 0 is the prefill, 1 the first decode"
+
+
+def test_every_step_is_one_token_after_the_prompt():
+    ours, _ = both("two, tied, wide heads")
+    fed = []
+    handle = ours.register_forward_pre_hook(lambda module, args: fed.append(len(args[0])))
+    kv = ContiguousKv(ours.config, 32)
+    generate(ours, kv, CachedSequence(kv), [1, 2, 3, 4], 5)
+    handle.remove()
+    assert fed == [4, 1, 1, 1, 1], f"fed {fed} tokens a step; after the prompt one a step is enough"

@@ -1,0 +1,167 @@
+"""Lesson 2. The allocator: what is handed out, what comes back, what is refused without changing anything."""
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from mini_engine.errors import OutOfBlocks
+from mini_engine.kv.token_flat import BlockAllocator
+
+
+def state(allocator):
+    return list(allocator.free_blocks), set(allocator.held)
+
+
+def held(num_slots, block_size, blocks):
+    """An allocator from which `blocks` were handed out, built by hand."""
+    allocator = BlockAllocator(num_slots, block_size)
+    allocator.free_blocks = [b for b in allocator.free_blocks if b not in blocks]
+    allocator.held = set(blocks)
+    return allocator
+
+
+def test_blocks_handed_out_are_no_longer_free():
+    allocator = BlockAllocator(64, 16)
+    first = allocator.alloc_blocks(2)
+    second = allocator.alloc_blocks(2)
+    assert sorted(first + second) == [0, 1, 2, 3], f"{first} and {second}: four blocks, each handed out once"
+    assert allocator.num_free == 0
+
+
+def test_every_block_is_handed_out_block_0_included():
+    assert sorted(BlockAllocator(48, 16).alloc_blocks(3)) == [0, 1, 2]
+
+
+def test_alloc_of_zero_blocks_is_an_empty_list():
+    allocator = BlockAllocator(64, 16)
+    before = state(allocator)
+    assert allocator.alloc_blocks(0) == [], "0 blocks are []: mind that a list's [-0:] is the whole list"
+    assert state(allocator) == before
+
+
+def test_a_negative_number_of_blocks_is_refused():
+    allocator = BlockAllocator(64, 16)
+    before = state(allocator)
+    with pytest.raises(ValueError, match="-1 blocks"):
+        allocator.alloc_blocks(-1)
+    assert state(allocator) == before
+
+
+def test_exhaustion_changes_nothing():
+    allocator = held(64, 16, [0])
+    before = state(allocator)
+    with pytest.raises(OutOfBlocks, match="need 4 blocks, 3 free of 4"):
+        allocator.alloc_blocks(4)
+    assert state(allocator) == before, "a request that cannot be met must leave the free list as it was"
+
+
+def test_freed_blocks_can_be_handed_out_again():
+    allocator = held(64, 16, [0, 1, 2, 3])
+    allocator.free([2, 0])
+    assert allocator.num_free == 2, f"{allocator.num_free} free after two of four blocks came back"
+    assert allocator.held == {1, 3} and sorted(allocator.free_blocks) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "blocks, words",
+    [
+        ([1, 1], "named twice"),
+        ([0, 5], r"blocks \[5\] are not held"),
+        ([-1], "not held"),
+        ([3], r"blocks \[3\] are not held; they were freed before"),
+        ([0, 1, 1], "named twice"),
+    ],
+)
+def test_a_wrong_free_is_refused_and_changes_nothing(blocks, words):
+    allocator = held(64, 16, [0, 1])
+    before = state(allocator)
+    with pytest.raises(ValueError, match=words):
+        allocator.free(blocks)
+    assert state(allocator) == before, "half of a refused free was done"
+
+
+def test_a_double_free_is_refused():
+    allocator = held(64, 16, [0, 1])
+    allocator.free([1])
+    with pytest.raises(ValueError, match="not held"):
+        allocator.free([1])
+    assert allocator.free_blocks.count(1) == 1, "block 1 is on the free list twice: two requests would share it"
+
+
+@pytest.mark.parametrize("num_slots, block_size", [(100, 16), (8, 16), (16, 0), (0, 16), (-16, 16)])
+def test_a_pool_that_cannot_be_cut_into_blocks_is_refused(num_slots, block_size):
+    with pytest.raises(ValueError, match=f"{num_slots} slots cannot be cut into blocks of {block_size}"):
+        BlockAllocator(num_slots, block_size)
+
+
+def test_100_000_random_operations_keep_free_and_held_disjoint_and_complete():
+    allocator, model, chance = BlockAllocator(64 * 4, 4), set(), random.Random(0)
+    everything = set(range(64))
+    for step in range(100_000):
+        if chance.random() < 0.5:
+            n = chance.randrange(12)
+            if n > 64 - len(model):
+                with pytest.raises(OutOfBlocks):
+                    allocator.alloc_blocks(n)
+            else:
+                got = allocator.alloc_blocks(n)
+                assert len(set(got)) == n and model.isdisjoint(got), f"step {step}: {got} overlaps what is held"
+                model.update(got)
+        elif chance.random() < 0.1:
+            wrong = [chance.randrange(-2, 70)]
+            if wrong[0] not in model:
+                with pytest.raises(ValueError):
+                    allocator.free(wrong)
+        else:
+            some = chance.sample(sorted(model), min(len(model), chance.randrange(12)))
+            allocator.free(some)
+            model.difference_update(some)
+        assert allocator.held == model, f"step {step}: the allocator lost track of who holds what"
+        assert len(allocator.free_blocks) == 64 - len(model), f"step {step}: a block is lost or doubled"
+        assert set(allocator.free_blocks) == everything - model, f"step {step}: free and held must make up the pool"
+
+
+class AllocatorMachine(RuleBasedStateMachine):
+    """Blocks taken and returned in any order and grouping; hypothesis looks for the order that breaks it."""
+
+    def __init__(self):
+        super().__init__()
+        self.allocator, self.model = BlockAllocator(40, 4), set()
+
+    grants = Bundle("grants")
+
+    @rule(target=grants, n=st.integers(0, 12))
+    def take(self, n):
+        if n > 10 - len(self.model):
+            before = state(self.allocator)
+            with pytest.raises(OutOfBlocks):
+                self.allocator.alloc_blocks(n)
+            assert state(self.allocator) == before
+            return multiple()
+        blocks = self.allocator.alloc_blocks(n)
+        assert self.model.isdisjoint(blocks)
+        self.model.update(blocks)
+        return blocks
+
+    @rule(blocks=consumes(grants))
+    def give_back(self, blocks):
+        self.allocator.free(blocks)
+        self.model.difference_update(blocks)
+
+    @rule(block=st.integers(-2, 12))
+    def give_back_what_is_not_held(self, block):
+        if block not in self.model:
+            with pytest.raises(ValueError):
+                self.allocator.free([block])
+
+    @invariant()
+    def free_and_held_make_up_the_pool(self):
+        assert self.allocator.held == self.model
+        assert sorted([*self.allocator.free_blocks, *self.model]) == list(range(10))
+
+
+TestAllocatorMachine = AllocatorMachine.TestCase
+TestAllocatorMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

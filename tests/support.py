@@ -1,0 +1,98 @@
+"""Course machinery. Random Qwen3 checkpoints, written by transformers, and what to compare against them."""
+
+import functools
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from mini_engine.weights import load_model
+
+# Each family bends one thing: how many query heads share a key head, head_dim, tied or untied head, biases, odd sizes.
+FAMILIES = {
+    "one query a key head, untied": dict(num_attention_heads=4, num_key_value_heads=4, head_dim=16),
+    "two, tied, wide heads": dict(num_key_value_heads=2, head_dim=40, tie_word_embeddings=True),
+    "four, with biases": dict(num_attention_heads=8, attention_bias=True, head_dim=32),
+    "eight, odd sizes": dict(
+        num_attention_heads=8, num_key_value_heads=1, head_dim=18, hidden_size=50, intermediate_size=77, vocab_size=131
+    ),
+}
+BASE = dict(
+    vocab_size=160,
+    hidden_size=48,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=2048,
+    initializer_range=0.2,  # wide logit gaps: with the usual 0.02 rounding may pick the token
+    tie_word_embeddings=False,
+)
+
+
+def write_checkpoint(directory: Path, seed: int = 0, shard_size: str = "5GB", **changes) -> Path:
+    """A random Qwen3 in `directory`, as transformers saves it. Biases and norm weights are made non-trivial."""
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(Qwen3Config(**BASE | changes))
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.uniform_(0.5, 1.5)
+        elif name.endswith("bias"):
+            parameter.data.normal_(0, 0.2)
+    model.save_pretrained(directory, max_shard_size=shard_size)
+    return directory
+
+
+@functools.cache
+def checkpoint(family: str) -> Path:
+    """The checkpoint of one family, written once a run."""
+    keeper = tempfile.TemporaryDirectory(prefix="kv-course-")
+    path = write_checkpoint(Path(keeper.name), **FAMILIES[family])
+    _KEEPERS.append(keeper)  # gone when the test process ends
+    return path
+
+
+_KEEPERS: list[tempfile.TemporaryDirectory] = []
+
+
+@functools.cache
+def both(family: str):
+    """(ours, Hugging Face's) in float32 on the CPU, from the same checkpoint."""
+    path = checkpoint(family)
+    return load_model(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def some_ids(length: int, vocab_size: int, seed: int = 0) -> list[int]:
+    """`length` token ids, the same for the same arguments."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, (length,), generator=generator).tolist()
+
+
+def hf_greedy(hf_model, prompt_ids: list[int], max_new_tokens: int) -> list[int]:
+    """Hugging Face's greedy continuation of one prompt, alone."""
+    ids = torch.tensor([prompt_ids])
+    with torch.inference_mode():
+        out = hf_model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=0,
+        )
+    return out[0, len(prompt_ids) :].tolist()
+
+
+def oracle(q, k, v) -> torch.Tensor:
+    """Causal attention of one sequence in float64, a plain loop: query i of q_len sees keys 0 … kv_len - q_len + i."""
+    q, k, v = q.double(), k.double(), v.double()
+    (q_len, heads, dim), (kv_len, kv_heads, _) = q.shape, k.shape
+    out = torch.empty(q_len, heads, v.shape[-1], dtype=torch.float64)
+    for i in range(q_len):
+        seen = kv_len - q_len + i + 1
+        for h in range(heads):
+            g = h // (heads // kv_heads)
+            weights = torch.softmax(k[:seen, g] @ q[i, h] * dim**-0.5, dim=0)
+            out[i, h] = weights @ v[:seen, g]
+    return out
