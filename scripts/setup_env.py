@@ -96,7 +96,7 @@ def choose_torch(machine):
         return TorchSource("", "the CUDA build, as there is an NVIDIA driver")
     if machine.cpu_index_answers():
         return TorchSource(CPU_INDEX, "the CPU build, as there is no NVIDIA driver")
-    return TorchSource("", "from pip's own index, as PyTorch's CPU index does not answer")
+    return TorchSource("", "the one from pip's own index, as PyTorch's CPU index does not answer")
 
 
 class Marker(NamedTuple):
@@ -169,7 +169,7 @@ def install(plan, extras, source):
     else:
         steps.run("pip in .venv", [python, *(["-V"] if has_pip(python) else ["-m", "ensurepip"])])
     steps.run("a new pip", [python, "-m", "pip", "install", "--upgrade", "pip>=25.1"])
-    steps.run(f"torch {TORCH}: {source.why}", [*pip, "torch==" + TORCH, *index])
+    steps.run(f"torch {TORCH}", [*pip, "torch==" + TORCH, *index])
     steps.run("the course and its tools", [*pip, "-e", project, "--group", "dev"])
     steps.run("a first import of torch", [python, "-c", "import torch; torch.ones(2).sum()"])
 
@@ -213,7 +213,8 @@ def setup(extras, torch_index, machine):
         return plan
     started = time.monotonic()
     say(f"Setup: {plan.why} (1 to 3 GB of disk, most of it torch).")
-    source = TorchSource(torch_index, "from " + torch_index) if torch_index else choose_torch(machine)
+    source = TorchSource(torch_index, "the one from " + torch_index) if torch_index else choose_torch(machine)
+    say(f"       torch is {source.why}.")
     if plan.action == "recreate":
         shutil.rmtree(str(VENV))
     wanted._replace(ready=False).write(marker_path)

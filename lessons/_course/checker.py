@@ -118,7 +118,7 @@ class Check:
         launch: how to start a process; the default spawns one.
         watcher: called with each event as it comes (`{"event": "collected", "tests": […]}` and so on).
         only: the tests to run, as in lesson.toml; all of the lesson's by default, and then the smoke script too.
-        overlay: module name to file, instead of the student's files.
+        files: what takes the reference's place, instead of the student's files.
         blocked: module name to the reason that it may not be imported.
     """
 
@@ -132,7 +132,7 @@ class Check:
         only: Iterable[str] = (),
         seconds: float = TOTAL_SECONDS,
         test_seconds: float = TEST_SECONDS,
-        overlay: dict[str, Path] | None = None,
+        files: list[StudentFile] | None = None,
         blocked: dict[str, str] | None = None,
     ) -> None:
         self.lesson = lesson
@@ -140,10 +140,9 @@ class Check:
         self.launch = launch
         self.watcher = watcher
         self.only = list(only)
-        self.files = student_files(lesson, places)
+        self.files = student_files(lesson, places) if files is None else files
         self.seconds = seconds
         self.test_seconds = test_seconds
-        self.overlay = overlay if overlay is not None else {file.import_name: file.path for file in self.files}
         self.blocked = blocked or {}
         self.events: dict[str, TestResult] = {}
         self.report = Report(lesson)
@@ -155,7 +154,7 @@ class Check:
         with tempfile.TemporaryDirectory(prefix="lessons-", ignore_cleanup_errors=True) as folder:
             self._run_tests(Path(folder), deadline)
             self.report.results = list(self.events.values())
-            blank = unwritten(self.lesson, self.files) if self.overlay else set()
+            blank = unwritten(self.lesson, self.files)
             self.report.tasks = [self._task_report(task, blank) for task in self.lesson.tasks]
             reason = self._why_no_smoke(blank)
             if reason:
@@ -168,7 +167,7 @@ class Check:
 
     def _environment(self) -> dict[str, str]:
         paths = [str(CHILD), str(self.places.root), os.environ.get("PYTHONPATH", "")]
-        overlay = {name: str(file) for name, file in self.overlay.items()}
+        overlay = {file.import_name: str(file.path) for file in self.files}
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         return QUIET | threads | {
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
@@ -211,27 +210,35 @@ class Check:
         return self.events.setdefault(test, TestResult(test, "failed"))
 
     def _settle(self, code: int | None, tail: "Tail", outputs: tuple[Path, Path]) -> None:
-        """The tests are over: was it they that were run, and in time?"""
+        """The tests are over: was it they that were run, and to the end?"""
         end = tail.last if tail.last.get("event") == "end" else None
-        if end is None and code is not None:
+        running = next((result for result in self.events.values() if result.outcome == "hung"), None)
+        if end is None and code is not None and running:
+            running.outcome = "failed"
+            running.failure = Failure("Crash", f"Python itself ended (exit code {code}):\n{last_lines(*outputs)}")
+        elif end is None and code is not None:
             self.report.trouble = f"the tests broke off (exit code {code}):\n{last_lines(*outputs)}"
-        elif end and end["unused"] and self._anything_passed():
-            self.report.trouble = f"the tests never imported your file for {', '.join(end['unused'])}"
         elif not self.events:
             self.report.trouble = f"no test was found:\n{last_lines(*outputs)}"
+        elif end and end["unused"] and not self.only and self._outcomes() <= {"passed", "skipped"}:
+            self.report.trouble = f"the tests never imported your file for {', '.join(end['unused'])}"
 
-    def _anything_passed(self) -> bool:
-        return any(result.outcome == "passed" for result in self.events.values())
+    def _outcomes(self) -> set[str]:
+        return {result.outcome for result in self.events.values()}
 
     def _task_report(self, task: Task, blank: set[int]) -> TaskReport:
-        results = [r for r in self.events.values() if any(covers(test, r.test) for test in task.tests)]
+        results = [
+            result
+            for result in self.events.values()
+            if any(covers(test, result.test) or covers(result.test, test) for test in task.tests)
+        ]
         outcomes = {result.outcome for result in results}
         if task.number in blank:
             state = "not written"
-        elif outcomes <= {"skipped"}:
-            state = "NOT CHECKED"
+        elif outcomes & {"failed", "hung"}:
+            state = "failing"
         else:
-            state = "done" if outcomes <= {"passed", "skipped"} else "failing"
+            state = "done" if "passed" in outcomes and "not run" not in outcomes else "NOT CHECKED"
         return TaskReport(task, state, results)
 
     def _why_no_smoke(self, blank: set[int]) -> str:
@@ -244,7 +251,7 @@ class Check:
             return f"task {open_tasks} is not written" if len(blank) == 1 else f"tasks {open_tasks} are not written"
         if self.report.trouble or self.report.count("hung", "not run"):
             return "the tests did not come to their end"
-        if not self._anything_passed():
+        if "passed" not in self._outcomes():
             return "no test passed"
         return ""
 

@@ -50,9 +50,9 @@ INLINE void load_keys(const bf16* const* key, int64_t at, int dim, float* keys) 
 }
 
 template <int R>
-INLINE void score(const float* q, const float* keys, int width, float* scores) {
+INLINE void score(const float* q, const float* keys, int dim, int width, float* scores) {
     vec even[R] = {}, odd[R] = {};  // two sums a row, so that more multiplications are under way at once
-    for (int d = 0; d < width; d += 2) {
+    for (int d = 0; d < dim; d += 2) {
         const vec k0 = load(keys + d * LANES), k1 = load(keys + (d + 1) * LANES);
         for (int r = 0; r < R; r++) {
             even[r] += k0 * q[r * width + d];
@@ -208,7 +208,7 @@ struct Attention {
                 __builtin_prefetch(next.value[j] + at + d);
             }
         load_keys(now.key, at, dim, w.keys.data());
-        for_rows(n, [&](auto R, int r) { score<R>(q + r * wide, w.keys.data(), wide, scores + r * LANES); });
+        for_rows(n, [&](auto R, int r) { score<R>(q + r * wide, w.keys.data(), dim, wide, scores + r * LANES); });
         for (int r = 0; r < n; r++)
             softmax_update(scores + r * LANES, keys_seen(t, r / group()) - key, wide, sums + r * rec,
                            &w.lanes[(first + r) * LANES]);

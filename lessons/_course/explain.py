@@ -1,0 +1,221 @@
+"""Course machinery. From all that a check found to the one thing to do next, in plain words."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lessons._course.catalog import Bug, Lesson
+from lessons._course.checker import Failure, Report, SmokeReport, TaskReport, TestResult
+from lessons._course.places import Places
+from lessons._course.student import Change, Problem, StudentFile, line_of
+
+MOST_LINES = 12
+HINTS = (
+    (
+        r"'NoneType' object|NoneType",
+        "A None was used as if it were a value: does every path of your function end in a `return`?",
+    ),
+    (
+        r"takes \d+ positional argument|missing \d+ required|unexpected keyword argument",
+        "A function was called with other arguments than its `def` takes: compare it with the starter's.",
+    ),
+    (
+        r"IndexError: too many indices|shape mismatch|must match|size of tensor|not broadcastable|Expected size",
+        "Two shapes do not fit: print both shapes just before that line, and compare with 'Shapes' on the page.",
+    ),
+    (
+        r"expected .*(Long|Int)|tensors used as indices must be|dtype",
+        "A tensor has another dtype than is needed here: torch indices are int64, a kernel's tables int32.",
+    ),
+    (r"RecursionError", "A function calls itself without end: `return` before the call, or call another one."),
+    (r"ModuleNotFoundError|cannot import name", "An import does not find its module: the starter's imports are enough."),
+)
+TOO_LONG = "It did not end in {seconds:g} seconds. Most likely a loop never ends: what must change in it so that it stops?"
+
+
+@dataclass
+class Advice:
+    """The verdict in one headline, where to look, what it means, and what to type next."""
+
+    headline: str
+    where: str = ""
+    lines: list[str] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+
+
+class Explainer:
+    """Knows the lesson and the student's files, and words what a check found."""
+
+    def __init__(self, lesson: Lesson, places: Places, files: list[StudentFile], test_seconds: float) -> None:
+        self.lesson = lesson
+        self.places = places
+        self.files = files
+        self.test_seconds = test_seconds
+
+    def advise(self, report: Report, problems: list[Problem]) -> Advice:
+        """The first thing to mend: the text itself, then the first task not done, then a test, then the tokens."""
+        if report.passed:
+            return self._green(report)
+        missing = [problem for problem in problems if problem.kind == "missing"]
+        if missing:
+            return self.problem(missing[0])
+        failing = [task for task in report.tasks if task.state in ("failing", "not written")]
+        if problems and any(self._is_call_error(result) for result in report.results):
+            return self.problem(problems[0])
+        if report.trouble:
+            return Advice("The check could not be carried out.", lines=report.trouble.splitlines())
+        if failing:
+            return self._task(failing[0], report)
+        bad = next((result for result in report.results if result.outcome in ("failed", "hung")), None)
+        if bad:
+            return self._test(bad, self._first_words(bad), None)
+        if problems:
+            return self.problem(problems[0])
+        if report.count("not run"):
+            return Advice(f"The time was up after {report.seconds:.0f} s, with {report.count('not run')} tests to go.")
+        return self._smoke(report.smoke)
+
+    def problem(self, problem: Problem) -> Advice:
+        """Something that is plain from the text alone."""
+        number = self.lesson.number
+        where = self.places.shown(problem.path) + (f":{problem.line}" if problem.line else "")
+        headline = {
+            "syntax": "A syntax error: nothing could be run.",
+            "missing": f"{problem.symbol} is missing from your file.",
+            "signature": f"The signature of {problem.symbol} has changed.",
+        }[problem.kind]
+        commands = [] if problem.kind == "syntax" else [f"python -m lessons diff {number}"]
+        return Advice(headline, where, problem.text.splitlines(), commands)
+
+    def change(self, change: Change) -> Advice:
+        """The reference moved on since the student started."""
+        lines = [f"{symbol} is now {text}" for symbol, text in change.symbols.items()]
+        return Advice(
+            "The reference has changed since you started.",
+            self.places.shown(change.path),
+            lines or ["The change is outside your tasks, and no signature is touched by it."],
+            [f"python -m lessons start {self.lesson.number} --fresh    # a new starter beside your file, which stays"],
+        )
+
+    def _green(self, report: Report) -> Advice:
+        count = report.count("passed")
+        return Advice(
+            f"Lesson {self.lesson.number} passes: {count} tests"
+            + (f", and {report.smoke.text}." if report.smoke.state == "equal" else "."),
+            commands=[f"python -m lessons diff {self.lesson.number}    # your file beside the reference"],
+        )
+
+    def _task(self, report: TaskReport, whole: Report) -> Advice:
+        task = report.task
+        hint = f"python -m lessons hint {self.lesson.number} {task.number}"
+        if report.state == "not written":
+            advice = Advice(f"Task {task.number} is not written yet: {task.title}.", self._place(report), [], [hint])
+            size = f"about {task.lines} line{'s' if task.lines != 1 else ''}"
+            advice.lines = [f"Write the body of {task.symbols} ({size}); the page says what it must do."]
+            if not whole.tasks_done:
+                advice.lines.append("Red is expected here: it shows what the tests wait for.")
+            return advice
+        bad = next(result for result in report.results if result.outcome in ("failed", "hung"))
+        advice = self._test(bad, f"Task {task.number} ({task.symbols}): {self._first_words(bad)}", report)
+        advice.commands.append(hint)
+        return advice
+
+    def _place(self, report: TaskReport) -> str:
+        target = report.task.targets[0]
+        file = next(file for file in self.files if file.module == target.file)
+        line = line_of(file, target.symbol)
+        return self.places.shown(file.path) + (f":{line}" if line else "")
+
+    def _first_words(self, result: TestResult) -> str:
+        name = in_words(result.test)
+        return f"“{name}” does not end." if is_hang(result) else f"“{name}” does not hold."
+
+    def _test(self, result: TestResult, headline: str, report: TaskReport | None) -> Advice:
+        advice = Advice(headline, commands=[])
+        failure = result.failure
+        if is_hang(result):
+            advice.lines.append(TOO_LONG.format(seconds=self.test_seconds if failure else result.seconds or 0))
+            if not failure:
+                advice.lines[-1] = "It was running when the time for the whole check was up."
+        elif failure:
+            advice.lines += said(failure)
+        if failure:
+            advice.where = self._student_line(failure) or (self._place(report) if report else "")
+            advice.lines += self._pitfalls(result)
+            advice.lines += [] if failure.type == "AssertionError" else general_hints(failure)
+            if failure.stdout.strip():
+                advice.lines += ["Your code printed:", *failure.stdout.strip().splitlines()[-MOST_LINES:]]
+        advice.lines.append(f"Test: {result.test}")
+        return advice
+
+    def _student_line(self, failure: Failure) -> str:
+        """The deepest line of the student's that the failure went through."""
+        mine = {str(file.path): file for file in self.files}
+        if failure.syntax and failure.syntax[0] in mine:
+            return f"{self.places.shown(failure.syntax[0])}:{failure.syntax[1]}"
+        for path, line, name, text in reversed(failure.frames):
+            if path in mine:
+                return f"{self.places.shown(path)}:{line} in {name}" + (f":  {text}" if text else "")
+        return ""
+
+    def _pitfalls(self, result: TestResult) -> list[str]:
+        page = self.places.shown(self.lesson.page)
+        return [f"It looks like this pitfall of {page}: {bug.pitfall}" for bug in likely_bugs(self.lesson, result)]
+
+    def _is_call_error(self, result: TestResult) -> bool:
+        return result.failure is not None and result.failure.type in ("TypeError", "AttributeError")
+
+    def _smoke(self, smoke: SmokeReport) -> Advice:
+        command = f"python -m lessons check {self.lesson.number} --smoke"
+        if smoke.state != "differs" or not smoke.divergence:
+            return Advice("Your tests pass, but the smoke script does not.", lines=smoke.text.splitlines())
+        found = smoke.divergence
+        lines = [
+            f"First difference at new token {found['position']}: "
+            f"expected {found['expected']}, got {found['got']}; the two best logits there are {found['gap']:.4f} apart.",
+            str(found["where"]),
+        ]
+        return Advice("Your tests pass, but the tokens are not Hugging Face's.", lines=lines, commands=[])
+
+
+def is_hang(result: TestResult) -> bool:
+    return result.outcome == "hung" or (result.failure is not None and result.failure.type == "TookTooLong")
+
+
+def likely_bugs(lesson: Lesson, result: TestResult) -> list[Bug]:
+    """At most two pitfalls whose own test this is, and whose symptom it shows."""
+    if result.failure is None:
+        return []
+    found = [
+        bug
+        for bug in lesson.bugs
+        if re.search(bug.symptom, result.failure.text) and result.test.partition("[")[0] in bug.tests
+    ]
+    return found[:2]
+
+
+def general_hints(failure: Failure) -> list[str]:
+    """What an error of this kind mostly means; at most one line."""
+    return [text for pattern, text in HINTS if re.search(pattern, failure.text)][:1]
+
+
+def said(failure: Failure) -> list[str]:
+    """The failure's own words: the teaching message of an assertion, then what was compared; shortened."""
+    words, _, compared = failure.message.partition("\nassert ")
+    if failure.type != "AssertionError":
+        words = f"{failure.type}: {failure.message}" if failure.message else failure.type
+        compared = ""
+    lines = words.splitlines()
+    if compared:
+        lines += ["  " + line for line in ("assert " + compared).splitlines()]
+    if failure.notes:
+        lines += ["  " + line for line in failure.notes.splitlines()]
+    return lines[:MOST_LINES] + ([f"  … {len(lines) - MOST_LINES} more lines: --verbose"] if len(lines) > MOST_LINES else [])
+
+
+def in_words(test: str) -> str:
+    """`tests/l2/test_pool.py::test_set_kv_writes_only[2]` as "set kv writes only (2)"."""
+    name = test.rpartition("::")[2] or Path(test).name
+    name, _, parameter = name.partition("[")
+    words = name.removeprefix("test_").replace("_", " ")
+    return f"{words} ({parameter.rstrip(']')})" if parameter else words

@@ -1,0 +1,153 @@
+"""Lesson 3. The C++ kernel, `paged_cpu.cpp`: compiled when first asked for, kept in the user's cache directory.
+
+The source knows nothing of Python or torch: it takes pointers and sizes, so any C++17 compiler builds it in seconds, and
+ctypes calls it.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mini_engine.attention.contract import PagedAttention
+from mini_engine.errors import UserError
+
+SOURCES = (Path(__file__).with_name("paged_cpu.cpp"), Path(__file__).with_name("vectors.h"))
+FUNCTIONS = {torch.float32: "paged_attention_f32", torch.bfloat16: "paged_attention_bf16"}
+BASE_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-Wno-psabi")
+# Tried in this order: this processor's own instructions and threads first, then what can be had.
+FLAG_SETS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
+
+
+def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
+    """The C++ kernel for tensors of this dtype, built now if it never was.
+
+    Raises:
+        UserError: not a CPU, not a dtype it knows, or it cannot be built here.
+    """
+    if device.type != "cpu":
+        raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for triton or torch")
+    if dtype not in FUNCTIONS:
+        raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
+    return functools.partial(_call, getattr(_library(), FUNCTIONS[dtype]))
+
+
+def _call(
+    function: ctypes._CFuncPtr,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens_kv: Tensor,
+    block_table: Tensor,
+    scale: float,
+) -> Tensor:
+    num_rows, heads, dim = q.shape
+    if q.stride()[1:] != (dim, 1):
+        q = q.contiguous()
+    tables = [x.contiguous() for x in (cu_seqlens_q, seq_lens_kv, block_table)]
+    num_blocks, block_size, kv_heads, _ = k_cache.shape
+    size = (len(seq_lens_kv), num_rows, heads, kv_heads, dim, num_blocks, block_size, block_table.shape[1], q.stride(0))
+    out = q.new_empty(q.shape)
+    pointers = [x.data_ptr() for x in (q, k_cache, v_cache, out, *tables)]
+    foreign = function(*pointers, (ctypes.c_int64 * 9)(*size), scale, torch.get_num_threads())
+    if foreign >= 0:
+        raise ValueError(f"block_table row {foreign} names a block outside the cache's 0 … {num_blocks - 1}")
+    return out
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """The compiled kernel, from the cache or built into it."""
+    name = f"paged_cpu-{_fingerprint()}{'.dll' if sys.platform == 'win32' else '.so'}"
+    kept = cache_dir() / name
+    try:
+        return _open(kept)
+    except OSError:  # never built, or damaged
+        pass
+    compiler = find_compiler()
+    print("attention: compiling the C++ kernel, once; this takes a few seconds", file=sys.stderr, flush=True)
+    with _build_dir() as (folder, keep):
+        library = _compile(compiler, folder / name)
+        if keep:
+            os.replace(folder / name, kept)  # whole or not at all, whoever else is building
+        return library
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name in FUNCTIONS.values():
+        pointers = [ctypes.c_void_p] * 7 + [ctypes.POINTER(ctypes.c_int64)]
+        getattr(library, name).argtypes = [*pointers, ctypes.c_float, ctypes.c_int]
+    return library
+
+
+def _compile(compiler: str, target: Path) -> ctypes.CDLL:
+    """Build with the first set of flags that gives a library which can be loaded."""
+    for flags in FLAG_SETS:
+        command = [compiler, *BASE_FLAGS, *flags, str(SOURCES[0]), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        if done.returncode == 0:
+            with contextlib.suppress(OSError):
+                return _open(target)
+    complaint = next((line for line in done.stderr.splitlines() if "error" in line), "no reason given")
+    raise UserError(f"the C++ kernel does not compile with {compiler} ({complaint.strip()})")
+
+
+def find_compiler() -> str:
+    """The C++ compiler to use: $CXX if it is set, else the first of the usual names.
+
+    Raises:
+        UserError: there is none.
+    """
+    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    for name in wanted:
+        if path := shutil.which(name):
+            return path
+    raise UserError(f"no C++ compiler was found (looked for {', '.join(wanted)}); the C++ kernel needs g++ or clang++")
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels are kept: $XDG_CACHE_HOME/mini_engine, by default ~/.cache/mini_engine."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mini_engine"
+
+
+@contextlib.contextmanager
+def _build_dir() -> Iterator[tuple[Path, bool]]:
+    """A folder to build in, gone afterwards whatever happens, and whether its contents can be kept in the cache."""
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix="building-", dir=cache_dir())
+        keep = True
+    except OSError as error:
+        print(f"attention: {cache_dir()} cannot be written ({error.strerror}); building for this run", file=sys.stderr)
+        folder, keep = tempfile.TemporaryDirectory(prefix="mini_engine-"), False
+    with folder as path:
+        yield Path(path), keep
+
+
+def _fingerprint() -> str:
+    """Changes with the source, the flags, torch (whose OpenMP the kernel shares) and the processor it was built for."""
+    digest = hashlib.sha256()
+    for source in SOURCES:
+        digest.update(source.read_bytes())
+    digest.update(repr((BASE_FLAGS, FLAG_SETS, torch.__version__, platform.machine(), _processor())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What this processor can do, as Linux tells it, or its name elsewhere."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return platform.processor()

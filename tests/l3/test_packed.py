@@ -1,0 +1,127 @@
+"""Lesson 3. Packed steps: the plan's tables, and tokens equal to Hugging Face's for many prompts in one call."""
+
+import random
+
+import pytest
+import torch
+
+from mini_engine.attention.contract import load_kernel
+from mini_engine.engine.packed import generate_packed
+from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
+from tests.support import FAMILIES, both, hf_greedy, some_ids
+
+CPU = torch.device("cpu")
+LENGTHS = [1, 2, 7, 15, 16, 17, 33, 63]
+
+
+KERNELS = ["reference", "torch", "cpu"]
+
+
+def the_kernel(name):
+    try:
+        return load_kernel(name, "cpu", torch.float32)
+    except UserError as why:
+        pytest.skip(f"NOT CHECKED: {why}")
+
+
+def holding(prompt_len, blocks, cur_len=0, output_ids=(), block_size=4):
+    """A request with room reserved for all its tokens, built by hand."""
+    table = BlockTable(BlockAllocator(2, block_size))
+    table.blocks, table.num_tokens = list(blocks), prompt_len + len(output_ids)
+    return Request(list(range(10, 10 + prompt_len)), table, cur_len, list(output_ids))
+
+
+def test_prefill_and_decode_share_one_packed_plan():
+    requests = [holding(3, [5]), holding(4, [2, 7], cur_len=4, output_ids=[90]), holding(6, [3, 1], cur_len=2)]
+    meta = plan_packed(requests, 4, CPU)
+    assert meta.cu_seqlens_q.tolist() == [0, 3, 4, 8], "3 tokens of a prompt, 1 of a decode, 4 of a chunk"
+    assert meta.positions.tolist() == [0, 1, 2, 4, 2, 3, 4, 5], "each token's place in its own sequence"
+    assert meta.slot_mapping.tolist() == [20, 21, 22, 28, 14, 15, 4, 5], "slot = block * 4 + offset"
+    assert meta.seq_lens_kv.tolist() == [3, 5, 6], "history and this step's own tokens"
+
+
+def test_short_tables_are_padded_with_the_null_block():
+    meta = plan_packed([holding(3, [5]), holding(9, [2, 7, 1])], 4, CPU)
+    assert meta.block_table.tolist() == [[5, 0, 0], [2, 7, 1]], "unused entries point at the null block, 0"
+
+
+def test_kernel_tables_are_int32_and_torch_indices_int64():
+    meta = plan_packed([holding(3, [5])], 4, CPU)
+    assert meta.cu_seqlens_q.dtype == meta.seq_lens_kv.dtype == meta.block_table.dtype == torch.int32
+    assert meta.positions.dtype == meta.slot_mapping.dtype == torch.int64
+
+
+def test_reserve_all_takes_all_or_nothing():
+    allocator = BlockAllocator(5, 4)
+    requests = [Request([1] * 5, BlockTable(allocator)) for _ in range(3)]
+    with pytest.raises(OutOfBlocks):
+        reserve_all(requests)
+    assert allocator.num_free == 4, "the third request did not fit, so the first two must hold nothing"
+    assert [r.table.num_tokens for r in requests] == [0, 0, 0]
+
+
+def run(model, prompts, new_tokens, kernel, block_size=16, num_blocks=None, shuffle=0):
+    if num_blocks is None:
+        num_blocks = 1 + sum(-(-(len(p) + new_tokens) // block_size) for p in prompts)
+    pool = KvPool(model.config, num_blocks, block_size, the_kernel(kernel))
+    for tensor in (*pool.K, *pool.V):
+        tensor.fill_(float("nan"))  # the null block and every slot that nobody has written
+    allocator = BlockAllocator(num_blocks, block_size)
+    random.Random(shuffle).shuffle(allocator.free_blocks)
+    try:
+        return generate_packed(model, pool, allocator, prompts, new_tokens)
+    finally:
+        assert allocator.num_free == num_blocks - 1, "blocks were not all given back"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_eight_prompts_in_one_packed_call_equal_hugging_face_alone(family, kernel):
+    ours, hf = both(family)
+    prompts = [some_ids(n, ours.config.vocab_size, seed=n) for n in LENGTHS]
+    got = run(ours, prompts, 24, kernel)
+    for length, prompt, output in zip(LENGTHS, prompts, got, strict=True):
+        assert output == hf_greedy(hf, prompt, 24), f"the prompt of {length} tokens got other tokens than alone"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("block_size", [1, 7, 16, 64])
+def test_tokens_equal_for_every_block_size(block_size, kernel):
+    ours, hf = both("two, tied, wide heads")
+    prompts = [some_ids(n, ours.config.vocab_size, seed=n) for n in (6, 7, 8, 64)]
+    got = run(ours, prompts, 16, kernel, block_size)
+    assert got == [hf_greedy(hf, prompt, 16) for prompt in prompts]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_tokens_equal_behind_a_thousand_tokens(kernel):
+    ours, hf = both("eight, odd sizes")
+    prompts = [some_ids(1000, ours.config.vocab_size), some_ids(3, ours.config.vocab_size)]
+    assert run(ours, prompts, 12, kernel) == [hf_greedy(hf, prompt, 12) for prompt in prompts]
+
+
+def test_a_pool_of_exactly_the_needed_size_is_enough():
+    ours, hf = both("four, with biases")
+    prompts = [some_ids(9, ours.config.vocab_size), some_ids(8, ours.config.vocab_size)]
+    # 9 + 8 and 8 + 8 tokens, but the last one's KV is never written: 16 and 15 slots, one block each
+    assert run(ours, prompts, 8, "reference", num_blocks=3) == [hf_greedy(hf, p, 8) for p in prompts]
+    with pytest.raises(OutOfBlocks):
+        run(ours, prompts, 9, "reference", num_blocks=3)
+
+
+def test_a_prompt_that_cannot_run_is_refused_before_any_block_is_taken():
+    ours, _ = both("four, with biases")
+    with pytest.raises(UserError, match="empty"):
+        run(ours, [[1, 2], []], 4, "reference", num_blocks=4)
+
+
+def test_stop_tokens_end_one_answer_and_not_its_neighbours():
+    ours, hf = both("two, tied, wide heads")
+    prompts = [some_ids(5, ours.config.vocab_size, seed=1), some_ids(9, ours.config.vocab_size, seed=2)]
+    free = [hf_greedy(hf, p, 12) for p in prompts]
+    stop = free[0][2]
+    pool = KvPool(ours.config, 8, 16, the_kernel("reference"))
+    got = generate_packed(ours, pool, BlockAllocator(8, 16), prompts, 12, {stop})
+    want = [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in free]
+    assert got == want

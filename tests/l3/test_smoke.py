@@ -1,0 +1,39 @@
+"""Lesson 3. The smoke script: several prompts in one packed call, by each kernel."""
+
+import json
+
+import l3_smoke
+import pytest
+
+from tests.support import checkpoint
+
+PROMPTS = ["--prompt-ids", "1,2,3", "--prompt-ids", "4", "--prompt-ids", "5,6,7,8,9"]
+
+
+def smoke(*arguments):
+    try:
+        return l3_smoke.main(["--model", str(checkpoint("four, with biases")), *PROMPTS, *arguments])
+    except SystemExit as stop:
+        return stop.code
+
+
+@pytest.mark.parametrize("kernel", ["reference", "torch", "auto"])
+def test_tokens_are_equal_and_every_block_comes_back(capsys, kernel):
+    code = smoke("--kernel", kernel, "--block-size", "7", "--num-slots", "140", "--json")
+    report = json.loads(capsys.readouterr().out)
+    assert code == 0 and report["match"] and len(report["requests"]) == 3
+    assert report["kv"]["free_at_end"] == report["kv"]["blocks"]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--num-slots", "32"], "need 1 blocks, 0 free"),
+        (["--num-slots", "100"], "--num-slots 100 is not a multiple of --block-size 16"),
+        (["--kernel", "fast"], "no attention kernel 'fast'"),
+    ],
+)
+def test_what_will_not_do_exits_2_with_one_line(capsys, arguments, words):
+    assert smoke(*arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error and len(error.strip().splitlines()) == 1, error

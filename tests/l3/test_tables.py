@@ -1,0 +1,286 @@
+"""Lesson 3. The null block, block tables, what they waste, and copies between blocks."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mini_engine.config import Qwen3Config
+from mini_engine.errors import OutOfBlocks
+from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, fragmentation_ratio, waste_ratio
+
+CONFIG = Qwen3Config(
+    vocab_size=10,
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+)
+
+
+class FixedBlocks:
+    """Hands out the blocks it is told to, and notes what comes back."""
+
+    def __init__(self, blocks, block_size=4):
+        self.left, self.block_size, self.returned = list(blocks), block_size, []
+
+    def alloc_blocks(self, n):
+        if n > len(self.left):
+            raise OutOfBlocks(f"need {n} blocks, {len(self.left)} free")
+        out, self.left = self.left[:n], self.left[n:]
+        return out
+
+    def free(self, blocks):
+        self.returned += blocks
+
+
+def table_of(blocks, num_tokens, block_size=4, spare=()):
+    """A table that holds `blocks`, built by hand."""
+    table = BlockTable(FixedBlocks(spare, block_size))
+    table.blocks, table.num_tokens = list(blocks), num_tokens
+    return table
+
+
+def no_kernel(*_):
+    raise AssertionError("no attention is asked for here")
+
+
+def pool_of(num_blocks=6, block_size=4):
+    pool = KvPool(CONFIG, num_blocks, block_size, no_kernel)
+    for layer in range(2):
+        shape = pool.K[layer].shape
+        pool.K[layer].copy_(torch.randn(shape, generator=torch.Generator().manual_seed(layer)))
+        pool.V[layer].copy_(torch.randn(shape, generator=torch.Generator().manual_seed(9 + layer)))
+    return pool
+
+
+def test_block_0_is_never_handed_out():
+    allocator = BlockAllocator(8, 4)
+    assert sorted(allocator.alloc_blocks(7)) == [1, 2, 3, 4, 5, 6, 7], "block 0 is the null block; 1 … 7 are for use"
+    with pytest.raises(OutOfBlocks):
+        allocator.alloc_blocks(1)
+
+
+def test_block_0_cannot_be_freed():
+    allocator = BlockAllocator(8, 4)
+    with pytest.raises(ValueError, match="not held"):
+        allocator.free([0])
+    assert 0 not in allocator.free_blocks
+
+
+def test_append_takes_a_block_only_when_the_last_one_is_full():
+    table = table_of([7], 2, spare=[3, 9])
+    table.append(2)
+    assert (table.blocks, table.num_tokens) == ([7], 4), "two more tokens fit in the block that is held"
+    table.append(1)
+    assert (table.blocks, table.num_tokens) == ([7, 3], 5), "the fifth token needs a second block of four"
+
+
+def test_append_over_several_blocks_at_once():
+    table = table_of([], 0, spare=[5, 1, 8])
+    table.append(9)
+    assert (table.blocks, table.num_tokens) == ([5, 1, 8], 9)
+
+
+def test_an_append_that_fails_changes_nothing():
+    table = table_of([7], 3, spare=[2])
+    with pytest.raises(OutOfBlocks):
+        table.append(9)
+    assert (table.blocks, table.num_tokens, table.allocator.left) == ([7], 3, [2]), "a failed append must roll back"
+
+
+def test_a_negative_append_is_refused():
+    table = table_of([7], 3)
+    with pytest.raises(ValueError, match="cannot append -1"):
+        table.append(-1)
+    assert table.num_tokens == 3
+
+
+@pytest.mark.parametrize("position, place", [(0, (7, 0)), (3, (7, 3)), (4, (2, 0)), (6, (2, 2))])
+def test_lookup_gives_block_and_offset(position, place):
+    assert table_of([7, 2], 7).lookup(position) == place, "block = blocks[position // size], offset = position % size"
+
+
+@pytest.mark.parametrize("position", [-1, 7, 8, 100])
+def test_lookup_outside_the_tokens_is_an_index_error(position):
+    with pytest.raises(IndexError, match=f"position {position} is outside 0 … 6"):
+        table_of([7, 2], 7).lookup(position)
+
+
+def test_slots_are_block_times_size_plus_offset():
+    assert table_of([7, 2], 7).slots(2, 6) == [30, 31, 8, 9]
+
+
+@pytest.mark.parametrize(
+    "keep, blocks, returned",
+    [(0, [], [7, 2, 5]), (2, [7], [2, 5]), (4, [7], [2, 5]), (5, [7, 2], [5]), (9, [7, 2, 5], []), (8, [7, 2], [5])],
+)
+def test_truncate_returns_the_blocks_that_hold_nothing_more(keep, blocks, returned):
+    table = table_of([7, 2, 5], 9)
+    table.truncate(keep)
+    assert (table.blocks, table.num_tokens) == (blocks, keep), "keep the blocks that hold the first tokens, no others"
+    assert sorted(table.allocator.returned) == sorted(returned), "what is not kept goes back to the allocator"
+
+
+@pytest.mark.parametrize("keep", [-1, 10])
+def test_truncate_to_a_length_it_does_not_have_is_refused(keep):
+    table = table_of([7, 2, 5], 9)
+    with pytest.raises(ValueError, match=f"cannot keep {keep} tokens of 9"):
+        table.truncate(keep)
+    assert (table.blocks, table.num_tokens) == ([7, 2, 5], 9)
+
+
+def test_a_freed_table_can_be_used_again():
+    allocator = BlockAllocator(4, 4)
+    table = BlockTable(allocator)
+    for _ in range(3):
+        table.append(9)
+        table.free()
+        assert (table.blocks, table.num_tokens, allocator.num_free) == ([], 0, 3)
+        table.free()
+
+
+def test_fragmentation_is_partly_filled_over_allocated_blocks():
+    tables = [table_of([1, 2, 3], 9), table_of([4, 5], 8), table_of([6], 1)]
+    assert fragmentation_ratio(tables) == 2 / 6, "of six blocks two are partly filled"
+
+
+def test_waste_is_unused_over_allocated_slots():
+    tables = [table_of([1, 2, 3], 9), table_of([4, 5], 8), table_of([6], 1)]
+    assert waste_ratio(tables) == 6 / 24, "of 24 slots 18 hold a token"
+
+
+def test_where_nothing_is_allocated_nothing_is_wasted():
+    assert fragmentation_ratio([]) == waste_ratio([]) == 0.0
+    assert fragmentation_ratio([table_of([], 0)]) == waste_ratio([table_of([], 0)]) == 0.0
+
+
+def test_set_kv_writes_through_the_flat_view():
+    pool = KvPool(CONFIG, 6, 4, no_kernel)
+    k, v = torch.ones(2, 2, 8), torch.full((2, 2, 8), 2.0)
+    pool.set_kv(1, torch.tensor([23, 4]), k, v)
+    assert pool.K[1][5, 3].eq(1).all() and pool.K[1][1, 0].eq(1).all(), "slot 23 is block 5, offset 3; slot 4 is block 1"
+    assert pool.V[1][5, 3].eq(2).all() and pool.V[1][1, 0].eq(2).all()
+    assert pool.K[1].sum() == 2 * 16 and not pool.K[0].any(), "another slot or another layer was written"
+
+
+@pytest.mark.parametrize(
+    "k, v", [((1, 2, 8), (2, 2, 8)), ((2, 2, 8), (2, 2, 4)), ((2, 1, 8), (2, 2, 8)), ((3, 2, 8), (3, 2, 8))]
+)
+def test_set_kv_refuses_what_does_not_fit_and_writes_nothing(k, v):
+    pool = KvPool(CONFIG, 6, 4, no_kernel)
+    with pytest.raises(ValueError, match="one row for each slot"):
+        pool.set_kv(0, torch.tensor([4, 5]), torch.ones(k), torch.ones(v))
+    assert not pool.K[0].any() and not pool.V[0].any()
+
+
+def test_copy_blocks_copies_every_layer():
+    pool = pool_of()
+    want = [layer[2].clone() for layer in (*pool.K, *pool.V)]
+    pool.copy_blocks([2], [5])
+    for layer, block in zip((*pool.K, *pool.V), want, strict=True):
+        assert torch.equal(layer[5], block) and torch.equal(layer[2], block)
+
+
+def test_a_chain_of_copies_reads_before_it_writes():
+    pool = pool_of()
+    one, two = pool.K[0][1].clone(), pool.K[0][2].clone()
+    pool.copy_blocks([1, 2], [2, 3])
+    assert torch.equal(pool.K[0][2], one), "block 2 becomes what block 1 was"
+    assert torch.equal(pool.K[0][3], two), "block 3 becomes what block 2 was before, not what it is now"
+
+
+def test_two_blocks_can_swap():
+    pool = pool_of()
+    one, two = pool.V[1][1].clone(), pool.V[1][2].clone()
+    pool.copy_blocks([1, 2], [2, 1])
+    assert torch.equal(pool.V[1][1], two) and torch.equal(pool.V[1][2], one)
+
+
+@pytest.mark.parametrize(
+    "sources, targets, words",
+    [
+        ([1], [2, 3], "1 sources and 2 targets"),
+        ([1, 2], [3, 3], "named twice"),
+        ([1], [0], r"blocks \[0\] are not in 1 … 5"),
+        ([0], [1], r"blocks \[0\]"),
+        ([6], [1], r"blocks \[6\]"),
+        ([-1], [1], r"blocks \[-1\]"),
+    ],
+)
+def test_a_copy_that_makes_no_sense_is_refused_and_copies_nothing(sources, targets, words):
+    pool = pool_of()
+    before = [layer.clone() for layer in (*pool.K, *pool.V)]
+    with pytest.raises(ValueError, match=words):
+        pool.copy_blocks(sources, targets)
+    assert all(torch.equal(a, b) for a, b in zip(before, (*pool.K, *pool.V), strict=True))
+
+
+def test_100_000_random_table_operations_keep_free_and_held_disjoint_and_complete():
+    allocator, chance = BlockAllocator(65, 4), random.Random(0)
+    tables = [BlockTable(allocator) for _ in range(8)]
+    for step in range(100_000):
+        table, before = chance.choice(tables), allocator.num_free
+        action = chance.random()
+        if action < 0.55:
+            count = chance.randrange(12)
+            fits = -(-(table.num_tokens + count) // 4) - len(table.blocks) <= before
+            try:
+                table.append(count)
+                assert fits, f"step {step}: an append went through with too few blocks"
+            except OutOfBlocks:
+                assert not fits and allocator.num_free == before, f"step {step}: a failed append took blocks"
+        elif action < 0.95:
+            table.truncate(chance.randint(0, table.num_tokens))
+        else:
+            table.free()
+        in_tables = [block for t in tables for block in t.blocks]
+        assert len(in_tables) == len(set(in_tables)), f"step {step}: two tables hold one block"
+        assert sorted(in_tables + allocator.free_blocks) == list(range(1, 65)), f"step {step}: free + held is not the pool"
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Three tables on one small pool, against plain numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.allocator = BlockAllocator(9, 4)
+        self.tables, self.counts = [BlockTable(self.allocator) for _ in range(3)], [0, 0, 0]
+
+    def blocks_of(self, count):
+        return -(-count // 4)
+
+    @rule(which=st.integers(0, 2), count=st.integers(0, 14))
+    def append(self, which, count):
+        need = self.blocks_of(self.counts[which] + count) - self.blocks_of(self.counts[which])
+        if need > 8 - sum(map(self.blocks_of, self.counts)):
+            with pytest.raises(OutOfBlocks):
+                self.tables[which].append(count)
+        else:
+            self.tables[which].append(count)
+            self.counts[which] += count
+
+    @rule(which=st.integers(0, 2), share=st.floats(0, 1))
+    def truncate(self, which, share):
+        self.counts[which] = int(self.counts[which] * share)
+        self.tables[which].truncate(self.counts[which])
+
+    @invariant()
+    def every_token_has_a_slot_of_its_own(self):
+        slots = [slot for t, n in zip(self.tables, self.counts, strict=True) for slot in t.slots(0, n)]
+        assert len(slots) == len(set(slots)) == sum(self.counts)
+        assert all(slot >= 4 for slot in slots), "a slot of the null block was given to a request"
+
+    @invariant()
+    def free_and_held_make_up_the_pool(self):
+        held = [block for table in self.tables for block in table.blocks]
+        assert sorted(held + self.allocator.free_blocks) == list(range(1, 9))
+
+
+TestTableMachine = TableMachine.TestCase
+TestTableMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
