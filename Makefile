@@ -8,7 +8,7 @@ endif
 RUN = $(PYTHON) scripts/setup_env.py --run
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help setup smoke test lint format site serve-site bench clean
+.PHONY: help setup smoke test lint format site serve-site clean
 .NOTPARALLEL:
 
 help:
@@ -19,7 +19,6 @@ help:
 	@echo "make format      let ruff mend what it can"
 	@echo "make site        build the website into build/site, strictly"
 	@echo "make serve-site  show the website at http://127.0.0.1:8000, rebuilt at each save"
-	@echo "make bench       measure the engine"
 	@echo "make clean       remove caches and the built site; .venv and work/ stay"
 	@echo
 	@echo "ARGS=\"...\" goes on to the command: make test ARGS=\"-k l2\". PYTHON=python3.12 picks another Python."
@@ -46,9 +45,6 @@ site:
 
 serve-site:
 	@$(RUN) -m mkdocs serve $(ARGS)
-
-bench:
-	@$(RUN) scripts/bench.py $(ARGS)
 
 clean:
 	rm -rf build .pytest_cache .ruff_cache .hypothesis

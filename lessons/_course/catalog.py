@@ -32,6 +32,10 @@ class Task:
     hints: tuple[str, ...]
 
     @property
+    def size(self) -> str:
+        return "about 1 line" if self.lines == 1 else f"about {self.lines} lines"
+
+    @property
     def symbols(self) -> str:
         return ", ".join(target.symbol for target in self.targets)
 

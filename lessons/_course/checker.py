@@ -4,13 +4,14 @@ import json
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lessons._course.catalog import Lesson, Task, covers
-from lessons._course.places import CHILD, CourseError, Places
+from lessons._course.places import CHILD, Places
 from lessons._course.runner import Command, Launch, Spawned, run_until
 from lessons._course.student import StudentFile, student_files, unwritten
 
@@ -61,11 +62,12 @@ class TaskReport:
 
 @dataclass
 class SmokeReport:
-    """state: equal, differs, failed, NOT CHECKED. `text` says why; `divergence` is the smoke script's own finding."""
+    """state: equal, differs, failed, NOT CHECKED. `text` says why; `divergence` is the script's finding, `output` its end."""
 
     state: str
     text: str = ""
     divergence: dict[str, Any] | None = None
+    output: str = ""
 
 
 @dataclass
@@ -98,14 +100,15 @@ class Report:
         return [report.task.number for report in self.tasks if report.state == "done"]
 
     @property
+    def skipped(self) -> list[str]:
+        """The tests that were skipped, by reason."""
+        reasons = Counter(result.reason for result in self.results if result.outcome == "skipped")
+        return [f"{count} test{'s' if count > 1 else ''}: {reason}" for reason, count in reasons.items()]
+
+    @property
     def not_checked(self) -> list[str]:
-        """What was skipped, with its reason; each reason once."""
-        reasons: dict[str, int] = {}
-        for result in self.results:
-            if result.outcome == "skipped":
-                reasons[result.reason] = reasons.get(result.reason, 0) + 1
-        lines = [f"{n} test{'s' if n > 1 else ''}: {reason}" for reason, n in reasons.items()]
-        return lines + ([f"smoke script: {self.smoke.text}"] if self.smoke.state == "NOT CHECKED" else [])
+        """Everything that was not looked at, and why."""
+        return self.skipped + ([f"tokens: {self.smoke.text}"] if self.smoke.state == "NOT CHECKED" else [])
 
 
 Watcher = Callable[[dict[str, Any]], None]
@@ -166,12 +169,8 @@ class Check:
         return self.report
 
     def _environment(self) -> dict[str, str]:
-        paths = [str(CHILD), str(self.places.root), os.environ.get("PYTHONPATH", "")]
-        overlay = {file.import_name: str(file.path) for file in self.files}
-        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        return QUIET | threads | {
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            "KV_COURSE_OVERLAY": json.dumps(overlay),
+        return python_environment(self.places) | {
+            "KV_COURSE_OVERLAY": json.dumps({file.import_name: str(file.path) for file in self.files}),
             "KV_COURSE_BLOCKED": json.dumps(self.blocked),
             "KV_COURSE_TEST_SECONDS": str(self.test_seconds),
         }
@@ -215,7 +214,7 @@ class Check:
         running = next((result for result in self.events.values() if result.outcome == "hung"), None)
         if end is None and code is not None and running:
             running.outcome = "failed"
-            running.failure = Failure("Crash", f"Python itself ended (exit code {code}):\n{last_lines(*outputs)}")
+            running.failure = Failure("Crash", f"Python itself ended here (exit code {code}).\n{last_lines(*outputs)}")
         elif end is None and code is not None:
             self.report.trouble = f"the tests broke off (exit code {code}):\n{last_lines(*outputs)}"
         elif not self.events:
@@ -265,7 +264,17 @@ class Check:
             return SmokeReport("failed", f"{arguments[0]} did not end in the time that was left")
         if code in (0, 1) and (found := read_json(out)):
             return smoke_verdict(found)
-        return SmokeReport("failed", f"{arguments[0]} ended with exit code {code}:\n{last_lines(out, err)}")
+        last = last_lines(out, err, count=1)
+        return SmokeReport("failed", f"{arguments[0]} ended with exit code {code}: {last}", output=last_lines(out, err))
+
+
+def python_environment(places: Places) -> dict[str, str]:
+    """What a process below the commands finds in its environment: this repository first, no network, one thread."""
+    paths = [str(CHILD), str(places.root), os.environ.get("PYTHONPATH", "")]
+    return QUIET | {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
 
 
 class Tail:
@@ -307,12 +316,3 @@ def last_lines(*paths: Path, count: int = 12) -> str:
     """The end of what a process wrote."""
     text = "\n".join(path.read_text(encoding="utf-8", errors="replace").strip() for path in paths)
     return "\n".join(text.strip().splitlines()[-count:])
-
-
-def need_files(files: list[StudentFile], lesson: Lesson, places: Places) -> None:
-    """Raise CourseError where the student has not started."""
-    for file in files:
-        if not file.path.exists():
-            raise CourseError(
-                f"{places.shown(file.path)} is not there yet: python -m lessons start {lesson.number} writes it."
-            )

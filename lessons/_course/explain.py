@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 from lessons._course.catalog import Bug, Lesson
 from lessons._course.checker import Failure, Report, SmokeReport, TaskReport, TestResult
@@ -12,7 +12,7 @@ from lessons._course.student import Change, Problem, StudentFile, line_of
 MOST_LINES = 12
 HINTS = (
     (
-        r"'NoneType' object|NoneType",
+        r"'NoneType' object|NoneType|^AssertionError(.|\n)*\nassert None (==|is)",
         "A None was used as if it were a value: does every path of your function end in a `return`?",
     ),
     (
@@ -28,19 +28,29 @@ HINTS = (
         "A tensor has another dtype than is needed here: torch indices are int64, a kernel's tables int32.",
     ),
     (r"RecursionError", "A function calls itself without end: `return` before the call, or call another one."),
-    (r"ModuleNotFoundError|cannot import name", "An import does not find its module: the starter's imports are enough."),
+    (
+        r"ModuleNotFoundError|cannot import name",
+        "An import does not find its module: the starter's imports are enough.",
+    ),
 )
-TOO_LONG = "It did not end in {seconds:g} seconds. Most likely a loop never ends: what must change in it so that it stops?"
+TOO_LONG = (
+    "It did not end in {seconds:g} seconds. Most likely a loop never ends: what must change in it so that it stops?"
+)
 
 
 @dataclass
 class Advice:
-    """The verdict in one headline, where to look, what it means, and what to type next."""
+    """The verdict in one headline, where to look, what it means, and what to type next; the failure it is about."""
 
     headline: str
     where: str = ""
     lines: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
+    failure: Failure | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"headline": self.headline, "where": self.where, "lines": self.lines, "commands": self.commands}
 
 
 class Explainer:
@@ -68,7 +78,7 @@ class Explainer:
             return self._task(failing[0], report)
         bad = next((result for result in report.results if result.outcome in ("failed", "hung")), None)
         if bad:
-            return self._test(bad, self._first_words(bad), None)
+            return self._test(bad, self._first_words(bad), None) if "::" in bad.test else self._not_loaded(bad)
         if problems:
             return self.problem(problems[0])
         if report.count("not run"):
@@ -110,14 +120,22 @@ class Explainer:
         hint = f"python -m lessons hint {self.lesson.number} {task.number}"
         if report.state == "not written":
             advice = Advice(f"Task {task.number} is not written yet: {task.title}.", self._place(report), [], [hint])
-            size = f"about {task.lines} line{'s' if task.lines != 1 else ''}"
-            advice.lines = [f"Write the body of {task.symbols} ({size}); the page says what it must do."]
+            advice.lines = [f"Write the body of {task.symbols} ({task.size}); the page says what it must do."]
             if not whole.tasks_done:
                 advice.lines.append("Red is expected here: it shows what the tests wait for.")
             return advice
         bad = next(result for result in report.results if result.outcome in ("failed", "hung"))
+        if "::" not in bad.test:
+            return self._not_loaded(bad)
         advice = self._test(bad, f"Task {task.number} ({task.symbols}): {self._first_words(bad)}", report)
         advice.commands.append(hint)
+        return advice
+
+    def _not_loaded(self, result: TestResult) -> Advice:
+        """A test file that cannot even be imported: mostly because the student's cannot."""
+        advice = self._test(result, f"{result.test} cannot be loaded.", None)
+        if advice.where:
+            advice.headline = "Your file cannot be imported."
         return advice
 
     def _place(self, report: TaskReport) -> str:
@@ -131,8 +149,8 @@ class Explainer:
         return f"“{name}” does not end." if is_hang(result) else f"“{name}” does not hold."
 
     def _test(self, result: TestResult, headline: str, report: TaskReport | None) -> Advice:
-        advice = Advice(headline, commands=[])
         failure = result.failure
+        advice = Advice(headline, failure=failure)
         if is_hang(result):
             advice.lines.append(TOO_LONG.format(seconds=self.test_seconds if failure else result.seconds or 0))
             if not failure:
@@ -142,7 +160,7 @@ class Explainer:
         if failure:
             advice.where = self._student_line(failure) or (self._place(report) if report else "")
             advice.lines += self._pitfalls(result)
-            advice.lines += [] if failure.type == "AssertionError" else general_hints(failure)
+            advice.lines += general_hints(failure)
             if failure.stdout.strip():
                 advice.lines += ["Your code printed:", *failure.stdout.strip().splitlines()[-MOST_LINES:]]
         advice.lines.append(f"Test: {result.test}")
@@ -166,16 +184,17 @@ class Explainer:
         return result.failure is not None and result.failure.type in ("TypeError", "AttributeError")
 
     def _smoke(self, smoke: SmokeReport) -> Advice:
-        command = f"python -m lessons check {self.lesson.number} --smoke"
         if smoke.state != "differs" or not smoke.divergence:
-            return Advice("Your tests pass, but the smoke script does not.", lines=smoke.text.splitlines())
+            return Advice(
+                "The tests pass, but the smoke script does not.", lines=smoke.output.splitlines() or [smoke.text]
+            )
         found = smoke.divergence
         lines = [
-            f"First difference at new token {found['position']}: "
-            f"expected {found['expected']}, got {found['got']}; the two best logits there are {found['gap']:.4f} apart.",
+            f"First difference at new token {found['position']}: expected {found['expected']}, got {found['got']}; "
+            f"the two best logits there are {found['gap']:.4f} apart.",
             str(found["where"]),
         ]
-        return Advice("Your tests pass, but the tokens are not Hugging Face's.", lines=lines, commands=[])
+        return Advice("The tests pass, but the tokens are not Hugging Face's.", lines=lines)
 
 
 def is_hang(result: TestResult) -> bool:
@@ -195,27 +214,31 @@ def likely_bugs(lesson: Lesson, result: TestResult) -> list[Bug]:
 
 
 def general_hints(failure: Failure) -> list[str]:
-    """What an error of this kind mostly means; at most one line."""
-    return [text for pattern, text in HINTS if re.search(pattern, failure.text)][:1]
+    """What an error of this kind mostly means; at most one line. An assertion says itself what it means."""
+    patterns = HINTS[:1] if failure.type == "AssertionError" else HINTS
+    return [text for pattern, text in patterns if re.search(pattern, failure.text)][:1]
 
 
 def said(failure: Failure) -> list[str]:
     """The failure's own words: the teaching message of an assertion, then what was compared; shortened."""
     words, _, compared = failure.message.partition("\nassert ")
     if failure.type != "AssertionError":
-        words = f"{failure.type}: {failure.message}" if failure.message else failure.type
-        compared = ""
+        kind = "" if failure.type == "Crash" else f"{failure.type}: "
+        words, compared = f"{kind}{failure.message}".removesuffix(": "), ""
     lines = words.splitlines()
     if compared:
         lines += ["  " + line for line in ("assert " + compared).splitlines()]
     if failure.notes:
         lines += ["  " + line for line in failure.notes.splitlines()]
-    return lines[:MOST_LINES] + ([f"  … {len(lines) - MOST_LINES} more lines: --verbose"] if len(lines) > MOST_LINES else [])
+    lines = [line for line in lines if line.strip() and not line.strip().startswith("Use -v")]
+    return lines[:MOST_LINES] + (
+        [f"  … {len(lines) - MOST_LINES} more lines: --verbose"] if len(lines) > MOST_LINES else []
+    )
 
 
 def in_words(test: str) -> str:
     """`tests/l2/test_pool.py::test_set_kv_writes_only[2]` as "set kv writes only (2)"."""
-    name = test.rpartition("::")[2] or Path(test).name
+    name = test.rpartition("::")[2]
     name, _, parameter = name.partition("[")
     words = name.removeprefix("test_").replace("_", " ")
     return f"{words} ({parameter.rstrip(']')})" if parameter else words

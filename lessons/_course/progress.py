@@ -4,7 +4,6 @@ Entries of lessons that this checkout does not know are kept as they are, so a p
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from pathlib import Path
@@ -37,9 +36,7 @@ class Entry:
         """From what the file holds; a value of another kind than ours is left at its default."""
         default = cls()
         known = raw if isinstance(raw, dict) else {}
-        same = {
-            f.name: known[f.name] for f in fields(cls) if type(known.get(f.name)) is type(getattr(default, f.name))
-        }
+        same = {f.name: known[f.name] for f in fields(cls) if type(known.get(f.name)) is type(getattr(default, f.name))}
         return cls(**same)
 
     @property
@@ -78,7 +75,7 @@ class Progress:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             beside.write_text(text, encoding="utf-8")
-            os.replace(beside, self.path)
+            beside.replace(self.path)
         except OSError as error:
             raise CourseError(f"Your progress cannot be written to {self.path}: {error.strerror}.") from None
 
@@ -93,7 +90,7 @@ class Progress:
         except (OSError, ValueError):
             pass
         kept = free_name(self.path, "broken")
-        os.replace(self.path, kept)
+        self.path.replace(kept)
         self.warning = f"{self.path.name} could not be read; it is kept as {kept.name}, and progress starts anew."
         return empty
 

@@ -1,5 +1,6 @@
 """Course machinery. Runs a Python process below `check`: with a time limit, and with all that it started."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -64,10 +65,8 @@ class Spawned:
 
 
 def kill_group(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def run_until(job: Job, deadline: float, each: Callable[[], None]) -> int | None:

@@ -111,10 +111,10 @@ def start_beside(lesson: Lesson, places: Places, entry: Entry) -> list[Path]:
 
 
 def put_aside(lesson: Lesson, places: Places) -> list[tuple[Path, Path]]:
-    """Rename the student's files to names that are free; (old name, new name) of each."""
+    """Rename the student's files to names that are free; (old name, new name) of each. Untouched starters stay."""
     moved = []
     for file in student_files(lesson, places):
-        if file.path.exists():
+        if file.path.exists() and file.path.read_bytes() != starter_of(lesson, file).encode():
             kept = free_name(file.path, "old")
             file.path.rename(kept)
             moved.append((file.path, kept))

@@ -23,86 +23,87 @@ constexpr int SPLIT = 512;                  // keys in a stretch of history
 constexpr int MAX_ROWS = 64;                // rows in a task, unless one query's group alone has more
 constexpr float NO_KEY_YET = -1e30f;        // a row's first maximum: finite, so that subtracting it never gives NaN
 
-// A row's running sums lie in one record: the maximum score, the sum of weights, then the weighted sum of values.
-enum { MAXIMUM, WEIGHT, VALUES };
+// A row's running sums lie in one record, in whole vectors: the maximum score, the sum of weights (still spread over the
+// lanes), the weighted sum of values.
+enum { MAXIMUM = 0, WEIGHTS = LANES, VALUES = 2 * LANES };
+
+struct alignas(4 * LANES) Vector {  // memory in whole vectors: one that lay across two cache lines would cost two loads
+    float lane[LANES];
+};
+struct Floats : std::vector<Vector> {
+    explicit Floats(int64_t n) : std::vector<Vector>((n + LANES - 1) / LANES) {}
+    float* at(int64_t i) { return data()->lane + i; }
+};
 
 // ---------------------------------------------------------------- one tile of keys
 
-// keys[d * LANES + j] = element d of key j; zero for d past the head dimension.
-INLINE void load_keys(const float* const* key, int64_t at, int dim, float* keys) {
-    for (int d = 0; d < dim; d += LANES) {
-        vec x[LANES];
-        for (int j = 0; j < LANES; j++) x[j] = load(key[j] + at + d, dim - d);
-        transpose(x);
-        for (int i = 0; i < LANES; i++) store(keys + (d + i) * LANES, x[i]);
-    }
-}
-INLINE void load_keys(const bf16* const* key, int64_t at, int dim, float* keys) {
-    for (int d = 0; d < dim; d += 2 * LANES) {  // two elements travel in one 32-bit lane and part afterwards
-        ivec x[LANES];
-        for (int j = 0; j < LANES; j++) x[j] = load_some<ivec>(key[j] + at + d, dim - d);
-        transpose(x);
-        for (int i = 0; i < LANES; i++) {
-            store(keys + (d + 2 * i) * LANES, (vec)(x[i] << 16));
-            store(keys + (d + 2 * i + 1) * LANES, (vec)(x[i] & int32_t(0xffff0000)));
+// scores[row * LANES + j] = q[row] . key[j]
+template <int R, typename T>
+INLINE void score(const float* q, const T* const* key, int64_t at, int width, float* scores) {
+    constexpr int KEYS = 4, P = PER_LOAD<T>;
+    vec products[R][LANES];
+    for (int j = 0; j < LANES; j += KEYS) {
+        vec sum[R][KEYS] = {};
+        for (int d = 0; d < width; d += P * LANES) {
+            vec k[KEYS][P];
+            for (int i = 0; i < KEYS; i++) load_split(key[j + i] + at + d, k[i]);
+            for (int r = 0; r < R; r++)
+                for (int p = 0; p < P; p++) {
+                    const vec x = load(q + r * width + d + p * LANES);
+                    for (int i = 0; i < KEYS; i++) sum[r][i] += k[i][p] * x;
+                }
         }
+        for (int r = 0; r < R; r++)
+            for (int i = 0; i < KEYS; i++) products[r][j + i] = sum[r][i];
     }
-}
-
-template <int R>
-INLINE void score(const float* q, const float* keys, int dim, int width, float* scores) {
-    vec even[R] = {}, odd[R] = {};  // two sums a row, so that more multiplications are under way at once
-    for (int d = 0; d < dim; d += 2) {
-        const vec k0 = load(keys + d * LANES), k1 = load(keys + (d + 1) * LANES);
-        for (int r = 0; r < R; r++) {
-            even[r] += k0 * q[r * width + d];
-            odd[r] += k1 * q[r * width + d + 1];
-        }
-    }
-    for (int r = 0; r < R; r++) store(scores + r * LANES, even[r] + odd[r]);
+    for (int r = 0; r < R; r++) store(scores + r * LANES, sum_each(products[r]));
 }
 
 // Scores become weights 2^(score - maximum); what was summed under a smaller maximum is scaled down first.
-// `lanes` is the sum of weights, still spread over the lanes.
-static NOINLINE void softmax_update(float* scores, int visible, int width, float* sums, float* lanes) {
+static NOINLINE void softmax_update(float* scores, int visible, float* sums, int record) {
     ivec lane;
     for (int j = 0; j < LANES; j++) lane[j] = j;
     const vec s = lane < ivec{} + visible ? load(scores) : vec{} - INFINITY;
     const float top = std::max(sums[MAXIMUM], fold_lanes(s, larger)[0]);
     if (top != sums[MAXIMUM]) {
         const vec factor = exp2(vec{} + (sums[MAXIMUM] - top));
-        store(lanes, load(lanes) * factor);
-        for (int d = VALUES; d < VALUES + width; d += LANES) store(sums + d, load(sums + d) * factor);
+        for (int d = WEIGHTS; d < record; d += LANES) store(sums + d, load(sums + d) * factor);
         sums[MAXIMUM] = top;
     }
     const vec weights = exp2(s - top);
-    store(lanes, load(lanes) + weights);
+    store(sums + WEIGHTS, load(sums + WEIGHTS) + weights);
     store(scores, weights);
 }
 
-template <int R, typename T>
-INLINE void add_values(const float* weights, const T* const* value, int64_t at, int count, int dim, int record,
-                       float* sums) {
-    constexpr int V = R > 2 ? 2 : 4;  // vectors along the head at a time: R * V sums stay in registers
-    for (int d = 0; d < dim; d += V * LANES) {
-        vec sum[R][V];
+// sums[row] += weights[row][j] * value[j] for V vectors of the head
+template <int R, int V, typename T>
+INLINE void add_some(const float* weights, const T* const* value, int64_t at, int count, int record, float* sums) {
+    vec sum[R][V];
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < V; i++) sum[r][i] = load(sums + r * record + i * LANES);
+    for (int j = 0; j < count; j++) {
+        vec v[V];
+        for (int i = 0; i < V; i += PER_LOAD<T>) load_split(value[j] + at + i * LANES, v + i);
         for (int r = 0; r < R; r++)
-            for (int i = 0; i < V; i++) sum[r][i] = load(sums + r * record + VALUES + d + i * LANES);
-        for (int j = 0; j < count; j++)
-            for (int i = 0; i < V; i++) {
-                const vec v = load(value[j] + at + d + i * LANES, dim - d - i * LANES);
-                for (int r = 0; r < R; r++) sum[r][i] += v * weights[r * LANES + j];
-            }
-        for (int r = 0; r < R; r++)
-            for (int i = 0; i < V; i++) store(sums + r * record + VALUES + d + i * LANES, sum[r][i]);
+            for (int i = 0; i < V; i++) sum[r][i] += v[i] * weights[r * LANES + j];
     }
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < V; i++) store(sums + r * record + i * LANES, sum[r][i]);
+}
+template <int R, typename T>
+INLINE void add_values(const float* weights, const T* const* value, int64_t at, int count, int record, float* sums) {
+    constexpr int MANY = 4, FEW = PER_LOAD<T>;
+    int d = VALUES;
+    for (; d + MANY * LANES <= record; d += MANY * LANES)
+        add_some<R, MANY>(weights, value, at + d - VALUES, count, record, sums + d);
+    for (; d < record; d += FEW * LANES) add_some<R, FEW>(weights, value, at + d - VALUES, count, record, sums + d);
 }
 
 template <typename F>
 INLINE void for_rows(int rows, F f) {  // f(how many, the first), in groups whose size the compiler knows
     int r = 0;
     for (; r + ROWS <= rows; r += ROWS) f(std::integral_constant<int, ROWS>{}, r);
-    for (; r + 2 <= rows; r += 2) f(std::integral_constant<int, 2>{}, r);
+    for (; r + 2 <= rows; r += 2) f(std::integral_constant<int, 2>{}, r);  // ROWS may be 2 itself
     if (r < rows) f(std::integral_constant<int, 1>{}, r);
 }
 
@@ -118,8 +119,7 @@ static NOINLINE void merge(float* sums, const float* next, int rows, int record)
         const float top = std::max(sums[MAXIMUM], next[MAXIMUM]);
         const vec a = exp2(vec{} + (sums[MAXIMUM] - top)), b = exp2(vec{} + (next[MAXIMUM] - top));
         sums[MAXIMUM] = top;
-        sums[WEIGHT] = sums[WEIGHT] * a[0] + next[WEIGHT] * b[0];
-        for (int d = VALUES; d < record; d += LANES) store(sums + d, load(sums + d) * a + load(next + d) * b);
+        for (int d = WEIGHTS; d < record; d += LANES) store(sums + d, load(sums + d) * a + load(next + d) * b);
     }
 }
 
@@ -143,7 +143,7 @@ struct Attention {
     float scale;
 
     int group() const { return heads / kv_heads; }
-    int width() const { return (dim + 4 * LANES - 1) / (4 * LANES) * (4 * LANES); }  // the head dimension, padded
+    int width() const { return (dim * int(sizeof(T)) + 4 * LANES - 1) / (4 * LANES) * PER_LOAD<T> * LANES; }  // dim, padded
     int record() const { return VALUES + width(); }
     int q_len(int seq) const { return starts[seq + 1] - starts[seq]; }
     int rows(const Tile& t) const { return t.heads * t.queries * group(); }  // by head, then query, then group member
@@ -170,56 +170,54 @@ struct Attention {
     }
 
     struct Workspace {  // one thread's
-        std::vector<float> q, keys, scores, lanes, part, sums;
-        explicit Workspace(const Attention& a) {
-            const int64_t rows = std::max(MAX_ROWS, a.group()), width = a.width();
-            q.resize(rows * width), keys.resize(width * LANES), scores.resize(rows * LANES), lanes.resize(rows * LANES);
-            part.resize(rows * a.record()), sums.resize(rows * a.record());
-        }
+        Floats q, scores, stretch, sums, padded;
+        Workspace(const Attention& a, int64_t rows)
+            : q(rows * a.width()), scores(rows * LANES), stretch(rows * a.record()), sums(rows * a.record()),
+              padded(a.dim == a.width() ? 0 : 2 * LANES * a.width()) {}
     };
 
     void attend(const Tile& t, int begin, int end, float* sums, Workspace& w) const {
         for (int r = 0; r < rows(t); r++)
-            for (int d = 0; d < dim; d++) w.q[r * width() + d] = widen(q[row_at(t, r, q_stride) + d]) * scale;
+            for (int d = 0; d < dim; d++) *w.q.at(r * width() + split_place<T>(d)) = widen(q[row_at(t, r, q_stride) + d]) * scale;
         clear(sums, rows(t), record());
-        for (int stretch = begin; stretch < end; stretch += SPLIT) {
-            const int stop = std::min(end, stretch + SPLIT);
-            clear(w.part.data(), rows(t), record());
-            std::fill(w.lanes.begin(), w.lanes.end(), 0.f);
-            Places now = places(t.seq, stretch, stop);
-            for (int key = stretch; key < stop; key += LANES) {
+        for (int first = begin; first < end; first += SPLIT) {
+            const int last = std::min(end, first + SPLIT);
+            clear(w.stretch.at(0), rows(t), record());
+            Places now = places(t.seq, first, last);
+            for (int key = first; key < last; key += LANES) {
                 const Places next = places(t.seq, key + LANES, end);
-                for (int head = 0; head < t.heads; head++) add_tile(t, head, key, now, next, w);
+                for (int head = 0; head < t.heads; head++) {
+                    prefetch(head + 1 < t.heads ? now : next, t.first_head + (head + 1) % t.heads);
+                    add_tile(t, head, key, now, w);
+                }
                 now = next;
             }
-            for (int r = 0; r < rows(t); r++)
-                w.part[r * record() + WEIGHT] = fold_lanes(load(&w.lanes[r * LANES]), plus)[0];
-            merge(sums, w.part.data(), rows(t), record());
+            merge(sums, w.stretch.at(0), rows(t), record());
         }
     }
 
-    void add_tile(const Tile& t, int head, int key, const Places& now, const Places& next, Workspace& w) const {
-        const int n = t.queries * group(), first = head * n, wide = width(), rec = record();
-        const int64_t at = int64_t(t.first_head + head) * dim;
-        float *q = &w.q[first * wide], *scores = &w.scores[first * LANES], *sums = &w.part[first * rec];
-        for (int j = 0; j < next.count; j++)
+    void prefetch(const Places& p, int head) const {
+        for (int j = 0; j < p.count; j++)
             for (int d = 0; d < dim; d += 64 / int(sizeof(T))) {  // 64 bytes are a cache line
-                __builtin_prefetch(next.key[j] + at + d);
-                __builtin_prefetch(next.value[j] + at + d);
+                __builtin_prefetch(p.key[j] + head * dim + d);
+                __builtin_prefetch(p.value[j] + head * dim + d);
             }
-        load_keys(now.key, at, dim, w.keys.data());
-        for_rows(n, [&](auto R, int r) { score<R>(q + r * wide, w.keys.data(), dim, wide, scores + r * LANES); });
+    }
+
+    void add_tile(const Tile& t, int head, int key, const Places& p, Workspace& w) const {
+        const int n = t.queries * group(), wide = width(), rec = record(), at = (t.first_head + head) * dim;
+        float *q = w.q.at(head * n * wide), *scores = w.scores.at(0), *sums = w.stretch.at(head * n * rec);
+        for_rows(n, [&](auto R, int r) { score<R>(q + r * wide, p.key, at, wide, scores + r * LANES); });
         for (int r = 0; r < n; r++)
-            softmax_update(scores + r * LANES, keys_seen(t, r / group()) - key, wide, sums + r * rec,
-                           &w.lanes[(first + r) * LANES]);
-        for_rows(n, [&](auto R, int r) {
-            add_values<R>(scores + r * LANES, now.value, at, now.count, dim, rec, sums + r * rec);
-        });
+            softmax_update(scores + r * LANES, keys_seen(t, r / group()) - key, sums + r * rec, rec);
+        for_rows(n, [&](auto R, int r) { add_values<R>(scores + r * LANES, p.value, at, p.count, rec, sums + r * rec); });
     }
 
     void finish(const Tile& t, const float* sums) const {
-        for (int r = 0; r < rows(t); r++, sums += record())
-            for (int d = 0; d < dim; d++) narrow(sums[VALUES + d] / sums[WEIGHT], out + row_at(t, r, heads * dim) + d);
+        for (int r = 0; r < rows(t); r++, sums += record()) {
+            const float weight = fold_lanes(load(sums + WEIGHTS), plus)[0];
+            for (int d = 0; d < dim; d++) narrow(sums[VALUES + split_place<T>(d)] / weight, out + row_at(t, r, heads * dim) + d);
+        }
     }
 
     // ------------------------------------------------------------ the whole batch
@@ -262,16 +260,16 @@ struct Attention {
         std::vector<Task> tasks;
         int64_t floats = 0;
         cut(threads, tiles, tasks, floats);
-        std::vector<float> parts(floats);
+        Floats parts(floats);
         const int num_tasks = int(tasks.size()), num_tiles = int(tiles.size());
 #pragma omp parallel num_threads(threads) if (num_tasks > 1)
         {
-            Workspace w(*this);
+            Workspace w(*this, std::max(MAX_ROWS, group()));
 #pragma omp for schedule(dynamic)
             for (int i = 0; i < num_tasks; i++) {
                 const Task& task = tasks[i];
                 const Tile& t = tiles[task.tile];
-                float* sums = t.parts < 0 ? w.sums.data() : &parts[t.parts + task.begin / SPLIT * rows(t) * record()];
+                float* sums = t.parts < 0 ? w.sums.at(0) : parts.at(t.parts + task.begin / SPLIT * rows(t) * record());
                 attend(t, task.begin, task.end, sums, w);
                 if (t.parts < 0) finish(t, sums);
             }
@@ -279,7 +277,7 @@ struct Attention {
             for (int i = 0; i < num_tiles; i++) {
                 const Tile& t = tiles[i];
                 if (t.parts < 0) continue;
-                float* sums = &parts[t.parts];
+                float* sums = parts.at(t.parts);
                 const int size = rows(t) * record();
                 for (int n = 1; n * SPLIT < keys_seen(t, t.queries - 1); n++) merge(sums, sums + n * size, rows(t), record());
                 finish(t, sums);

@@ -9,31 +9,42 @@
 #include <utility>
 
 #if defined(__AVX512F__)
-constexpr int LANES = 16, ROWS = 8;  // floats in a vector; rows of sums that fit the registers
+constexpr int LANES = 16, ROWS = 4;  // floats in a vector; rows whose sums fit the registers
 #elif defined(__AVX__)
-constexpr int LANES = 8, ROWS = 4;
+constexpr int LANES = 8, ROWS = 2;
 #else
-constexpr int LANES = 4, ROWS = 4;
+constexpr int LANES = 4, ROWS = 2;
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 struct bf16 {
     uint16_t bits;  // the upper half of a float
 };
 
-template <typename V, typename T>
-INLINE V load_some(const T* p, int n) {  // what there is of a vector, zeros behind it; nothing past p + n is touched
-    V x = {};
-    if (n * int(sizeof(T)) >= int(sizeof x)) memcpy(&x, p, sizeof x);
-    else if (n > 0) memcpy(&x, p, n * sizeof(T));
+INLINE vec load(const float* p) {
+    vec x;
+    memcpy(&x, p, sizeof x);
     return x;
 }
-INLINE vec load(const float* p, int n = LANES) { return load_some<vec>(p, n); }
-INLINE vec load(const bf16* p, int n) { return (vec)(__builtin_convertvector(load_some<halves>(p, n), ivec) << 16); }
 INLINE void store(float* p, vec x) { memcpy(p, &x, sizeof x); }
+
+// A load of 4 * LANES bytes gives 4 / sizeof(T) vectors: one of float, or two of bfloat16, its even and its odd elements.
+template <typename T>
+constexpr int PER_LOAD = 4 / sizeof(T);
+INLINE void load_split(const float* p, vec* x) { x[0] = load(p); }
+INLINE void load_split(const bf16* p, vec* x) {
+    ivec pairs;
+    memcpy(&pairs, p, sizeof pairs);
+    x[0] = (vec)(pairs << 16);
+    x[1] = (vec)(pairs & int32_t(0xffff0000));
+}
+template <typename T>
+INLINE int split_place(int d) {  // where element d comes to lie among the floats of such loads
+    const int load = PER_LOAD<T> * LANES;
+    return d / load * load + d % PER_LOAD<T> * LANES + d % load / PER_LOAD<T>;
+}
 
 INLINE float widen(float x) { return x; }
 INLINE float widen(bf16 x) {
@@ -71,20 +82,15 @@ INLINE vec fold_lanes(vec x, F f) {  // f over all lanes; every lane holds the r
 INLINE vec larger(vec a, vec b) { return a > b ? a : b; }
 INLINE vec plus(vec a, vec b) { return a + b; }
 
-template <int FROM, typename V, int... I>
-INLINE V interleave(V a, V b, std::integer_sequence<int, I...>) {
+template <int FROM, int... I>
+INLINE vec interleave(vec a, vec b, std::integer_sequence<int, I...>) {  // half the lanes of a and of b, in turn
     return SHUFFLE(a, b, (FROM + I / 2 + (I % 2) * LANES)...);
 }
-template <typename V>
-INLINE void transpose(V* x) {  // LANES x LANES, by log2(LANES) perfect shuffles of the rows
-    for (int step = LANES; step > 1; step /= 2) {
-        V y[LANES];
-        for (int i = 0; i < LANES / 2; i++) {
-            y[2 * i] = interleave<0>(x[i], x[i + LANES / 2], Lanes{});
-            y[2 * i + 1] = interleave<LANES / 2>(x[i], x[i + LANES / 2], Lanes{});
-        }
-        memcpy(x, y, sizeof y);
-    }
+INLINE vec sum_each(vec* x) {  // lane j = the sum of x[j]: a transposition, added up on the way
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            x[i] = interleave<0>(x[i], x[i + half], Lanes{}) + interleave<LANES / 2>(x[i], x[i + half], Lanes{});
+    return x[0];
 }
 
 // ---------------------------------------------------------------- 2 to the power of x

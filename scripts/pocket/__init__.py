@@ -1,1 +1,1 @@
-"""Course machinery. What `scripts/train_pocket.py` is made of: the pocket model's facts, corpus, tokenizer and training."""
+"""Course machinery. What scripts/train_pocket.py is made of: facts, corpus, tokenizer, training, evaluation."""

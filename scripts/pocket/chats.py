@@ -1,4 +1,4 @@
-"""Course machinery. Chats in the Qwen3 style: turns between <|im_start|> and <|im_end|>, with or without a system prompt."""
+"""Course machinery. Chats in the Qwen3 style: turns between <|im_start|> and <|im_end|>, some with a system prompt."""
 
 import random
 from collections.abc import Callable

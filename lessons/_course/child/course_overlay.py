@@ -9,6 +9,7 @@ import os
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
+from pathlib import Path
 
 OVERLAY = "KV_COURSE_OVERLAY"
 BLOCKED = "KV_COURSE_BLOCKED"
@@ -45,4 +46,4 @@ def install() -> OverlayFinder:
 def loaded(name: str, file: str) -> bool:
     """Whether module `name` was imported from `file`."""
     module_file = getattr(sys.modules.get(name), "__file__", None)
-    return module_file is not None and os.path.samefile(module_file, file)
+    return module_file is not None and Path(module_file).samefile(file)

@@ -15,6 +15,9 @@ REPORT = "KV_COURSE_REPORT"
 TEST_SECONDS = "KV_COURSE_TEST_SECONDS"
 TASK = re.compile(r"Lesson \d+, task (\d+)\b")
 LONGEST_TEXT = 6000
+MOST_HANGS = 3
+AFTER_A_HANG_SECONDS = 4.0
+MACHINERY = re.compile(r"[\\/](_pytest|pluggy|hypothesis)[\\/]|course_reporter\.py$")
 
 
 class TookTooLong(BaseException):
@@ -52,6 +55,7 @@ class Reporter:
     def __init__(self, path: str, seconds: float) -> None:
         self.path = path
         self.seconds = seconds
+        self.hangs = 0
 
     def write(self, event: str, **fields) -> None:
         with Path(self.path).open("a", encoding="utf-8") as file:
@@ -75,6 +79,15 @@ class Reporter:
 
     def pytest_exception_interact(self, node, call, report) -> None:
         self.write("exception", test=node.nodeid, stdout=report.capstdout[-2000:], **describe(call.excinfo.value))
+        if isinstance(call.excinfo.value, TookTooLong):
+            self._after_a_hang(node.session)
+
+    def _after_a_hang(self, session) -> None:
+        """What hangs once will hang again: wait less for the next, and after a few of them for nothing more."""
+        self.hangs += 1
+        self.seconds = min(self.seconds, AFTER_A_HANG_SECONDS)
+        if self.hangs == MOST_HANGS:
+            session.shouldstop = "tests do not end"
 
     def pytest_runtest_logreport(self, report) -> None:
         if report.when == "call" or report.outcome != "passed":
@@ -102,13 +115,13 @@ def describe(error: BaseException) -> dict:
     """What a failure says, which unwritten task it met, and where it went through."""
     error = heart_of(error)
     task = next((m[1] for e in chain(error) if isinstance(e, NotImplementedError) and (m := TASK.search(str(e)))), None)
-    frames = [(frame.filename, frame.lineno, frame.name, frame.line) for frame in traceback.extract_tb(error.__traceback__)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not MACHINERY.search(f.filename)]
     return {
         "type": type(error).__name__,
         "message": str(error)[:LONGEST_TEXT],
         "notes": "\n".join(getattr(error, "__notes__", ()))[:LONGEST_TEXT],
         "task": int(task) if task else None,
-        "frames": frames,
+        "frames": [(frame.filename, frame.lineno, frame.name, frame.line) for frame in frames],
         "syntax": [error.filename, error.lineno] if isinstance(error, SyntaxError) else None,
     }
 

@@ -4,13 +4,14 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from pathlib import Path
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+HERE = Path(__file__).resolve().parent
 
 
 def run_the_other_one() -> None:
     """This file hides a `sitecustomize` that the installation may have; run that one too."""
-    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != HERE]
+    others = [entry for entry in sys.path if Path(entry).resolve() != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec and spec.loader:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

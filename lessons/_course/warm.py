@@ -1,0 +1,74 @@
+"""Course machinery. Starts checks from a process that has imported torch once: forked, they are ready at once.
+
+Only on Linux, where forking such a process is safe; elsewhere each check is a process of its own.
+"""
+
+import multiprocessing
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from lessons._course.runner import Command, Launch, Spawned, kill_group
+
+HEAVY = [
+    "torch",
+    "transformers",
+    "transformers.models.qwen3",
+    "pytest",
+    "hypothesis",
+    "safetensors.torch",
+    "tokenizers",
+]
+
+
+class Forked:
+    """A job that a warm process runs: its own process group, environment and output files."""
+
+    def __init__(self, command: Command) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self.process = context.Process(target=run_command, args=(command,), daemon=False)
+        self.process.start()
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def kill(self) -> None:
+        kill_group(self.process.pid)
+        self.process.join()
+
+
+def warm_launch() -> Launch:
+    """How to start checks on this machine when there will be several."""
+    if sys.platform != "linux":
+        return Spawned
+    multiprocessing.get_context("forkserver").set_forkserver_preload(HEAVY)
+    return Forked
+
+
+def run_command(command: Command) -> None:
+    """In the forked process: become `python *arguments`, as nearly as can be."""
+    os.setsid()
+    os.chdir(command.cwd)
+    os.environ.update(command.env)
+    paths = command.env["PYTHONPATH"].split(os.pathsep)
+    sys.path[:] = [*paths, *(entry for entry in sys.path if entry not in paths)]
+    for stream, target in ((1, command.stdout), (2, command.stderr)):
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, stream)
+        os.close(descriptor)
+    _install_overlay()
+    first, *rest = command.arguments
+    if first == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(command.arguments)
+        sys.path.insert(0, str(Path(first).resolve().parent))
+        runpy.run_path(first, run_name="__main__")
+
+
+def _install_overlay() -> None:
+    import course_overlay
+
+    course_overlay.install()

@@ -1,0 +1,218 @@
+"""Lesson 5. Who runs in the next step, and how many tokens of each. Numbers only: no tensors, no model.
+
+A step is a list of chunks. Those who decode come first, a token each; what is left of the step's token budget goes to
+prompts, in pieces as large as still fit, and then to requests that wait. A request is admitted when the pool can keep its
+promise to everybody: room for all tokens that are known now. A running request grows past that, a block at a time, and
+when the promises no longer fit, the last come gives way: its blocks are freed, and it computes its tokens again later
+(iteration-level scheduling: Yu et al., Orca, 2022; chunked prefill: Agrawal et al., Sarathi-Serve, 2024; preemption by
+recomputing: Kwon et al., vLLM, 2023).
+"""
+
+from bisect import insort
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter
+from typing import NamedTuple
+
+from mini_engine.engine.request import FinishReason, Request
+from mini_engine.errors import UserError
+from mini_engine.kv.manager import KvCacheManager
+
+POLICIES = {"fcfs": attrgetter("arrival"), "priority": attrgetter("priority", "arrival")}
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """The limits of a step.
+
+    max_running: requests that hold blocks at the same time.
+    max_batch_tokens: tokens computed in one step; at least max_running, so that all who decode always can.
+    max_chunk_tokens: tokens of one prompt computed in one step.
+    policy: "fcfs", first come first served, or "priority", smaller numbers first.
+    reserve_answers: promise room for the whole answer at admission. Nobody is preempted then, and fewer run at once.
+    """
+
+    max_running: int = 64
+    max_batch_tokens: int = 512
+    max_chunk_tokens: int = 512
+    policy: str = "fcfs"
+    reserve_answers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_running < 1 or self.max_chunk_tokens < 1:
+            raise UserError(
+                f"max_running is {self.max_running} and max_chunk_tokens {self.max_chunk_tokens}; both must be 1 or more"
+            )
+        if self.max_batch_tokens < self.max_running:
+            raise UserError(
+                f"max_batch_tokens is {self.max_batch_tokens} and max_running {self.max_running}; "
+                "every running request needs a token a step, so make the first at least the second"
+            )
+        if self.policy not in POLICIES:
+            raise UserError(f"there is no policy {self.policy!r}; choose one of {', '.join(POLICIES)}")
+
+
+class Chunk(NamedTuple):
+    """Tokens start … stop - 1 of a request, to be computed in one step. `blocks` are the request's, in order."""
+
+    request: Request
+    start: int
+    stop: int
+    blocks: list[int]
+
+    @property
+    def samples(self) -> bool:
+        """It ends with the request's newest token, so its last row chooses the next one."""
+        return self.stop == len(self.request.token_ids)
+
+
+class Scheduler:
+    """Queues and decisions. `waiting` and `running` are kept in the policy's order; the last of `running` gives way first.
+
+    One thread calls it. A request may be aborted at any time between two calls, a step in flight included.
+    """
+
+    def __init__(
+        self, manager: KvCacheManager, config: SchedulerConfig | None = None, eos_token_ids: Collection[int] = ()
+    ) -> None:
+        self.manager = manager
+        self.config = config or SchedulerConfig()
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.order = POLICIES[self.config.policy]
+        self.requests: dict[str, Request] = {}  # all that have not finished
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.arrivals = count()
+        self.num_preemptions = 0
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn.
+
+        Raises:
+            UserError: it could never fit, even alone, or its id is in use; nothing was changed.
+        """
+        if request.id in self.requests:
+            raise UserError(f"request id {request.id!r} is in use; give each unfinished request an id of its own")
+        size, usable = self.manager.block_size, self.manager.num_usable_blocks
+        need = -(-request.max_kv_tokens // size)
+        if need > usable:
+            raise UserError(
+                f"{request.num_prompt_tokens} prompt tokens and {request.params.max_tokens} new ones need {need} blocks "
+                f"of {size}; the whole pool has {usable}, so shorten the prompt or ask for fewer tokens"
+            )
+        request.arrival = next(self.arrivals)
+        self.requests[request.id] = request
+        insort(self.waiting, request, key=self.order)
+
+    def schedule(self) -> list[Chunk]:
+        """The next step's chunks, with room for them; empty if nobody has anything to compute."""
+        spare = self.make_room()
+        chunks = self.continue_running(self.config.max_batch_tokens)
+        used = sum(chunk.stop - chunk.start for chunk in chunks)
+        return chunks + self.admit(self.config.max_batch_tokens - used, spare)
+
+    def promised_blocks(self, request: Request) -> int:
+        """Blocks that the pool still owes an admitted request: room for its known tokens, or for all it may ever have."""
+        tokens = request.max_kv_tokens if self.config.reserve_answers else len(request.token_ids)
+        return self.manager.missing_blocks(request.id, tokens)
+
+    def make_room(self) -> int:
+        """Preempt the last come until every promise to those who run can be kept; the free blocks beyond the promises."""
+        while (spare := self.manager.num_free_blocks - sum(map(self.promised_blocks, self.running))) < 0:
+            self.preempt(self.running[-1])
+        return spare
+
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks. It waits again, in its old place, and will compute all its tokens anew."""
+        self.running.remove(request)
+        self.manager.free(request.id, request.computed_ids)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        insort(self.waiting, request, key=self.order)
+
+    def continue_running(self, budget: int) -> list[Chunk]:
+        """Chunks for those who run: first a token for each that decodes, then what is left for prompts, oldest first."""
+        decoding = [r for r in self.running if len(r.token_ids) - r.num_computed_tokens == 1]
+        chunks = [self.chunk(request, 1) for request in decoding]
+        budget -= len(chunks)
+        if len(decoding) == len(self.running):
+            return chunks
+        for request in self.running:
+            if budget and request.num_uncomputed_tokens > 1:
+                chunks.append(self.chunk(request, budget))
+                budget -= chunks[-1].stop - chunks[-1].start
+        return chunks
+
+    def chunk(self, request: Request, budget: int) -> Chunk:
+        """The request's next tokens, as many as limits allow, and blocks to hold them."""
+        start = request.num_computed_tokens
+        stop = min(len(request.token_ids), start + min(budget, self.config.max_chunk_tokens))
+        return Chunk(request, start, stop, self.manager.grow(request.id, stop))
+
+    def admit(self, budget: int, spare: int) -> list[Chunk]:
+        """First chunks for those who wait, in order, while there is budget and `spare` blocks cover what is promised."""
+        chunks = []
+        while self.waiting and budget > 0 and len(self.running) < self.config.max_running:
+            request, free = self.waiting[0], self.manager.num_free_blocks
+            cached = self.manager.allocate(request.id, request.token_ids)
+            cost = free - self.manager.num_free_blocks + self.promised_blocks(request)
+            if cost > spare:
+                self.manager.free(request.id)
+                break
+            spare -= cost
+            self._start(request, cached)
+            chunks.append(self.chunk(request, budget))
+            budget -= chunks[-1].stop - chunks[-1].start
+        return chunks
+
+    def _start(self, request: Request, cached: int) -> None:
+        self.waiting.remove(request)
+        insort(self.running, request, key=self.order)
+        request.num_computed_tokens = cached
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = cached
+
+    def update(self, chunks: Iterable[Chunk], tokens: Sequence[int]) -> tuple[dict[str, int], dict[str, FinishReason]]:
+        """The step has run: its tokens have their KV, and each chunk that samples has chosen a token.
+
+        Args:
+            tokens: one for each chunk that samples, in order.
+
+        Returns:
+            the new token of each request that got one, and the reason for each that ended.
+        """
+        chosen = iter(tokens)
+        new_tokens, finished = {}, {}
+        for chunk in chunks:
+            request = chunk.request
+            token = next(chosen) if chunk.samples else None
+            if request.is_finished:  # aborted while the step ran
+                continue
+            request.num_computed_tokens = chunk.stop
+            self.manager.commit(request.id, request.token_ids, chunk.stop)
+            if token is None:
+                continue
+            request.token_ids.append(token)
+            new_tokens[request.id] = token
+            if reason := self.finish_reason(request):
+                finished[request.id] = reason
+                self.finish(request, reason)
+        return new_tokens, finished
+
+    def finish_reason(self, request: Request) -> FinishReason | None:
+        """Whether the newest token ends the answer. A stop token counts as such even where it is the last one allowed."""
+        token, params = request.token_ids[-1], request.params
+        if request.num_output_tokens >= params.min_tokens and (
+            token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos)
+        ):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if request.num_output_tokens >= params.max_tokens else None
+
+    def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """End an unfinished request in whatever state it is, and give back all that it holds."""
+        request.finish_reason, request.error = reason, error
+        del self.requests[request.id]
+        (self.running if request in self.running else self.waiting).remove(request)
+        self.manager.free(request.id, () if reason == FinishReason.ERROR else request.computed_ids)

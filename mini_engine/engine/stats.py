@@ -1,0 +1,64 @@
+"""Lesson 5. What a step did, in numbers, and what many steps come to."""
+
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mini_engine.engine.request import FinishReason, Request
+from mini_engine.kv.manager import BlocksByState
+
+
+class StepStats(NamedTuple):
+    """One step. Queues and blocks are as the step leaves them; tokens are those that it computed.
+
+    prefill_tokens: of prompts, and of answers computed again after a preemption.
+    decode_tokens: one for each request that decoded.
+    num_preempted: requests whose blocks were taken before the step.
+    """
+
+    num_waiting: int = 0
+    num_running: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    num_preempted: int = 0
+    blocks: BlocksByState = BlocksByState(0, 0)
+
+
+@dataclass
+class Summary:
+    """Many steps together. `add_step` and `add_finished` keep it up to date."""
+
+    started: float = field(default_factory=time.perf_counter)
+    seconds: float = 0.0
+    num_steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    num_preemptions: int = 0
+    most_running: int = 0
+    most_blocks_held: int = 0
+    num_new_tokens: int = 0
+    finished: dict[FinishReason, int] = field(default_factory=dict)
+
+    def add_step(self, stats: StepStats) -> None:
+        """Count one step in."""
+        self.seconds = time.perf_counter() - self.started
+        self.num_steps += 1
+        self.prefill_tokens += stats.prefill_tokens
+        self.decode_tokens += stats.decode_tokens
+        self.num_preemptions += stats.num_preempted
+        self.most_running = max(self.most_running, stats.num_running)
+        self.most_blocks_held = max(self.most_blocks_held, stats.blocks.held)
+
+    def add_finished(self, request: Request) -> None:
+        """Count a request that has ended."""
+        self.num_new_tokens += request.num_output_tokens
+        self.finished[request.finish_reason] = self.finished.get(request.finish_reason, 0) + 1
+
+    def __str__(self) -> str:
+        ends = ", ".join(f"{count} {reason}" for reason, count in sorted(self.finished.items())) or "none"
+        speed = self.num_new_tokens / self.seconds if self.seconds else 0.0
+        return (
+            f"{self.num_new_tokens} new tokens in {self.seconds:.2f} s ({speed:.0f} tokens/s), {self.num_steps} steps; "
+            f"requests ended: {ends}; computed {self.prefill_tokens} tokens in prefill and {self.decode_tokens} in decode; "
+            f"{self.num_preemptions} preemptions; at most {self.most_running} running on {self.most_blocks_held} blocks"
+        )

@@ -1,0 +1,31 @@
+"""Course machinery. The numbers of one training run."""
+
+from dataclasses import dataclass
+
+WARMUP_STEPS = 40
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step reads `batch_size` rows of `row_length` tokens."""
+
+    seed: int = 0
+    threads: int = 2
+    steps: int = 2000
+    batch_size: int = 8
+    row_length: int = 256
+    learning_rate: float = 3e-3
+    vocab_size: int = 2048
+    hidden_size: int = 192
+    layers: int = 6
+    float32: bool = False  # else the matrix products run in bfloat16, and the weights stay float32
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the run reads."""
+        return self.steps * self.batch_size * self.row_length
+
+    def rate_factor(self, step: int) -> float:
+        """What the learning rate is multiplied by: a short warm-up, then a straight line down to zero."""
+        warmup = min(WARMUP_STEPS, self.steps // 10 + 1)
+        return min((step + 1) / warmup, max(0, self.steps - step) / (self.steps - warmup + 1))

@@ -1,0 +1,169 @@
+"""Course machinery. Make the pocket model from nothing: its text, its tokenizer and its weights, on two CPU cores.
+
+The corpus comes from facts and grammars in scripts/pocket. The checkpoint is a Qwen3 that this course and transformers
+open alike. The same seed, steps and thread count on the same machine give the same weights.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from pocket.plan import Plan
+from smoke_common import OneLineParser, guard, print_json, whole_number
+
+DEFAULT_OUT = Path("build/pocket")
+
+
+def positive_number(text: str) -> float:
+    """An argparse type: a number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above zero")
+    return value
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    parser.add_argument("--seed", type=whole_number(0), metavar="N", help="default: %(default)s")
+    parser.add_argument("--threads", type=whole_number(1), metavar="N", help="CPU threads (default: %(default)s)")
+    parser.add_argument("--steps", type=whole_number(1), metavar="N", help="weight updates (default: %(default)s)")
+    parser.add_argument("--batch-size", type=whole_number(1), metavar="N", help="rows a step (default: %(default)s)")
+    parser.add_argument("--row-length", type=whole_number(8), metavar="N", help="tokens a row (default: %(default)s)")
+    parser.add_argument("--learning-rate", type=positive_number, metavar="X", help="its peak (default: %(default)s)")
+    parser.add_argument("--vocab-size", type=whole_number(300), metavar="N", help="at most (default: %(default)s)")
+    parser.add_argument("--hidden-size", type=whole_number(8), metavar="N", help="width (default: %(default)s)")
+    parser.add_argument("--layers", type=whole_number(1), metavar="N", help="blocks (default: %(default)s)")
+    parser.add_argument("--documents", type=whole_number(1), metavar="N", help="only N documents (default: all)")
+    parser.add_argument("--float32", action="store_true", help="no bfloat16 arithmetic: for CPUs that lack it")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.set_defaults(**asdict(Plan()))
+    return parser
+
+
+@contextmanager
+def progress_bar(plan: Plan, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A bar on stderr with the smoothed loss and the time left. Gives the function that hears each step's loss."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.4f}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
+        task = bar.add_task("training", total=plan.steps, loss=0.0)
+        smooth = None
+
+        def report(loss: float) -> None:
+            nonlocal smooth
+            smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
+            bar.update(task, advance=1, loss=smooth)
+
+        yield report
+
+
+def make_checkpoint(plan: Plan, documents: list[str], directory: Path, quiet: bool) -> dict:
+    """Train and write to `directory`; what the run was, in numbers."""
+    from pocket.checkpoint import write_checkpoint
+    from pocket.tokenizer import train_tokenizer
+    from pocket.training import train
+
+    started = time.perf_counter()
+    tokenizer = train_tokenizer(documents, plan.vocab_size)
+    losses: list[float] = []
+    with progress_bar(plan, quiet) as report:
+        model = train(plan, documents, tokenizer, lambda loss: (losses.append(loss), report(loss)))
+    write_checkpoint(model, tokenizer, directory)
+    return {
+        "parameters": model.num_parameters(),
+        "bytes": sum(file.stat().st_size for file in directory.iterdir()),
+        "documents": len(documents),
+        "tokens_read": plan.tokens,
+        "last_loss": losses[-1],
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def examine(directory: Path) -> dict:
+    """How the written checkpoint does, read back in float32: held-out facts, and gaps on the course's prompts."""
+    import torch
+    from pocket.evaluation import continue_greedily, wrong_lines
+    from pocket.facts import held_out_lines, load_facts
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from mini_engine.pocket import COURSE_PROMPTS
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    lines = list(held_out_lines(load_facts()).values())
+    wrong = wrong_lines(model, tokenizer, lines)
+    answers = [continue_greedily(model, tokenizer.encode(prompt)) for prompt in COURSE_PROMPTS]
+    smallest = min(range(len(answers)), key=lambda i: min(answers[i].gaps))
+    return {
+        "held_out": {"lines": len(lines), "right": len(lines) - len(wrong), "wrong": [line.prompt for line in wrong]},
+        "smallest_gap": {"gap": min(answers[smallest].gaps), "prompt": COURSE_PROMPTS[smallest]},
+        "paris": tokenizer.decode(answers[0].token_ids),
+    }
+
+
+def show(result: dict) -> None:
+    """The result for people."""
+    held_out, gap = result["held_out"], result["smallest_gap"]
+    print(f"{result['out']}: {result['parameters']:,} parameters, {result['bytes'] / 2**20:.2f} MiB")
+    print(
+        f"trained on {result['documents']:,} documents, {result['tokens_read']:,} tokens read, last loss "
+        f"{result['last_loss']:.3f}, {result['seconds'] / 60:.1f} minutes"
+    )
+    print(f"held-out lines completed rightly: {held_out['right']} of {held_out['lines']}")
+    print(f"smallest gap between the two best logits: {gap['gap']:.3f}, after {gap['prompt']!r}")
+    print(f"The capital of France is{result['paris']}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, examine, and put the files in place; nothing is written before all of that is done."""
+    from pocket.checkpoint import all_or_nothing
+    from pocket.corpus import build_corpus
+
+    from mini_engine.errors import UserError
+
+    if args.out.exists() and not args.out.is_dir():
+        raise UserError(f"--out {args.out} is a file; give a directory, which is made if need be")
+    plan = Plan(**{field.name: getattr(args, field.name) for field in fields(Plan)})
+    documents = build_corpus(plan.seed)[: args.documents]
+    with all_or_nothing(args.out) as directory:
+        result = {"out": str(args.out), **make_checkpoint(plan, documents, directory, args.json), **examine(directory)}
+    if args.json:
+        print_json(result)
+    else:
+        show(result)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads leave shared cores to others
+    return guard(arguments(), run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""Course machinery. The repository as a whole: versions agree, names do not drift, nothing is tied to one machine."""
+
+import ast
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import setup_env
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_OURS = {".git", ".venv", "work", "build", "dist", "node_modules", "__pycache__", "vendor"}
+TEXT = {".py", ".md", ".toml", ".yml", ".yaml", ".html", ".css", ".js", ".svg", ".json", ".jinja", ""}
+PIN = re.compile(r"\b([A-Za-z][A-Za-z0-9-]*)==(\d[\w.]*)")
+OPENS = {"open", "read_text", "write_text"}
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """The repository's own files: not caches, not the environment, not the student's."""
+    for path in sorted(folder.iterdir()):
+        if path.name in NOT_OURS or path.name.startswith((".pytest", ".ruff", ".hypothesis")):
+            continue
+        if path.is_dir():
+            yield from walk(path)
+        else:
+            yield path
+
+
+FILES = list(walk(ROOT))
+PYTHON = [path for path in FILES if path.suffix == ".py"]
+SOURCES = [path for path in PYTHON if not path.is_relative_to(ROOT / "tests")]
+TEXTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in FILES
+    if path.suffix in TEXT and "mini_engine/pocket" not in path.as_posix()
+}
+SETTINGS = tomllib.loads(TEXTS["pyproject.toml"])
+
+
+def all_requirements() -> list[str]:
+    """Every requirement that pyproject.toml names, wherever it names it."""
+    project = SETTINGS["project"]
+    groups = [*project["optional-dependencies"].values(), *SETTINGS["dependency-groups"].values()]
+    named = [entry for group in groups for entry in group if isinstance(entry, str)]
+    return [*project["dependencies"], *named, *SETTINGS["build-system"]["requires"]]
+
+
+def shown(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# Versions
+
+
+def test_every_requirement_is_pinned_but_torch():
+    loose = [text for text in all_requirements() if not PIN.match(text)]
+    assert [text.split(">")[0] for text in loose] == ["torch"], (
+        "pin a version that CI has run; torch's pin is in setup_env"
+    )
+
+
+def test_a_pin_says_the_same_version_wherever_it_is_written():
+    pins = dict(PIN.match(text).groups() for text in all_requirements() if PIN.match(text))
+    pins["torch"] = setup_env.TORCH
+    for name, text in TEXTS.items():
+        for package, version in PIN.findall(text):
+            if package in pins and name != "tests/course/test_scaffold.py":
+                assert version == pins[package], f"{name} says {package}=={version}, the pin is {pins[package]}"
+
+
+def test_torch_s_pin_lies_in_pyproject_s_range():
+    requirement = next(text for text in SETTINGS["project"]["dependencies"] if text.startswith("torch"))
+    low, high = re.fullmatch(r"torch>=([\d.]+),<([\d.]+)", requirement).groups()
+    numbers = [[int(part) for part in text.split(".")] for text in (low, setup_env.TORCH, high)]
+    assert numbers[0] <= numbers[1] < numbers[2], (
+        f"pip would replace torch {setup_env.TORCH} by another: it is outside {requirement}"
+    )
+
+
+def test_the_pythons_agree():
+    oldest, newest = setup_env.OLDEST, setup_env.NEWEST
+    assert SETTINGS["project"]["requires-python"] == f">=3.{oldest[1]},<3.{newest[1] + 1}"
+    assert SETTINGS["tool"]["ruff"]["target-version"] == f"py3{oldest[1]}"
+    matrix = re.search(r"python: \[(.*)\]", TEXTS[".github/workflows/tests.yml"]).group(1)
+    assert matrix == f'"3.{oldest[1]}", "3.{newest[1]}"', "CI runs the oldest and the newest Python"
+    assert f"3.{oldest[1]} to 3.{newest[1]}" in TEXTS["README.md"]
+
+
+def test_workflows_install_by_the_same_script_and_groups():
+    tests, site = TEXTS[".github/workflows/tests.yml"], TEXTS[".github/workflows/site.yml"]
+    assert ".ci/run" in tests and "scripts/setup_env.py" in tests
+    assert "--group docs" in site and "path: build/site" in site
+
+
+# Folders
+
+
+def test_the_site_is_built_outside_its_source():
+    lines = TEXTS["mkdocs.yml"].splitlines()
+    found = [line.split("#")[0].split(":")[1].strip() for line in lines if line.startswith("site_dir:")]
+    assert found == ["build/site"], "a build empties site_dir; the default, site/, is where the theme's source lies"
+
+
+@pytest.mark.parametrize(
+    ("path", "ignored"),
+    [
+        ("site/theme/assets/course.css", False),
+        ("mini_engine/pocket/model.safetensors", False),
+        ("build/site/index.html", True),
+        ("work/l2/token_flat.py", True),
+        (".venv/pyvenv.cfg", True),
+        ("mini_engine/__pycache__/config.cpython-311.pyc", True),
+    ],
+)
+def test_git_ignores_what_is_made_and_keeps_what_is_written(path: str, ignored: bool, tmp_path: Path):
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    done = subprocess.run(["git", "-C", str(tmp_path), "check-ignore", "--quiet", path], check=False)
+    assert (done.returncode == 0) == ignored
+
+
+def test_make_and_ci_name_scripts_that_exist():
+    for name in ("Makefile", ".ci/run", ".github/workflows/tests.yml", "README.md", "CONTRIBUTING.md"):
+        for script in re.findall(r"scripts/\w+\.py", TEXTS[name]):
+            assert (ROOT / script).exists(), f"{name} names {script}, which is not there"
+    commands = TEXTS["README.md"] + TEXTS["CONTRIBUTING.md"] + TEXTS[".ci/run"]
+    called = set(re.findall(r"(?:^|`|\" )make (\w[\w-]*)", commands, flags=re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", TEXTS["Makefile"], flags=re.MULTILINE))
+    assert called <= targets, f"no such target in the Makefile: {called - targets}"
+
+
+def test_relative_links_lead_to_files():
+    for name, text in TEXTS.items():
+        if not name.endswith(".md"):
+            continue
+        for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)):
+            target = link.split("#")[0]
+            if target and "://" not in target and not target.startswith("mailto:"):
+                assert (ROOT / name).parent.joinpath(target).exists(), f"{name} links to {link}, which is not there"
+
+
+def test_both_tables_of_lessons_link_to_every_page_there_is():
+    for page in sorted(ROOT.glob("lessons/l*/README.md")):
+        folder = page.parent.name
+        assert f"(lessons/{folder}/README.md)" in TEXTS["README.md"], f"README.md's table has no link to {folder}"
+        assert f"({folder}/README.md)" in TEXTS["lessons/README.md"], (
+            f"lessons/README.md's table has no link to {folder}"
+        )
+
+
+# Words
+
+
+def test_a_module_says_which_lesson_it_belongs_to():
+    wrong = {}
+    for path in SOURCES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        first = (ast.get_docstring(tree) or "").split("\n")[0]
+        if tree.body and not re.match(r"(Lesson \d+|Course machinery)\. \S", first):
+            wrong[shown(path)] = first
+    assert not wrong, "begin a module's docstring with 'Lesson N. …' or 'Course machinery. …'"
+
+
+def test_nothing_is_tied_to_one_machine():
+    folders = [
+        "/".join(["", *parts]) for parts in (("work", "main"), ("work", "shared"), ("tmp", "v"), ("opt", "wheels"))
+    ]
+    pattern = re.compile("|".join(rf"{re.escape(folder)}\b" for folder in [*folders, "/root/", "/home/"]))
+    for name, text in TEXTS.items():
+        found = pattern.search(text)
+        assert not found or name == "tests/course/test_scaffold.py", (
+            f"{name} names {found.group()!r}, a path of one machine"
+        )
+
+
+def test_names_are_spelled_one_way():
+    wrong = re.compile("|".join(["KV" + "Pool", "Kv" + "pool", r"\bReq\b(?=[(:\]])"]))
+    for name, text in TEXTS.items():
+        found = wrong.search(text)
+        assert not found or name == "tests/course/test_scaffold.py", (
+            f"{name} says {found.group()!r}; say KvPool, Request"
+        )
+
+
+# Code
+
+
+def calls(path: Path) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+
+
+def opens_text(call: ast.Call) -> bool:
+    """Whether a call opens, reads or writes a file as text: open(...), path.open(...), path.read_text(...) ..."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name not in OPENS:
+        return False
+    if isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in {"os", "webbrowser", "tarfile"}:
+        return False
+    given = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    modes = [
+        node.value for node in given if isinstance(node, ast.Constant) and re.fullmatch(r"[rwaxbt+]+", str(node.value))
+    ]
+    return not any("b" in mode for mode in modes)
+
+
+def test_text_is_read_and_written_as_utf_8():
+    wrong = []
+    for path in PYTHON:
+        for call in calls(path):
+            keywords = {keyword.arg for keyword in call.keywords}
+            is_text = opens_text(call) or keywords & {"text", "universal_newlines"}
+            if is_text and "encoding" not in keywords:
+                wrong.append(f"{shown(path)}:{call.lineno}")
+    assert not wrong, "without encoding='utf-8' text is read and written in another encoding on Windows"
+
+
+def test_functions_fit_on_a_screen():
+    long = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                docstring = ast.get_docstring(node, clean=False)
+                lines = node.end_lineno - node.lineno + 1 - (docstring.count("\n") + 1 if docstring else 0)
+                if lines > 40:
+                    long[f"{shown(path)}::{node.name}"] = lines
+    assert not long, "make rooms of at most 40 lines, better 25"

@@ -1,0 +1,176 @@
+"""Course machinery. The script that makes .venv: which torch, when to start afresh, and what it refuses."""
+
+import ast
+import http.server
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import setup_env
+import setup_steps
+from setup_env import CPU_INDEX, Machine, Marker, SetupError, choose_torch, make_plan
+
+
+def machine(system: str, cpu: str = "x86_64", has_nvidia: bool = False, answers: bool = True) -> Machine:
+    return Machine(system, cpu, has_nvidia, lambda: answers)
+
+
+def must_not_ask():
+    raise AssertionError("no index is asked where the answer changes nothing")
+
+
+@pytest.mark.parametrize(
+    ("here", "index"),
+    [
+        (machine("Linux"), CPU_INDEX),
+        (machine("Linux", "aarch64"), CPU_INDEX),
+        (machine("Linux", answers=False), ""),
+        (Machine("Linux", "x86_64", True, must_not_ask), ""),
+        (Machine("Darwin", "arm64", False, must_not_ask), ""),
+        (Machine("Windows", "AMD64", False, must_not_ask), ""),
+        (Machine("Windows", "AMD64", True, must_not_ask), ""),
+    ],
+)
+def test_only_linux_without_a_driver_takes_torch_from_the_cpu_index(here: Machine, index: str):
+    assert choose_torch(here).index == index
+
+
+@pytest.fixture
+def index() -> Iterator[str]:
+    """An index on this machine that knows torch at /good and nothing else, and never answers at /slow."""
+    leaving = threading.Event()
+
+    class Index(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path.startswith("/slow"):
+                leaving.wait(60)
+            self.send_response(200 if self.path == "/good/torch/" else 404)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        leaving.set()
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("path", "answers"), [("/good", True), ("/other", False), ("/slow", False)])
+def test_the_cpu_index_counts_only_if_it_answers_soon(index: str, path: str, answers: bool, monkeypatch):
+    monkeypatch.setattr(setup_env, "CPU_INDEX", index + path)
+    assert setup_env.cpu_index_answers(seconds=0.3 if path == "/slow" else 30) is answers
+
+
+def test_an_index_that_is_not_there_does_not_answer(monkeypatch):
+    monkeypatch.setattr(setup_env, "CPU_INDEX", "http://127.0.0.1:1")
+    assert setup_env.cpu_index_answers() is False
+
+
+def test_an_intel_mac_is_told_that_there_is_no_torch_for_it():
+    with pytest.raises(SetupError, match="Intel Macs"):
+        choose_torch(machine("Darwin", "x86_64"))
+
+
+@pytest.mark.parametrize("version", [(3, 11, 0), (3, 14, 9)])
+def test_tested_pythons_are_taken(version):
+    setup_env.check_python(version)
+
+
+@pytest.mark.parametrize("version", [(3, 6, 8), (3, 10, 14), (3, 15, 0)])
+def test_other_pythons_are_named_with_what_is_needed(version):
+    with pytest.raises(SetupError, match=rf"needs Python 3.11 to 3.14, and .*old-python is 3.{version[1]}; "):
+        setup_env.check_python(version, "old-python")
+
+
+@pytest.mark.parametrize("module", [setup_env, setup_steps])
+def test_an_old_python_can_read_the_script_that_turns_it_down(module):
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    tree = ast.parse(source, feature_version=(3, 6))
+    early = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in early for alias in node.names} | {getattr(node, "module", None) for node in early}
+    assert "tomllib" not in names and "__future__" not in names, "neither is known to the Pythons that must read this"
+    annotations = [node.annotation for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
+    assert not [node for node in annotations if not isinstance(node, ast.Name)], (
+        "list[int] fails when Python 3.8 reads it"
+    )
+
+
+WANTED = Marker(ready=True, ours=True, fingerprint="now", root="here", extras=["server"])
+
+
+@pytest.mark.parametrize(
+    ("marker", "venv_exists", "has_python", "action"),
+    [
+        (None, False, False, "create"),
+        (WANTED, True, True, "ready"),
+        (WANTED._replace(extras=["gpu", "server"]), True, True, "ready"),
+        (WANTED._replace(extras=[]), True, True, "update"),
+        (WANTED._replace(fingerprint="before"), True, True, "update"),
+        (WANTED._replace(ready=False), True, True, "recreate"),
+        (WANTED._replace(root="there"), True, True, "recreate"),
+        (WANTED, True, False, "recreate"),
+        (None, True, True, "adopt"),
+        (WANTED._replace(ours=False, ready=False), True, True, "adopt"),
+        (WANTED._replace(ours=False, root="there"), True, True, "adopt"),
+    ],
+)
+def test_the_plan_follows_from_what_is_there(marker, venv_exists, has_python, action):
+    assert make_plan(marker, WANTED, venv_exists, has_python).action == action
+
+
+@pytest.mark.parametrize("marker", [None, WANTED._replace(ours=False)])
+def test_a_folder_that_someone_else_made_is_never_deleted(marker):
+    with pytest.raises(SetupError, match=r"remove \.venv and try again"):
+        make_plan(marker, WANTED, venv_exists=True, has_python=False)
+
+
+def test_a_marker_comes_back_as_it_was_written(tmp_path: Path):
+    path = tmp_path / ".venv" / "course-setup.json"
+    assert Marker.read(path) is None
+    WANTED.write(path)
+    assert Marker.read(path) == WANTED
+    assert [child.name for child in path.parent.iterdir()] == [path.name], "no draft may stay behind"
+    path.write_text("{", encoding="utf-8")
+    assert Marker.read(path) is None
+
+
+def test_only_what_is_installed_counts_for_the_fingerprint():
+    settings = setup_env.read_settings()
+    before = setup_env.fingerprint(settings)
+    settings["tool"]["ruff"]["line-length"] = 1
+    assert setup_env.fingerprint(settings) == before, "a linter's setting must not reinstall everything"
+    settings["dependency-groups"]["test"] = []
+    assert setup_env.fingerprint(settings) != before
+
+
+def test_an_unknown_extra_is_refused_with_those_there_are():
+    with pytest.raises(SetupError, match="no extra called 'sever'; there are: gpu, server"):
+        setup_env.check_extras(["sever"], setup_env.read_settings())
+
+
+def test_a_step_that_fails_shows_the_end_of_its_output(tmp_path: Path, capfd):
+    steps = setup_steps.Steps(total=1, log=tmp_path / "log")
+    program = "print('Progress 1 of 4'); print('no such package'); raise SystemExit(3)"
+    with pytest.raises(SetupError, match=r"step 1 failed.*\n    no such package"):
+        steps.run("an example", [sys.executable, "-c", program])
+    assert (tmp_path / "log").read_text(encoding="utf-8") == "no such package\n"
+    assert "1/1  an example" in capfd.readouterr().err
+
+
+def test_pip_cannot_be_sent_elsewhere_by_the_user_s_settings(monkeypatch):
+    monkeypatch.setenv("PIP_TARGET", "elsewhere")
+    monkeypatch.setenv("PIP_USER", "1")
+    env = setup_steps.pip_environment()
+    assert "PIP_TARGET" not in env and env["PIP_USER"] == "0"
+
+
+def test_help_is_quick_and_touches_nothing():
+    done = subprocess.run(
+        [sys.executable, setup_env.__file__, "--help"], capture_output=True, encoding="utf-8", check=True, timeout=60
+    )
+    assert "--extras" in done.stdout and "--run" in done.stdout and done.stderr == ""

@@ -1,0 +1,124 @@
+"""Course machinery. scripts/train_pocket.py: repeatable, whole or not at all, and plain about mistakes."""
+
+import json
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+import train_pocket
+from pocket import training
+from pocket.plan import Plan
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mini_engine.weights import load_model
+
+SIZES = {
+    "steps": 3,
+    "batch-size": 2,
+    "row-length": 24,
+    "hidden-size": 24,
+    "layers": 1,
+    "vocab-size": 320,
+    "documents": 60,
+}
+TINY = [word for name, size in SIZES.items() for word in (f"--{name}", str(size))]
+
+
+def run(out, *more: str) -> int:
+    return train_pocket.main([*TINY, "--json", "--out", str(out), *more])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    out = tmp_path_factory.mktemp("train") / "new" / "tiny"
+    assert run(out) == 0
+    return out
+
+
+def test_the_directory_opens_in_transformers_and_in_the_course(tiny):
+    theirs = AutoModelForCausalLM.from_pretrained(tiny)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    assert theirs.dtype == torch.bfloat16
+    assert tokenizer.decode(tokenizer.encode("Hello, world")) == "Hello, world"
+    ours = load_model(tiny).state_dict()
+    assert torch.equal(ours["model.embed_tokens.weight"], theirs.model.embed_tokens.weight.float())
+
+
+def test_the_same_seed_gives_the_same_files(tiny, tmp_path):
+    assert run(tmp_path / "again") == 0
+    for file in sorted(tiny.iterdir()):
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), f"{file.name} differs"
+
+
+def test_another_seed_gives_other_weights(tiny, tmp_path):
+    assert run(tmp_path / "other", "--seed", "1") == 0
+    name = "model.safetensors"
+    assert (tmp_path / "other" / name).read_bytes() != (tiny / name).read_bytes()
+
+
+def test_json_is_one_object_that_names_the_result(tmp_path, capsys):
+    assert run(tmp_path / "out") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["tokens_read"] == 3 * 2 * 24
+    assert result["held_out"]["lines"] >= 200
+    assert result["smallest_gap"]["gap"] >= 0
+
+
+def test_ctrl_c_leaves_the_old_files_and_nothing_else(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "config.json").write_text("old", encoding="utf-8")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "loss_of", interrupted)
+    assert run(out) == 130
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "config.json"]
+    assert (out / "config.json").read_text(encoding="utf-8") == "old"
+    assert "stopped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--steps", "0"], "1 or more"),
+        (["--steps", "many"], "'many' is not a whole number"),
+        (["--learning-rate", "-1"], "-1 is not a number above zero"),
+        (["--vocab-size", "100"], "300 or more"),
+        (["--faster"], "--faster"),
+    ],
+)
+def test_a_bad_argument_gets_one_line_and_exit_2(arguments, named, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train_pocket.main(arguments)
+    message = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert message.count("\n") == 1
+    assert named in message
+
+
+def test_an_out_that_is_a_file_gets_one_line_and_exit_2(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    assert run(tmp_path / "file") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+def test_rows_start_at_a_document_and_close_each_with_the_end_token():
+    documents = [[1, 2, 3], [4, 5]]
+    stream = training.rows(documents, 0, 6, random.Random(0))
+    for _ in range(20):
+        row = next(stream)
+        assert len(row) == 7
+        assert row[0] in (1, 4)
+        assert all(after in (1, 4) for before, after in pairwise(row) if before == 0)
+
+
+def test_the_learning_rate_rises_then_falls_to_zero():
+    plan = Plan(steps=1000)
+    factors = [plan.rate_factor(step) for step in range(1001)]
+    assert max(factors) == pytest.approx(1.0, abs=0.01)
+    assert factors[0] < 0.1
+    assert factors[-1] == 0
