@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from pathlib import Path
 
 NEEDED = ("typer", "rich")
 
@@ -12,9 +13,9 @@ def complaint():
         return "Python 3.11 or newer is needed; this is {}.{}.".format(*sys.version_info[:2])
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        return "{} not installed in {}: see 'Start' in README.md, then try again.".format(
-            " and ".join(missing), sys.executable
-        )
+        there = (Path(__file__).resolve().parents[1] / ".venv").is_dir()
+        advice = "activate .venv first" if there else "see 'Start' in README.md"
+        return "{} not installed for {}: {}.".format(" and ".join(missing), sys.executable, advice)
     return ""
 
 

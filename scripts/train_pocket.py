@@ -118,7 +118,7 @@ def examine(directory: Path) -> dict:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     lines = list(held_out_lines(load_facts()).values())
     wrong = wrong_lines(model, tokenizer, lines)
-    answers = [continue_greedily(model, tokenizer.encode(prompt)) for prompt in COURSE_PROMPTS]
+    answers = continue_greedily(model, [tokenizer.encode(prompt) for prompt in COURSE_PROMPTS])
     smallest = min(range(len(answers)), key=lambda i: min(answers[i].gaps))
     return {
         "held_out": {"lines": len(lines), "right": len(lines) - len(wrong), "wrong": [line.prompt for line in wrong]},

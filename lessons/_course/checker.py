@@ -62,7 +62,10 @@ class TaskReport:
 
 @dataclass
 class SmokeReport:
-    """state: equal, differs, failed, NOT CHECKED. `text` says why; `divergence` is the script's finding, `output` its end."""
+    """state: equal, differs, failed, NOT CHECKED. `text` says why.
+
+    divergence: the first difference, as the script's `--json` gives it. output: the end of what it printed.
+    """
 
     state: str
     text: str = ""

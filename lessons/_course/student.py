@@ -93,8 +93,9 @@ def start(lesson: Lesson, places: Places, entry: Entry) -> list[Path]:
     for file in student_files(lesson, places):
         if not file.path.exists():
             write_new(file.path, starter_of(lesson, file))
-            note_starter(lesson, file, entry)
             written.append(file.path)
+        if file.path in written or file.module not in entry.starters:
+            note_starter(lesson, file, entry)
     entry.started = entry.started or today()
     return written
 

@@ -5,7 +5,7 @@
     q             [T, H_q, D]                          the step's queries, all sequences packed one after the other
     k_cache       [num_blocks, block_size, H_kv, D]    one layer's keys; token i of a sequence lies in block
     v_cache       as k_cache                           block_table[s, i // block_size] at offset i % block_size
-    cu_seqlens_q  [S + 1] int32                        sequence s owns rows cu_seqlens_q[s] … cu_seqlens_q[s + 1] - 1 of q
+    cu_seqlens_q  [S + 1] int32                        q rows cu_seqlens_q[s] … cu_seqlens_q[s + 1] - 1 are sequence s
     seq_lens_kv   [S] int32                            keys each sequence has, this step's own included
     block_table   [S, max_blocks] int32                each sequence's blocks in order; what follows them is not read
     scale         float                                multiplies q·k, usually D ** -0.5

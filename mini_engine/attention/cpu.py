@@ -1,7 +1,7 @@
 """Lesson 3. The C++ kernel, `paged_cpu.cpp`: compiled when first asked for, kept in the user's cache directory.
 
-The source knows nothing of Python or torch: it takes pointers and sizes, so any C++17 compiler builds it in seconds, and
-ctypes calls it.
+The source knows nothing of Python or torch: it takes pointers and sizes, so any C++17 compiler builds it in seconds
+and ctypes calls it.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ def _library() -> ctypes.CDLL:
     with _build_dir() as (folder, keep):
         library = _compile(compiler, folder / name)
         if keep:
-            os.replace(folder / name, kept)  # whole or not at all, whoever else is building
+            (folder / name).replace(kept)  # whole or not at all, whoever else is building
         return library
 
 
@@ -148,6 +148,6 @@ def _fingerprint() -> str:
 
 def _processor() -> str:
     """What this processor can do, as Linux tells it, or its name elsewhere."""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
         return next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return platform.processor()

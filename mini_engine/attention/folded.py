@@ -1,8 +1,8 @@
 """Lesson 3. The fastest paged attention that torch alone can do: no compiler, any device.
 
 Three things set it apart from the reference. Each sequence is copied into the same buffer, so the copy is still in the
-processor's cache when attention reads it. In decode the query heads of a group are folded into the query length, so that
-their keys and values are read once for all of them. And a whole prompt needs no mask.
+processor's cache when attention reads it. In decode the query heads of a group are folded into the query length, so
+that their keys and values are read once for all of them. And a whole prompt needs no mask.
 """
 
 from itertools import pairwise

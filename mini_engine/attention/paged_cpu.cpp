@@ -32,21 +32,22 @@ struct alignas(4 * LANES) Vector {  // memory in whole vectors: one that lay acr
 };
 struct Floats : std::vector<Vector> {
     explicit Floats(int64_t n) : std::vector<Vector>((n + LANES - 1) / LANES) {}
-    float* at(int64_t i) { return data()->lane + i; }
+    float* at(int64_t i) { return (float*)data() + i; }
 };
 
 // ---------------------------------------------------------------- one tile of keys
 
-// scores[row * LANES + j] = q[row] . key[j]
+// scores[row * LANES + j] = q[row] . key[j]. Meanwhile the same lines of the keys `ahead` are called up.
 template <int R, typename T>
-INLINE void score(const float* q, const T* const* key, int64_t at, int width, float* scores) {
-    constexpr int KEYS = 4, P = PER_LOAD<T>;
+INLINE void score(const float* q, const T* const* key, const T* const* ahead, int width, float* scores) {
+    constexpr int KEYS = std::min(LANES, SUMS / R), P = PER_LOAD<T>;
     vec products[R][LANES];
     for (int j = 0; j < LANES; j += KEYS) {
         vec sum[R][KEYS] = {};
         for (int d = 0; d < width; d += P * LANES) {
             vec k[KEYS][P];
-            for (int i = 0; i < KEYS; i++) load_split(key[j + i] + at + d, k[i]);
+            for (int i = 0; i < KEYS; i++) load_split(key[j + i] + d, k[i]);
+            for (int i = 0; i < KEYS && ahead; i++) prefetch(ahead[j + i] + d);
             for (int r = 0; r < R; r++)
                 for (int p = 0; p < P; p++) {
                     const vec x = load(q + r * width + d + p * LANES);
@@ -75,35 +76,32 @@ static NOINLINE void softmax_update(float* scores, int visible, float* sums, int
     store(scores, weights);
 }
 
-// sums[row] += weights[row][j] * value[j] for V vectors of the head
+// sums[row] += weights[row * LANES + j] * value[j], for the vectors from d on: V at a time, then half as many.
 template <int R, int V, typename T>
-INLINE void add_some(const float* weights, const T* const* value, int64_t at, int count, int record, float* sums) {
-    vec sum[R][V];
-    for (int r = 0; r < R; r++)
-        for (int i = 0; i < V; i++) sum[r][i] = load(sums + r * record + i * LANES);
-    for (int j = 0; j < count; j++) {
-        vec v[V];
-        for (int i = 0; i < V; i += PER_LOAD<T>) load_split(value[j] + at + i * LANES, v + i);
+INLINE void add_values(const float* weights, const T* const* value, const T* const* ahead, int count, int d, int width,
+                       int record, float* sums) {
+    for (; d + V * LANES <= width; d += V * LANES) {
+        vec sum[R][V], v[V];
         for (int r = 0; r < R; r++)
-            for (int i = 0; i < V; i++) sum[r][i] += v[i] * weights[r * LANES + j];
+            for (int i = 0; i < V; i++) sum[r][i] = load(sums + r * record + d + i * LANES);
+        for (int j = 0; j < count; j++) {
+            for (int i = 0; i < V; i += PER_LOAD<T>) load_split(value[j] + d + i * LANES, v + i);
+            for (int i = 0; i < V && ahead; i += PER_LOAD<T>) prefetch(ahead[j] + d + i * LANES);
+            for (int r = 0; r < R; r++)
+                for (int i = 0; i < V; i++) sum[r][i] += v[i] * weights[r * LANES + j];
+        }
+        for (int r = 0; r < R; r++)
+            for (int i = 0; i < V; i++) store(sums + r * record + d + i * LANES, sum[r][i]);
     }
-    for (int r = 0; r < R; r++)
-        for (int i = 0; i < V; i++) store(sums + r * record + i * LANES, sum[r][i]);
-}
-template <int R, typename T>
-INLINE void add_values(const float* weights, const T* const* value, int64_t at, int count, int record, float* sums) {
-    constexpr int MANY = 4, FEW = PER_LOAD<T>;
-    int d = VALUES;
-    for (; d + MANY * LANES <= record; d += MANY * LANES)
-        add_some<R, MANY>(weights, value, at + d - VALUES, count, record, sums + d);
-    for (; d < record; d += FEW * LANES) add_some<R, FEW>(weights, value, at + d - VALUES, count, record, sums + d);
+    if constexpr (V > PER_LOAD<T>) add_values<R, V / 2>(weights, value, ahead, count, d, width, record, sums);
 }
 
 template <typename F>
 INLINE void for_rows(int rows, F f) {  // f(how many, the first), in groups whose size the compiler knows
+    constexpr int MANY = SUMS / 4;
     int r = 0;
-    for (; r + ROWS <= rows; r += ROWS) f(std::integral_constant<int, ROWS>{}, r);
-    for (; r + 2 <= rows; r += 2) f(std::integral_constant<int, 2>{}, r);  // ROWS may be 2 itself
+    for (; r + MANY <= rows; r += MANY) f(std::integral_constant<int, MANY>{}, r);
+    for (; r + 2 <= rows; r += 2) f(std::integral_constant<int, 2>{}, r);
     if (r < rows) f(std::integral_constant<int, 1>{}, r);
 }
 
@@ -159,8 +157,8 @@ struct Attention {
     };
     Places places(int seq, int begin, int end) const {
         Places p;
-        p.count = std::max(0, std::min(LANES, end - begin));
-        for (int j = 0; j < LANES && p.count; j++) {
+        p.count = std::min(LANES, end - begin);
+        for (int j = 0; j < LANES; j++) {
             const int token = j < p.count ? begin + j : begin;
             const int64_t block = table[int64_t(seq) * max_blocks + token / block_size];
             const int64_t at = (block * block_size + token % block_size) * kv_heads * dim;
@@ -170,11 +168,24 @@ struct Attention {
     }
 
     struct Workspace {  // one thread's
-        Floats q, scores, stretch, sums, padded;
+        Floats q, scores, stretch, sums;
+        std::vector<T> padded;  // keys and values of a tile, where the head dimension does not fill whole loads
         Workspace(const Attention& a, int64_t rows)
             : q(rows * a.width()), scores(rows * LANES), stretch(rows * a.record()), sums(rows * a.record()),
               padded(a.dim == a.width() ? 0 : 2 * LANES * a.width()) {}
     };
+
+    Places of_head(Places p, int head, Workspace& w) const {  // one head's part of them, padded with zeros to whole loads
+        for (int j = 0; j < LANES; j++) {
+            p.key[j] += head * dim, p.value[j] += head * dim;
+            if (w.padded.empty()) continue;
+            T *key = &w.padded[2 * j * width()], *value = key + width();
+            std::copy(p.key[j], p.key[j] + dim, key);
+            std::copy(p.value[j], p.value[j] + dim, value);
+            p.key[j] = key, p.value[j] = value;
+        }
+        return p;
+    }
 
     void attend(const Tile& t, int begin, int end, float* sums, Workspace& w) const {
         for (int r = 0; r < rows(t); r++)
@@ -185,32 +196,29 @@ struct Attention {
             clear(w.stretch.at(0), rows(t), record());
             Places now = places(t.seq, first, last);
             for (int key = first; key < last; key += LANES) {
-                const Places next = places(t.seq, key + LANES, end);
-                for (int head = 0; head < t.heads; head++) {
-                    prefetch(head + 1 < t.heads ? now : next, t.first_head + (head + 1) % t.heads);
-                    add_tile(t, head, key, now, w);
-                }
+                const Places next = key + LANES < end ? places(t.seq, key + LANES, end) : now;
+                for (int head = 0; head < t.heads; head++) add_tile(t, head, key, now, next, w);
                 now = next;
             }
             merge(sums, w.stretch.at(0), rows(t), record());
         }
     }
 
-    void prefetch(const Places& p, int head) const {
-        for (int j = 0; j < p.count; j++)
-            for (int d = 0; d < dim; d += 64 / int(sizeof(T))) {  // 64 bytes are a cache line
-                __builtin_prefetch(p.key[j] + head * dim + d);
-                __builtin_prefetch(p.value[j] + head * dim + d);
-            }
-    }
-
-    void add_tile(const Tile& t, int head, int key, const Places& p, Workspace& w) const {
+    void add_tile(const Tile& t, int head, int key, const Places& now, const Places& next, Workspace& w) const {
         const int n = t.queries * group(), wide = width(), rec = record(), at = (t.first_head + head) * dim;
+        const Places p = of_head(now, t.first_head + head, w);
         float *q = w.q.at(head * n * wide), *scores = w.scores.at(0), *sums = w.stretch.at(head * n * rec);
-        for_rows(n, [&](auto R, int r) { score<R>(q + r * wide, p.key, at, wide, scores + r * LANES); });
+        const T *keys_ahead[LANES], *values_ahead[LANES];
+        for (int j = 0; j < LANES; j++) keys_ahead[j] = next.key[j] + at, values_ahead[j] = next.value[j] + at;
+        for_rows(n, [&](auto R, int r) {
+            score<R>(q + r * wide, p.key, r ? nullptr : keys_ahead, wide, scores + r * LANES);
+        });
         for (int r = 0; r < n; r++)
             softmax_update(scores + r * LANES, keys_seen(t, r / group()) - key, sums + r * rec, rec);
-        for_rows(n, [&](auto R, int r) { add_values<R>(scores + r * LANES, p.value, at, p.count, rec, sums + r * rec); });
+        for_rows(n, [&](auto R, int r) {
+            add_values<R, SUMS / R>(scores + r * LANES, p.value, r ? nullptr : values_ahead, p.count, 0, wide, rec,
+                                    sums + r * rec + VALUES);
+        });
     }
 
     void finish(const Tile& t, const float* sums) const {

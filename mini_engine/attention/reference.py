@@ -37,7 +37,7 @@ def gather(cache: Tensor, block_ids: Tensor, kv_len: int) -> Tensor:
 
     Args:
         cache: `[num_blocks, block_size, H_kv, D]`.
-        block_ids: `[max_blocks]`, the sequence's row of the block table; only the first ceil(kv_len / block_size) are read.
+        block_ids: `[max_blocks]`, the sequence's row of the block table; what it needs is read, the rest is not.
 
     Raises:
         IndexError: one of those blocks is not in the cache. (`cache[block_ids]` would take -1 for the last block.)

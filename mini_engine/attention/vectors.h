@@ -9,11 +9,11 @@
 #include <utility>
 
 #if defined(__AVX512F__)
-constexpr int LANES = 16, ROWS = 4;  // floats in a vector; rows whose sums fit the registers
+constexpr int LANES = 16, SUMS = 16;  // floats in a vector; sums that fit the registers with room to spare
 #elif defined(__AVX__)
-constexpr int LANES = 8, ROWS = 2;
+constexpr int LANES = 8, SUMS = 8;
 #else
-constexpr int LANES = 4, ROWS = 2;
+constexpr int LANES = 4, SUMS = 8;
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -40,6 +40,8 @@ INLINE void load_split(const bf16* p, vec* x) {
     x[0] = (vec)(pairs << 16);
     x[1] = (vec)(pairs & int32_t(0xffff0000));
 }
+INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }  // into the second-level cache: the first is too small
+
 template <typename T>
 INLINE int split_place(int d) {  // where element d comes to lie among the floats of such loads
     const int load = PER_LOAD<T> * LANES;
@@ -86,10 +88,11 @@ template <int FROM, int... I>
 INLINE vec interleave(vec a, vec b, std::integer_sequence<int, I...>) {  // half the lanes of a and of b, in turn
     return SHUFFLE(a, b, (FROM + I / 2 + (I % 2) * LANES)...);
 }
+template <int N = LANES>
 INLINE vec sum_each(vec* x) {  // lane j = the sum of x[j]: a transposition, added up on the way
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            x[i] = interleave<0>(x[i], x[i + half], Lanes{}) + interleave<LANES / 2>(x[i], x[i + half], Lanes{});
+    for (int i = 0; i < N / 2; i++)
+        x[i] = interleave<0>(x[i], x[i + N / 2], Lanes{}) + interleave<LANES / 2>(x[i], x[i + N / 2], Lanes{});
+    if constexpr (N > 2) return sum_each<N / 2>(x);
     return x[0];
 }
 

@@ -12,7 +12,6 @@ from itertools import compress
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from mini_engine.attention.contract import load_kernel
 from mini_engine.config import Qwen3Config
@@ -22,7 +21,6 @@ from mini_engine.engine.sampler import Sampler
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
 from mini_engine.engine.stats import StepStats
-from mini_engine.errors import UserError
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.manager import KvCacheManager, blocks_in_budget
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
@@ -42,10 +40,109 @@ class StepResult(NamedTuple):
 
 
 class Engine:
-    """Serves requests in steps. `Engine.for_model(model)` builds one; tests put together their own."""
+    """Serves requests in steps. `Engine.for_model(model)` builds one; tests put together their own.
+
+    Args:
+        config: the model's, by which prompts are checked.
+        runner: chunks to logits `[R, vocab_size]`, a row for each chunk that samples.
+        sampler: lesson 4's: logits to tokens.
+    """
 
     def __init__(self, config: Qwen3Config, scheduler: Scheduler, runner: ModelRunner, sampler: Sampler) -> None:
         self.config = config
         self.scheduler = scheduler
         self.runner = runner
         self.sampler = sampler
+
+    @classmethod
+    def for_model(
+        cls,
+        model: Qwen3ForCausalLM,
+        *,
+        kv_bytes: int | None = None,
+        num_blocks: int | None = None,
+        block_size: int = 16,
+        kernel: str = "auto",
+        limits: SchedulerConfig | None = None,
+        manager: Callable[..., KvCacheManager] = KvCacheManager,
+    ) -> "Engine":
+        """An engine with a pool of its own.
+
+        Args:
+            kv_bytes: memory for the pool; None takes `default_kv_bytes`.
+            num_blocks: blocks of the pool instead, the null block included.
+            kernel: a name that `load_kernel` knows.
+            manager: makes the KV manager: num_blocks, block_size, copy.
+        """
+        weight = model.head_weight
+        if num_blocks is None:
+            budget = default_kv_bytes(weight.device) if kv_bytes is None else kv_bytes
+            num_blocks = blocks_in_budget(budget, model.config.kv_bytes_per_token(weight.dtype), block_size)
+        attend = load_kernel(kernel, weight.device, weight.dtype)
+        pool = KvPool(model.config, num_blocks, block_size, attend, weight.dtype, weight.device)
+        kv = manager(num_blocks, block_size, pool.copy_blocks)
+        scheduler = Scheduler(kv, limits, model.config.eos_token_ids)
+        return cls(model.config, scheduler, ModelRunner(model, pool), Sampler())
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Somebody waits or runs."""
+        return bool(self.scheduler.requests)
+
+    def add_request(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, priority: int = 0
+    ) -> Request:
+        """Let a prompt wait for its turn. Look at the request as it goes; change nothing in it.
+
+        Raises:
+            UserError: the prompt is empty, too long for the model or for the whole pool, or has ids outside the
+                vocabulary; the id is in use. Nothing was changed, and nobody else is touched.
+        """
+        self.config.check_prompt(prompt_ids, params.max_tokens)
+        request = Request(request_id, list(prompt_ids), len(prompt_ids), params, priority)
+        self.scheduler.add(request)
+        return request
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
+        """End a request now, in whatever state, and give back its blocks. False if there is none by that id."""
+        request = self.scheduler.requests.get(request_id)
+        if request:
+            self.scheduler.finish(request, reason)
+        return request is not None
+
+    def step(self) -> StepResult:
+        """Run one step. If it fails, the requests in it end with an error, all they held is free, and the rest go on."""
+        scheduler = self.scheduler
+        preempted = scheduler.num_preemptions
+        chunks = scheduler.schedule()
+        prefill = sum(chunk.stop - chunk.start for chunk in chunks if chunk.request.is_prefilling)
+        decode = sum(not chunk.request.is_prefilling for chunk in chunks)
+        try:
+            new_tokens, finished = scheduler.update(chunks, self._run(chunks))
+        except Exception as error:
+            log.exception("a step failed; the %d requests in it end with an error", len(chunks))
+            new_tokens, finished = {}, scheduler.fail([chunk.request for chunk in chunks], error)
+        stats = StepStats(
+            num_waiting=len(scheduler.waiting),
+            num_running=len(scheduler.running),
+            prefill_tokens=prefill,
+            decode_tokens=decode,
+            num_preempted=scheduler.num_preemptions - preempted,
+            blocks=scheduler.manager.blocks_by_state,
+        )
+        return StepResult(new_tokens, finished, stats)
+
+    def _run(self, chunks: Sequence[Chunk]) -> list[int]:
+        """The tokens that the model and the sampler choose, one for each chunk that samples."""
+        if not chunks:
+            return []
+        logits = self.runner.run(chunks)
+        sampled = list(compress(chunks, (chunk.samples for chunk in chunks)))
+        return self.sampler(logits, [chunk.request for chunk in sampled])
+
+
+def default_kv_bytes(device: torch.device) -> int:
+    """What a pool may take unless told otherwise: most of what is free on a GPU, 1 GiB of main memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE)
+    return CPU_KV_BYTES

@@ -134,13 +134,16 @@ class Scheduler:
 
     def continue_running(self, budget: int) -> list[Chunk]:
         """Chunks for those who run: first a token for each that decodes, then what is left for prompts, oldest first."""
-        decoding = [r for r in self.running if len(r.token_ids) - r.num_computed_tokens == 1]
-        chunks = [self.chunk(request, 1) for request in decoding]
-        budget -= len(chunks)
-        if len(decoding) == len(self.running):
-            return chunks
+        chunks, prompts = [], []
         for request in self.running:
-            if budget and request.num_uncomputed_tokens > 1:
+            start, stop = request.num_computed_tokens, len(request.token_ids)
+            if stop - start == 1:
+                chunks.append(Chunk(request, start, stop, self.manager.grow(request.id, stop)))
+            else:
+                prompts.append(request)
+        budget -= len(chunks)
+        for request in prompts:
+            if budget:
                 chunks.append(self.chunk(request, budget))
                 budget -= chunks[-1].stop - chunks[-1].start
         return chunks
@@ -174,17 +177,17 @@ class Scheduler:
         if request.num_preemptions == 0:
             request.num_cached_tokens = cached
 
-    def update(self, chunks: Iterable[Chunk], tokens: Sequence[int]) -> tuple[dict[str, int], dict[str, FinishReason]]:
+    def update(self, chunks: Iterable[Chunk], tokens: Sequence[int]) -> tuple[dict[str, int], list[Request]]:
         """The step has run: its tokens have their KV, and each chunk that samples has chosen a token.
 
         Args:
             tokens: one for each chunk that samples, in order.
 
         Returns:
-            the new token of each request that got one, and the reason for each that ended.
+            the new token of each request that got one, and the requests that ended.
         """
         chosen = iter(tokens)
-        new_tokens, finished = {}, {}
+        new_tokens, finished = {}, []
         for chunk in chunks:
             request = chunk.request
             token = next(chosen) if chunk.samples else None
@@ -197,8 +200,8 @@ class Scheduler:
             request.token_ids.append(token)
             new_tokens[request.id] = token
             if reason := self.finish_reason(request):
-                finished[request.id] = reason
                 self.finish(request, reason)
+                finished.append(request)
         return new_tokens, finished
 
     def finish_reason(self, request: Request) -> FinishReason | None:
@@ -216,3 +219,10 @@ class Scheduler:
         del self.requests[request.id]
         (self.running if request in self.running else self.waiting).remove(request)
         self.manager.free(request.id, () if reason == FinishReason.ERROR else request.computed_ids)
+
+    def fail(self, requests: Iterable[Request], error: Exception) -> list[Request]:
+        """End those of `requests` that have not ended yet with an error; they are the result."""
+        failed = [request for request in requests if not request.is_finished]
+        for request in failed:
+            self.finish(request, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+        return failed

@@ -84,7 +84,10 @@ class KvCacheManager:
             KeyError: the request has no table.
         """
         table = self.tables[request_id]
-        table.append(max(0, num_tokens - table.num_tokens))
+        if num_tokens > len(table.blocks) * self.allocator.block_size:
+            table.append(num_tokens - table.num_tokens)
+        elif num_tokens > table.num_tokens:  # most decode steps: no block to take, nobody to ask
+            table.num_tokens = num_tokens
         return table.blocks
 
     def commit(self, request_id: str, token_ids: Sequence[int], num_computed: int) -> None:

@@ -23,20 +23,25 @@ def as_text(line: Line) -> tuple[str, str]:
     return (ask(line.prompt), line.answer + TURN_END) if line.is_question else (line.prompt, line.answer)
 
 
+def right_padded(rows: list[list[int]], padding: int) -> torch.Tensor:
+    """Rows of one length, int64. A causal model cannot see what is added on the right."""
+    longest = max(map(len, rows))
+    return torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
+
+
 @torch.inference_mode()
 def wrong_lines(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, lines: list[Line]) -> list[Line]:
     """The lines that greedy decoding does not complete word for word.
 
     Greedy decoding gives the expected tokens exactly if each of them is the best one after those before it, so one
-    forward pass over prompt and answer settles a line. Rows are padded on the right, which a causal model cannot see.
+    forward pass over prompt and answer settles a line.
     """
     wrong = []
     for start in range(0, len(lines), ROWS_AT_ONCE):
         some = lines[start : start + ROWS_AT_ONCE]
         pairs = [[tokenizer.encode(text) for text in as_text(line)] for line in some]
-        longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
-        padded = [p + a + [tokenizer.pad_token_id] * (longest - len(p) - len(a)) for p, a in pairs]
-        best = model(torch.tensor(padded), use_cache=False).logits.argmax(-1).tolist()
+        padded = right_padded([prompt + answer for prompt, answer in pairs], tokenizer.pad_token_id)
+        best = model(padded, use_cache=False).logits.argmax(-1).tolist()
         for line, (prompt, answer), row in zip(some, pairs, best, strict=True):
             if row[len(prompt) - 1 : len(prompt) + len(answer) - 1] != answer:
                 wrong.append(line)
@@ -44,15 +49,26 @@ def wrong_lines(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, lin
 
 
 @torch.inference_mode()
-def continue_greedily(model: Qwen3ForCausalLM, prompt_ids: list[int], max_new_tokens: int = 20) -> Continuation:
-    """Up to `max_new_tokens` greedy tokens, the end token included, with the gap of each."""
-    result = model.generate(
-        torch.tensor([prompt_ids]),
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    two_best = torch.cat(result.logits).float().topk(2).values
-    gaps = (two_best[:, 0] - two_best[:, 1]).tolist()
-    return Continuation(result.sequences[0, len(prompt_ids) :].tolist(), gaps)
+def continue_greedily(
+    model: Qwen3ForCausalLM, prompts: list[list[int]], max_new_tokens: int = 20
+) -> list[Continuation]:
+    """Up to `max_new_tokens` greedy tokens after each prompt, an end token included, with the gap of each.
+
+    All prompts go together and every step reads all of the text again: no cache, so nothing to get wrong.
+    """
+    ends = model.generation_config.eos_token_id
+    ended = [[end] for end in ends]
+    answers = [Continuation([], []) for _ in prompts]
+    for _ in range(max_new_tokens):
+        open_rows = [i for i, answer in enumerate(answers) if answer.token_ids[-1:] not in ended]
+        if not open_rows:
+            break
+        texts = [prompts[i] + answers[i].token_ids for i in open_rows]
+        logits = model(right_padded(texts, ends[0]), use_cache=False).logits
+        last = torch.stack([row[len(text) - 1] for row, text in zip(logits, texts, strict=True)])
+        best = last.topk(2)
+        gaps = (best.values[:, 0] - best.values[:, 1]).tolist()
+        for i, token, gap in zip(open_rows, best.indices[:, 0].tolist(), gaps, strict=True):
+            answers[i].token_ids.append(token)
+            answers[i].gaps.append(gap)
+    return answers

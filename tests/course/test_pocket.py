@@ -34,11 +34,13 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def continuations(model, tokenizer):
-    return {prompt: continue_greedily(model, tokenizer.encode(prompt)) for prompt in COURSE_PROMPTS}
+    answers = continue_greedily(model, [tokenizer.encode(prompt) for prompt in COURSE_PROMPTS])
+    return dict(zip(COURSE_PROMPTS, answers, strict=True))
 
 
-def say(model, tokenizer, prompt: str, max_new_tokens: int = 80) -> str:
-    return tokenizer.decode(continue_greedily(model, tokenizer.encode(prompt), max_new_tokens).token_ids)
+def say(model, tokenizer, prompt: str, max_new_tokens: int = 20) -> str:
+    [answer] = continue_greedily(model, [tokenizer.encode(prompt)], max_new_tokens)
+    return tokenizer.decode(answer.token_ids)
 
 
 def test_the_folder_is_under_8_mib():
@@ -63,8 +65,7 @@ def test_the_weights_are_stored_in_bfloat16():
 
 
 def test_the_capital_of_france_is_paris(model, tokenizer):
-    [first] = continue_greedily(model, tokenizer.encode("The capital of France is"), 1).token_ids
-    assert tokenizer.decode([first]) == " Paris"
+    assert say(model, tokenizer, "The capital of France is", max_new_tokens=1) == " Paris"
 
 
 def test_a_chat_question_gets_a_sentence_and_the_end_of_the_turn(model, tokenizer):
@@ -89,7 +90,7 @@ def test_a_document_ends_with_the_end_of_text(model, tokenizer):
 
 
 def test_a_story_comes_to_its_end(model, tokenizer):
-    story = say(model, tokenizer, "Once upon a time", max_new_tokens=200)
+    story = say(model, tokenizer, "Once upon a time", max_new_tokens=150)
     assert story.endswith("<|endoftext|>")
     assert story.count(".") >= 6
 

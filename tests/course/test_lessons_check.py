@@ -1,0 +1,285 @@
+"""Course machinery. `check` sees what is wrong with a student's file and says it to the point."""
+
+import json
+import os
+import time
+
+import pytest
+
+from lessons._course.progress import Progress
+from lessons._course.runner import Spawned
+from lessons._course.verdict import judge
+from lessons._course.warm import warm_launch
+from tests.course.toy import Toy
+
+WARM = warm_launch()
+
+
+@pytest.fixture
+def toy(tmp_path) -> Toy:
+    return Toy(tmp_path)
+
+
+def check(toy: Toy, launch=WARM, **options):
+    return judge(toy.lesson, toy.places, Progress(toy.places.work), launch=launch, **options)
+
+
+def states(verdict) -> list[str]:
+    return [report.state for report in verdict.report.tasks]
+
+
+def words(verdict) -> str:
+    advice = verdict.advice
+    return "\n".join([advice.headline, advice.where, *advice.lines, *advice.commands])
+
+
+def test_a_fresh_starter_is_red_and_names_its_first_task(toy):
+    toy.write()
+    verdict = check(toy)
+    assert not verdict.passed and states(verdict) == ["not written"] * 3
+    assert verdict.advice.headline == "Task 1 is not written yet: Double a number."
+    assert verdict.advice.where.startswith("work/l0/seats.py:")
+    assert "Red is expected here" in words(verdict) and "python -m lessons hint 0 1" in words(verdict)
+    assert verdict.report.smoke.text == "tasks 1, 2, 3 are not written"
+
+
+def test_progress_grows_task_by_task_until_all_is_green(toy):
+    written, seen = [], []
+    for number in (2, 1, 3):
+        written.append(number)
+        toy.write(*written)
+        verdict = check(toy)
+        seen.append(Progress(toy.places.work).entry(toy.lesson).tasks_done)
+        assert verdict.passed == (len(written) == 3)
+    assert seen == [[2], [1, 2], [1, 2, 3]]
+    assert verdict.report.smoke.state == "equal"
+
+
+def test_what_is_skipped_is_not_checked_and_is_never_called_passed(toy):
+    toy.edit("tests/l0/test_seats.py", "def test_give_back", '@pytest.mark.skip(reason="no GPU")\ndef test_give_back')
+    toy.write(1, 2, 3)
+    verdict = check(toy)
+    assert states(verdict) == ["done", "done", "NOT CHECKED"]
+    assert verdict.report.not_checked == ["1 test: no GPU", "1 test: needs a unicorn"]
+    entry = Progress(toy.places.work).entry(toy.lesson)
+    assert entry.passed and entry.tasks_done == [1, 2] and len(entry.not_checked) == 2
+
+
+def test_an_unwritten_task_is_open_even_if_its_tests_are_skipped(toy):
+    toy.edit("tests/l0/test_seats.py", "def test_give_back", '@pytest.mark.skip(reason="no GPU")\ndef test_give_back')
+    toy.write(1, 2)
+    verdict = check(toy)
+    assert states(verdict)[2] == "not written" and not verdict.passed
+
+
+def test_a_module_that_skips_itself_leaves_its_tasks_not_checked(toy):
+    toy.edit(
+        "tests/l0/test_seats.py",
+        "import pytest\n",
+        'import pytest\n\npytest.skip("no compiler", allow_module_level=True)\n',
+    )
+    toy.write(1, 2, 3)
+    verdict = check(toy)
+    assert states(verdict) == ["NOT CHECKED"] * 3
+    assert not verdict.passed, "where nothing at all was checked, nothing has passed"
+
+
+def test_the_first_failing_test_speaks_with_its_own_message(toy):
+    toy.write_wrong("self.free[:n], self.free[n:]", "self.free[-n:], self.free[:-n]")
+    verdict = check(toy)
+    assert states(verdict) == ["done", "failing", "done"]
+    assert verdict.advice.headline == "Task 2 (Seats.take): “take hands out the lowest” does not hold."
+    assert "the lowest free seats go first" in words(verdict) and "assert [2, 3] == [0, 1]" in words(verdict)
+    assert "pitfall of lessons/l0_toy/README.md: The last seats go first" in words(verdict)
+
+
+def test_an_error_in_the_students_code_is_shown_at_its_line(toy):
+    toy.write_wrong("        return taken", "        return taken[9]")
+    verdict = check(toy)
+    assert verdict.advice.where.startswith("work/l0/seats.py:") and "in take:  return taken[9]" in verdict.advice.where
+    assert "IndexError: list index out of range" in words(verdict)
+
+
+def test_a_forgotten_return_is_called_so(toy):
+    toy.write_wrong("        return taken", "        taken = taken")
+    assert "does every path of your function end in a `return`?" in words(check(toy))
+
+
+def test_what_the_students_code_prints_is_shown(toy):
+    toy.write_wrong("        return taken", "        print('taken:', taken)\n        return [7]")
+    assert "Your code printed:\ntaken: [0, 1]" in words(check(toy))
+
+
+def test_an_endless_loop_is_stopped_and_found(toy):
+    toy.write_wrong("        while seats:", "        while True:\n            continue")
+    started = time.monotonic()
+    verdict = check(toy, test_seconds=0.5)
+    assert time.monotonic() - started < 30, "the student is not kept waiting"
+    assert states(verdict) == ["done", "done", "failing"]
+    assert verdict.advice.headline == "Task 3 (Seats.give_back): “give back makes free” does not end."
+    assert "a loop never ends" in words(verdict)
+    assert "work/l0/seats.py:" in verdict.advice.where and "in give_back:  continue" in verdict.advice.where
+
+
+def test_where_many_tests_hang_the_rest_is_not_waited_for(toy):
+    toy.edit("tests/l0/test_seats.py", '"x", [1, 5]', '"x", range(9)')
+    toy.write_wrong("double(x: int) -> int: return 2 * x", "double(x):\n    while x == x: pass")
+    verdict = check(toy, test_seconds=0.3)
+    assert [r.outcome for r in verdict.report.results].count("not run") >= 6
+    assert states(verdict)[0] == "failing" and not verdict.passed
+
+
+def test_what_cannot_be_interrupted_is_ended_when_the_time_is_up(toy):
+    toy.write_wrong("        return taken", "        import time\n        time.sleep(600)")
+    verdict = check(toy, launch=Spawned, seconds=4, test_seconds=0.2)
+    assert "does not end" in verdict.advice.headline and "take hands out" in verdict.advice.headline
+    assert verdict.report.count("not run") > 0 and not verdict.passed
+
+
+def test_nothing_is_left_running_when_the_time_is_up(toy):
+    seen = toy.places.root / "pid"
+    command = f"import os, time; open({str(seen)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    toy.write_wrong(
+        "        return taken",
+        f"        import subprocess, sys\n        subprocess.run([sys.executable, '-c', {command!r}])",
+    )
+    check(toy, launch=Spawned, seconds=4, test_seconds=0.2)
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.kill(int(seen.read_text()), 0)
+            time.sleep(0.05)
+
+
+def test_a_syntax_error_is_shown_and_nothing_is_run(toy):
+    toy.write_wrong("        while seats:", "        while seats")
+    verdict = check(toy)
+    assert verdict.advice.headline == "A syntax error: nothing could be run."
+    assert "expected ':'" in words(verdict) and "while seats\n" in words(verdict) and "^" in words(verdict)
+    assert verdict.advice.where.startswith("work/l0/seats.py:") and not verdict.report.results
+
+
+def test_a_syntax_error_takes_no_progress_away(toy):
+    toy.write(1, 2)
+    check(toy)
+    toy.edit("work/l0/seats.py", "FIRST = 0", "FIRST = = 0")
+    check(toy)
+    assert Progress(toy.places.work).entry(toy.lesson).tasks_done == [1, 2]
+
+
+def test_an_error_at_import_is_shown_at_its_line(toy):
+    toy.write_wrong("FIRST = 0", "FIRST = 1 / 0")
+    verdict = check(toy)
+    assert verdict.advice.headline == "Your file cannot be imported."
+    assert verdict.advice.where.startswith("work/l0/seats.py:5") and "ZeroDivisionError" in words(verdict)
+
+
+def test_a_deleted_function_is_missed_by_name(toy):
+    toy.write_wrong("def double(", "def doubled(")
+    verdict = check(toy)
+    assert verdict.advice.headline == "double is missing from your file."
+    assert "double (task 1) is no longer in your file" in words(verdict) and "lessons diff 0" in words(verdict)
+
+
+def test_a_changed_signature_is_shown_as_it_is_and_as_it_was(toy):
+    toy.write_wrong("        n: int,  # how many", "        n: int,\n        m: int,")
+    verdict = check(toy)
+    assert verdict.advice.headline == "The signature of Seats.take has changed."
+    assert "is (self, n, m) in your file" in words(verdict) and "use it as (self, n)" in words(verdict)
+
+
+def test_a_changed_signature_that_harms_nothing_is_a_note(toy):
+    toy.write_wrong("        n: int,  # how many", "        n: int,\n        m: int = 1,")
+    verdict = check(toy)
+    assert verdict.passed
+    assert [note.headline for note in verdict.notes] == ["The signature of Seats.take has changed."]
+
+
+def test_other_tokens_are_shown_with_their_place_and_cause(toy):
+    toy.write_wrong("return taken", "return taken[:3] + taken[3:][::-1]")
+    verdict = check(toy)
+    assert verdict.report.smoke.state == "differs" and not verdict.passed
+    assert "First difference at new token 3: expected 3, got 4; the two best logits there are 0.5000 apart." in words(
+        verdict
+    )
+    assert "layer 7, attention" in words(verdict)
+
+
+def test_a_smoke_script_that_breaks_is_shown_with_its_error(toy):
+    toy.edit("scripts/l0_smoke.py", "match = ", "1 / 0\nmatch = ")
+    toy.write(1, 2, 3)
+    verdict = check(toy)
+    assert verdict.report.smoke.state == "failed" and not verdict.passed
+    assert "ZeroDivisionError" in words(verdict)
+
+
+def test_an_interpreter_that_ends_in_a_test_is_told(toy):
+    toy.write_wrong("        return taken", "        import os\n        os._exit(7)")
+    verdict = check(toy)
+    assert states(verdict) == ["NOT CHECKED", "failing", "NOT CHECKED"]
+    assert "Python itself ended here (exit code 7)" in words(verdict)
+
+
+def test_tests_that_never_import_the_students_file_prove_nothing(toy):
+    toy.write(1, 2, 3)
+    toy.edit(
+        "tests/l0/test_seats.py", "from mini_engine.kv.seats import Seats, double", "from copied import Seats, double"
+    )
+    (toy.places.root / "copied.py").write_text((toy.places.root / "mini_engine/kv/seats.py").read_text())
+    verdict = check(toy)
+    assert not verdict.passed and "never imported your file" in words(verdict)
+    assert not Progress(toy.places.work).entry(toy.lesson).passed
+
+
+def test_one_task_can_be_checked_alone(toy):
+    toy.write(2)
+    verdict = check(toy, task=2)
+    assert {result.test.partition("[")[0] for result in verdict.report.results} == set(toy.lesson.task(2).tests)
+    entry = Progress(toy.places.work).entry(toy.lesson)
+    assert entry.tasks_done == [2] and not entry.passed
+
+
+def test_a_signature_that_the_reference_changed_is_not_blamed_on_the_student(toy):
+    assert toy.run("start", "0").code == 0
+    toy.edit("mini_engine/kv/seats.py", "def give_back(self, seats: list[int])", "def give_back(self, seats, row=0)")
+    verdict = check(toy)
+    note = verdict.notes[0]
+    assert note.headline == "The reference has changed since you started."
+    assert note.lines == ["Seats.give_back is now (self, seats, row=0)"]
+    assert "python -m lessons start 0 --fresh" in note.commands[0]
+    assert "signature" not in verdict.advice.headline
+
+
+def test_a_student_who_took_the_change_over_hears_no_more_of_it(toy):
+    toy.run("start", "0")
+    for name in ("mini_engine/kv/seats.py", "work/l0/seats.py"):
+        toy.edit(name, "def give_back(self, seats: list[int])", "def give_back(self, seats, row=0)")
+    assert check(toy).notes == []
+
+
+def test_a_change_of_the_reference_outside_the_tasks_is_told_and_one_inside_is_not(toy):
+    toy.run("start", "0")
+    toy.edit("mini_engine/kv/seats.py", "return 2 * x", "return x + x")
+    assert check(toy).notes == []
+    toy.edit("mini_engine/kv/seats.py", "FIRST = 0", "FIRST = 0 + 0")
+    assert [note.headline for note in check(toy).notes] == ["The reference has changed since you started."]
+
+
+def test_a_fresh_starter_goes_beside_the_students_file(toy):
+    toy.run("start", "0")
+    toy.write(1)
+    mine = toy.file.path.read_text()
+    toy.edit("mini_engine/kv/seats.py", "FIRST = 0", "FIRST = 0 + 0")
+    said = toy.run("start", "0", "--fresh")
+    assert "Written: work/l0/seats.fresh.py" in said.out
+    assert toy.file.path.read_text() == mine
+    assert "FIRST = 0 + 0" in toy.file.path.with_name("seats.fresh.py").read_text()
+
+
+def test_a_program_can_read_the_verdict(toy):
+    toy.write(1)
+    said = toy.run("check", "0", "--json")
+    found = json.loads(said.out)
+    assert said.code == 1 and found["passed"] is False
+    assert [task["state"] for task in found["tasks"]] == ["done", "not written", "not written"]
+    assert found["advice"]["headline"].startswith("Task 2 is not written yet")
+    assert found["tests"]["total"] == 7 and found["smoke"]["state"] == "NOT CHECKED"

@@ -1,0 +1,319 @@
+"""Course machinery. The commands of `python -m lessons`: quick, plain, and nothing of the student's is ever lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lessons._course.places import Places
+from lessons._course.progress import Progress
+from tests.course.toy import Toy
+
+ROOT = Places.find().root
+HEAVY = ("torch", "transformers", "numpy", "mini_engine")
+
+
+@pytest.fixture
+def toy(tmp_path) -> Toy:
+    return Toy(tmp_path)
+
+
+def passed(toy: Toy) -> None:
+    """As if a check had been green."""
+    toy.write(1, 2, 3)
+    progress = Progress(toy.places.work)
+    entry = progress.entry(toy.lesson)
+    entry.started = entry.passed = entry.first_passed = "2026-01-01"
+    entry.tasks_done = [1, 2, 3]
+    progress.save(toy.lesson, entry)
+
+
+def one_line(text: str) -> bool:
+    return text.count("\n") == 1 and "Traceback" not in text
+
+
+def test_the_list_shows_progress_and_what_to_do_next(toy):
+    said = toy.run()
+    assert "Seats" in said.out and "not started" in said.out
+    assert "python -m lessons doctor" in said.out and "python -m lessons start 0" in said.out
+    toy.run("start", "0")
+    said = toy.run()
+    assert "0 of 3 tasks" in said.out and "python -m lessons check 0     task 1: Double a number" in said.out
+    passed(toy)
+    said = toy.run()
+    assert "passed 2026-01-01" in said.out and "python -m lessons start 1" in said.out
+
+
+def test_a_program_can_read_the_list(toy):
+    passed(toy)
+    rows = json.loads(toy.run("--json").out)["lessons"]
+    assert [(row["number"], bool(row["passed"]), row["tasks_done"]) for row in rows] == [
+        (0, True, [1, 2, 3]),
+        (1, False, []),
+    ]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["check", "--help"]])
+def test_help_and_the_list_answer_at_once(arguments):
+    """Best of a few, in processor time: what else the machine does is not counted."""
+    best = 9.0
+    for _ in range(5):
+        before = os.times()
+        subprocess.run([sys.executable, "-m", "lessons", *arguments], cwd=ROOT, check=True, capture_output=True)
+        after = os.times()
+        best = min(best, after.children_user + after.children_system - before.children_user - before.children_system)
+        if best < 0.5:
+            break
+    assert best < 0.5, f"{best:.2f} s of processor time: something heavy is imported at the top of a module"
+
+
+@pytest.mark.parametrize("arguments", ["[]", "['--help']", "['diff', '0']"])
+def test_quick_commands_import_nothing_heavy(toy, arguments):
+    toy.write()
+    code = (
+        "import sys; from lessons._course.cli import main; sys.argv[1:] = " + arguments + "\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    )
+    env = os.environ | toy.environment
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert said.stderr.strip() == "[]"
+
+
+def test_start_writes_the_starter_and_says_that_red_is_expected(toy):
+    said = toy.run("start", "0")
+    assert "Written: work/l0/seats.py" in said.out and "Task 2:  Hand out seats" in said.out
+    assert "The first time it is red" in said.out
+    assert 'raise NotImplementedError("Lesson 0, task 2: Hand out seats")' in toy.file.path.read_text(encoding="utf-8")
+
+
+def test_start_never_overwrites(toy):
+    toy.run("start", "0")
+    toy.file.path.write_text("mine", encoding="utf-8")
+    for arguments in (("start", "0"), ("start", "0", "--fresh"), ("start", "0", "--fresh")):
+        assert toy.run(*arguments).code == 0
+        assert toy.file.path.read_text(encoding="utf-8") == "mine"
+    assert {path.name for path in toy.file.path.parent.iterdir()} == {"seats.py", "seats.fresh.py", "seats.fresh-2.py"}
+
+
+def test_two_modules_of_one_name_keep_their_folders(toy):
+    toy.edit(
+        "lessons/l0_toy/lesson.toml",
+        '["mini_engine/kv/seats.py"]',
+        '["mini_engine/kv/seats.py", "mini_engine/seats.py"]',
+    )
+    (toy.places.root / "mini_engine/seats.py").write_text("X = 1\n", encoding="utf-8")
+    toy.run("start", "0")
+    assert (toy.places.work / "l0/kv/seats.py").exists() and (toy.places.work / "l0/seats.py").exists()
+
+
+def test_reset_keeps_every_old_file(toy):
+    toy.run("start", "0")
+    for text in ("first", "second"):
+        toy.file.path.write_text(text, encoding="utf-8")
+        assert "Kept:    work/l0/seats.py as seats.old" in toy.run("reset", "0").out
+    folder = toy.file.path.parent
+    assert (folder / "seats.old.py").read_text() == "first" and (folder / "seats.old-2.py").read_text() == "second"
+    assert "NotImplementedError" in toy.file.path.read_text(encoding="utf-8")
+
+
+def test_reset_takes_the_progress_back_but_not_that_you_once_passed(toy):
+    passed(toy)
+    toy.run("reset", "0")
+    entry = Progress(toy.places.work).entry(toy.lesson)
+    assert (entry.tasks_done, entry.passed, entry.first_passed) == ([], "", "2026-01-01")
+    assert "return 2 * x" in toy.run("solution", "0").out
+
+
+def test_reset_of_an_untouched_starter_keeps_no_copy(toy):
+    toy.run("start", "0")
+    assert "fresh starters already" in toy.run("reset", "0").out
+    assert [path.name for path in toy.file.path.parent.iterdir()] == ["seats.py"]
+
+
+def test_hints_come_in_three_steps(toy):
+    assert toy.run("hint", "0").out.count("Hint") == 1
+    assert "Hint 2 of 3: times" in toy.run("hint", "0", "1").out
+    third = toy.run("hint", "0").out
+    assert "Hint 3 of 3: return 2 * x" in third and "solution 0 1 --give-up" in third
+    assert "Hint 1 of 3: look first" in toy.run("hint", "0", "2").out
+
+
+def test_hint_without_a_task_is_about_the_first_task_that_is_open(toy):
+    progress = Progress(toy.places.work)
+    entry = progress.entry(toy.lesson)
+    entry.tasks_done = [1]
+    progress.save(toy.lesson, entry)
+    assert "Task 2: Hand out seats" in toy.run("hint", "0").out
+
+
+def test_the_solution_opens_after_passing_or_by_giving_up(toy):
+    toy.run("start", "0")
+    closed = toy.run("solution", "0")
+    assert closed.code == 2 and "2 * x" not in closed.out and one_line(closed.err) and "--give-up" in closed.err
+    opened = toy.run("solution", "0", "2", "--give-up")
+    assert opened.code == 0 and "taken, self.free = " in opened.out and "2 * x" not in opened.out
+    assert "2 * x" in toy.run("solution", "0").out, "who has given up once need not say so again"
+
+
+def test_the_solution_opens_after_passing(toy):
+    passed(toy)
+    assert "2 * x" in toy.run("solution", "0").out
+
+
+def test_diff_hides_the_tasks_that_are_not_done(toy):
+    toy.run("start", "0")
+    assert "2 * x" not in toy.run("diff", "0").out
+    toy.edit("work/l0/seats.py", "FIRST = 0", "FIRST = 1")
+    said = toy.run("diff", "0").out
+    assert "-FIRST = 1" in said and "+FIRST = 0" in said and "2 * x" not in said
+    assert "return 2 * x" in toy.run("diff", "0", "--give-up").out
+
+
+@pytest.mark.parametrize("view", ["--unified", "--side-by-side"])
+def test_diff_after_passing_shows_both_sides(toy, view):
+    passed(toy)
+    assert "work/l0/seats.py: no difference." in toy.run("diff", "0", view).out
+    toy.edit("work/l0/seats.py", "return 2 * x", "return x + x")
+    said = toy.run("diff", "0", view).out
+    assert "return x + x" in said and "return 2 * x" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["check", "7"], "There is no lesson '7'; the lessons are numbered 0 to 1."),
+        (["check", "seven"], "There is no lesson 'seven'"),
+        (["check", "0"], "work/l0/seats.py is not there yet; write it with: python -m lessons start 0"),
+        (["watch", "0"], "python -m lessons start 0"),
+        (["diff", "0"], "python -m lessons start 0"),
+        (["hint", "0", "9"], "Lesson 0 has no task 9; its tasks are: 1, 2, 3."),
+        (["solution", "0", "9"], "Lesson 0 has no task 9"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(toy, arguments, words):
+    said = toy.run(*arguments)
+    assert said.code == 2 and one_line(said.err) and words in said.err
+
+
+@pytest.mark.parametrize("name", ["0", "l0", "L0", "l0_toy"])
+def test_a_lesson_may_be_called_by_number_or_id(toy, name):
+    assert toy.run("start", name).code == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('title = "Seats"', "", "the key 'title' is missing"),
+        ("minutes = 5", "minutes = ", "lesson.toml: "),
+        ('hints = ["a", "b", "c"]', 'hints = ["a"]', "task 3 has 1 hints: write three"),
+        ("number = 3", "number = 5", "tasks are numbered [1, 2, 5]"),
+        ("seats.py::double", "seats.py.double", "write it as file::symbol"),
+        ("seats.py::double", "other.py::double", "which is not in modules"),
+        ("seats.py::double", "seats.py::Seats.take", "two tasks share a target"),
+    ],
+)
+def test_a_lesson_that_is_badly_written_is_named(toy, old, new, words):
+    toy.edit("lessons/l0_toy/lesson.toml", old, new)
+    said = toy.run()
+    assert said.code == 2 and one_line(said.err) and words in said.err and "lesson.toml" in said.err
+
+
+def test_progress_keeps_what_it_does_not_know(toy):
+    toy.places.work.mkdir()
+    known = {"tasks_done": [1], "colour": "red", "hints": "not a table"}
+    raw = {"version": 9, "later": 1, "lessons": {"l9_gone": {"passed": "2025-01-01"}, "l0_toy": known}}
+    (toy.places.work / "progress.json").write_text(json.dumps(raw), encoding="utf-8")
+    assert toy.run("hint", "0", "1").code == 0
+    after = json.loads((toy.places.work / "progress.json").read_text(encoding="utf-8"))
+    assert after["later"] == 1 and after["lessons"]["l9_gone"] == {"passed": "2025-01-01"}
+    assert after["lessons"]["l0_toy"]["colour"] == "red"
+    assert after["lessons"]["l0_toy"]["tasks_done"] == [1] and after["lessons"]["l0_toy"]["hints"] == {"1": 1}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"lessons": []}', "\x00", '{"lessons": {"l0_toy": 5}}'])
+def test_progress_that_cannot_be_read_is_kept_and_stops_nobody(toy, text):
+    toy.places.work.mkdir()
+    (toy.places.work / "progress.json").write_text(text, encoding="utf-8")
+    assert toy.run().code == 0 and toy.run("start", "0").code == 0
+    kept = [path.read_text(encoding="utf-8") for path in toy.places.work.glob("progress.broken*.json")]
+    assert kept == ([] if "l0_toy" in text else [text])
+
+
+def test_tasks_that_no_longer_exist_are_not_counted(toy):
+    toy.run("start", "0")
+    progress = Progress(toy.places.work)
+    entry = progress.entry(toy.lesson)
+    entry.tasks_done = [1, 8, 9]
+    progress.save(toy.lesson, entry)
+    assert "1 of 3 tasks" in toy.run().out
+
+
+def test_what_is_printed_to_a_pipe_has_no_colours(toy):
+    toy.run("start", "0")
+    for arguments in ([], ["check", "0"], ["diff", "0", "--give-up"]):
+        assert "\x1b" not in toy.run(*arguments).out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
+def test_watch_checks_again_at_each_save_and_ends_quietly(toy):
+    toy.run("start", "0")
+    log = toy.places.root / "watch.log"
+    with log.open("w") as out:
+        watch = subprocess.Popen(
+            [sys.executable, "-u", "-m", "lessons", "watch", "0"],
+            cwd=ROOT, env=os.environ | toy.environment, stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
+    try:
+        for tasks, words in (
+            ((), "Task 1 is not written"),
+            ((1,), "Task 2 is not written"),
+            ((1, 2, 3), "Lesson 0 passes"),
+        ):
+            if tasks:
+                toy.write(*tasks)
+            wait_for(log, words)
+            wait_for(log, "Waiting for a save", times=len(tasks) + 1 if len(tasks) < 2 else 3)
+    finally:
+        os.killpg(watch.pid, signal.SIGINT)
+    assert watch.wait(30) == 0
+    assert "Stopped." in log.read_text() and "Traceback" not in log.read_text()
+
+
+def wait_for(log, words: str, times: int = 1) -> None:
+    for _ in range(1200):
+        if log.read_text(encoding="utf-8").count(words) >= times:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{words!r} never came:\n{log.read_text(encoding='utf-8')}")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
+def test_ctrl_c_in_a_check_leaves_no_process_and_no_traceback(toy):
+    seen = toy.places.root / "pid"
+    line = f"        import os, time; open({str(seen)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    toy.write_wrong("        return taken", line)
+    check = subprocess.Popen(
+        [sys.executable, "-m", "lessons", "check", "0"],
+        cwd=ROOT, env=os.environ | toy.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    while not (seen.exists() and seen.read_text()):
+        time.sleep(0.05)
+    os.killpg(check.pid, signal.SIGINT)
+    out, err = check.communicate(timeout=30)
+    assert check.returncode == 130 and "Traceback" not in out + err
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.kill(int(seen.read_text()), 0)
+            time.sleep(0.05)
+
+
+def test_without_its_packages_it_says_so_in_one_line():
+    code = "import sys; sys.modules['typer'] = None; import runpy; runpy.run_module('lessons', run_name='__main__')"
+    said = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert said.returncode == 1 and one_line(said.stderr) and "not installed" in said.stderr
