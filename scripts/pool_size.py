@@ -48,7 +48,9 @@ def run(args) -> int:
         f"a token keeps 2 x {config.num_key_value_heads} heads x {config.head_dim} x {config.num_hidden_layers} layers "
         f"x {dtype.itemsize} bytes = {per_token:,} bytes ({per_token / 1024:g} KiB)"
     )
-    print(f"{args.memory / 2**30:g} GiB hold {slots:,} tokens, {slots // args.block_size:,} blocks of {args.block_size}")
+    print(
+        f"{args.memory / 2**30:g} GiB hold {slots:,} tokens, {slots // args.block_size:,} blocks of {args.block_size}"
+    )
     return 0
 
 

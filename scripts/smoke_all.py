@@ -150,23 +150,26 @@ def print_results(results: list[Result]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
-    console.print(make_table(results))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(make_table(results), soft_wrap=False)
     for result in results:
         if not result.ok:
-            console.print(f"\nLesson {result.lesson.number} failed:", style="bold red")
-            console.print(Text(explain(result)))
-    console.print("\n" + summary(results), style="green" if all(result.ok for result in results) else "red")
+            console.print(f"Lesson {result.lesson.number} failed:", style="bold red")
+            console.print(Text(explain(result) + "\n"))
+    console.print(summary(results), style="green" if all(result.ok for result in results) else "red")
 
 
 def make_table(results: list[Result]):
     """A row for each lesson: its storage, how many tokens are equal, how fast, how much KV."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("lesson", "storage")
-    for heading in ("tokens equal to HF", "tokens/s", "tokens/s HF", "KV bytes"):
-        table.add_column(heading, justify="right")
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("\nlesson")
+    table.add_column("\nstorage", no_wrap=True)
+    for heading in ("tokens\nequal to HF", "tokens/s\nours", "tokens/s\nHF", "\nKV bytes"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         equal = f"{result.equal_tokens}/{result.tokens}" if result.report else "failed"
         cells = [Text(f"{result.lesson.number} {result.lesson.title}"), Text(result.storage)]

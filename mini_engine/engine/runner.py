@@ -17,18 +17,22 @@ from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 
 def plan_chunks(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> ForwardMeta:
-    """The plan of one step: chunk s feeds tokens start … stop - 1 of its request, and sees all tokens before stop."""
+    """The plan of one step: chunk s feeds tokens start … stop - 1 of its request, and sees all tokens before stop.
+
+    Python looks at each chunk once; what there is for each token comes from array operations.
+    """
     starts = torch.tensor([chunk.start for chunk in chunks])
     stops = torch.tensor([chunk.stop for chunk in chunks])
-    counts = stops - starts
-    cu_seqlens_q = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
-    table = padded_table([chunk.blocks for chunk in chunks])
-    owner = torch.repeat_interleave(counts)  # for each token, whose it is: 0 0 0 1 2 2 …
+    cu_seqlens_q = torch.zeros(len(chunks) + 1, dtype=torch.int64)
+    torch.cumsum(stops - starts, 0, out=cu_seqlens_q[1:])
+    owner = torch.repeat_interleave(stops - starts)  # whose each token is: 0 0 0 1 2 2 …
     positions = torch.arange(len(owner)) + (starts - cu_seqlens_q[:-1])[owner]
-    blocks = table[owner, positions // block_size].long()
+    table = padded_table([chunk.blocks for chunk in chunks])
+    index = positions // block_size
+    slot_mapping = positions + (table[owner, index] - index) * block_size
     return ForwardMeta(
         positions=positions.to(device),
-        slot_mapping=(blocks * block_size + positions % block_size).to(device),
+        slot_mapping=slot_mapping.to(device),
         cu_seqlens_q=cu_seqlens_q.int().to(device),
         seq_lens_kv=stops.int().to(device),
         block_table=table.to(device),
@@ -36,12 +40,14 @@ def plan_chunks(chunks: Sequence[Chunk], block_size: int, device: torch.device) 
     )
 
 
-def padded_table(rows: Sequence[list[int]]) -> Tensor:
+def padded_table(rows: Sequence[Sequence[int]]) -> Tensor:
     """`[S, max_blocks]` int32 from rows of different lengths, filled up with null blocks."""
     width = max(map(len, rows))
+    nulls = array("i", [NULL_BLOCK]) * width
     flat = array("i")
     for row in rows:
-        flat.fromlist(row + [NULL_BLOCK] * (width - len(row)))
+        flat.extend(row)
+        flat.extend(nulls[len(row) :])
     return torch.frombuffer(flat, dtype=torch.int32).view(len(rows), width)
 
 

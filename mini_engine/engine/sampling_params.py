@@ -137,7 +137,9 @@ def _check_number(name: str, value: object, allowed: Range) -> None:
     if name == "temperature" and value == GREEDY and type(value) in (int, float):
         return
     if not isinstance(value, int | float) or isinstance(value, bool) or not allowed.least <= value <= allowed.most:
-        raise UserError(f"{name} is {value!r}; give a number from {allowed.least:g} to {allowed.most:g} ({allowed.note})")
+        raise UserError(
+            f"{name} is {value!r}; give a number from {allowed.least:g} to {allowed.most:g} ({allowed.note})"
+        )
 
 
 def _check_count(name: str, value: object, least: int, most: int | None, note: str) -> None:

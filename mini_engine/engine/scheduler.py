@@ -8,6 +8,7 @@ when the promises no longer fit, the last come gives way: its blocks are freed, 
 recomputing: Kwon et al., vLLM, 2023).
 """
 
+from array import array
 from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Chunk(NamedTuple):
     request: Request
     start: int
     stop: int
-    blocks: list[int]
+    blocks: array
 
     @property
     def samples(self) -> bool:

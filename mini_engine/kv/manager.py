@@ -5,6 +5,7 @@ The manager holds numbers, no tensors. It is also the seam for prefix sharing (l
 not know whether anything is kept. This manager keeps nothing, so its answer is always 0.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,6 +27,24 @@ def no_store(sources: Sequence[int], targets: Sequence[int]) -> None:
     """The block copier of a manager that has no pool behind it: there is nothing to copy."""
 
 
+class RequestTable(BlockTable):
+    """A block table with its blocks a second time as int32, `row`, so that a step's table is made by copying memory."""
+
+    def __init__(self, allocator: BlockAllocator) -> None:
+        super().__init__(allocator)
+        self.row = array("i")
+
+    def append(self, count: int) -> None:
+        """As in lesson 3."""
+        super().append(count)
+        self.row.fromlist(self.blocks[len(self.row) :])
+
+    def truncate(self, num_tokens: int) -> None:
+        """As in lesson 3."""
+        super().truncate(num_tokens)
+        del self.row[len(self.blocks) :]
+
+
 class KvCacheManager:
     """Request id to BlockTable. Each method changes everything it says, or raises and changes nothing.
 
@@ -38,7 +57,7 @@ class KvCacheManager:
     def __init__(self, num_blocks: int, block_size: int = 16, copy: CopyBlocks = no_store) -> None:
         self.allocator = BlockAllocator(num_blocks, block_size)
         self.copy = copy
-        self.tables: dict[str, BlockTable] = {}
+        self.tables: dict[str, RequestTable] = {}
 
     @property
     def block_size(self) -> int:
@@ -66,18 +85,18 @@ class KvCacheManager:
         """
         if request_id in self.tables:
             raise ValueError(f"request {request_id!r} has a block table already; free it, or grow it")
-        self.tables[request_id] = BlockTable(self.allocator)
+        self.tables[request_id] = RequestTable(self.allocator)
         return 0
 
     def missing_blocks(self, request_id: str, num_tokens: int) -> int:
         """How many more blocks the request needs before `num_tokens` of its tokens have a slot."""
         return max(0, -(-num_tokens // self.allocator.block_size) - len(self.tables[request_id].blocks))
 
-    def grow(self, request_id: str, num_tokens: int) -> list[int]:
+    def grow(self, request_id: str, num_tokens: int) -> array:
         """Let the request hold slots for `num_tokens` tokens, those it holds counted in.
 
         Returns:
-            its blocks, in order.
+            its blocks, in order, as int32.
 
         Raises:
             OutOfBlocks: the pool cannot give the missing blocks; nothing was changed.
@@ -88,7 +107,7 @@ class KvCacheManager:
             table.append(num_tokens - table.num_tokens)
         elif num_tokens > table.num_tokens:  # most decode steps: no block to take, nobody to ask
             table.num_tokens = num_tokens
-        return table.blocks
+        return table.row
 
     def commit(self, request_id: str, token_ids: Sequence[int], num_computed: int) -> None:
         """The KV of the first `num_computed` tokens is written. A manager that keeps prefixes can share them now."""
@@ -135,7 +154,7 @@ class KvCacheManager:
         parent = self.tables[parent_id]
         if child_id in self.tables:
             raise ValueError(f"request {child_id!r} has a block table already; fork to a new id")
-        child = BlockTable(self.allocator)
+        child = RequestTable(self.allocator)
         child.append(parent.num_tokens)
         self.copy(parent.blocks, child.blocks)
         self.tables[child_id] = child

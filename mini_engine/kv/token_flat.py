@@ -123,7 +123,7 @@ class BlockAllocator:
         """Take blocks back.
 
         Raises:
-            ValueError: a block is named twice or is not held (freed already, or never of this pool); nothing was changed.
+            ValueError: a block is named twice or is not held: freed before, or never given. Nothing was changed.
         """
         returned = set(blocks)
         if len(returned) != len(blocks):
@@ -140,7 +140,7 @@ class BlockAllocator:
 class Request:
     """One sequence: its tokens, the blocks it holds, and how far its KV is written.
 
-    `cur_len` counts tokens whose KV is in the pool. After a prefill of T tokens it is T: the token just chosen has no KV yet.
+    `cur_len` counts tokens whose KV is in the pool. After a prefill of T tokens it is T: the token just chosen has none yet.
     """
 
     prompt_ids: list[int]

@@ -184,7 +184,9 @@ def test_an_index_that_promises_what_the_shard_lacks(tmp_path):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="NOT CHECKED: reads the peak from Linux's /proc")
 def test_the_peak_is_at_most_a_fifth_above_the_model(tmp_path, untied):
-    write_checkpoint(tmp_path / "large", vocab_size=60_000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=4)
+    write_checkpoint(
+        tmp_path / "large", vocab_size=60_000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=4
+    )
     script = """
         import sys
         from pathlib import Path

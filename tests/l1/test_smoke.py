@@ -11,7 +11,17 @@ FAMILY = "four, with biases"
 
 def test_it_reports_bytes_reserved_and_used(capsys):
     code = l1_smoke.main(
-        ["--model", str(checkpoint(FAMILY)), "--prompt-ids", "1,2,3", "--max-new-tokens", "5", "--max-seq-len", "512", "--json"]
+        [
+            "--model",
+            str(checkpoint(FAMILY)),
+            "--prompt-ids",
+            "1,2,3",
+            "--max-new-tokens",
+            "5",
+            "--max-seq-len",
+            "512",
+            "--json",
+        ]
     )
     report = json.loads(capsys.readouterr().out)
     assert code == 0 and report["match"]

@@ -20,7 +20,8 @@ def poisoned(config, num_slots):
 
 
 def run(model, prompt, new_tokens, block_size, num_blocks, shuffle=None):
-    pool, allocator = poisoned(model.config, num_blocks * block_size), BlockAllocator(num_blocks * block_size, block_size)
+    num_slots = num_blocks * block_size
+    pool, allocator = poisoned(model.config, num_slots), BlockAllocator(num_slots, block_size)
     if shuffle is not None:
         random.Random(shuffle).shuffle(allocator.free_blocks)
     sequence = PagedSequence(Request(prompt), pool, allocator)
@@ -90,7 +91,8 @@ def test_two_requests_interleaved_do_not_touch_each_other():
         for _ in range(10):
             for sequence, ids in zip(sequences, tokens, strict=True):
                 meta = sequence.plan(ids)
-                logits = ours(torch.tensor(ids)[meta.positions], pool, meta, rows=torch.tensor([len(meta.positions) - 1]))
+                last = torch.tensor([len(meta.positions) - 1])
+                logits = ours(torch.tensor(ids)[meta.positions], pool, meta, rows=last)
                 sequence.commit(meta)
                 ids.append(int(logits.argmax()))
     for prompt, ids in zip(prompts, tokens, strict=True):

@@ -1,5 +1,6 @@
 """Lesson 2. Reservation and plans: which slots a request owns, where it writes, what it reads, how far it has got."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,10 +49,8 @@ def test_reserve_asks_only_for_what_is_missing():
 def test_reserve_changes_nothing_when_the_pool_is_exhausted():
     request, allocator = Request([1] * 9), FixedBlocks([5, 2])
     reserve(request, allocator, 4)
-    try:
+    with pytest.raises(OutOfBlocks):
         reserve(request, allocator, 13)
-    except OutOfBlocks:
-        pass
     assert (request.blocks, allocator.left) == ([5], [2]), "a reservation that fails must take nothing"
     assert request.slot_indices == [20, 21, 22, 23]
 
@@ -105,7 +104,7 @@ def test_after_a_prefill_of_t_tokens_cur_len_is_t():
     request = holding(6, [5, 2])
     slots = torch.tensor(request.slot_indices[:6])
     PagedSequence(request, None, None).commit(ForwardMeta(torch.arange(6), slots, slots, is_prefill=True))
-    assert request.cur_len == 6, f"cur_len is {request.cur_len} after a prefill of 6; the token just chosen has no KV yet"
+    assert request.cur_len == 6, f"cur_len is {request.cur_len} after 6 tokens; the token just chosen has no KV yet"
 
 
 def test_a_decode_adds_one_to_cur_len():

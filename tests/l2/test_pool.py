@@ -92,8 +92,12 @@ def test_attend_reads_the_layer_it_is_asked_for():
     q = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(9))
     meta = ForwardMeta(torch.tensor([4]), indices[4:], indices, is_prefill=False)
     answers = [pool.attend(layer, q, meta) for layer in range(3)]
-    assert not torch.allclose(answers[0], answers[1]), "layers 0 and 1 gave the same answer: was the layer index forgotten?"
-    assert not torch.allclose(answers[1], answers[2]), "layers 1 and 2 gave the same answer: was the layer index forgotten?"
+    assert not torch.allclose(answers[0], answers[1]), (
+        "layers 0 and 1 gave the same answer: was the layer index forgotten?"
+    )
+    assert not torch.allclose(answers[1], answers[2]), (
+        "layers 1 and 2 gave the same answer: was the layer index forgotten?"
+    )
 
 
 def test_qwen3_8b_in_bfloat16_keeps_144_kib_a_token():

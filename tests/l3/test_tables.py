@@ -164,7 +164,9 @@ def test_set_kv_writes_through_the_flat_view():
     pool = KvPool(CONFIG, 6, 4, no_kernel)
     k, v = torch.ones(2, 2, 8), torch.full((2, 2, 8), 2.0)
     pool.set_kv(1, torch.tensor([23, 4]), k, v)
-    assert pool.K[1][5, 3].eq(1).all() and pool.K[1][1, 0].eq(1).all(), "slot 23 is block 5, offset 3; slot 4 is block 1"
+    assert pool.K[1][5, 3].eq(1).all() and pool.K[1][1, 0].eq(1).all(), (
+        "slot 23 is block 5, offset 3; slot 4 is block 1"
+    )
     assert pool.V[1][5, 3].eq(2).all() and pool.V[1][1, 0].eq(2).all()
     assert pool.K[1].sum() == 2 * 16 and not pool.K[0].any(), "another slot or another layer was written"
 
@@ -241,7 +243,9 @@ def test_100_000_random_table_operations_keep_free_and_held_disjoint_and_complet
             table.free()
         in_tables = [block for t in tables for block in t.blocks]
         assert len(in_tables) == len(set(in_tables)), f"step {step}: two tables hold one block"
-        assert sorted(in_tables + allocator.free_blocks) == list(range(1, 65)), f"step {step}: free + held is not the pool"
+        assert sorted(in_tables + allocator.free_blocks) == list(range(1, 65)), (
+            f"step {step}: free + held is not the pool"
+        )
 
 
 class TableMachine(RuleBasedStateMachine):

@@ -1,0 +1,164 @@
+"""Lesson 3. Paged attention for GPUs, in Triton: one kernel for prefill, chunks and decode, and one that merges.
+
+A program takes a tile of one sequence's queries, all query heads of one key/value head, and walks the block table.
+Lengths stay on the GPU: the grid is laid out for the most tiles there can be, and each program finds its sequence by
+itself (as in vLLM's unified kernel), so that nothing waits for a copy to the host. In a batch of decodes tiles are few;
+the history is then cut into splits, one program each, and a second kernel merges them (flash-decoding: Dao and others,
+2023).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mini_engine.attention.contract import PagedAttention
+from mini_engine.errors import UserError
+
+MIN_SPLIT = 512  # keys; shorter histories are not worth a second kernel
+MAX_SPLITS = 32
+DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+
+
+def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
+    """The Triton kernel for tensors of this dtype on this device.
+
+    Raises:
+        UserError: not a GPU (and not Triton's interpreter, which tests use), or not a dtype it knows.
+    """
+    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise UserError(f"the triton kernel needs a GPU, not {device}; TRITON_INTERPRET=1 runs it slowly on a CPU")
+    if dtype not in DTYPES:
+        raise UserError(f"the triton kernel takes float16, bfloat16 and float32, not {dtype}; ask for torch")
+    return paged_attention
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens_kv: Tensor,
+    block_table: Tensor,
+    scale: float,
+) -> Tensor:
+    """The contract of `mini_engine.attention.contract`, on a GPU. Block ids are trusted: a check would wait."""
+    num_rows, heads, dim = q.shape
+    block_size, kv_heads = k_cache.shape[1:3]
+    num_seqs, max_blocks = block_table.shape
+    q, block_table = q.contiguous(), block_table.contiguous()
+    out = torch.zeros_like(q)  # rows that belong to no sequence stay zero
+    if not num_seqs or not num_rows:
+        return out
+    group = heads // kv_heads
+    rows = max(16 if num_rows <= num_seqs else 64, triton.next_power_of_2(group))  # of a tile; tl.dot wants 16
+    reach = max_blocks * block_size
+    split = max(MIN_SPLIT, triton.next_power_of_2(triton.cdiv(reach, MAX_SPLITS)))
+    splits = triton.cdiv(reach, split) if num_rows <= num_seqs else 1  # prompts have tiles enough
+    parts = q.new_empty((splits, num_rows, heads, dim), dtype=torch.float32) if splits > 1 else out
+    stats = q.new_empty((splits, num_rows, heads, 2) if splits > 1 else (1,), dtype=torch.float32)
+    width = triton.next_power_of_2(dim)
+    keys = max(16, min(64, 64 * 256 // (width * q.element_size())))  # of a tile; so that K and V fit shared memory
+    tiles = num_rows // (rows // group) + num_seqs
+    _attend[(tiles, kv_heads, splits)](
+        q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, parts, stats,
+        scale * 1.4426950408889634, num_seqs, num_rows, max_blocks, split if splits > 1 else reach,
+        KV_HEADS=kv_heads, GROUP=group, DIM=dim, WIDTH=width, BLOCK_SIZE=block_size, ROWS=rows, KEYS=keys,
+        PARTIAL=splits > 1, OPERAND=tl.float32 if triton.knobs.runtime.interpret else DTYPES[q.dtype],
+    )  # fmt: skip
+    if splits > 1:
+        _merge[(num_seqs, heads)](
+            parts, stats, out, cu_seqlens_q, seq_lens_kv, num_rows, split,
+            HEADS=heads, DIM=dim, WIDTH=width, SPLITS=triton.next_power_of_2(splits),
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _find_sequence(starts, num_seqs, tile, QUERIES: tl.constexpr):
+    """The sequence that a tile belongs to. Sequence s begins at tile starts[s] // QUERIES + s, so a few stay empty."""
+    low = tile * 0
+    high = low + num_seqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(starts + middle) // QUERIES + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _attend(
+    q, k_cache, v_cache, starts, kv_lens, table, out, stats, scale, num_seqs, num_rows, max_blocks, split,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PARTIAL: tl.constexpr, OPERAND: tl.constexpr,
+):  # fmt: skip
+    QUERIES: tl.constexpr = ROWS // GROUP
+    tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    seq = _find_sequence(starts, num_seqs, tile, QUERIES)
+    start = tl.load(starts + seq)
+    q_len, kv_len = tl.load(starts + seq + 1) - start, tl.load(kv_lens + seq)
+    first = (tile - start // QUERIES - seq) * QUERIES  # this tile's first query
+    seen = tl.minimum(kv_len, kv_len - q_len + first + QUERIES)  # keys that its last query sees
+    begin, end = part * split, tl.minimum(seen, part * split + split)
+    if first >= q_len or begin >= end:
+        return
+
+    row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    query = first + row // GROUP
+    real = (row < QUERIES * GROUP) & (query < q_len)
+    at = (start + query).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP  # place in [T, H_q]
+    element = real[:, None] & (d < DIM)[None, :]
+    queries = tl.load(q + at[:, None] * DIM + d[None, :], mask=element, other=0.0).to(OPERAND)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([ROWS, WIDTH], tl.float32)
+    for key in range(begin, end, KEYS):
+        token = key + tl.arange(0, KEYS)
+        block = tl.load(table + seq.to(tl.int64) * max_blocks + token // BLOCK_SIZE, mask=token < end, other=0)
+        slot = block.to(tl.int64) * BLOCK_SIZE + token % BLOCK_SIZE
+        place = (slot * KV_HEADS + kv_head)[:, None] * DIM + d[None, :]
+        owned = (token < end)[:, None] & (d < DIM)[None, :]
+        keys = tl.load(k_cache + place, mask=owned, other=0.0).to(OPERAND)  # no change, but the interpreter's dot
+        values = tl.load(v_cache + place, mask=owned, other=0.0).to(OPERAND)  # knows no bfloat16
+        score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        visible = (token < end)[None, :] & (token[None, :] <= (kv_len - q_len + query)[:, None])
+        score = tl.where(visible, score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        safe = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row may see none of this split's keys
+        p = tl.exp2(score - safe[:, None])
+        shrink = tl.exp2(top - safe)
+        weight = weight * shrink + tl.sum(p, 1)
+        total = total * shrink[:, None]
+        total += tl.dot(p.to(OPERAND), values, input_precision="ieee")
+        top = new_top
+
+    if PARTIAL:
+        at += part.to(tl.int64) * num_rows * KV_HEADS * GROUP
+        tl.store(stats + at * 2, top, mask=real)
+        tl.store(stats + at * 2 + 1, weight, mask=real)
+        tl.store(out + at[:, None] * DIM + d[None, :], total, mask=element)
+    else:
+        tl.store(out + at[:, None] * DIM + d[None, :], total / weight[:, None], mask=element)
+
+
+@triton.jit
+def _merge(
+    parts, stats, out, starts, kv_lens, num_rows, split,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    seq, head = tl.program_id(0), tl.program_id(1)
+    start, stop, kv_len = tl.load(starts + seq), tl.load(starts + seq + 1), tl.load(kv_lens + seq)
+    part, d = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
+    for query in range(0, stop - start):
+        row = start + query
+        written = part * split < kv_len - (stop - 1 - row)  # splits of which this query saw something
+        at = (part.to(tl.int64) * num_rows + row) * HEADS + head
+        top = tl.load(stats + at * 2, mask=written, other=float("-inf"))
+        weight = tl.load(stats + at * 2 + 1, mask=written, other=0.0)
+        element = written[:, None] & (d < DIM)[None, :]
+        total = tl.load(parts + at[:, None] * DIM + d[None, :], mask=element, other=0.0)
+        share = tl.exp2(top - tl.max(top, 0))
+        mean = tl.sum(total * share[:, None], 0) / tl.sum(weight * share, 0)
+        tl.store(out + (row.to(tl.int64) * HEADS + head) * DIM + d, mean, mask=d < DIM)

@@ -1,0 +1,124 @@
+"""Course machinery. `explain_divergence` names the step, the layer and the part where an injected bug first shows."""
+
+import argparse
+import json
+
+import explain_divergence
+import l0_smoke
+import l1_smoke
+import pytest
+import torch
+
+from mini_engine.attention import dense
+from mini_engine.engine import loop
+from mini_engine.kv import contiguous, no_cache
+from mini_engine.model import qwen3
+from mini_engine.weights import load_model
+from tests.support import both, checkpoint, some_ids
+
+FAMILY = "two, tied, wide heads"
+
+
+def find(script=l1_smoke, model=None, tokens=6, **knobs):
+    """What the tool says of the lesson's run against an unharmed Hugging Face."""
+    ours, hf = both(FAMILY)
+    args = argparse.Namespace(max_new_tokens=tokens, dtype="float32", device="cpu", max_seq_len=None, **knobs)
+    prompt = some_ids(7, ours.config.vocab_size)
+    return explain_divergence.explain(model or ours, hf, script.generate, prompt, tokens, args)
+
+
+@pytest.mark.parametrize("script", [l0_smoke, l1_smoke])
+def test_without_a_bug_everything_agrees(script):
+    finding = find(script)
+    assert finding.step is None and "alone, this prompt agrees: 6 tokens equal" in str(finding)
+
+
+@pytest.mark.parametrize(
+    "name, part",
+    [
+        ("model.layers.1.self_attn.q_norm.weight", "the q norm"),
+        ("model.layers.1.self_attn.k_proj.weight", "the k norm"),
+        ("model.layers.1.self_attn.v_proj.weight", "attention and its output projection"),
+        ("model.layers.1.input_layernorm.weight", "the first norm"),
+        ("model.layers.1.post_attention_layernorm.weight", "the second norm"),
+        ("model.layers.1.mlp.gate_proj.weight", "the MLP"),
+    ],
+)
+def test_a_changed_weight_is_found_in_its_layer_and_part(name, part):
+    model = load_model(checkpoint(FAMILY))
+    dict(model.named_parameters())[name].data[: 1 if "norm" in name else 40] += 0.7
+    finding = find(model=model)
+    assert (finding.step, finding.layer, finding.part) == (0, 1, part), str(finding)
+    assert finding.size > 0 and "everything before agrees to" in str(finding)
+
+
+def test_a_wrong_rope_is_found_in_rope(monkeypatch):
+    monkeypatch.setattr(qwen3, "apply_rope", lambda x, cos, sin: x.flip(-1))
+    finding = find()
+    assert (finding.step, finding.layer, finding.part) == (0, 0, "RoPE on q"), str(finding)
+
+
+def test_a_mask_that_is_lost_is_found_in_attention(monkeypatch):
+    def all_see_all(q, k, v):
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1)
+
+    monkeypatch.setattr(contiguous, "causal_attention", all_see_all)
+    finding = find()
+    assert (finding.step, finding.layer) == (0, 0) and "attention" in finding.part, str(finding)
+    assert no_cache.causal_attention is dense.causal_attention
+
+
+def test_a_wrong_row_shows_in_the_first_decode(monkeypatch):
+    right = contiguous.ContiguousKv.set_kv
+    late = lambda self, layer, slots, k, v: right(self, layer, slots + (len(slots) == 1), k, v)  # noqa: E731
+    monkeypatch.setattr(contiguous.ContiguousKv, "set_kv", late)
+    ours, hf = both(FAMILY)
+    args = argparse.Namespace(max_new_tokens=6, dtype="float32", device="cpu", max_seq_len=64)
+    finding = explain_divergence.explain(ours, hf, l1_smoke.generate, [1, 2, 3], 6, args)
+    assert finding.step == 1 and finding.layer == 0 and "decode" in str(finding), str(finding)
+
+
+def test_a_position_off_by_one_is_named(monkeypatch):
+    right = contiguous.CachedSequence.plan
+
+    def off_by_one(self, token_ids):
+        meta = right(self, token_ids)
+        shift = int(self.cur_len > 0)
+        return contiguous.ForwardMeta(meta.positions - shift, meta.slot_mapping, meta.kv_len)
+
+    monkeypatch.setattr(contiguous.CachedSequence, "plan", off_by_one)
+    finding = find()
+    assert finding.step == 1 and "ends at positions [6]; its last token belongs at 7" in str(finding), str(finding)
+
+
+def test_a_wrong_choice_is_told_from_a_wrong_value(monkeypatch):
+    monkeypatch.setattr(loop, "next_token", lambda logits: int(logits.argmin()))
+    finding = find()
+    assert "Hugging Face chose" in str(finding) and "every value before agrees" in str(finding)
+
+
+def test_the_command_prints_one_line_a_prompt(capsys):
+    arguments = ["--lesson", "1", "--model", str(checkpoint(FAMILY)), "--prompt-ids", "1,2", "--prompt-ids", "3"]
+    assert explain_divergence.main(arguments) == 0
+    assert [line[:3] for line in capsys.readouterr().out.splitlines()] == ["[0]", "[1]"]
+
+
+def test_the_command_can_speak_json_and_exits_1_on_a_difference(capsys, tmp_path):
+    from tests.support import write_checkpoint
+
+    other = write_checkpoint(tmp_path, seed=3, num_key_value_heads=2, head_dim=40, tie_word_embeddings=True)
+    arguments = ["--model", str(checkpoint(FAMILY)), "--hf-model", str(other), "--prompt-ids", "1,2", "--json"]
+    assert explain_divergence.main(arguments) == 1
+    assert json.loads(capsys.readouterr().out)["findings"][0]["part"] == "the embedding"
+
+
+@pytest.mark.parametrize(
+    "arguments, words", [(["--lesson", "99"], "there is no lesson 99"), (["--lesson", "x"], "'x'")]
+)
+def test_a_lesson_that_is_not_there_exits_2(capsys, arguments, words):
+    try:
+        code = explain_divergence.main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2 and words in capsys.readouterr().err
