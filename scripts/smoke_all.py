@@ -165,7 +165,7 @@ def make_table(results: list[Result]):
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("\nlesson")
     table.add_column("\nstorage", no_wrap=True)
     for heading in ("tokens\nequal to HF", "tokens/s\nours", "tokens/s\nHF", "\nKV bytes"):

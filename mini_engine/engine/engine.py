@@ -8,7 +8,6 @@ two steps; an abort that comes while a step is in flight in the same thread (fro
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import compress
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from mini_engine.attention.contract import load_kernel
 from mini_engine.config import Qwen3Config
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.runner import ModelRunner
-from mini_engine.engine.sampler import Sampler
+from mini_engine.engine.sampler import Sampled, sample
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
 from mini_engine.engine.stats import StepStats
@@ -34,7 +33,7 @@ log = logging.getLogger(__name__)
 class StepResult(NamedTuple):
     """What a step gave: request id to new token; the requests that ended, with their reasons; numbers."""
 
-    new_tokens: dict[str, int]
+    new_tokens: dict[str, Sampled]
     finished: list[Request]
     stats: StepStats
 
@@ -45,14 +44,12 @@ class Engine:
     Args:
         config: the model's, by which prompts are checked.
         runner: chunks to logits `[R, vocab_size]`, a row for each chunk that samples.
-        sampler: lesson 4's: logits to tokens.
     """
 
-    def __init__(self, config: Qwen3Config, scheduler: Scheduler, runner: ModelRunner, sampler: Sampler) -> None:
+    def __init__(self, config: Qwen3Config, scheduler: Scheduler, runner: ModelRunner) -> None:
         self.config = config
         self.scheduler = scheduler
         self.runner = runner
-        self.sampler = sampler
 
     @classmethod
     def for_model(
@@ -81,8 +78,7 @@ class Engine:
         attend = load_kernel(kernel, weight.device, weight.dtype)
         pool = KvPool(model.config, num_blocks, block_size, attend, weight.dtype, weight.device)
         kv = manager(num_blocks, block_size, pool.copy_blocks)
-        scheduler = Scheduler(kv, limits, model.config.eos_token_ids)
-        return cls(model.config, scheduler, ModelRunner(model, pool), Sampler())
+        return cls(model.config, Scheduler(kv, limits), ModelRunner(model, pool))
 
     @property
     def has_unfinished(self) -> bool:
@@ -96,10 +92,11 @@ class Engine:
 
         Raises:
             UserError: the prompt is empty, too long for the model or for the whole pool, or has ids outside the
-                vocabulary; the id is in use. Nothing was changed, and nobody else is touched.
+                vocabulary; the params ask for what it cannot do; the id is in use. Nothing was changed, and nobody else is touched.
         """
         self.config.check_prompt(prompt_ids, params.max_tokens)
-        request = Request(request_id, list(prompt_ids), len(prompt_ids), params, priority)
+        params.check_fits(self.config.vocab_size, self.config.eos_token_ids)
+        request = Request(request_id, list(prompt_ids), params, priority, params.stop_ids(self.config.eos_token_ids))
         self.scheduler.add(request)
         return request
 
@@ -116,7 +113,7 @@ class Engine:
         preempted = scheduler.num_preemptions
         chunks = scheduler.schedule()
         prefill = sum(chunk.stop - chunk.start for chunk in chunks if chunk.request.is_prefilling)
-        decode = sum(not chunk.request.is_prefilling for chunk in chunks)
+        total = sum(chunk.stop - chunk.start for chunk in chunks)
         try:
             new_tokens, finished = scheduler.update(chunks, self._run(chunks))
         except Exception as error:
@@ -126,19 +123,17 @@ class Engine:
             num_waiting=len(scheduler.waiting),
             num_running=len(scheduler.running),
             prefill_tokens=prefill,
-            decode_tokens=decode,
+            decode_tokens=total - prefill,
             num_preempted=scheduler.num_preemptions - preempted,
             blocks=scheduler.manager.blocks_by_state,
         )
         return StepResult(new_tokens, finished, stats)
 
-    def _run(self, chunks: Sequence[Chunk]) -> list[int]:
-        """The tokens that the model and the sampler choose, one for each chunk that samples."""
+    def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
+        """What the model and the sampler choose, a token for each chunk that samples."""
         if not chunks:
             return []
-        logits = self.runner.run(chunks)
-        sampled = list(compress(chunks, (chunk.samples for chunk in chunks)))
-        return self.sampler(logits, [chunk.request for chunk in sampled])
+        return sample(self.runner.run(chunks), [chunk.request for chunk in chunks if chunk.samples])
 
 
 def default_kv_bytes(device: torch.device) -> int:

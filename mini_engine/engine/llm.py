@@ -8,6 +8,7 @@ from typing import Any
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import FinishReason, Request
+from mini_engine.engine.sampler import TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.stats import Summary
 from mini_engine.errors import UserError
@@ -23,13 +24,19 @@ class Completion:
     token_ids: list[int]
     finish_reason: FinishReason
     error: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
     num_preemptions: int = 0
 
     @classmethod
     def of(cls, request: Request) -> "Completion":
         """What a finished request comes to."""
         return cls(
-            request.prompt_ids, request.output_ids, request.finish_reason, request.error, request.num_preemptions
+            request.prompt_ids,
+            request.output_ids,
+            request.finish_reason,
+            request.error,
+            request.logprobs if request.params.logprobs is not None else None,
+            request.num_preemptions,
         )
 
 

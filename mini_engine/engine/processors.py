@@ -1,7 +1,8 @@
 """Lesson 4. What is done to logits before a token is chosen: penalties, stop ids held back, temperature, three filters.
 
-Each function takes the logits `[R, vocab]` float32 of R rows and whose rows they are, and returns new ones; every row
-has its own parameters. They compute what the classes of the same purpose in transformers compute, value for value.
+Each function changes in place the logits `[R, vocab]` float32 of R rows, the sampler's own copy, and is told whose rows
+they are; each row has its own parameters. Their values are those that the classes of the same purpose in transformers
+compute, row by row.
 """
 
 from collections import Counter
@@ -17,15 +18,15 @@ NEVER = float("-inf")  # the logit of a token that cannot be chosen
 
 
 class TokenCounts(NamedTuple):
-    """What several rows have in their histories, packed: row[i] has token[i] in it count[i] times. All `[N]` int64."""
+    """What R histories hold, packed: history row[i] has token[i] in it times[i] times. All `[N]` int64."""
 
     row: Tensor
     token: Tensor
-    count: Tensor
+    times: Tensor
 
 
-def count_tokens(histories: Sequence[Sequence[int]], device: torch.device) -> TokenCounts:
-    """Count each row's tokens. Histories differ in length, and nothing fills them up: a pad would be counted too."""
+def count_tokens(histories: Sequence[Collection[int]], device: torch.device) -> TokenCounts:
+    """Count each history's tokens. Histories differ in length, and nothing fills them up: a pad would be counted too."""
     counts = [Counter(history) for history in histories]
     rows = [row for row, counter in enumerate(counts) for _ in counter]
     tokens = [token for counter in counts for token in counter]
@@ -38,64 +39,63 @@ def per_row(values: Sequence[float], logits: Tensor) -> Tensor:
     return torch.tensor(values, dtype=logits.dtype, device=logits.device)[:, None]
 
 
-def penalise_repetition(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Make every token of the prompt or the answer less likely, once (CTRL, Keskar et al. 2019).
+def penalise_repetition(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """Make every token of the prompt or the answer less likely, once however often it is there (Keskar et al. 2019).
 
     A positive logit is divided by the penalty and a negative one multiplied: both go down.
     """
     seen = count_tokens([[*row.prompt_ids, *row.output_ids] for row in rows], logits.device)
     penalty = per_row([row.params.repetition_penalty for row in rows], logits)[seen.row, 0]
     score = logits[seen.row, seen.token]
-    return logits.index_put((seen.row, seen.token), torch.where(score < 0, score * penalty, score / penalty))
+    logits[seen.row, seen.token] = torch.where(score < 0, score * penalty, score / penalty)
 
 
-def penalise_output(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Take presence_penalty + times * frequency_penalty from each token of the answer, as OpenAI does.
+def penalise_output(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """Take presence_penalty + times * frequency_penalty from the logit of each token of the answer, as OpenAI does.
 
-    The prompt does not count, and a negative penalty makes a token more likely.
+    The prompt does not count. A negative penalty makes what was said more likely.
     """
     said = count_tokens([row.output_ids for row in rows], logits.device)
     presence = per_row([row.params.presence_penalty for row in rows], logits)[said.row, 0]
     frequency = per_row([row.params.frequency_penalty for row in rows], logits)[said.row, 0]
-    score = logits[said.row, said.token]
-    return logits.index_put((said.row, said.token), score - (frequency * said.count + presence))
+    logits[said.row, said.token] -= presence + frequency * said.times
 
 
-def hold_back_stops(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """While a row has fewer than min_tokens tokens, none of its stop ids can be chosen."""
-    held = [sorted(row.stop_ids) if len(row.output_ids) < row.params.min_tokens else [] for row in rows]
+def hold_back_stops(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """While an answer has fewer than min_tokens tokens, none of its stop ids can be chosen."""
+    held = [row.stop_ids if len(row.output_ids) < row.params.min_tokens else () for row in rows]
     stops = count_tokens(held, logits.device)
-    return logits.index_put((stops.row, stops.token), logits.new_tensor(NEVER))
+    logits[stops.row, stops.token] = NEVER
 
 
-def divide_by_temperature(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Below 1 the best tokens gain, above 1 the others do. No row may be greedy: 0 divides nothing."""
-    return logits / per_row([row.params.temperature for row in rows], logits)
+def divide_by_temperature(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """Below 1 the best tokens gain, above 1 the others do. A greedy row has no business here: 0 divides nothing."""
+    logits /= per_row([row.params.temperature for row in rows], logits)
 
 
-def keep_top_k(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+def keep_top_k(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     """Keep each row's top_k best tokens, and those that tie with the last of them."""
     top_k = [min(row.params.top_k, logits.shape[-1]) for row in rows]
     best = logits.topk(max(top_k)).values
     last_kept = best.gather(1, torch.tensor(top_k, device=logits.device)[:, None] - 1)
-    return logits.masked_fill(logits < last_kept, NEVER)
+    logits.masked_fill_(logits < last_kept, NEVER)
 
 
-def keep_top_p(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+def keep_top_p(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     """Keep each row's fewest best tokens whose probabilities reach top_p (nucleus sampling, Holtzman et al. 2019).
 
-    From the worst token up: it goes while it and all worse ones make up no more than 1 - top_p. So the token that
-    crosses the threshold stays, and the best one always does.
+    From the worst token up: a token goes while it and all worse ones make up no more than 1 - top_p. So the token that
+    crosses the threshold stays, and the best one stays in any case.
     """
     worst_first, order = logits.sort(dim=-1)
     tail = worst_first.softmax(dim=-1).cumsum(dim=-1)
     removed = tail <= per_row([1 - row.params.top_p for row in rows], logits)
     removed[:, -1] = False
-    return logits.masked_fill(removed.scatter(1, order, removed), NEVER)
+    logits.masked_fill_(removed.scatter(1, order, removed), NEVER)
 
 
-def keep_min_p(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+def keep_min_p(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     """Keep the tokens that are at least min_p times as likely as the best one (Nguyen et al. 2024)."""
     probs = logits.softmax(dim=-1)
     least = per_row([row.params.min_p for row in rows], logits) * probs.amax(dim=-1, keepdim=True)
-    return logits.masked_fill(probs < least, NEVER)
+    logits.masked_fill_(probs < least, NEVER)

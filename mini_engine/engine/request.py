@@ -1,8 +1,10 @@
 """Lesson 5. A request is its tokens, how many of them have their KV, and what was asked for. The rest follows."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from mini_engine.engine.sampler import Sampled, TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 
 
@@ -17,37 +19,42 @@ class FinishReason(StrEnum):
 
 @dataclass(eq=False)
 class Request:
-    """One prompt on its way to an answer.
+    """One prompt on its way to an answer. The sampler reads it as a row: params, prompt_ids, output_ids, stop_ids, seed.
 
-    token_ids: the prompt, and behind it the answer so far.
-    num_prompt_tokens: where the answer begins in token_ids.
-    num_computed_tokens: leading tokens whose KV is written. A preemption sets it back to 0.
     priority: with the scheduler's policy "priority", smaller numbers go first.
+    stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
+    token_ids: the prompt and behind it the answer so far, `output_ids`; only `append` adds to them.
     arrival: its place among all requests that ever came; the scheduler numbers them.
+    num_computed_tokens: leading tokens whose KV is written. A preemption sets it back to 0.
     num_cached_tokens: leading tokens that were there already when it was first admitted (lesson 8).
     """
 
     id: str
-    token_ids: list[int]
-    num_prompt_tokens: int
+    prompt_ids: list[int]
     params: SamplingParams
     priority: int = 0
-    arrival: int = 0
-    num_computed_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    finish_reason: FinishReason | None = None
-    error: str | None = None
+    stop_ids: Collection[int] = ()
+    token_ids: list[int] = field(init=False)
+    output_ids: list[int] = field(init=False, default_factory=list)
+    logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
+    seed: int = field(init=False)
+    arrival: int = field(init=False, default=0)
+    num_computed_tokens: int = field(init=False, default=0)
+    num_cached_tokens: int = field(init=False, default=0)
+    num_preemptions: int = field(init=False, default=0)
+    finish_reason: FinishReason | None = field(init=False, default=None)
+    error: str | None = field(init=False, default=None)
 
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and answer so far."""
-        return len(self.token_ids)
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_ids)
+        self.seed = self.params.request_seed()
 
-    @property
-    def num_output_tokens(self) -> int:
-        """The answer so far."""
-        return len(self.token_ids) - self.num_prompt_tokens
+    def append(self, sampled: Sampled) -> None:
+        """Take the next token of the answer."""
+        self.token_ids.append(sampled.token_id)
+        self.output_ids.append(sampled.token_id)
+        if sampled.logprobs is not None:
+            self.logprobs.append(sampled.logprobs)
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -56,23 +63,13 @@ class Request:
 
     @property
     def is_prefilling(self) -> bool:
-        """It has more to compute than the one token that it chose last."""
-        return self.num_computed_tokens < max(self.num_prompt_tokens, len(self.token_ids) - 1)
+        """It has more to compute than the token it chose last."""
+        return self.num_computed_tokens < max(len(self.prompt_ids), len(self.token_ids) - 1)
 
     @property
     def max_kv_tokens(self) -> int:
         """Tokens whose KV it may ever need: the last token of an answer is chosen and never fed."""
-        return self.num_prompt_tokens + self.params.max_tokens - 1
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        """A copy of the prompt."""
-        return self.token_ids[: self.num_prompt_tokens]
-
-    @property
-    def output_ids(self) -> list[int]:
-        """A copy of the answer so far."""
-        return self.token_ids[self.num_prompt_tokens :]
+        return len(self.prompt_ids) + self.params.max_tokens - 1
 
     @property
     def computed_ids(self) -> list[int]:

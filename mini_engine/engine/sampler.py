@@ -1,7 +1,7 @@
 """Lesson 4. From one row of logits for each request to one token for each: rows that differ, draws that repeat.
 
 A draw depends on the request's seed and the token's position, and on nothing else: not on the batch, the row, the
-device, or what was drawn before. Greedy rows are an argmax.
+device, or what was drawn before. A greedy row is an argmax.
 """
 
 import hashlib
@@ -12,11 +12,24 @@ import torch
 from torch import Tensor
 
 from mini_engine.engine import processors
-from mini_engine.engine.sampling_params import SampleRow
+from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+
+# In transformers' order: each change, and which rows ask for it. The others pass it by untouched.
+PENALTIES = (
+    (processors.penalise_repetition, lambda params: params.repetition_penalty != 1),
+    (processors.penalise_output, lambda params: params.presence_penalty != 0 or params.frequency_penalty != 0),
+    (processors.hold_back_stops, lambda params: params.min_tokens > 0),
+)
+FILTERS = (
+    (processors.divide_by_temperature, lambda params: params.temperature != 1),
+    (processors.keep_top_k, lambda params: params.top_k > 0),
+    (processors.keep_top_p, lambda params: params.top_p < 1),
+    (processors.keep_min_p, lambda params: params.min_p > 0),
+)
 
 
 class TokenLogprobs(NamedTuple):
-    """How likely the model itself found a token, before penalties, temperature and filters.
+    """How likely the model itself found a token: before penalties, temperature and filters.
 
     chosen: the natural logarithm of the chosen token's probability.
     top: the best tokens with theirs, best first.
@@ -33,32 +46,28 @@ class Sampled(NamedTuple):
     logprobs: TokenLogprobs | None
 
 
-# In transformers' order. A row passes through a step only if it asks for it; -inf stays -inf through all that follow.
-STEPS = (
-    (processors.penalise_repetition, lambda row: row.params.repetition_penalty != 1),
-    (processors.penalise_output, lambda row: row.params.presence_penalty != 0 or row.params.frequency_penalty != 0),
-    (processors.hold_back_stops, lambda row: row.params.min_tokens > 0),
-    (processors.divide_by_temperature, lambda row: row.params.temperature not in (0, 1)),
-    (processors.keep_top_k, lambda row: not row.params.is_greedy and row.params.top_k > 0),
-    (processors.keep_top_p, lambda row: not row.params.is_greedy and row.params.top_p < 1),
-    (processors.keep_min_p, lambda row: not row.params.is_greedy and row.params.min_p > 0),
-)
+def is_penalised(params: SamplingParams) -> bool:
+    """Even the best token may be another one than the model's."""
+    return any(asks(params) for _, asks in PENALTIES)
 
 
-def process(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """The logits that tokens are chosen from: float32 `[R, vocab]`, each row taken through the steps it asks for."""
-    logits = logits.to(torch.float32, copy=True)
-    for change, wanted in STEPS:
-        chosen = [i for i, row in enumerate(rows) if wanted(row)]
-        if chosen:
-            logits[chosen] = change(logits[chosen], [rows[i] for i in chosen])
+def process(logits: Tensor, rows: Sequence[SampleRow], steps=PENALTIES + FILTERS) -> Tensor:
+    """Take each row of logits `[R, vocab]` float32 through the steps that it asks for, in place; the same tensor."""
+    for change, asks in steps:
+        chosen = [i for i, row in enumerate(rows) if asks(row.params)]
+        if len(chosen) == len(rows):
+            change(logits, rows)
+        elif chosen:
+            part = logits[chosen]
+            change(part, [rows[i] for i in chosen])
+            logits[chosen] = part
     return logits
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits, always the same for the same seed and position, on every machine.
+    """A number in [0, 1) with 53 random bits: always the same for the same seed and position, on every machine.
 
-    The first 8 bytes of a hash stand in for a generator: it has no state to keep, so no draw depends on another.
+    The first 8 bytes of a hash stand in for a generator. It has no state, so no draw depends on another.
     """
     key = seed.to_bytes(8, "little") + position.to_bytes(8, "little")
     bits = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
@@ -66,7 +75,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """The token of each row whose stretch of the line from 0 to 1 holds the row's number (inverse CDF).
+    """Lay a row's probabilities end to end; the token on whose stretch the row's number falls is drawn (inverse CDF).
 
     Args:
         probs: `[R, vocab]`, each row adding up to about 1.
@@ -75,18 +84,31 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     Returns:
         `[R]` int64. A token of probability 0 has no stretch and is never drawn.
     """
-    line = probs.double().cumsum(dim=-1)  # in float32 the steps of rare tokens would vanish in the sum
-    return torch.searchsorted(line, uniforms[:, None] * line[:, -1:], right=True)[:, 0]
+    ends = probs.cumsum(dim=-1, dtype=torch.float64)  # float32 has no steps as fine as a rare token's stretch
+    return torch.searchsorted(ends, uniforms[:, None] * ends[:, -1:], right=True)[:, 0]
+
+
+def draw_tokens(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """A token for each row of processed logits `[R, vocab]`, by its request's seed and its position. `[R]` int64."""
+    uniforms = [uniform(row.seed, len(row.prompt_ids) + len(row.output_ids)) for row in rows]
+    return draw(logits.softmax(dim=-1), torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
 
 
 def choose(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Choose from processed logits `[R, vocab]`: the best token of greedy rows, a draw for the others. `[R]` int64."""
+    """The next token of every row, `[R]` int64; the logits `[R, vocab]` are not changed.
+
+    Greedy rows are one argmax over the logits as they are. Rows that draw, and greedy ones with a penalty, are copied
+    and worked on.
+    """
     token_ids = logits.argmax(dim=-1)
+    penalised = [i for i, row in enumerate(rows) if row.params.is_greedy and is_penalised(row.params)]
+    if penalised:
+        theirs = [rows[i] for i in penalised]
+        token_ids[penalised] = process(logits[penalised].float(), theirs, PENALTIES).argmax(dim=-1)
     drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy]
     if drawn:
-        places = [(rows[i].seed, len(rows[i].prompt_ids) + len(rows[i].output_ids)) for i in drawn]
-        uniforms = torch.tensor([uniform(*place) for place in places], dtype=torch.float64, device=logits.device)
-        token_ids[drawn] = draw(logits[drawn].softmax(dim=-1), uniforms)
+        theirs = [rows[i] for i in drawn]
+        token_ids[drawn] = draw_tokens(process(logits[drawn].float(), theirs), theirs)
     return token_ids
 
 
@@ -98,19 +120,14 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         rows: whose they are, in order.
 
     Raises:
-        ValueError: there are not as many rows as logits, or a row's logits hold NaN; nothing was chosen.
+        ValueError: there are not as many rows as logits, or a row to draw from holds NaN.
     """
     if len(rows) != len(logits):
-        raise ValueError(f"{len(logits)} rows of logits belong to {len(rows)} requests; give one row for each")
-    token_ids = logits.argmax(dim=-1)
-    busy = [i for i, row in enumerate(rows) if not row.params.is_greedy or any(wanted(row) for _, wanted in STEPS)]
-    if busy:
-        theirs = [rows[i] for i in busy]
-        token_ids[busy] = choose(process(logits[busy], theirs), theirs)
-    chosen = token_ids.tolist()
-    if broken := [i for i, token in enumerate(chosen) if token >= logits.shape[-1]]:
+        raise ValueError(f"{len(logits)} rows of logits for {len(rows)} requests; give one row for each")
+    token_ids = choose(logits, rows).tolist()
+    if broken := [i for i, token in enumerate(token_ids) if token == logits.shape[-1]]:
         raise ValueError(f"nothing can be drawn from rows {broken}: their logits hold NaN")
-    return [Sampled(*pair) for pair in zip(chosen, logprobs(logits, rows, chosen), strict=True)]
+    return [Sampled(*pair) for pair in zip(token_ids, logprobs(logits, rows, token_ids), strict=True)]
 
 
 def logprobs(logits: Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]) -> list[TokenLogprobs | None]:

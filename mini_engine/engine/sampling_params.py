@@ -104,7 +104,7 @@ class SamplingParams:
             raise UserError(f"stop token id {stray} is not in the vocabulary; ids run from 0 to {vocab_size - 1}")
         if self.min_tokens and len(stop_ids) == vocab_size:
             raise UserError(
-                f"min_tokens is {self.min_tokens}, but all {vocab_size} tokens end the answer; name fewer stop token ids"
+                f"min_tokens is {self.min_tokens}, but all {vocab_size} tokens end the answer; name fewer stop ids"
             )
 
     def finish_reason(self, output_ids: Sequence[int], stop_ids: Collection[int]) -> str | None:

@@ -10,13 +10,14 @@ recomputing: Kwon et al., vLLM, 2023).
 
 from array import array
 from bisect import insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
 from typing import NamedTuple
 
 from mini_engine.engine.request import FinishReason, Request
+from mini_engine.engine.sampler import Sampled
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 
@@ -74,12 +75,9 @@ class Scheduler:
     One thread calls it. A request may be aborted at any time between two calls, a step in flight included.
     """
 
-    def __init__(
-        self, manager: KvCacheManager, config: SchedulerConfig | None = None, eos_token_ids: Collection[int] = ()
-    ) -> None:
+    def __init__(self, manager: KvCacheManager, config: SchedulerConfig | None = None) -> None:
         self.manager = manager
         self.config = config or SchedulerConfig()
-        self.eos_token_ids = frozenset(eos_token_ids)
         self.order = POLICIES[self.config.policy]
         self.requests: dict[str, Request] = {}  # all that have not finished
         self.waiting: list[Request] = []
@@ -99,7 +97,7 @@ class Scheduler:
         need = -(-request.max_kv_tokens // size)
         if need > usable:
             raise UserError(
-                f"{request.num_prompt_tokens} prompt tokens and {request.params.max_tokens} new ones need {need} blocks "
+                f"{len(request.prompt_ids)} prompt tokens and {request.params.max_tokens} new ones need {need} blocks "
                 f"of {size}; the whole pool has {usable}, so shorten the prompt or ask for fewer tokens"
             )
         request.arrival = next(self.arrivals)
@@ -178,41 +176,33 @@ class Scheduler:
         if request.num_preemptions == 0:
             request.num_cached_tokens = cached
 
-    def update(self, chunks: Iterable[Chunk], tokens: Sequence[int]) -> tuple[dict[str, int], list[Request]]:
+    def update(
+        self, chunks: Iterable[Chunk], sampled: Sequence[Sampled]
+    ) -> tuple[dict[str, Sampled], list[Request]]:
         """The step has run: its tokens have their KV, and each chunk that samples has chosen a token.
 
         Args:
-            tokens: one for each chunk that samples, in order.
+            sampled: one for each chunk that samples, in order.
 
         Returns:
             the new token of each request that got one, and the requests that ended.
         """
-        chosen = iter(tokens)
+        choices = iter(sampled)
         new_tokens, finished = {}, []
         for chunk in chunks:
             request = chunk.request
-            token = next(chosen) if chunk.samples else None
+            choice = next(choices) if chunk.samples else None
             if request.is_finished:  # aborted while the step ran
                 continue
             request.num_computed_tokens = chunk.stop
             self.manager.commit(request.id, request.token_ids, chunk.stop)
-            if token is None:
-                continue
-            request.token_ids.append(token)
-            new_tokens[request.id] = token
-            if reason := self.finish_reason(request):
-                self.finish(request, reason)
-                finished.append(request)
+            if choice is not None:
+                request.append(choice)
+                new_tokens[request.id] = choice
+                if reason := request.params.finish_reason(request.output_ids, request.stop_ids):
+                    self.finish(request, FinishReason(reason))
+                    finished.append(request)
         return new_tokens, finished
-
-    def finish_reason(self, request: Request) -> FinishReason | None:
-        """Whether the newest token ends the answer. A stop token counts as such even where it is the last one allowed."""
-        token, params = request.token_ids[-1], request.params
-        if request.num_output_tokens >= params.min_tokens and (
-            token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos)
-        ):
-            return FinishReason.STOP
-        return FinishReason.LENGTH if request.num_output_tokens >= params.max_tokens else None
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """End an unfinished request in whatever state it is, and give back all that it holds."""

@@ -51,7 +51,7 @@ class Summary:
 
     def add_finished(self, request: Request) -> None:
         """Count a request that has ended."""
-        self.num_new_tokens += request.num_output_tokens
+        self.num_new_tokens += len(request.output_ids)
         self.finished[request.finish_reason] = self.finished.get(request.finish_reason, 0) + 1
 
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ FIXED_COPIES = 14
 FIXED_QUESTION_COPIES = 8
 STORIES = 1400
 STORY_QUESTIONS = 500
-CHAT_LENGTHS = (1, 1, 1, 2, 3, 5)
+CHAT_LENGTHS = {1: 50, 2: 20, 3: 15, 5: 10, 30: 1}  # turns in a chat, and how often
 
 
 def profiles(facts: Iterable[Fact]) -> list[str]:
@@ -40,6 +40,11 @@ def mixed_statements(statements: list[Line], chooser: random.Random) -> list[str
     return documents
 
 
+def carelessly(question: str) -> str:
+    """The question as people type it."""
+    return question.lower().rstrip("?")
+
+
 def build_corpus(seed: int = 0) -> list[str]:
     """All documents, shuffled. They hold chat markers but no <|endoftext|>: that goes between documents."""
     chooser = random.Random(seed)
@@ -54,8 +59,11 @@ def build_corpus(seed: int = 0) -> list[str]:
     for _ in range(STATEMENT_COPIES):
         documents += mixed_statements(statements, chooser)
     turns = [(line.prompt, line.answer) for line in questions] * QUESTION_COPIES
+    turns += [(carelessly(line.prompt), line.answer) for line in questions]
     turns += list(fixed.items()) * FIXED_QUESTION_COPIES
     turns += [story_turn(chooser) for _ in range(STORY_QUESTIONS)]
-    documents += group_into_chats(turns, chooser, lambda c: c.choice(CHAT_LENGTHS))
+    documents += group_into_chats(
+        turns, chooser, lambda c: c.choices(list(CHAT_LENGTHS), list(CHAT_LENGTHS.values()))[0]
+    )
     chooser.shuffle(documents)
     return documents

@@ -11,7 +11,7 @@ class Plan:
 
     seed: int = 0
     threads: int = 2
-    steps: int = 2000
+    steps: int = 1800
     batch_size: int = 8
     row_length: int = 256
     learning_rate: float = 3e-3

@@ -1,5 +1,6 @@
 """Course machinery. Training the pocket model: a small genuine Qwen3, next-token loss, Muon for the matrices."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 
@@ -14,6 +15,7 @@ from pocket.plan import Plan
 
 GRADIENT_LIMIT = 1.0
 MAX_POSITIONS = 8192
+LONG_EVERY = 10
 
 
 def model_config(plan: Plan, tokenizer: Tokenizer) -> Qwen3Config:
@@ -31,22 +33,28 @@ def model_config(plan: Plan, tokenizer: Tokenizer) -> Qwen3Config:
         tie_word_embeddings=True,
         bos_token_id=tokenizer.token_to_id(END_OF_TEXT),
         eos_token_id=tokenizer.token_to_id(TURN_END),
-        pad_token_id=tokenizer.token_to_id(END_OF_TEXT),
     )
 
 
-def rows(documents: list[list[int]], end: int, length: int, chooser: random.Random) -> Iterator[list[int]]:
-    """Endless rows of `length` + 1 tokens. Each starts at a document's start; `end` closes each document.
+def row(documents: Iterator[list[int]], length: int) -> list[int]:
+    """`length` + 1 tokens from a document's start on. The last document loses its tail: another pass brings it back."""
+    tokens: list[int] = []
+    while len(tokens) <= length:
+        tokens += next(documents)
+    return tokens[: length + 1]
 
-    The document that crosses the row's end loses its tail: another pass meets it at another place.
+
+def batches(documents: list[list[int]], plan: Plan) -> Iterator[torch.Tensor]:
+    """Endless [rows, length + 1] int64, every document once a pass, in an order that the seed picks.
+
+    Each tenth batch is one long row with the tokens of all: from it the model learns to look past much older text.
     """
-    row: list[int] = []
-    while True:
-        for document in chooser.sample(documents, len(documents)):
-            row += [*document, end]
-            if len(row) > length:
-                yield row[: length + 1]
-                row = []
+    chooser = random.Random(plan.seed)
+    stream = (document for _ in itertools.count() for document in chooser.sample(documents, len(documents)))
+    for step in itertools.count(1):
+        long = step % LONG_EVERY == 0
+        count, length = (1, plan.batch_size * plan.row_length) if long else (plan.batch_size, plan.row_length)
+        yield torch.tensor([row(stream, length) for _ in range(count)])
 
 
 def make_optimizers(plan: Plan, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -64,7 +72,7 @@ def make_optimizers(plan: Plan, model: nn.Module) -> list[torch.optim.Optimizer]
 
 
 def loss_of(model: nn.Module, batch: torch.Tensor, float32: bool) -> torch.Tensor:
-    """Mean next-token loss in nats. batch: [batch_size, row_length + 1] int64."""
+    """Mean next-token loss in nats. batch: [rows, length + 1] int64."""
     with torch.autocast("cpu", torch.bfloat16, enabled=not float32):
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
@@ -77,10 +85,8 @@ def train(plan: Plan, documents: list[str], tokenizer: Tokenizer, report: Callab
     model = Qwen3ForCausalLM(model_config(plan, tokenizer)).train()
     optimizers = make_optimizers(plan, model)
     schedules = [LambdaLR(optimizer, plan.rate_factor) for optimizer in optimizers]
-    encoded = [encoding.ids for encoding in tokenizer.encode_batch(documents)]
-    stream = rows(encoded, tokenizer.token_to_id(END_OF_TEXT), plan.row_length, random.Random(plan.seed))
-    for _ in range(plan.steps):
-        batch = torch.tensor([next(stream) for _ in range(plan.batch_size)])
+    encoded = [encoding.ids for encoding in tokenizer.encode_batch([text + END_OF_TEXT for text in documents])]
+    for batch in itertools.islice(batches(encoded, plan), plan.steps):
         loss = loss_of(model, batch, plan.float32)
         model.zero_grad()
         loss.backward()

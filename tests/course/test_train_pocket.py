@@ -1,7 +1,6 @@
 """Course machinery. scripts/train_pocket.py: repeatable, whole or not at all, and plain about mistakes."""
 
 import json
-import random
 from itertools import pairwise
 
 import pytest
@@ -102,14 +101,14 @@ def test_an_out_that_is_a_file_gets_one_line_and_exit_2(tmp_path, capsys):
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
 
-def test_rows_start_at_a_document_and_close_each_with_the_end_token():
-    documents = [[1, 2, 3], [4, 5]]
-    stream = training.rows(documents, 0, 6, random.Random(0))
-    for _ in range(20):
-        row = next(stream)
-        assert len(row) == 7
-        assert row[0] in (1, 4)
-        assert all(after in (1, 4) for before, after in pairwise(row) if before == 0)
+def test_rows_start_at_a_document_and_each_tenth_batch_is_one_long_row():
+    documents = [[1, 2, 3, 0], [4, 5, 0]]
+    plan = Plan(batch_size=3, row_length=6)
+    for step, batch in zip(range(1, 31), training.batches(documents, plan), strict=False):
+        assert batch.shape == ((1, 3 * 6 + 1) if step % 10 == 0 else (3, 6 + 1))
+        for row in batch.tolist():
+            assert row[0] in (1, 4), "a row begins inside a document"
+            assert all(after in (1, 4) for before, after in pairwise(row) if before == 0)
 
 
 def test_the_learning_rate_rises_then_falls_to_zero():

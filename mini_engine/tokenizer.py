@@ -1,0 +1,79 @@
+"""Lesson 6. A checkpoint's tokenizer: text to ids, a conversation to ids, and the bytes behind each id.
+
+Qwen3's vocabulary is byte-level: a token is a piece of bytes, not of characters, and a character may be cut in two by a
+token's end. Each byte is written as one printable character in tokenizer.json (Radford et al., 2019, GPT-2).
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from mini_engine.errors import UserError
+from mini_engine.weights import resolve_checkpoint
+
+
+@cache
+def byte_of_character() -> dict[str, int]:
+    """Which byte each of the 256 printable stand-ins means: itself where it is printable, 256 upwards for the others."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def bytes_of_token(token: str) -> bytes:
+    """The bytes of one vocabulary entry. One with a character that stands for no byte is text as it is."""
+    table = byte_of_character()
+    if all(character in table for character in token):
+        return bytes(table[character] for character in token)
+    return token.encode("utf-8")
+
+
+class Tokenizer:
+    """What the engine needs of a checkpoint's tokenizer; transformers does the work.
+
+    Attributes:
+        token_bytes: for each id, the bytes it stands for.
+        special_ids: ids that are marks for the model, such as <|im_end|>, and are not shown.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        from transformers import AutoTokenizer
+
+        if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+            raise UserError(f"{directory} has no tokenizer (tokenizer.json); give token ids, or a checkpoint with one")
+        self.hf = AutoTokenizer.from_pretrained(directory)
+        if '"ByteLevel"' not in self.hf.backend_tokenizer.to_str():
+            raise UserError(f"{directory} has a tokenizer that is not byte-level; Qwen3's are, and this engine expects it")
+        tokens = self.hf.convert_ids_to_tokens(range(len(self.hf)))
+        self.token_bytes = [b"" if token is None else bytes_of_token(token) for token in tokens]
+        self.special_ids = frozenset(self.hf.all_special_ids)
+
+    @classmethod
+    def load(cls, path_or_hub_id: str | Path) -> "Tokenizer":
+        """The tokenizer of a checkpoint directory or hub id; UserError where there is none."""
+        return cls(resolve_checkpoint(path_or_hub_id))
+
+    def encode(self, text: str) -> list[int]:
+        """Text as token ids, as it stands: nothing is added."""
+        return self.hf.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
+        """All of `token_ids` as text at once."""
+        return self.hf.decode(list(token_ids), skip_special_tokens=skip_special)
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """A conversation as the checkpoint's chat template writes it, up to where the assistant speaks.
+
+        Args:
+            messages: dicts with `role` (system, user, assistant) and `content`.
+
+        Raises:
+            UserError: the checkpoint has no chat template, or the template refuses these messages.
+        """
+        if not self.hf.chat_template:
+            raise UserError("this checkpoint has no chat template; use plain text instead of a conversation")
+        try:
+            ids = self.hf.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        except Exception as error:  # templates raise whatever their author chose
+            raise UserError(f"the chat template refuses these messages: {error}") from error
+        return list(ids)

@@ -1,0 +1,144 @@
+"""Lesson 6. Streamed text: never half a character, and in the end what decoding at once gives."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers.decoders import DecodeStream
+from transformers import AutoTokenizer
+
+from mini_engine.engine.detokenizer import Detokenizer
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.tokenizer import Tokenizer, byte_of_character, bytes_of_token
+
+CORPUS = [
+    "Plain text, and a line\nthen another.\n\n\tTabs too.",
+    "The capital of France is Paris. 1, 2, 3.",
+    "漢字とかな、한국어, 中文字符。",
+    "naïve café — coöperate Ångström",
+    "e\u0301 o\u0308 a\u030a n\u0303: combining marks, one by one",
+    "👩‍👩‍👧‍👦 a family, 🏳️‍🌈 a flag, 👍🏽 a thumb, 🇫🇷 two letters",
+    "मनीष, สวัสดี, שלום, مرحبا",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 beyond the basic plane 𐍈",
+    "a real \ufffd in the text, and at the end \ufffd",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def pocket():
+    return Tokenizer(POCKET_DIR)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A byte-level BPE of 300 entries: nearly every character beyond ASCII is cut into several tokens."""
+    raw = RawTokenizer(models.BPE())
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    raw.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    directory = tmp_path_factory.mktemp("bpe")
+    raw.save(str(directory / "tokenizer.json"))
+    AutoTokenizer.from_pretrained(directory).save_pretrained(directory)
+    return Tokenizer(directory)
+
+
+@pytest.fixture(params=["pocket", "trained"])
+def tokenizer(request):
+    return request.getfixturevalue(request.param)
+
+
+def stream(tokenizer, ids):
+    detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
+    return [detokenizer.push(token) for token in ids], detokenizer.finish()
+
+
+@pytest.mark.parametrize("text", CORPUS)
+def test_deltas_are_the_text_for_every_prefix_of_the_answer(tokenizer, text):
+    ids = tokenizer.encode(text)
+    for length in range(len(ids) + 1):
+        deltas, rest = stream(tokenizer, ids[:length])
+        assert "".join(deltas) + rest == tokenizer.decode(ids[:length]), f"after {length} tokens of {text!r}"
+
+
+@pytest.mark.parametrize("text", CORPUS)
+def test_no_delta_shows_half_a_character(tokenizer, text):
+    deltas, rest = stream(tokenizer, tokenizer.encode(text))
+    assert rest == "", "the text is whole, so nothing may be left over"
+    shown = "".join(deltas)
+    assert shown.count("\ufffd") == text.count("\ufffd"), f"half a character was shown: {deltas}"
+
+
+@given(data=st.data())
+def test_any_tokens_give_the_full_decode(pocket, data):
+    ids = data.draw(st.lists(st.integers(0, len(pocket.token_bytes) - 1), max_size=40))
+    deltas, rest = stream(pocket, ids)
+    assert "".join(deltas) + rest == pocket.decode(ids)
+
+
+@given(data=st.data())
+def test_any_bytes_give_the_full_decode(trained, data):
+    by_bytes = {value: index for index, value in enumerate(trained.token_bytes) if len(value) == 1}
+    ids = [by_bytes[bytes([b])] for b in data.draw(st.binary(max_size=24))]
+    deltas, rest = stream(trained, ids)
+    assert "".join(deltas) + rest == trained.decode(ids), "invalid bytes become U+FFFD, as many as decoding at once gives"
+
+
+@pytest.mark.parametrize("text", CORPUS)
+def test_text_comes_no_later_than_from_the_tokenizers_library(tokenizer, text):
+    ids, theirs = tokenizer.encode(text), DecodeStream(skip_special_tokens=True)
+    ours = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
+    shown_ours = shown_theirs = ""
+    for token in ids:
+        shown_ours += ours.push(token)
+        shown_theirs += theirs.step(tokenizer.hf.backend_tokenizer, token) or ""
+        assert shown_ours.startswith(shown_theirs), f"{shown_ours!r} is behind {shown_theirs!r}"
+    assert shown_ours == text
+
+
+def test_an_emoji_of_four_tokens_comes_once_and_whole(trained):
+    ids = trained.encode("𐍈")
+    assert len(ids) == 4
+    deltas, rest = stream(trained, ids)
+    assert deltas == ["", "", "", "𐍈"] and rest == "", f"{deltas}: keep the bytes back until the character is whole"
+
+
+def test_bytes_that_never_become_a_character_are_shown_at_the_end(trained):
+    deltas, rest = stream(trained, trained.encode("𐍈")[:2])
+    assert deltas == ["", ""] and rest == "\ufffd", "an answer cut off in mid-character ends in U+FFFD"
+
+
+def test_special_tokens_are_not_shown(pocket):
+    end = pocket.hf.convert_tokens_to_ids("<|im_end|>")
+    deltas, rest = stream(pocket, [*pocket.encode("Yes."), end])
+    assert "".join(deltas) + rest == "Yes."
+
+
+def test_a_token_costs_the_bytes_it_has_and_no_more(pocket):
+    """Cost per token does not depend on the answer's length: each token's bytes are looked up once, none again."""
+
+    class Counted(list):
+        looked_up = 0
+
+        def __getitem__(self, index):
+            self.looked_up += 1
+            return super().__getitem__(index)
+
+    table = Counted(pocket.token_bytes)
+    detokenizer, ids = Detokenizer(table), pocket.encode("one two three " * 200)
+    for token in ids:
+        detokenizer.push(token)
+    assert table.looked_up == len(ids), f"{table.looked_up} look-ups for {len(ids)} tokens: old tokens are decoded again"
+    held = detokenizer.decoder.getstate()[0]
+    assert len(held) <= 3, "at most three bytes of an unfinished character are kept"
+
+
+def test_every_byte_has_one_character():
+    table = byte_of_character()
+    assert sorted(table.values()) == list(range(256))
+    assert bytes_of_token("ĠParis") == b" Paris" and bytes_of_token("Ċ") == b"\n"
+
+
+def test_a_token_of_plain_text_is_its_own_bytes():
+    assert bytes_of_token("漢") == "漢".encode()
