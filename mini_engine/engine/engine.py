@@ -2,8 +2,8 @@
 
     schedule -> run the model -> choose tokens -> update
 
-An engine belongs to one thread. Who wants to add or abort from elsewhere hands that wish to the thread that steps, between
-two steps; an abort that comes while a step is in flight in the same thread (from a callback) is honoured by `update`.
+An engine belongs to one thread. Other threads hand their wishes to that one, which adds and aborts between two steps. An
+abort from within a step (the model or the sampler calls back) is honoured when the step ends.
 """
 
 import logging
@@ -92,7 +92,7 @@ class Engine:
 
         Raises:
             UserError: the prompt is empty, too long for the model or for the whole pool, or has ids outside the
-                vocabulary; the params ask for what it cannot do; the id is in use. Nothing was changed, and nobody else is touched.
+                vocabulary; the params ask for what the model cannot do; the id is in use. Nothing was changed.
         """
         self.config.check_prompt(prompt_ids, params.max_tokens)
         params.check_fits(self.config.vocab_size, self.config.eos_token_ids)
@@ -108,7 +108,7 @@ class Engine:
         return request is not None
 
     def step(self) -> StepResult:
-        """Run one step. If it fails, the requests in it end with an error, all they held is free, and the rest go on."""
+        """Run one step. If it fails, its requests end with an error, what they held is free, and the others go on."""
         scheduler = self.scheduler
         preempted = scheduler.num_preemptions
         chunks = scheduler.schedule()

@@ -19,7 +19,7 @@ class FinishReason(StrEnum):
 
 @dataclass(eq=False)
 class Request:
-    """One prompt on its way to an answer. The sampler reads it as a row: params, prompt_ids, output_ids, stop_ids, seed.
+    """One prompt on its way to an answer. The sampler reads it as a row of its own.
 
     priority: with the scheduler's policy "priority", smaller numbers go first.
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.

@@ -7,6 +7,7 @@ thousands of tokens and Python must not look at each.
 from array import array
 from collections.abc import Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,28 +17,43 @@ from mini_engine.kv.block_tensor import NULL_BLOCK, ForwardMeta, KvPool
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 
-def plan_chunks(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> ForwardMeta:
-    """The plan of one step: chunk s feeds tokens start … stop - 1 of its request, and sees all tokens before stop.
+class Step(NamedTuple):
+    """What the model is given.
 
-    Python looks at each chunk once; what there is for each token comes from array operations.
+    token_ids: `[T]` int64, all chunks' tokens, one chunk after the other.
+    meta: their plan; sequence s is chunk s.
+    rows: `[R]` int64, the tokens whose logits are wanted: the last one of each chunk that samples.
+    """
+
+    token_ids: Tensor
+    meta: ForwardMeta
+    rows: Tensor
+
+
+def plan_step(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step:
+    """Chunk s feeds tokens start … stop - 1 of its request, and sees all of its tokens before stop.
+
+    Python looks at each chunk; what there is for each token comes from array operations.
     """
     starts = torch.tensor([chunk.start for chunk in chunks])
     stops = torch.tensor([chunk.stop for chunk in chunks])
     cu_seqlens_q = torch.zeros(len(chunks) + 1, dtype=torch.int64)
     torch.cumsum(stops - starts, 0, out=cu_seqlens_q[1:])
-    owner = torch.repeat_interleave(stops - starts)  # whose each token is: 0 0 0 1 2 2 …
+    owner = torch.repeat_interleave(stops - starts)  # the chunk of each token: 0 0 0 1 2 2 …
     positions = torch.arange(len(owner)) + (starts - cu_seqlens_q[:-1])[owner]
     table = padded_table([chunk.blocks for chunk in chunks])
     index = positions // block_size
-    slot_mapping = positions + (table[owner, index] - index) * block_size
-    return ForwardMeta(
+    meta = ForwardMeta(
         positions=positions.to(device),
-        slot_mapping=slot_mapping.to(device),
+        slot_mapping=(positions + (table[owner, index] - index) * block_size).to(device),
         cu_seqlens_q=cu_seqlens_q.int().to(device),
         seq_lens_kv=stops.int().to(device),
         block_table=table.to(device),
         block_size=block_size,
     )
+    fed = chain.from_iterable(chunk.request.token_ids[chunk.start : chunk.stop] for chunk in chunks)
+    rows = (cu_seqlens_q[1:] - 1)[torch.tensor([chunk.samples for chunk in chunks])]
+    return Step(torch.tensor(list(fed)).to(device), meta, rows.to(device))
 
 
 def padded_table(rows: Sequence[Sequence[int]]) -> Tensor:
@@ -61,13 +77,6 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """One forward pass.
-
-        Returns:
-            logits `[R, vocab_size]`, a row for each chunk that samples, in order.
-        """
-        meta = plan_chunks(chunks, self.block_size, self.pool.device)
-        fed = list(chain.from_iterable(chunk.request.token_ids[chunk.start : chunk.stop] for chunk in chunks))
-        ends = meta.cu_seqlens_q[1:].long() - 1
-        samples = torch.tensor([chunk.samples for chunk in chunks], device=ends.device)
-        return self.model(torch.tensor(fed, device=self.pool.device), self.pool, meta, rows=ends[samples])
+        """One forward pass: logits `[R, vocab_size]`, a row for each chunk that samples, in order."""
+        step = plan_step(chunks, self.block_size, self.pool.device)
+        return self.model(step.token_ids, self.pool, step.meta, rows=step.rows)

@@ -1,11 +1,12 @@
 """Lesson 5. Who runs in the next step, and how many tokens of each. Numbers only: no tensors, no model.
 
 A step is a list of chunks. Those who decode come first, a token each; what is left of the step's token budget goes to
-prompts, in pieces as large as still fit, and then to requests that wait. A request is admitted when the pool can keep its
-promise to everybody: room for all tokens that are known now. A running request grows past that, a block at a time, and
-when the promises no longer fit, the last come gives way: its blocks are freed, and it computes its tokens again later
-(iteration-level scheduling: Yu et al., Orca, 2022; chunked prefill: Agrawal et al., Sarathi-Serve, 2024; preemption by
-recomputing: Kwon et al., vLLM, 2023).
+prompts, in pieces as large as still fit, and then to requests that wait. The pool promises everybody it admits room for
+all tokens that are known by then. Who decodes grows past that, a block at a time, and when the promises no longer fit,
+the last come gives way: its blocks are freed, and it computes its tokens again later.
+
+Steps as the unit of scheduling: Yu et al., Orca, 2022. Chunks beside decodes: Agrawal et al., Sarathi-Serve, 2024.
+Preemption by computing again: Kwon et al., vLLM, 2023.
 """
 
 from array import array
@@ -31,20 +32,23 @@ class SchedulerConfig:
     max_running: requests that hold blocks at the same time.
     max_batch_tokens: tokens computed in one step; at least max_running, so that all who decode always can.
     max_chunk_tokens: tokens of one prompt computed in one step.
+    headroom: blocks that an admission leaves free for each request that runs, because it will soon want one.
+    reserve_answers: promise room for the whole answer. Nobody is preempted then, and fewer run at once.
     policy: "fcfs", first come first served, or "priority", smaller numbers first.
-    reserve_answers: promise room for the whole answer at admission. Nobody is preempted then, and fewer run at once.
     """
 
     max_running: int = 64
     max_batch_tokens: int = 512
     max_chunk_tokens: int = 512
-    policy: str = "fcfs"
+    headroom: float = 0.5
     reserve_answers: bool = False
+    policy: str = "fcfs"
 
     def __post_init__(self) -> None:
-        if self.max_running < 1 or self.max_chunk_tokens < 1:
+        if self.max_running < 1 or self.max_chunk_tokens < 1 or self.headroom < 0:
             raise UserError(
-                f"max_running is {self.max_running} and max_chunk_tokens {self.max_chunk_tokens}; both must be 1 or more"
+                f"max_running {self.max_running} and max_chunk_tokens {self.max_chunk_tokens} must be 1 or more, "
+                f"headroom {self.headroom} must be 0 or more"
             )
         if self.max_batch_tokens < self.max_running:
             raise UserError(
@@ -70,7 +74,7 @@ class Chunk(NamedTuple):
 
 
 class Scheduler:
-    """Queues and decisions. `waiting` and `running` are kept in the policy's order; the last of `running` gives way first.
+    """Queues and decisions. `waiting` and `running` are kept in the policy's order; the last who runs gives way first.
 
     One thread calls it. A request may be aborted at any time between two calls, a step in flight included.
     """
@@ -112,12 +116,16 @@ class Scheduler:
         return chunks + self.admit(self.config.max_batch_tokens - used, spare)
 
     def promised_blocks(self, request: Request) -> int:
-        """Blocks that the pool still owes an admitted request: room for its known tokens, or for all it may ever have."""
+        """Blocks that the pool still owes a request which runs: room for the tokens known now, or for all to come."""
         tokens = request.max_kv_tokens if self.config.reserve_answers else len(request.token_ids)
         return self.manager.missing_blocks(request.id, tokens)
 
     def make_room(self) -> int:
-        """Preempt the last come until every promise to those who run can be kept; the free blocks beyond the promises."""
+        """Preempt the last come until the promises to those who run can be kept.
+
+        Returns:
+            free blocks that are promised to nobody.
+        """
         while (spare := self.manager.num_free_blocks - sum(map(self.promised_blocks, self.running))) < 0:
             self.preempt(self.running[-1])
         return spare
@@ -132,7 +140,7 @@ class Scheduler:
         insort(self.waiting, request, key=self.order)
 
     def continue_running(self, budget: int) -> list[Chunk]:
-        """Chunks for those who run: first a token for each that decodes, then what is left for prompts, oldest first."""
+        """Chunks for those who run: a token for each that decodes, then what is left for prompts, in order."""
         chunks, prompts = [], []
         for request in self.running:
             start, stop = request.num_computed_tokens, len(request.token_ids)
@@ -154,13 +162,16 @@ class Scheduler:
         return Chunk(request, start, stop, self.manager.grow(request.id, stop))
 
     def admit(self, budget: int, spare: int) -> list[Chunk]:
-        """First chunks for those who wait, in order, while there is budget and `spare` blocks cover what is promised."""
+        """First chunks for those who wait, in order, while there is budget and `spare` blocks cover the promises.
+
+        The first who does not fit ends it: nobody overtakes, so nobody waits for ever.
+        """
         chunks = []
         while self.waiting and budget > 0 and len(self.running) < self.config.max_running:
             request, free = self.waiting[0], self.manager.num_free_blocks
             cached = self.manager.allocate(request.id, request.token_ids)
             cost = free - self.manager.num_free_blocks + self.promised_blocks(request)
-            if cost > spare:
+            if cost + self.config.headroom * len(self.running) > spare:
                 self.manager.free(request.id)
                 break
             spare -= cost
@@ -170,15 +181,13 @@ class Scheduler:
         return chunks
 
     def _start(self, request: Request, cached: int) -> None:
-        self.waiting.remove(request)
+        self.waiting.pop(0)
         insort(self.running, request, key=self.order)
         request.num_computed_tokens = cached
         if request.num_preemptions == 0:
             request.num_cached_tokens = cached
 
-    def update(
-        self, chunks: Iterable[Chunk], sampled: Sequence[Sampled]
-    ) -> tuple[dict[str, Sampled], list[Request]]:
+    def update(self, chunks: Iterable[Chunk], sampled: Sequence[Sampled]) -> tuple[dict[str, Sampled], list[Request]]:
         """The step has run: its tokens have their KV, and each chunk that samples has chosen a token.
 
         Args:

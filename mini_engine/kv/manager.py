@@ -1,8 +1,8 @@
 """Lesson 5. Whose blocks are whose: the bookkeeping between the scheduler, which knows requests, and the block tables.
 
 The manager holds numbers, no tensors. It is also the seam for prefix sharing (lesson 8): a scheduler that asks
-`allocate` how many leading tokens are already there, and tells `commit` and `free` which tokens have been computed, need
-not know whether anything is kept. This manager keeps nothing, so its answer is always 0.
+`allocate` how many leading tokens are already there, and tells `commit` and `free` which tokens have been computed,
+need not know whether anything is kept. This manager keeps nothing, so its answer is always 0.
 """
 
 from array import array
@@ -51,7 +51,7 @@ class KvCacheManager:
     Args:
         num_blocks: blocks of the pool, the null block included.
         block_size: slots in a block.
-        copy: copies blocks in the pool, as `KvPool.copy_blocks` does: as if all sources were read before a target is written.
+        copy: copies blocks in the pool, `KvPool.copy_blocks`: it reads all sources before it writes a target.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16, copy: CopyBlocks = no_store) -> None:
