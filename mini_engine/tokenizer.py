@@ -43,7 +43,9 @@ class Tokenizer:
             raise UserError(f"{directory} has no tokenizer (tokenizer.json); give token ids, or a checkpoint with one")
         self.hf = AutoTokenizer.from_pretrained(directory)
         if '"ByteLevel"' not in self.hf.backend_tokenizer.to_str():
-            raise UserError(f"{directory} has a tokenizer that is not byte-level; Qwen3's are, and this engine expects it")
+            raise UserError(
+                f"{directory} has a tokenizer that is not byte-level; Qwen3's are, and this engine expects it"
+            )
         tokens = self.hf.convert_ids_to_tokens(range(len(self.hf)))
         self.token_bytes = [b"" if token is None else bytes_of_token(token) for token in tokens]
         self.special_ids = frozenset(self.hf.all_special_ids)

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mini_engine.cli.parser import OneLineParser, guard, whole_number
+
 REPO = Path(__file__).resolve().parent.parent
 DEFAULT_PROMPTS = ["The capital of France is"]
 
@@ -65,28 +67,6 @@ class Report:
 Generate = Callable[[Any, list[list[int]], argparse.Namespace], Outcome]
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """argparse, but a mistake is one sentence."""
-
-    def error(self, message: str) -> None:
-        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
-
-
-def whole_number(least: int) -> Callable[[str], int]:
-    """An argparse type: a whole number of at least `least`."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is too small; it must be {least} or more")
-        return value
-
-    return parse
-
-
 def id_list(text: str) -> list[int]:
     """An argparse type: token ids with commas between."""
     try:
@@ -110,25 +90,6 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def guard(
-    parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], int], argv: Sequence[str] | None
-) -> int:
-    """Parse, work, and tell what the user got wrong in one line; the process's exit code."""
-    args = parser.parse_args(argv)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from mini_engine.errors import CacheFull, OutOfBlocks, UserError
-
-    try:
-        return work(args)
-    except (UserError, CacheFull, OutOfBlocks) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: stopped", file=sys.stderr)
-        return 130
-
-
 def run_smoke(
     lesson: int, generate: Generate, parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
 ) -> int:
@@ -142,6 +103,8 @@ def run_smoke(
             show(report, _tokenizer_of(args))
         return 0 if report.match else 1
 
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     return guard(parser, work, argv)
 
 

@@ -176,6 +176,7 @@ class Check:
             "KV_COURSE_OVERLAY": json.dumps({file.import_name: str(file.path) for file in self.files}),
             "KV_COURSE_BLOCKED": json.dumps(self.blocked),
             "KV_COURSE_TEST_SECONDS": str(self.test_seconds),
+            "KV_COURSE_LAST_SECONDS": str(self.seconds + 10),
         }
 
     def _run_tests(self, folder: Path, deadline: float) -> None:

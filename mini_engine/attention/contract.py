@@ -184,4 +184,4 @@ def _best_kernel(device: torch.device, dtype: torch.dtype) -> Kernel:
 
 @functools.cache
 def _say_once(notice: str) -> None:
-    print(notice, file=sys.stderr)
+    sys.stderr.write(f"{notice}\n")

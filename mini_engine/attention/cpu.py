@@ -77,7 +77,7 @@ def _library() -> ctypes.CDLL:
     except OSError:  # never built, or damaged
         pass
     compiler = find_compiler()
-    print("attention: compiling the C++ kernel, once; this takes a few seconds", file=sys.stderr, flush=True)
+    sys.stderr.write("attention: compiling the C++ kernel, once; this takes a few seconds\n")
     with _build_dir() as (folder, keep):
         library = _compile(compiler, folder / name)
         if keep:
@@ -131,7 +131,7 @@ def _build_dir() -> Iterator[tuple[Path, bool]]:
         folder = tempfile.TemporaryDirectory(prefix="building-", dir=cache_dir())
         keep = True
     except OSError as error:
-        print(f"attention: {cache_dir()} cannot be written ({error.strerror}); building for this run", file=sys.stderr)
+        sys.stderr.write(f"attention: {cache_dir()} cannot be written ({error.strerror}); building for this run only\n")
         folder, keep = tempfile.TemporaryDirectory(prefix="mini_engine-"), False
     with folder as path:
         yield Path(path), keep

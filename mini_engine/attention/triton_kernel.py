@@ -51,14 +51,16 @@ def paged_attention(
     if not num_seqs or not num_rows:
         return out
     group = heads // kv_heads
-    rows = max(16 if num_rows <= num_seqs else 64, triton.next_power_of_2(group))  # of a tile; tl.dot wants 16
+    width = triton.next_power_of_2(dim)
+    bytes_per_row = width * q.element_size()
+    most = 64 if bytes_per_row <= 512 else 32  # rows of a tile; shared memory holds them, and `keys` rows of K and V
+    rows = max(16 if num_rows <= num_seqs else most, triton.next_power_of_2(group))  # tl.dot wants 16
+    keys = max(16, min(64, 16384 // bytes_per_row))
     reach = max_blocks * block_size
     split = max(MIN_SPLIT, triton.next_power_of_2(triton.cdiv(reach, MAX_SPLITS)))
     splits = triton.cdiv(reach, split) if num_rows <= num_seqs else 1  # prompts have tiles enough
     parts = q.new_empty((splits, num_rows, heads, dim), dtype=torch.float32) if splits > 1 else out
     stats = q.new_empty((splits, num_rows, heads, 2) if splits > 1 else (1,), dtype=torch.float32)
-    width = triton.next_power_of_2(dim)
-    keys = max(16, min(64, 64 * 256 // (width * q.element_size())))  # of a tile; so that K and V fit shared memory
     tiles = num_rows // (rows // group) + num_seqs
     _attend[(tiles, kv_heads, splits)](
         q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, parts, stats,

@@ -2,8 +2,8 @@
 
     schedule -> run the model -> choose tokens -> update
 
-An engine belongs to one thread. Other threads hand their wishes to that one, which adds and aborts between two steps. An
-abort from within a step (the model or the sampler calls back) is honoured when the step ends.
+An engine belongs to one thread. Other threads hand their wishes to that one, which adds and aborts between two steps.
+An abort from within a step (the model or the sampler calls back) is honoured when the step ends.
 """
 
 import logging
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class StepResult(NamedTuple):
-    """What a step gave: request id to new token; the requests that ended, with their reasons; numbers."""
+    """What a step gave: request id to new token; the requests it ended, with their reasons; figures."""
 
     new_tokens: dict[str, Sampled]
     finished: list[Request]
@@ -112,13 +112,16 @@ class Engine:
         scheduler = self.scheduler
         preempted = scheduler.num_preemptions
         chunks = scheduler.schedule()
+        requests = [chunk.request for chunk in chunks]
         prefill = sum(chunk.stop - chunk.start for chunk in chunks if chunk.request.is_prefilling)
         total = sum(chunk.stop - chunk.start for chunk in chunks)
         try:
-            new_tokens, finished = scheduler.update(chunks, self._run(chunks))
+            new_tokens = scheduler.update(chunks, self._run(chunks))
         except Exception as error:
-            log.exception("a step failed; the %d requests in it end with an error", len(chunks))
-            new_tokens, finished = {}, scheduler.fail([chunk.request for chunk in chunks], error)
+            log.exception("a step failed; the %d requests in it end with an error", len(requests))
+            new_tokens = {}
+            scheduler.fail(requests, error)
+        finished = [request for request in requests if request.finish_reason not in (None, FinishReason.ABORT)]
         stats = StepStats(
             num_waiting=len(scheduler.waiting),
             num_running=len(scheduler.running),

@@ -25,6 +25,7 @@ class Completion:
     finish_reason: FinishReason
     error: str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    num_cached_tokens: int = 0
     num_preemptions: int = 0
 
     @classmethod
@@ -36,6 +37,7 @@ class Completion:
             request.finish_reason,
             request.error,
             request.logprobs if request.params.logprobs is not None else None,
+            request.num_cached_tokens,
             request.num_preemptions,
         )
 

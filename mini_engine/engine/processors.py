@@ -26,7 +26,7 @@ class TokenCounts(NamedTuple):
 
 
 def count_tokens(histories: Sequence[Collection[int]], device: torch.device) -> TokenCounts:
-    """Count each history's tokens. Histories differ in length, and nothing fills them up: a pad would be counted too."""
+    """Count each history's tokens. They differ in length, and nothing fills them up: a pad would be counted too."""
     counts = [Counter(history) for history in histories]
     rows = [row for row, counter in enumerate(counts) for _ in counter]
     tokens = [token for counter in counts for token in counter]

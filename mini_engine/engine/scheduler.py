@@ -187,17 +187,16 @@ class Scheduler:
         if request.num_preemptions == 0:
             request.num_cached_tokens = cached
 
-    def update(self, chunks: Iterable[Chunk], sampled: Sequence[Sampled]) -> tuple[dict[str, Sampled], list[Request]]:
+    def update(self, chunks: Iterable[Chunk], sampled: Sequence[Sampled]) -> dict[str, Sampled]:
         """The step has run: its tokens have their KV, and each chunk that samples has chosen a token.
 
         Args:
             sampled: one for each chunk that samples, in order.
 
         Returns:
-            the new token of each request that got one, and the requests that ended.
+            request id to new token. Requests that the token ends are finished.
         """
-        choices = iter(sampled)
-        new_tokens, finished = {}, []
+        choices, new_tokens = iter(sampled), {}
         for chunk in chunks:
             request = chunk.request
             choice = next(choices) if chunk.samples else None
@@ -210,8 +209,7 @@ class Scheduler:
                 new_tokens[request.id] = choice
                 if reason := request.params.finish_reason(request.output_ids, request.stop_ids):
                     self.finish(request, FinishReason(reason))
-                    finished.append(request)
-        return new_tokens, finished
+        return new_tokens
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """End an unfinished request in whatever state it is, and give back all that it holds."""
@@ -220,9 +218,8 @@ class Scheduler:
         (self.running if request in self.running else self.waiting).remove(request)
         self.manager.free(request.id, () if reason == FinishReason.ERROR else request.computed_ids)
 
-    def fail(self, requests: Iterable[Request], error: Exception) -> list[Request]:
-        """End those of `requests` that have not ended yet with an error; they are the result."""
-        failed = [request for request in requests if not request.is_finished]
-        for request in failed:
-            self.finish(request, FinishReason.ERROR, f"{type(error).__name__}: {error}")
-        return failed
+    def fail(self, requests: Iterable[Request], error: Exception) -> None:
+        """End those of `requests` that have not ended yet with an error."""
+        for request in requests:
+            if not request.is_finished:
+                self.finish(request, FinishReason.ERROR, f"{type(error).__name__}: {error}")

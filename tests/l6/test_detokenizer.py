@@ -82,7 +82,9 @@ def test_any_bytes_give_the_full_decode(trained, data):
     by_bytes = {value: index for index, value in enumerate(trained.token_bytes) if len(value) == 1}
     ids = [by_bytes[bytes([b])] for b in data.draw(st.binary(max_size=24))]
     deltas, rest = stream(trained, ids)
-    assert "".join(deltas) + rest == trained.decode(ids), "invalid bytes become U+FFFD, as many as decoding at once gives"
+    assert "".join(deltas) + rest == trained.decode(ids), (
+        "invalid bytes become U+FFFD, as many as decoding at once gives"
+    )
 
 
 @pytest.mark.parametrize("text", CORPUS)
@@ -129,7 +131,9 @@ def test_a_token_costs_the_bytes_it_has_and_no_more(pocket):
     detokenizer, ids = Detokenizer(table), pocket.encode("one two three " * 200)
     for token in ids:
         detokenizer.push(token)
-    assert table.looked_up == len(ids), f"{table.looked_up} look-ups for {len(ids)} tokens: old tokens are decoded again"
+    assert table.looked_up == len(ids), (
+        f"{table.looked_up} look-ups for {len(ids)} tokens: old tokens are decoded again"
+    )
     held = detokenizer.decoder.getstate()[0]
     assert len(held) <= 3, "at most three bytes of an unfinished character are kept"
 

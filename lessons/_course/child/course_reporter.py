@@ -1,6 +1,7 @@
 """Course machinery. A pytest plugin that writes what happens as JSON lines, and stops a test that runs too long."""
 
 import ctypes
+import faulthandler
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 
 REPORT = "KV_COURSE_REPORT"
 TEST_SECONDS = "KV_COURSE_TEST_SECONDS"
+LAST_SECONDS = "KV_COURSE_LAST_SECONDS"
 TASK = re.compile(r"Lesson \d+, task (\d+)\b")
 LONGEST_TEXT = 6000
 MOST_HANGS = 3
@@ -148,4 +150,6 @@ def chain(error: BaseException | None):
 def pytest_configure(config) -> None:
     path = os.environ.get(REPORT)
     if path and not hasattr(config, "workerinput"):
+        if LAST_SECONDS in os.environ:  # should `check` itself be killed, this process ends all the same
+            faulthandler.dump_traceback_later(float(os.environ[LAST_SECONDS]), exit=True)
         config.pluginmanager.register(Reporter(path, float(os.environ.get(TEST_SECONDS, "20"))), "course-reporter")

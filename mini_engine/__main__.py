@@ -1,0 +1,30 @@
+"""Lesson 6. `python -m mini_engine`: generate a text, chat, or serve over HTTP (lesson 7)."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from mini_engine.cli.parser import OneLineParser, guard
+
+COMMANDS = {
+    "generate": ("mini_engine.cli.generate", "continue a text"),
+    "chat": ("mini_engine.cli.chat", "talk to the model in the terminal"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the process's exit code."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    parser = OneLineParser(prog="python -m mini_engine", description=__doc__.split(". ", 1)[1])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
+    for name, (module_name, summary) in COMMANDS.items():
+        module = importlib.import_module(module_name)
+        command = commands.add_parser(name, help=summary, description=module.__doc__.split(". ", 1)[1])
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return guard(parser, lambda args: args.run(args), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Lesson 6. Options that the engine's commands share, and what they ask for. Torch is imported only when it is needed."""
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mini_engine.cli.parser import whole_number
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Which model, where it runs, and how much memory its KV may take."""
+    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
+    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
+    parser.add_argument(
+        "--num-blocks", type=whole_number(2), metavar="N", help="blocks of the KV pool (default: 1 GiB)"
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """How tokens are chosen and when an answer ends. Greedy unless told otherwise."""
+    parser.add_argument(
+        "--max-tokens", type=whole_number(1), default=max_tokens, metavar="N", help="the longest answer"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
+    parser.add_argument("--top-k", type=whole_number(0), default=0, metavar="K", help="keep the K best tokens")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the best tokens that reach P")
+    parser.add_argument("--seed", type=whole_number(0), help="the same seed draws the same answer")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; may be repeated")
+
+
+def sampling_params(args: argparse.Namespace):
+    """The SamplingParams that `args` asks for."""
+    from mini_engine.engine.sampling_params import SamplingParams
+
+    names = ("max_tokens", "temperature", "top_k", "top_p", "seed")
+    return SamplingParams(**{name: getattr(args, name) for name in names})
+
+
+def load_llm(args: argparse.Namespace):
+    """The LLM that `args` asks for."""
+    import torch
+
+    from mini_engine.config import DTYPES
+    from mini_engine.errors import UserError
+    from mini_engine.llm import LLM
+    from mini_engine.pocket import POCKET_DIR
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda was asked for, but this torch sees no CUDA device; use --device cpu")
+    has_gpu = torch.cuda.is_available() and args.device != "cpu"
+    dtype = ("bfloat16" if has_gpu else "float32") if args.dtype == "auto" else args.dtype
+    return LLM(
+        args.model or POCKET_DIR,
+        dtype=DTYPES[dtype],
+        device="cuda" if has_gpu else "cpu",
+        block_size=args.block_size,
+        num_blocks=args.num_blocks,
+    )
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C sets a flag, which the yielded function reads; a second Ctrl-C stops the program as usual."""
+    import signal
+
+    pressed = []
+
+    def note(number, frame) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)

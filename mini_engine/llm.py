@@ -1,0 +1,100 @@
+"""Lesson 6. A model that is spoken to in text: prompts and conversations in, answers out, all at once or as they come."""
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mini_engine.engine.answer import AnswerText, TextDelta
+from mini_engine.engine.llm import LLM as OfflineLLM
+from mini_engine.engine.request import FinishReason, Request
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.tokenizer import Tokenizer
+from mini_engine.weights import load_model, resolve_checkpoint
+
+Message = dict[str, str]
+
+
+class LLM(OfflineLLM):
+    """Lesson 5's LLM with its checkpoint's tokenizer.
+
+    Args:
+        path_or_hub_id: a checkpoint directory or hub id.
+        options: go to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, limits.
+    """
+
+    def __init__(
+        self,
+        path_or_hub_id: str | Path,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        **options: Any,
+    ) -> None:
+        directory = resolve_checkpoint(path_or_hub_id)
+        self.tokenizer = Tokenizer(directory)
+        super().__init__(load_model(directory, dtype, device), **options)
+        self._stream_ids = (f"stream-{number}" for number in itertools.count())
+
+    def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
+        """Token ids of a text, of a conversation (a list of messages), or as given."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if prompt and isinstance(prompt[0], dict):
+            return self.tokenizer.encode_chat(prompt)
+        return list(prompt)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        params: SamplingParams,
+        stops: Collection[str] = (),
+    ) -> Iterator[TextDelta]:
+        """Answer one prompt, a delta a step. Several streams may be read in turns: their steps are shared.
+
+        Leaving the loop early, or closing the iterator, aborts the request and frees its blocks.
+
+        Args:
+            stops: strings that end the answer and are not shown.
+
+        Raises:
+            UserError: the prompt or the params cannot be run; nothing has run.
+        """
+        request = self.engine.add_request(next(self._stream_ids), self.encode(prompt), params)
+        return self._deltas(request, AnswerText(self.tokenizer, stops))
+
+    def _deltas(self, request: Request, answer: AnswerText) -> Iterator[TextDelta]:
+        try:
+            seen = 0
+            while True:
+                while seen == len(request.output_ids) and not request.is_finished:
+                    self.engine.step()
+                token_ids = request.output_ids[seen:]
+                seen = len(request.output_ids)
+                text = ""
+                for token in token_ids:
+                    text += answer.push(token)
+                    if answer.stop is not None:
+                        self.engine.abort(request.id, FinishReason.STOP)
+                        yield TextDelta(text, token_ids, FinishReason.STOP)
+                        return
+                if request.is_finished:
+                    reason = request.finish_reason
+                    text += answer.finish()
+                    yield TextDelta(text, token_ids, FinishReason.STOP if answer.stop else reason, request.error)
+                    return
+                yield TextDelta(text, token_ids)
+        finally:
+            self.engine.abort(request.id)
+
+    def answer(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        params: SamplingParams,
+        stops: Collection[str] = (),
+    ) -> str:
+        """The whole text of `stream`."""
+        with closing(self.stream(prompt, params, stops)) as deltas:
+            return "".join(delta.text for delta in deltas)

@@ -1,0 +1,100 @@
+"""Lesson 3. Batches for the attention kernels, in pools where every slot that nobody owns is poison."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from tests.support import oracle
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call's inputs, and each sequence's keys and values in order."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    cu_seqlens_q: Tensor
+    seq_lens_kv: Tensor
+    block_table: Tensor
+    histories: list[tuple[Tensor, Tensor]]
+
+    @property
+    def inputs(self) -> tuple:
+        tables = (self.cu_seqlens_q, self.seq_lens_kv, self.block_table)
+        return (self.q, self.k_cache, self.v_cache, *tables, self.q.shape[2] ** -0.5)
+
+    @property
+    def rows(self) -> list[slice]:
+        """Each sequence's rows of q."""
+        return [slice(begin, end) for begin, end in pairwise(self.cu_seqlens_q.tolist())]
+
+    def expected(self) -> Tensor:
+        """float64, zeros for rows of padding."""
+        out = torch.zeros(self.q.shape, dtype=torch.float64)
+        for rows, (k, v) in zip(self.rows, self.histories, strict=True):
+            out[rows] = oracle(self.q[rows], k, v)
+        return out
+
+    def part(self, s: int, begin: int, end: int) -> "Case":
+        """Sequence s alone, fed its queries begin … end - 1 only, as if the later ones were yet to come."""
+        rows = self.rows[s]
+        kv_len = int(self.seq_lens_kv[s]) - (rows.stop - rows.start - end)
+        return replace(
+            self,
+            q=self.q[rows][begin:end],
+            cu_seqlens_q=int32([0, end - begin]),
+            seq_lens_kv=int32([kv_len]),
+            block_table=self.block_table[s : s + 1],
+            histories=[tuple(x[:kv_len] for x in self.histories[s])],
+        )
+
+
+def int32(data: list) -> Tensor:
+    return torch.tensor(data, dtype=torch.int32)
+
+
+def make_case(
+    lengths: list[tuple[int, int]],
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 32,
+    block_size: int = 4,
+    dtype: torch.dtype = torch.float32,
+    poison: float = NAN,
+    padding: int = -1,
+    padded_rows: int = 2,
+    seed: int = 0,
+) -> Case:
+    """Sequences of (q_len, kv_len) whose blocks lie shuffled in one pool.
+
+    `poison` fills what no sequence owns: the null block, a spare block, the ends of last blocks, `padded_rows` rows of q
+    past the last sequence. `padding` fills the block table past the needed entries.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    counts = [-(-kv_len // block_size) for _, kv_len in lengths]
+    order = (torch.randperm(sum(counts) + 1, generator=generator) + 1).tolist()  # block 0 and one more stay unowned
+    k_cache = torch.full((sum(counts) + 2, block_size, kv_heads, dim), poison, dtype=dtype)
+    v_cache = k_cache.clone()
+    table = torch.full((len(lengths), max(counts, default=0) + 1), padding, dtype=torch.int32)
+    histories = []
+    for s, ((_, kv_len), count) in enumerate(zip(lengths, counts, strict=True)):
+        blocks, order = order[:count], order[count:]
+        table[s, :count] = int32(blocks)
+        slots = torch.tensor([blocks[i // block_size] * block_size + i % block_size for i in range(kv_len)]).long()
+        k, v = (torch.randn(kv_len, kv_heads, dim, generator=generator).to(dtype) for _ in range(2))
+        k_cache.flatten(0, 1)[slots], v_cache.flatten(0, 1)[slots] = k, v
+        histories.append((k, v))
+    starts = torch.tensor([0] + [q_len for q_len, _ in lengths]).cumsum(0).int()
+    q = torch.randn(int(starts[-1]), heads, dim, generator=generator).to(dtype)
+    q = torch.cat([q, torch.full((padded_rows, heads, dim), poison, dtype=dtype)])
+    return Case(q, k_cache, v_cache, starts, int32([kv_len for _, kv_len in lengths]), table, histories)
+
+
+def relative_error(out: Tensor, expected: Tensor) -> float:
+    """The largest difference, in units of the largest expected number. NaN anywhere gives NaN."""
+    return float((out.double() - expected).abs().max() / expected.abs().max())

@@ -1,0 +1,326 @@
+"""Lesson 3. One contract, several kernels: each must give what a plain loop in float64 gives, from its own slots alone."""
+
+import importlib.util
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mini_engine.attention.contract import load_kernel
+from mini_engine.errors import UserError
+from tests.l3.kernel_cases import NAN, int32, make_case, relative_error
+
+ROOT = Path(__file__).parents[2]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+IN_PROCESS = ("reference", "torch", "cpu")
+EVERYWHERE = (
+    *IN_PROCESS,
+    "interpreted triton",
+    *(pytest.param(f"{n} on cuda", marks=pytest.mark.gpu) for n in ("triton", "torch")),
+)
+
+
+class InterpretedTriton:
+    """The Triton kernel in a process of its own."""
+
+    def __init__(self):
+        command = [sys.executable, "-m", "tests.l3.triton_worker"]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def __call__(self, *inputs):
+        pickle.dump(inputs, self.process.stdin)
+        self.process.stdin.flush()
+        answer = pickle.load(self.process.stdout)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def interpreted_triton():
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("NOT CHECKED: the Triton kernel; Triton is not installed")
+    kernel = InterpretedTriton()
+    yield kernel
+    kernel.close()
+
+
+def attend_with(name, case, request):
+    """`case` through the kernel of that name; the answer on the CPU."""
+    if name == "interpreted triton":
+        return request.getfixturevalue("interpreted_triton")(*case.inputs)
+    name, _, device = name.partition(" on ")
+    inputs = [x.to(device or "cpu") if torch.is_tensor(x) else x for x in case.inputs]
+    try:
+        kernel = load_kernel(name, device or "cpu", case.q.dtype)
+    except UserError as why:
+        pytest.skip(f"NOT CHECKED: the {name} kernel; {why}")
+    return kernel(*inputs).cpu()
+
+
+@pytest.fixture(params=EVERYWHERE)
+def attend(request):
+    return lambda case: attend_with(request.param, case, request)
+
+
+@pytest.fixture(params=IN_PROCESS)
+def attend_fast(request):
+    return lambda case: attend_with(request.param, case, request)
+
+
+@pytest.fixture
+def attend_cpp(request):
+    return lambda case: attend_with("cpu", case, request)
+
+
+def check(attend, case, teach):
+    out = attend(case)
+    assert out.shape == case.q.shape and out.dtype == case.q.dtype, "the answer has q's shape and dtype"
+    assert not out.isnan().any(), f"{teach}: NaN came in from a slot that the sequence does not own, or from padding"
+    error = relative_error(out, case.expected())
+    assert error < TOLERANCE[case.q.dtype], f"{teach}: relative error {error:.2g} against float64"
+
+
+MIXED = [(1, 9), (4, 4), (3, 8), (1, 1), (5, 14)]  # (q_len, kv_len): decodes, a prompt, chunks behind a history
+SHAPES = {
+    "two queries a key head": dict(heads=4, kv_heads=2, dim=32, block_size=4),
+    "one query a key head, blocks of 1": dict(heads=2, kv_heads=2, dim=64, block_size=1),
+    "five queries a key head, dim 48, blocks of 7": dict(heads=15, kv_heads=3, dim=48, block_size=7),
+    "sixteen queries a key head, dim 80": dict(heads=16, kv_heads=1, dim=80, block_size=16),
+    "dim 96, blocks of 3": dict(heads=8, kv_heads=4, dim=96, block_size=3),
+    "dim 256, a block longer than any history": dict(heads=6, kv_heads=2, dim=256, block_size=256),
+    "dim 8": dict(heads=3, kv_heads=1, dim=8, block_size=2),
+    "dim 40": dict(heads=2, kv_heads=1, dim=40, block_size=5),
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_mixed_batch_gives_what_float64_gives(attend, shape, dtype):
+    check(attend, make_case(MIXED, dtype=dtype, **SHAPES[shape]), shape)
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "lengths", [[(1, 1300)], [(40, 600)], [(530, 530)], [(1, 512), (1, 513), (2, 1025), (0, 0)]], ids=str
+)
+def test_long_histories_give_what_float64_gives(attend_fast, lengths, dtype):
+    check(attend_fast, make_case(lengths, dim=64, block_size=16, dtype=dtype), f"(q_len, kv_len) {lengths}")
+
+
+def test_a_long_history_is_split_and_merged(attend):
+    check(attend, make_case([(1, 700), (1, 3)], heads=2, kv_heads=1, block_size=16, padded_rows=0), "decode")
+
+
+@st.composite
+def cases(draw):
+    group, kv_heads = draw(st.integers(1, 16)), draw(st.integers(1, 4))
+    kv_lens = draw(st.lists(st.integers(1, 70), min_size=1, max_size=5))
+    return make_case(
+        [(draw(st.one_of(st.just(1), st.integers(0, kv_len))), kv_len) for kv_len in kv_lens],
+        heads=group * kv_heads,
+        kv_heads=kv_heads,
+        dim=draw(st.sampled_from([8, 16, 24, 32, 48, 64, 80, 96, 128])),
+        block_size=draw(st.integers(1, 20)),
+        dtype=draw(st.sampled_from(list(TOLERANCE))),
+        padding=draw(st.sampled_from([0, -1, 2**31 - 1])),
+        padded_rows=draw(st.integers(1, 3)),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_any_batch_gives_what_float64_gives(name, request):
+    @settings(max_examples=25)
+    @given(case=cases())
+    def holds(case):
+        check(lambda c: attend_with(name, c, request), case, f"lengths {case.seq_lens_kv.tolist()}")
+
+    holds()
+
+
+# ---------------------------------------------------------------- causality
+
+
+@pytest.mark.parametrize("q_len, kv_len", [(2, 9), (3, 4), (5, 37)])
+def test_a_suffix_behind_a_prefix_is_masked_bottom_right(attend, q_len, kv_len):
+    case = make_case([(q_len, kv_len)])
+    check(attend, case, "query i sees keys 0 … kv_len - q_len + i")
+    k, v = case.histories[0]
+    later = replace(case, k_cache=case.k_cache.clone(), v_cache=case.v_cache.clone())
+    last = (later.k_cache == k[-1]).flatten(2).all(2).nonzero()[0].tolist()
+    later.k_cache[tuple(last)], later.v_cache[tuple(last)] = -k[-1], 9 * v[-1]
+    out, changed = attend(case), attend(later)
+    assert torch.equal(out[: q_len - 1], changed[: q_len - 1]), "only the last query sees the last key"
+    assert not torch.equal(out[q_len - 1], changed[q_len - 1]), "the last query sees every key, its own included"
+
+
+def test_a_mixed_batch_equals_its_sequences_one_by_one(attend):
+    case = make_case(MIXED)
+    out = attend(case)
+    for s, rows in enumerate(case.rows):
+        alone = attend(case.part(s, 0, rows.stop - rows.start))
+        torch.testing.assert_close(out[rows], alone, msg=lambda m, s=s: f"sequence {s} depends on its neighbours. {m}")
+
+
+@pytest.mark.parametrize("size", [1, 5, 16])
+def test_any_chunk_size_gives_the_same_output(attend, size):
+    case = make_case([(21, 30)], padded_rows=0)
+    chunks = [attend(case.part(0, i, min(i + size, 21))) for i in range(0, 21, size)]
+    message = f"chunks of {size} are not what one prefill is: is each chunk's mask bottom-right?"
+    torch.testing.assert_close(torch.cat(chunks), attend(case), msg=lambda m: f"{message} {m}")
+
+
+# ---------------------------------------------------------------- what is not owned, what is padding
+
+
+def test_padded_rows_change_nothing_and_give_zeros(attend):
+    plain, padded = make_case(MIXED, padded_rows=0), make_case(MIXED, padded_rows=5)
+    out = attend(padded)
+    assert not out[-5:].any(), "rows past cu_seqlens_q[-1] give zeros, though q holds NaN there"
+    assert torch.equal(out[:-5], attend(plain)), "and change no other row"
+
+
+def test_a_sequence_without_queries_is_skipped(attend):
+    case = make_case([(1, 5), (0, 6), (0, 0), (2, 3)])
+    case.block_table[1:3] = -1
+    check(attend, case, "a padded sequence's table must not be followed")
+
+
+@pytest.mark.parametrize("poison", [NAN, float("inf"), -float("inf")])
+def test_what_a_sequence_does_not_own_changes_nothing(attend, poison):
+    clean, poisoned = make_case(MIXED, poison=1.0, padded_rows=0), make_case(MIXED, poison=poison, padded_rows=0)
+    message = "the null block, other blocks and the end of a last block past kv_len are never part of an answer"
+    assert torch.equal(attend(clean), attend(poisoned)), message
+
+
+@pytest.mark.parametrize("entry", [0, -1, 2**31 - 1])
+def test_table_entries_past_the_needed_ones_are_never_followed(attend, entry):
+    plain, wild = make_case(MIXED, padding=1), make_case(MIXED, padding=entry)
+    assert torch.equal(attend(plain), attend(wild)), f"a table entry {entry} past a sequence's blocks was used"
+
+
+@pytest.mark.parametrize("block", [-1, 10_000])
+def test_a_needed_block_that_does_not_exist_is_refused(attend_fast, block):
+    case = make_case([(1, 9), (1, 5)])
+    case.block_table[1, 0] = block
+    with pytest.raises((ValueError, IndexError), match="block|index"):
+        attend_fast(case)
+
+
+# ---------------------------------------------------------------- the C++ kernel: the same bits, whoever is beside
+
+LONG = [(1, kv_len) for kv_len in (1, 15, 16, 17, 511, 512, 513, 1100)]
+
+
+@DTYPES
+def test_a_decode_has_the_same_bits_alone_and_in_a_batch(attend_cpp, dtype):
+    case = make_case(LONG, heads=6, kv_heads=3, dim=64, block_size=16, dtype=dtype)
+    out = attend_cpp(case)
+    for s, (_, kv_len) in enumerate(LONG):
+        assert torch.equal(out[s : s + 1], attend_cpp(case.part(s, 0, 1))), f"kv_len {kv_len} depends on its batch"
+
+
+@DTYPES
+def test_the_number_of_threads_changes_no_bit(attend_cpp, dtype):
+    case = make_case([*LONG, (90, 700)], heads=6, kv_heads=3, dim=64, block_size=16, dtype=dtype)
+    before = torch.get_num_threads()
+    try:
+        outs = []
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            outs.append(attend_cpp(case))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(outs[0], out) for out in outs[1:]), "the order of a sum depends on the number of threads"
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [1, 7, 100, 300])
+def test_a_token_has_the_same_bits_in_decode_chunk_and_prefill(attend_cpp, dtype, size):
+    case = make_case([(300, 600)], heads=6, kv_heads=3, dim=40, block_size=16, dtype=dtype, padded_rows=0)
+    whole = attend_cpp(case)
+    for begin in (0, 7 * size % 300, 300 - size):
+        chunk = attend_cpp(case.part(0, begin, begin + size))
+        assert torch.equal(whole[begin : begin + size], chunk), f"a chunk of {size} at {begin} rounds another way"
+
+
+@DTYPES
+def test_the_block_size_changes_no_bit(attend_cpp, dtype):
+    outs = []
+    for block_size in (1, 7, 16, 256):
+        case = make_case([(1, 600), (20, 50)], block_size=block_size, dtype=dtype, poison=0.0)
+        outs.append(attend_cpp(case))
+    assert all(torch.equal(outs[0], out) for out in outs[1:]), "the order of a sum depends on where blocks end"
+
+
+@DTYPES
+def test_queries_may_be_a_slice_of_a_wider_tensor(attend_fast, dtype):
+    case = make_case(MIXED, dtype=dtype)
+    wide = torch.cat([case.q, torch.full_like(case.q, NAN)], dim=1)
+    sliced = replace(case, q=wide[:, : case.q.shape[1]])
+    assert torch.equal(attend_fast(case), attend_fast(sliced)), (
+        "q may have strides, as a part of a fused projection has"
+    )
+
+
+# ---------------------------------------------------------------- inputs that cannot be answered
+
+GOOD = make_case([(1, 6), (2, 3)], padded_rows=0)
+REFUSED = {
+    "q is \\[T, H_q, D\\]": dict(q=GOOD.q[0]),
+    "both \\[num_blocks, block_size, H_kv, D\\]": dict(v_cache=GOOD.v_cache[1:]),
+    "head_dim 16 and the cache 32": dict(q=GOOD.q[..., :16]),
+    "3 query heads cannot share 2": dict(q=GOOD.q[:, :3]),
+    "use one dtype for all": dict(q=GOOD.q.bfloat16()),
+    "must be contiguous": dict(k_cache=GOOD.k_cache.mT.contiguous().mT),
+    "cu_seqlens_q is torch.int64; kernel tables are int32": dict(cu_seqlens_q=GOOD.cu_seqlens_q.long()),
+    "seq_lens_kv is torch.int64": dict(seq_lens_kv=GOOD.seq_lens_kv.long()),
+    "block_table is torch.int64": dict(block_table=GOOD.block_table.long()),
+    "cu_seqlens_q is \\[S \\+ 1\\]": dict(cu_seqlens_q=int32([0, 3])),
+    "block_table has a row for each of the 2": dict(block_table=GOOD.block_table[:1]),
+    "runs from 1 to 3": dict(cu_seqlens_q=int32([1, 2, 3])),
+    "q's 3 rows": dict(cu_seqlens_q=int32([0, 1, 5])),
+    "falls from 3 to 2 at sequence 1": dict(cu_seqlens_q=int32([0, 3, 2])),
+    "sequence 1 has 2 queries and 1 keys": dict(seq_lens_kv=int32([6, 1])),
+    "sequence 0 has 99 keys; its row of block_table reaches 12": dict(seq_lens_kv=int32([99, 3])),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_inputs_are_refused_in_one_clear_sentence(message):
+    with pytest.raises(ValueError, match=message) as caught:
+        load_kernel("reference")(*replace(GOOD, **REFUSED[message]).inputs)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_kernel_is_refused_with_the_names_there_are():
+    with pytest.raises(
+        UserError, match="no attention kernel 'cuda'; choose one of auto, reference, torch, cpu, triton"
+    ):
+        load_kernel("cuda")
+
+
+def test_a_kernel_that_cannot_work_here_says_why():
+    with pytest.raises(UserError, match="float32 and bfloat16, not torch.float16"):
+        load_kernel("cpu", "cpu", torch.float16)
+    with pytest.raises(UserError, match="[Tt]riton"):
+        load_kernel("triton", "cpu")
+
+
+def test_auto_on_a_cpu_says_once_where_it_settles_for_less(capfd):
+    names = {load_kernel("auto", "cpu", torch.float16).name for _ in range(2)}
+    assert names == {"torch"}, "the C++ kernel has no float16; torch does"
+    assert capfd.readouterr().err.count("Using the torch kernel") == 1

@@ -1,0 +1,188 @@
+"""Lesson 5. What the tests share: a manager that only counts, and a model that writes token ids where KV would go."""
+
+from array import array
+
+import torch
+
+from mini_engine.config import Qwen3Config
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.request import Request
+from mini_engine.engine.sampler import Sampled
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.errors import OutOfBlocks
+from mini_engine.kv.manager import BlocksByState, KvCacheManager
+
+VOCAB = 40
+EOS = 0
+
+
+def greedy(max_tokens=8, **more):
+    """Parameters of a request that always takes the best token."""
+    return SamplingParams(temperature=0, max_tokens=max_tokens, **more)
+
+
+def request_of(prompt_len, max_tokens=8, name="a", computed=0, outputs=(), stop_ids=(EOS,), priority=0):
+    """A request that has come as far as it says, built by hand. Its tokens are 1, 2, 3, …"""
+    request = Request(name, list(range(1, prompt_len + 1)), greedy(max_tokens), priority, stop_ids)
+    for token in outputs:
+        request.append(Sampled(token, None))
+    request.num_computed_tokens = computed
+    return request
+
+
+class CountingManager:
+    """What the scheduler needs of a manager, as counts. Blocks are numbered anew for each request."""
+
+    def __init__(self, usable=8, block_size=4, cached=0):
+        self.num_usable_blocks, self.block_size, self.cached = usable, block_size, cached
+        self.held, self.log = {}, []
+
+    @property
+    def num_free_blocks(self):
+        return self.num_usable_blocks - sum(self.held.values())
+
+    @property
+    def blocks_by_state(self):
+        return BlocksByState(self.num_free_blocks, sum(self.held.values()))
+
+    def holding(self, request, num_tokens):
+        """As if `grow` had been called before."""
+        self.held[request.id] = -(-num_tokens // self.block_size)
+        return request
+
+    def allocate(self, request_id, token_ids):
+        self.held[request_id] = -(-self.cached // self.block_size)
+        return self.cached
+
+    def missing_blocks(self, request_id, num_tokens):
+        return max(0, -(-num_tokens // self.block_size) - self.held[request_id])
+
+    def grow(self, request_id, num_tokens):
+        missing = self.missing_blocks(request_id, num_tokens)
+        if missing > self.num_free_blocks:
+            raise OutOfBlocks(f"need {missing} blocks, {self.num_free_blocks} free of {self.num_usable_blocks}")
+        self.held[request_id] += missing
+        return array("i", range(1, self.held[request_id] + 1))
+
+    def commit(self, request_id, token_ids, num_computed):
+        self.log.append(("commit", request_id, num_computed))
+
+    def free(self, request_id, computed_ids=()):
+        self.log.append(("free", request_id, list(computed_ids)))
+        self.held.pop(request_id, None)
+
+
+def scheduler_with(manager=None, running=(), waiting=(), **limits):
+    """A scheduler whose queues are put together by hand, oldest first."""
+    limits = {"max_running": 8, "max_batch_tokens": 16, "max_chunk_tokens": 16, "headroom": 0} | limits
+    scheduler = Scheduler(manager or CountingManager(), SchedulerConfig(**limits))
+    scheduler.running, scheduler.waiting = list(running), list(waiting)
+    for place, request in enumerate(sorted([*running, *waiting], key=lambda r: r.id)):
+        request.arrival = place
+        scheduler.requests[request.id] = request
+    return scheduler
+
+
+def spans(chunks):
+    """Chunks as (id, start, stop), easy to compare."""
+    return [(chunk.request.id, chunk.start, chunk.stop) for chunk in chunks]
+
+
+def next_token(history):
+    """The stub model's answer: it depends on every token of the history and on its place."""
+    total = 7
+    for token in history:
+        total = (total * 31 + token + 1) % 10_007
+    return total % VOCAB
+
+
+def expected_answer(prompt, max_tokens, stop_ids=(EOS,)):
+    """What the stub model answers when it is run alone and without a cache."""
+    history = list(prompt)
+    while len(history) < len(prompt) + max_tokens:
+        history.append(next_token(history))
+        if history[-1] in stop_ids:
+            break
+    return history[len(prompt) :]
+
+
+class StubRunner:
+    """Stands in for model and pool. A token that is read where nobody or a neighbour wrote changes the answer.
+
+    `during` is called once while the next step is in flight.
+    """
+
+    def __init__(self, block_size):
+        self.block_size, self.slots, self.during = block_size, {}, None
+
+    def run(self, chunks):
+        for chunk in chunks:
+            places = self.places(chunk, range(chunk.start, chunk.stop))
+            self.slots.update(zip(places, chunk.request.token_ids[chunk.start : chunk.stop], strict=True))
+        chosen = []
+        for chunk in chunks:
+            if chunk.samples:
+                chosen.append(next_token([self.slots.get(s, -1) for s in self.places(chunk, range(chunk.stop))]))
+        if self.during:
+            during, self.during = self.during, None
+            during()
+        return torch.nn.functional.one_hot(torch.tensor(chosen, dtype=torch.int64), VOCAB).float()
+
+    def places(self, chunk, positions):
+        return [chunk.blocks[p // self.block_size] * self.block_size + p % self.block_size for p in positions]
+
+
+def stub_config(max_positions=8192):
+    """The shape of a model that is never run."""
+    return Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=max_positions,
+        eos_token_ids=(EOS,),
+    )
+
+
+def stub_engine(usable=16, block_size=4, max_positions=8192, **limits):
+    """A real engine, scheduler and manager around the stub model."""
+    limits = {"max_running": 8, "max_batch_tokens": 16, "max_chunk_tokens": 16, "headroom": 0} | limits
+    manager = KvCacheManager(usable + 1, block_size)
+    scheduler = Scheduler(manager, SchedulerConfig(**limits))
+    return Engine(stub_config(max_positions), scheduler, StubRunner(block_size))
+
+
+def drain(engine, limit=2000):
+    """Step until nobody is left; the finished requests by id."""
+    finished = {}
+    for _ in range(limit):
+        if not engine.has_unfinished:
+            return finished
+        finished |= {request.id: request for request in engine.step().finished}
+    raise AssertionError(f"after {limit} steps {len(engine.scheduler.requests)} requests have not ended")
+
+
+def check_books(engine):
+    """Free and held blocks make up the pool, nobody shares one, and only those who run hold any."""
+    scheduler, manager = engine.scheduler, engine.scheduler.manager
+    held = [block for table in manager.tables.values() for block in table.blocks]
+    assert len(held) == len(set(held)), "two requests hold the same block"
+    assert sorted(held + manager.allocator.free_blocks) == list(range(1, manager.num_usable_blocks + 1)), (
+        f"free + held is not the pool: {len(held)} held, {manager.num_free_blocks} free of {manager.num_usable_blocks}"
+    )
+    assert set(manager.tables) == {r.id for r in scheduler.running}, "only requests that run may hold blocks"
+    for table in manager.tables.values():
+        assert table.row.tolist() == table.blocks, "a table's row is not its blocks"
+    for queue in (scheduler.waiting, scheduler.running):
+        assert [scheduler.order(r) for r in queue] == sorted(scheduler.order(r) for r in queue), "a queue is out of order"
+    assert {r.id for r in scheduler.waiting} | {r.id for r in scheduler.running} == set(scheduler.requests)
+
+
+def check_empty(engine):
+    """After all is done nobody holds anything."""
+    check_books(engine)
+    assert not engine.scheduler.manager.tables and not engine.has_unfinished
+    assert engine.scheduler.manager.num_free_blocks == engine.scheduler.manager.num_usable_blocks, "blocks leaked"
