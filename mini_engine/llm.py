@@ -1,4 +1,4 @@
-"""Lesson 6. A model that is spoken to in text: prompts and conversations in, answers out, all at once or as they come."""
+"""Lesson 6. A model that is spoken to in text: prompts and conversations in, answers out as they come."""
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
@@ -12,6 +12,7 @@ from mini_engine.engine.answer import AnswerText, TextDelta
 from mini_engine.engine.llm import LLM as OfflineLLM
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.tokenizer import Tokenizer
 from mini_engine.weights import load_model, resolve_checkpoint
 
@@ -19,24 +20,28 @@ Message = dict[str, str]
 
 
 class LLM(OfflineLLM):
-    """Lesson 5's LLM with its checkpoint's tokenizer.
+    """Lesson 5's LLM with a tokenizer. `LLM.load("path/to/checkpoint")` makes one.
 
     Args:
-        path_or_hub_id: a checkpoint directory or hub id.
         options: go to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, limits.
     """
 
-    def __init__(
-        self,
+    def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.tokenizer = tokenizer
+        self._stream_ids = (f"stream-{number}" for number in itertools.count())
+
+    @classmethod
+    def load(
+        cls,
         path_or_hub_id: str | Path,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         **options: Any,
-    ) -> None:
+    ) -> "LLM":
+        """Model and tokenizer of a checkpoint directory or hub id; UserError says what is wrong with it."""
         directory = resolve_checkpoint(path_or_hub_id)
-        self.tokenizer = Tokenizer(directory)
-        super().__init__(load_model(directory, dtype, device), **options)
-        self._stream_ids = (f"stream-{number}" for number in itertools.count())
+        return cls(load_model(directory, dtype, device), Tokenizer(directory), **options)
 
     def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
         """Token ids of a text, of a conversation (a list of messages), or as given."""

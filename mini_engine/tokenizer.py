@@ -14,7 +14,7 @@ from mini_engine.weights import resolve_checkpoint
 
 @cache
 def byte_of_character() -> dict[str, int]:
-    """Which byte each of the 256 printable stand-ins means: itself where it is printable, 256 upwards for the others."""
+    """Which byte each of the 256 printable stand-ins means: itself where printable, from U+0100 on for the others."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

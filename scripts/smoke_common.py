@@ -7,7 +7,6 @@ generating. `run_smoke` does the rest. Exit codes: 0 tokens equal, 1 they differ
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,10 +22,14 @@ DEFAULT_PROMPTS = ["The capital of France is"]
 
 @dataclass
 class Outcome:
-    """What a lesson's way of generating gives back: new token ids for each prompt, and facts about its KV."""
+    """What a lesson's way of generating gives back: new token ids for each prompt, and facts about its KV.
+
+    faults: what the lesson checked besides and found wrong, a sentence each. One is enough to fail.
+    """
 
     outputs: list[list[int]]
     kv: dict[str, Any]
+    faults: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -61,7 +64,8 @@ class Report:
     match: bool
     requests: list[RequestReport]
     kv: dict[str, Any]
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float]
+    faults: list[str] = field(default_factory=list)
 
 
 Generate = Callable[[Any, list[list[int]], argparse.Namespace], Outcome]
@@ -129,8 +133,8 @@ def compare(lesson: int, generate: Generate, args: argparse.Namespace) -> Report
     for request in requests:
         if not request.match:
             request.first_divergence = find_divergence(model, hf_model, generate, request, args)
-    match = all(request.match for request in requests)
-    return Report(lesson, args.model, args.dtype, args.device, match, requests, outcome.kv, seconds)
+    match = all(request.match for request in requests) and not outcome.faults
+    return Report(lesson, args.model, args.dtype, args.device, match, requests, outcome.kv, seconds, outcome.faults)
 
 
 def load_ours(args: argparse.Namespace):
@@ -261,6 +265,8 @@ def show(report: Report, tokenizer) -> None:
         f"{count} tokens in {seconds['ours']:.2f} s ({count / seconds['ours']:.0f} tokens/s); "
         f"Hugging Face {seconds['hf']:.2f} s"
     )
+    for fault in report.faults:
+        out(fault, style="bold red")
     equal = sum(request.match for request in report.requests)
     verdict, style = ("PASS", "bold green") if report.match else ("FAIL", "bold red")
     out(f"{verdict}: {equal} of {len(report.requests)} answers equal Hugging Face's", style=style)

@@ -8,8 +8,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -49,50 +48,17 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-@contextmanager
-def progress_bar(plan: Plan, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """A bar on stderr with the smoothed loss and the time left. Gives the function that hears each step's loss."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
-        task = bar.add_task("training", total=plan.steps, loss=0.0)
-        smooth = None
-
-        def report(loss: float) -> None:
-            nonlocal smooth
-            smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
-            bar.update(task, advance=1, loss=smooth)
-
-        yield report
-
-
 def make_checkpoint(plan: Plan, documents: list[str], directory: Path, quiet: bool) -> dict:
     """Train and write to `directory`; what the run was, in numbers."""
     from pocket.checkpoint import write_checkpoint
+    from pocket.progress import progress
     from pocket.tokenizer import train_tokenizer
     from pocket.training import train
 
     started = time.perf_counter()
     tokenizer = train_tokenizer(documents, plan.vocab_size)
     losses: list[float] = []
-    with progress_bar(plan, quiet) as report:
+    with progress(plan.steps, quiet) as report:
         model = train(plan, documents, tokenizer, lambda loss: (losses.append(loss), report(loss)))
     write_checkpoint(model, tokenizer, directory)
     return {
@@ -144,11 +110,13 @@ def run(args: argparse.Namespace) -> int:
     """Train, examine, and put the files in place; nothing is written before all of that is done."""
     from pocket.checkpoint import all_or_nothing
     from pocket.corpus import build_corpus
+    from transformers.utils.logging import disable_progress_bar
 
     from mini_engine.errors import UserError
 
     if args.out.exists() and not args.out.is_dir():
         raise UserError(f"--out {args.out} is a file; give a directory, which is made if need be")
+    disable_progress_bar()
     plan = Plan(**{field.name: getattr(args, field.name) for field in fields(Plan)})
     documents = build_corpus(plan.seed)[: args.documents]
     with all_or_nothing(args.out) as directory:

@@ -1,4 +1,4 @@
-"""Lesson 6. Options that the engine's commands share, and what they ask for. Torch is imported only when it is needed."""
+"""Lesson 6. Options that the engine's commands share. Torch is imported only when it is needed."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ def load_llm(args: argparse.Namespace):
         raise UserError("--device cuda was asked for, but this torch sees no CUDA device; use --device cpu")
     has_gpu = torch.cuda.is_available() and args.device != "cpu"
     dtype = ("bfloat16" if has_gpu else "float32") if args.dtype == "auto" else args.dtype
-    return LLM(
+    return LLM.load(
         args.model or POCKET_DIR,
         dtype=DTYPES[dtype],
         device="cuda" if has_gpu else "cpu",

@@ -56,7 +56,7 @@ def test_the_norm_casts_where_hugging_face_casts(dtype):
     ours, theirs = RMSNorm(48, 1e-6).to(dtype), hf_qwen3.Qwen3RMSNorm(48, 1e-6).to(dtype)
     ours.weight.data, theirs.weight.data = weight, weight.clone()
     assert torch.equal(ours(x), theirs(x)), (
-        "the norm must equal Hugging Face's bit for bit: compute in float32, cast back, and only then multiply by weight"
+        "the norm must equal Hugging Face's bit for bit: compute in float32, cast back, and only then multiply"
     )
 
 

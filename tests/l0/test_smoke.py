@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.support import checkpoint, write_checkpoint
 
 FAMILY = "two, tied, wide heads"
-FIELDS = {"lesson", "model", "dtype", "device", "match", "requests", "kv", "seconds"}
+FIELDS = {"lesson", "model", "dtype", "device", "match", "requests", "kv", "seconds", "faults"}
 
 
 def smoke(*arguments, module=l0_smoke):

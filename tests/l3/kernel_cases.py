@@ -72,12 +72,12 @@ def make_case(
 ) -> Case:
     """Sequences of (q_len, kv_len) whose blocks lie shuffled in one pool.
 
-    `poison` fills what no sequence owns: the null block, a spare block, the ends of last blocks, `padded_rows` rows of q
-    past the last sequence. `padding` fills the block table past the needed entries.
+    `poison` fills what no sequence owns: the null block, a spare block, the ends of last blocks, and `padded_rows` rows
+    of q past the last sequence. `padding` fills the block table past the needed entries.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator, shuffle = (torch.Generator().manual_seed(seed) for _ in range(2))  # data do not depend on the blocks
     counts = [-(-kv_len // block_size) for _, kv_len in lengths]
-    order = (torch.randperm(sum(counts) + 1, generator=generator) + 1).tolist()  # block 0 and one more stay unowned
+    order = (torch.randperm(sum(counts) + 1, generator=shuffle) + 1).tolist()  # block 0 and one more stay unowned
     k_cache = torch.full((sum(counts) + 2, block_size, kv_heads, dim), poison, dtype=dtype)
     v_cache = k_cache.clone()
     table = torch.full((len(lengths), max(counts, default=0) + 1), padding, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Lesson 3. One contract, several kernels: each must give what a plain loop in float64 gives, from its own slots alone."""
+"""Lesson 3. One contract, several kernels: each gives what a plain loop in float64 gives, from its own slots alone."""
 
 import importlib.util
 import pickle
@@ -20,11 +20,8 @@ ROOT = Path(__file__).parents[2]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 IN_PROCESS = ("reference", "torch", "cpu")
-EVERYWHERE = (
-    *IN_PROCESS,
-    "interpreted triton",
-    *(pytest.param(f"{n} on cuda", marks=pytest.mark.gpu) for n in ("triton", "torch")),
-)
+ON_GPU = ("triton on cuda", "torch on cuda") if torch.cuda.is_available() else ()
+EVERYWHERE = (*IN_PROCESS, "interpreted triton", *ON_GPU)
 
 
 class InterpretedTriton:
@@ -78,6 +75,11 @@ def attend(request):
 @pytest.fixture(params=IN_PROCESS)
 def attend_fast(request):
     return lambda case: attend_with(request.param, case, request)
+
+
+def test_kernels_are_checked_on_a_gpu_too():
+    if not ON_GPU:
+        pytest.skip("NOT CHECKED: kernels on a GPU; torch sees none here")
 
 
 @pytest.fixture
@@ -143,7 +145,7 @@ def cases(draw):
 
 @pytest.mark.parametrize("name", IN_PROCESS)
 def test_any_batch_gives_what_float64_gives(name, request):
-    @settings(max_examples=25)
+    @settings(max_examples=20)
     @given(case=cases())
     def holds(case):
         check(lambda c: attend_with(name, c, request), case, f"lengths {case.seq_lens_kv.tolist()}")
@@ -216,7 +218,7 @@ def test_table_entries_past_the_needed_ones_are_never_followed(attend, entry):
 def test_a_needed_block_that_does_not_exist_is_refused(attend_fast, block):
     case = make_case([(1, 9), (1, 5)])
     case.block_table[1, 0] = block
-    with pytest.raises((ValueError, IndexError), match="block|index"):
+    with pytest.raises((ValueError, IndexError), match=r"block|index"):
         attend_fast(case)
 
 
@@ -314,9 +316,9 @@ def test_an_unknown_kernel_is_refused_with_the_names_there_are():
 
 
 def test_a_kernel_that_cannot_work_here_says_why():
-    with pytest.raises(UserError, match="float32 and bfloat16, not torch.float16"):
+    with pytest.raises(UserError, match=r"float32 and bfloat16, not torch\.float16"):
         load_kernel("cpu", "cpu", torch.float16)
-    with pytest.raises(UserError, match="[Tt]riton"):
+    with pytest.raises(UserError, match=r"[Tt]riton"):
         load_kernel("triton", "cpu")
 
 

@@ -1,5 +1,7 @@
 """Lesson 6. Stop strings: over tokens and chunks, never shown in part, the earliest completion wins."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,7 +78,7 @@ def test_without_stop_strings_everything_is_shown_at_once():
 )
 def test_pieces_make_no_difference(text, stops, cuts):
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(edges)]
     assert run(stops, pieces) == at_once(stops, text)
 
 

@@ -1,0 +1,124 @@
+"""Lesson 4. Draws: a number from seed and position alone, and the token whose stretch it falls on."""
+
+import pytest
+import torch
+
+from mini_engine.engine import sampler
+from mini_engine.engine.sampler import draw, draw_tokens, process, sample, uniform
+from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+
+
+def numbers(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_the_number_is_the_documented_one_on_every_machine():
+    assert uniform(0, 0) == 0.2812233594164504, "blake2b of 16 zero bytes, its first 53 bits"
+    assert uniform(1, 2) == 0.0, "seed and position are 8 bytes each, the lowest first"
+    assert uniform(2**64 - 1, 5) == 0.0, "a seed may have 64 bits"
+
+
+def test_the_number_depends_on_seed_and_position_and_nothing_else():
+    assert uniform(7, 3) == uniform(7, 3), "the same seed and position gave two numbers: is there a state somewhere?"
+    before = uniform(7, 3)
+    uniform(8, 3), uniform(7, 4), torch.manual_seed(0)
+    assert uniform(7, 3) == before, "another draw in between changed the number"
+    grid = {uniform(seed, position) for seed in range(50) for position in range(50)}
+    assert len(grid) == 2500, f"{len(grid)} numbers for 2,500 seeds and positions: some of them share a number"
+
+
+def test_numbers_spread_evenly_from_0_to_1():
+    values = numbers(*[uniform(seed, position) for seed in range(100) for position in range(100)])
+    assert 0 <= values.min() and values.max() < 1
+    tenths = torch.histc(values, bins=10, min=0, max=1)
+    chi_square = float(((tenths - 1000) ** 2 / 1000).sum())
+    assert chi_square < 30, f"10,000 numbers fall on the ten tenths as {tenths.tolist()}"
+
+
+def test_numbers_of_neighbouring_positions_have_nothing_to_do_with_each_other():
+    values = numbers(*[uniform(3, position) for position in range(4000)])
+    correlation = float(torch.corrcoef(torch.stack([values[:-1], values[1:]]))[0, 1])
+    assert abs(correlation) < 0.05, f"a number foretells the next: correlation {correlation:.3f}"
+
+
+def test_the_token_is_the_one_on_whose_stretch_the_number_falls():
+    probs = torch.tensor([[0.5, 0.25, 0.25]]).repeat(5, 1)
+    tokens = draw(probs, numbers(0.0, 0.49, 0.5, 0.74, 0.999))
+    assert tokens.tolist() == [0, 0, 1, 1, 2], "0 … 0.5 is token 0, 0.5 … 0.75 token 1, 0.75 … 1 token 2"
+    assert tokens.dtype == torch.int64
+
+
+def test_each_row_is_drawn_with_its_own_number():
+    probs = torch.tensor([[0.9, 0.1], [0.1, 0.9]])
+    assert draw(probs, numbers(0.5, 0.5)).tolist() == [0, 1]
+    assert draw(probs, numbers(0.95, 0.05)).tolist() == [1, 0]
+
+
+def test_a_token_of_probability_0_is_never_drawn():
+    probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).repeat(4, 1)
+    tokens = draw(probs, numbers(0.0, 0.5, 1 - 2.0**-53, 0.25))
+    assert set(tokens.tolist()) <= {1, 3}, (
+        f"{tokens.tolist()}: a number on the edge belongs to the stretch that begins there"
+    )
+
+
+def test_a_row_that_adds_up_to_a_little_less_than_1_is_drawn_within_its_vocabulary():
+    probs = torch.tensor([[0.3, 0.3, 0.3999]])
+    assert draw(probs, numbers(1 - 2.0**-53)).tolist() == [2], "the line ends where the probabilities end, not at 1"
+
+
+def test_a_rare_token_behind_a_likely_one_keeps_its_stretch():
+    probs = torch.tensor([[1.0] + [1e-9] * 1000])
+    token = int(draw(probs, numbers(1 - 1e-7)))
+    assert 890 < token < 910, f"token {token}: in float32, 1 + 1e-9 is 1, and rare tokens have no stretch at all"
+
+
+def row(seed, prompt=(1, 2), output=(), **params):
+    return SampleRow(SamplingParams(seed=seed, **params), list(prompt), list(output))
+
+
+def test_a_draw_is_placed_by_its_position_in_prompt_and_answer(monkeypatch):
+    asked = []
+    monkeypatch.setattr(sampler, "uniform", lambda *place: asked.append(place) or 0.5)
+    monkeypatch.setattr(sampler, "draw", lambda probs, uniforms: uniforms.long())
+    draw_tokens(torch.zeros(3, 4), [row(7), row(8, output=[3]), row(9, [1], [2, 3])])
+    assert asked == [(7, 2), (8, 3), (9, 3)], "seed, and how many tokens there are so far in prompt and answer"
+
+
+def test_an_answer_taken_up_again_as_a_prompt_goes_on_the_same_way():
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(1)).repeat(2, 1)
+    first, again = draw_tokens(logits, [row(7, [1, 2], [3, 4]), row(7, [1, 2, 3, 4])]).tolist()
+    assert first == again
+
+
+PARAMS = [
+    {"temperature": 0.5},
+    {"temperature": 2.0, "top_k": 6},
+    {"top_p": 0.8},
+    {"min_p": 0.1, "repetition_penalty": 1.5},
+]
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_tokens_are_drawn_as_often_as_their_probability_says(params):
+    logits = 2 * torch.randn(1, 12, generator=torch.Generator().manual_seed(5))
+    rows = [row(seed, **params) for seed in range(20_000)]
+    counts = torch.bincount(
+        torch.tensor([one.token_id for one in sample(logits.expand(20_000, -1), rows)]), minlength=12
+    )
+    expected = 20_000 * process(logits.clone(), rows[:1]).softmax(-1)[0]
+    assert not counts[expected == 0].any(), "a token that was filtered out was drawn"
+    possible = expected > 0
+    chi_square = float(((counts - expected)[possible] ** 2 / expected[possible]).sum())
+    assert chi_square < 40, (
+        f"chi-square {chi_square:.1f} over {int(possible.sum())} tokens: {counts.tolist()} is not {expected.tolist()}"
+    )
+
+
+def test_one_seed_draws_as_often_as_the_probabilities_say_over_its_positions():
+    logits = torch.tensor([[0.2, 0.3, 0.5]]).log()
+    rows = [row(11, prompt=[0] * position) for position in range(1, 4001)]
+    counts = torch.bincount(draw_tokens(logits.expand(4000, -1), rows), minlength=3)
+    expected = torch.tensor([800.0, 1200.0, 2000.0])
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 20, f"one seed drew {counts.tolist()} over 4,000 positions; expected about {expected.tolist()}"

@@ -1,0 +1,127 @@
+"""Lesson 4. SamplingParams: what is accepted, what is refused in one sentence, when an answer is over."""
+
+import dataclasses
+import math
+
+import pytest
+
+from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+from mini_engine.errors import UserError
+
+
+def test_with_nothing_said_it_draws_from_the_model_as_it_is():
+    params = SamplingParams()
+    assert not params.is_greedy and params.temperature == 1
+    assert (params.top_k, params.top_p, params.min_p) == (0, 1, 0), "every filter is off"
+    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1, 0, 0)
+
+
+def test_temperature_0_is_greedy_whatever_number_0_is_written_as():
+    assert SamplingParams(temperature=0).is_greedy and SamplingParams(temperature=0.0).is_greedy
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": 1e-6},
+        {"temperature": 100},
+        {"top_k": 10**9},
+        {"top_p": 0},
+        {"top_p": 1},
+        {"min_p": 1},
+        {"presence_penalty": -2, "frequency_penalty": 2.0},
+        {"seed": 0},
+        {"seed": 2**64 - 1},
+        {"max_tokens": 1, "min_tokens": 1},
+        {"logprobs": 0},
+        {"logprobs": 20},
+        {"stop_token_ids": [3, 1]},
+    ],
+)
+def test_the_ends_of_every_range_are_in_it(values):
+    SamplingParams(**values)
+
+
+@pytest.mark.parametrize(
+    "values, sentence",
+    [
+        ({"temperature": -1}, r"temperature is -1; give a number from 1e-06 to 100 \(or 0 for greedy\)"),
+        ({"temperature": 1e-9}, "temperature is 1e-09; give a number from 1e-06"),
+        ({"temperature": math.nan}, "temperature is nan; give a number"),
+        ({"temperature": math.inf}, "temperature is inf; give a number"),
+        ({"temperature": "0.7"}, "temperature is '0.7'; give a number"),
+        ({"temperature": True}, "temperature is True; give a number"),
+        ({"temperature": False}, "temperature is False; give a number"),
+        ({"top_p": 1.5}, r"top_p is 1.5; give a number from 0 to 1 \(1 keeps every token\)"),
+        ({"top_p": -0.1}, "top_p is -0.1"),
+        ({"min_p": 2}, "min_p is 2; give a number from 0 to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; give a number from 0.01 to 100"),
+        ({"presence_penalty": 3}, "presence_penalty is 3; give a number from -2 to 2"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty is nan"),
+        ({"top_k": -1}, r"top_k is -1; give a whole number of 0 or more \(0 keeps every token\)"),
+        ({"top_k": 2.0}, "top_k is 2.0; give a whole number"),
+        ({"max_tokens": 0}, "max_tokens is 0; give a whole number of 1 or more"),
+        ({"max_tokens": None}, "max_tokens is None"),
+        ({"max_tokens": 5, "min_tokens": 6}, "min_tokens is 6; give a whole number from 0 to 5"),
+        ({"seed": -1}, f"seed is -1; give a whole number from 0 to {2**64 - 1}"),
+        ({"seed": 2**64}, "seed is 18446744073709551616"),
+        ({"logprobs": 21}, "logprobs is 21; give a whole number from 0 to 20"),
+        ({"stop_token_ids": [1, -1]}, "a stop token id is -1; give a whole number of 0 or more"),
+        ({"stop_token_ids": "stop"}, "stop_token_ids is 'stop'; give a list of token ids"),
+        ({"stop_token_ids": 7}, "stop_token_ids is 7; give a list of token ids"),
+        ({"ignore_eos": "yes"}, "ignore_eos is 'yes'; give True or False"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence_with_the_remedy(values, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        SamplingParams(**values)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_params_are_frozen_and_can_be_compared():
+    params = SamplingParams(stop_token_ids=[1, 2])
+    assert params == SamplingParams(stop_token_ids=(1, 2)) and hash(params) == hash(
+        SamplingParams(stop_token_ids=(1, 2))
+    )
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.temperature = 0
+
+
+def test_the_models_end_tokens_stop_an_answer_unless_they_are_ignored():
+    assert SamplingParams(stop_token_ids=[5]).stop_ids([1, 2]) == {1, 2, 5}
+    assert SamplingParams(stop_token_ids=[5], ignore_eos=True).stop_ids([1, 2]) == {5}
+
+
+@pytest.mark.parametrize(
+    "output, reason",
+    [([], None), ([8], None), ([2], "stop"), ([8, 8, 8], "length"), ([8, 8, 2], "stop")],
+)
+def test_an_answer_ends_with_a_stop_id_or_at_max_tokens_and_the_stop_id_comes_first(output, reason):
+    assert SamplingParams(max_tokens=3).finish_reason(output, {2}) == reason
+
+
+def test_an_answer_of_max_tokens_1_ends_with_its_first_token():
+    assert SamplingParams(max_tokens=1).finish_reason([8], {2}) == "length"
+    assert SamplingParams(max_tokens=1).finish_reason([2], {2}) == "stop"
+
+
+def test_a_stop_id_outside_the_vocabulary_is_refused_before_it_meets_a_batch():
+    params = SamplingParams(stop_token_ids=[100])
+    params.check_fits(101)
+    with pytest.raises(UserError, match="stop token id 100 is not in the vocabulary; ids run from 0 to 99"):
+        params.check_fits(100)
+
+
+def test_min_tokens_needs_a_token_that_does_not_end_the_answer():
+    everything = SamplingParams(min_tokens=1, stop_token_ids=[0, 1])
+    everything.check_fits(4, eos_token_ids=[2])
+    with pytest.raises(UserError, match="min_tokens is 1, but all 3 tokens end the answer"):
+        everything.check_fits(3, eos_token_ids=[2])
+
+
+def test_a_request_without_a_seed_gets_its_own_and_keeps_it():
+    params = SamplingParams()
+    first, second = SampleRow(params, [1]), SampleRow(params, [1])
+    assert first.seed != second.seed, "two requests with the same params and no seed would give the same answer"
+    assert 0 <= first.seed < 2**64
+    assert SampleRow(SamplingParams(seed=7), [1]).seed == 7

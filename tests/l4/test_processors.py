@@ -1,0 +1,255 @@
+"""Lesson 4. What is done to logits: value for value what transformers' processors do, row by row."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from mini_engine.engine import processors
+from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+
+NEVER = float("-inf")
+
+
+def row(prompt=(1,), output=(), stop_ids=(), **params):
+    return SampleRow(SamplingParams(**params), list(prompt), list(output), stop_ids)
+
+
+def logs(*probabilities):
+    """Logits whose softmax is these rows of probabilities."""
+    return torch.tensor(probabilities).log()
+
+
+def kept(logits):
+    """The ids that can still be chosen, row by row."""
+    return [(one > NEVER).nonzero()[:, 0].tolist() for one in logits]
+
+
+def some_logits(seed, rows, vocab, step):
+    """Random logits; with a coarse `step` many of them tie."""
+    logits = 4 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+    return (logits / step).round() * step if step else logits
+
+
+def check_against(process, logits, rows, theirs):
+    """`process` on all rows at once is `theirs(row)` on each alone: the same tokens removed, the same values kept."""
+    expected = [
+        theirs(one)(torch.tensor([[*one.prompt_ids, *one.output_ids]]), logits[i : i + 1].clone())
+        for i, one in enumerate(rows)
+    ]
+    process(logits, rows)
+    for i, want in enumerate(expected):
+        assert kept(logits[i : i + 1]) == kept(want), (
+            f"row {i}, {rows[i].params}: other tokens are left than in transformers"
+        )
+        assert torch.equal(logits[i], want[0]), f"row {i}, {rows[i].params}: a value is not transformers'"
+
+
+seeds = st.integers(0, 10_000)
+vocabs = st.sampled_from([3, 17, 200])
+steps = st.sampled_from([0, 0, 0.5, 4])
+fractions = st.floats(0, 1)
+histories = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+
+
+@settings(max_examples=60)
+@given(seeds, vocabs, steps, st.lists(st.tuples(st.floats(0.01, 100), histories, histories), min_size=1, max_size=4))
+def test_repetition_penalty_equals_transformers(seed, vocab, step, asked):
+    rows = [row(prompt, output, repetition_penalty=penalty) for penalty, prompt, output in asked]
+    logits = some_logits(seed, len(rows), vocab, step)
+    check_against(
+        processors.penalise_repetition,
+        logits,
+        rows,
+        lambda one: RepetitionPenaltyLogitsProcessor(float(one.params.repetition_penalty)),
+    )
+
+
+@settings(max_examples=40)
+@given(seeds, vocabs, st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=4))
+def test_min_tokens_equals_transformers(seed, vocab, asked):
+    rows = [row([1, 2], [0] * done, stop_ids=(0, 2), min_tokens=least) for least, done in asked]
+    check_against(
+        processors.hold_back_stops,
+        some_logits(seed, len(rows), vocab, 0),
+        rows,
+        lambda one: MinNewTokensLengthLogitsProcessor(2, one.params.min_tokens, [0, 2]),
+    )
+
+
+@settings(max_examples=40)
+@given(seeds, vocabs, steps, st.lists(st.floats(1e-6, 100), min_size=1, max_size=4))
+def test_temperature_equals_transformers(seed, vocab, step, asked):
+    rows = [row(temperature=value) for value in asked]
+    logits = some_logits(seed, len(rows), vocab, step)
+    check_against(
+        processors.divide_by_temperature,
+        logits,
+        rows,
+        lambda one: TemperatureLogitsWarper(float(one.params.temperature)),
+    )
+
+
+@settings(max_examples=60)
+@given(seeds, vocabs, steps, st.lists(st.integers(1, 300), min_size=1, max_size=4))
+def test_top_k_equals_transformers(seed, vocab, step, asked):
+    rows = [row(top_k=value) for value in asked]
+    logits = some_logits(seed, len(rows), vocab, step)
+    check_against(processors.keep_top_k, logits, rows, lambda one: TopKLogitsWarper(one.params.top_k))
+
+
+@settings(max_examples=100)
+@given(seeds, vocabs, steps, st.lists(fractions, min_size=1, max_size=4))
+def test_top_p_equals_transformers(seed, vocab, step, asked):
+    rows = [row(top_p=value) for value in asked]
+    logits = some_logits(seed, len(rows), vocab, step)
+    check_against(processors.keep_top_p, logits, rows, lambda one: TopPLogitsWarper(one.params.top_p))
+
+
+@settings(max_examples=60)
+@given(seeds, vocabs, steps, st.lists(fractions, min_size=1, max_size=4))
+def test_min_p_equals_transformers(seed, vocab, step, asked):
+    rows = [row(min_p=value) for value in asked]
+    logits = some_logits(seed, len(rows), vocab, step)
+    check_against(processors.keep_min_p, logits, rows, lambda one: MinPLogitsWarper(one.params.min_p))
+
+
+def test_repetition_penalty_lowers_positive_and_negative_logits():
+    logits = torch.tensor([[2.0, -2.0, 0.0, 2.0, -2.0]])
+    processors.penalise_repetition(logits, [row([0, 1, 2], repetition_penalty=2)])
+    assert logits[0, 0] == 1, f"logit 2 became {logits[0, 0]:g}: a positive logit is divided by the penalty"
+    assert logits[0, 1] == -4, f"logit -2 became {logits[0, 1]:g}: dividing a negative logit makes the token likelier"
+    assert logits[0, 2:].tolist() == [0, 2, -2], "tokens that were not seen, and a logit of 0, stay as they were"
+
+
+def test_repetition_penalty_counts_the_prompt_and_the_answer_and_each_token_once():
+    logits = torch.full((1, 5), 8.0)
+    processors.penalise_repetition(logits, [row([0, 0, 1], [1, 2, 2, 2], repetition_penalty=2)])
+    assert logits[0].tolist() == [4, 4, 4, 8, 8], "seen is seen: in the prompt or the answer, once or often"
+
+
+def test_each_row_is_penalised_for_its_own_history_only():
+    logits = torch.full((3, 6), 8.0)
+    rows = [row([0], repetition_penalty=2), row([1, 2, 3], repetition_penalty=4), row([5], [4], repetition_penalty=8)]
+    processors.penalise_repetition(logits, rows)
+    expected = [[4, 8, 8, 8, 8, 8], [8, 2, 2, 2, 8, 8], [8, 8, 8, 8, 1, 1]]
+    assert logits.tolist() == expected, "a row was changed for what another row's request has said"
+
+
+@pytest.mark.parametrize("penalty", [{"repetition_penalty": 2}, {"presence_penalty": 1}, {"frequency_penalty": 1}])
+def test_no_pad_id_is_penalised_where_histories_differ_in_length(penalty):
+    logits = torch.full((2, 6), 8.0)
+    rows = [row([5], [5], **penalty), row([4], [1, 2, 3, 4], **penalty)]
+    change = processors.penalise_repetition if "repetition_penalty" in penalty else processors.penalise_output
+    change(logits, rows)
+    untouched = (logits[0, :5] == 8).all()
+    assert untouched, f"the first row said only token 5, but its logits are {logits[0].tolist()}: was a pad counted?"
+
+
+def test_an_empty_history_changes_nothing():
+    logits = torch.full((2, 3), 8.0)
+    processors.penalise_output(logits, [row([1], [], presence_penalty=1), row([1], [2], presence_penalty=1)])
+    assert logits.tolist() == [[8, 8, 8], [8, 8, 7]]
+
+
+def test_presence_counts_once_frequency_each_time_and_the_prompt_not_at_all():
+    logits = torch.full((3, 4), 8.0)
+    said = ([0, 0, 0], [1, 2, 2, 2])
+    rows = [row(*said, presence_penalty=2), row(*said, frequency_penalty=0.5), row(*said, presence_penalty=-1)]
+    processors.penalise_output(logits, rows)
+    assert logits[:, 0].tolist() == [8, 8, 8], (
+        "token 0 is in the prompt only: these two count the answer, as OpenAI does"
+    )
+    assert logits[0, 1:].tolist() == [6, 6, 8], "presence is taken once, however often the token is there"
+    assert logits[1, 1:].tolist() == [7.5, 6.5, 8], "frequency is taken once for each time"
+    assert logits[2, 1:].tolist() == [9, 9, 8], "a negative penalty makes what was said likelier"
+
+
+def test_stop_ids_are_held_back_until_min_tokens_are_there():
+    rows = [row(output=[3] * done, stop_ids={1, 2}, min_tokens=2) for done in (0, 1, 2, 3)]
+    logits = torch.zeros(4, 4)
+    processors.hold_back_stops(logits, rows)
+    assert kept(logits[:2]) == [[0, 3], [0, 3]], "with 0 or 1 of 2 tokens there, no stop id may be chosen yet"
+    assert kept(logits[2:]) == [[0, 1, 2, 3]] * 2, "after 2 tokens the answer may end: token 3 may be a stop id"
+
+
+def test_an_end_token_cannot_be_the_first_token_where_min_tokens_asks_for_one():
+    logits = torch.tensor([[0.0, 9.0]])
+    processors.hold_back_stops(logits, [row(output=[], stop_ids={1}, min_tokens=1)])
+    assert kept(logits) == [[0]], "min_tokens = 1 and nothing said yet: the end token was let through"
+
+
+def test_each_row_holds_back_its_own_stop_ids():
+    logits = torch.zeros(3, 4)
+    processors.hold_back_stops(logits, [row(stop_ids={0}, min_tokens=1), row(stop_ids={2, 3}, min_tokens=1), row()])
+    assert kept(logits) == [[1, 2, 3], [0, 1], [0, 1, 2, 3]]
+
+
+def test_top_p_keeps_the_token_that_crosses_the_threshold():
+    logits = logs([0.15, 0.5, 0.05, 0.3])
+    processors.keep_top_p(logits, [row(top_p=0.7)])
+    assert kept(logits) == [[1, 3]], "0.5 is not 0.7 yet, so the 0.3 that crosses it stays: 0.5 + 0.3 reaches 0.7"
+
+
+def test_top_p_keeps_the_fewest_tokens_each_row_needs():
+    logits = logs(*[[0.5, 0.3, 0.15, 0.05]] * 4)
+    processors.keep_top_p(logits, [row(top_p=p) for p in (0.4, 0.6, 0.9, 0.99)])
+    assert kept(logits) == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]], "each row has its own top_p"
+
+
+def test_top_p_0_keeps_the_best_token():
+    logits = logs([0.2, 0.5, 0.3])
+    processors.keep_top_p(logits, [row(top_p=0)])
+    assert kept(logits) == [[1]], "top_p = 0 must leave the best token, or there is nothing to choose from"
+
+
+def test_top_p_1_keeps_every_token_that_can_be_drawn():
+    logits = logs([0.2, 0.5, 0.3])
+    processors.keep_top_p(logits, [row(top_p=1)])
+    assert kept(logits) == [[0, 1, 2]]
+
+
+def test_top_p_leaves_kept_logits_as_they_were():
+    logits = logs([0.5, 0.3, 0.2])
+    processors.keep_top_p(logits, [row(top_p=0.6)])
+    assert torch.equal(logits[0, :2], logs([0.5, 0.3])[0]), "kept logits keep their values; softmax rescales them later"
+
+
+def test_top_p_counts_only_what_earlier_steps_left():
+    logits = torch.tensor([[0.0, 0.0, 0.0, NEVER, NEVER, NEVER]])
+    processors.keep_top_p(logits, [row(top_p=0.6)])
+    assert [len(ids) for ids in kept(logits)] == [2], "the probabilities are those of the three tokens that are left"
+
+
+def test_top_k_beyond_the_vocabulary_keeps_everything():
+    logits = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    processors.keep_top_k(logits, [row(top_k=1000), row(top_k=2)])
+    assert kept(logits) == [[0, 1, 2], [1, 2]]
+
+
+def test_top_k_keeps_what_ties_with_the_last_kept():
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0]])
+    processors.keep_top_k(logits, [row(top_k=2)])
+    assert kept(logits) == [[1, 2, 3]], "two tokens share the second place; neither is better than the other"
+
+
+def test_the_worked_example_of_the_page():
+    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0, -1.0]])
+    one = [row([0], [2], repetition_penalty=2, temperature=0.5, top_k=4, top_p=0.9)]
+    processors.penalise_repetition(logits, one)
+    assert logits[0].tolist() == [2, 3, 1, 1, 0, -1]
+    processors.divide_by_temperature(logits, one)
+    assert logits[0].tolist() == [4, 6, 2, 2, 0, -2]
+    processors.keep_top_k(logits, one)
+    assert kept(logits) == [[0, 1, 2, 3]]
+    processors.keep_top_p(logits, one)
+    assert kept(logits) == [[0, 1]]
+    assert [round(p, 3) for p in logits.softmax(-1)[0].tolist()] == [0.119, 0.881, 0, 0, 0, 0]

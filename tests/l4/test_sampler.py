@@ -1,0 +1,209 @@
+"""Lesson 4. The whole sampler: rows that differ share a batch, and none notices the others."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mini_engine.engine import sampler
+from mini_engine.engine.sampler import FILTERS, PENALTIES, choose, process, sample
+from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+
+NEVER = float("-inf")
+
+
+def row(prompt=(1,), output=(), stop_ids=(), **params):
+    return SampleRow(SamplingParams(**params), list(prompt), list(output), stop_ids)
+
+
+def some_logits(rows, vocab=40, seed=0):
+    return 3 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+
+
+class Operations(TorchDispatchMode):
+    """What torch is asked to do while this is active: each operation's name with its first tensor's shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        shape = next((tuple(x.shape) for x in args if isinstance(x, torch.Tensor)), None)
+        self.seen.append((function.overloadpacket.__name__, shape))
+        return function(*args, **kwargs or {})
+
+
+def test_greedy_rows_cost_one_argmax_no_sort_no_softmax_no_copy():
+    logits = some_logits(5)
+    with Operations() as operations:
+        token_ids = choose(logits, [row(temperature=0, top_p=0.5, top_k=3, min_p=0.1)] * 5)
+    assert token_ids.tolist() == logits.argmax(-1).tolist()
+    names = [name for name, _ in operations.seen]
+    assert names == ["argmax"], f"torch was asked for {names}: what keeps the best token cannot matter to a greedy row"
+
+
+def test_only_rows_that_need_work_are_worked_on(monkeypatch):
+    worked_on = []
+
+    def record(logits, rows, *steps):
+        worked_on.append((logits.clone(), list(rows)))
+        return logits
+
+    monkeypatch.setattr(sampler, "process", record)
+    monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: torch.full((len(rows),), 39))
+    logits = some_logits(5)
+    rows = [row(temperature=0), row(seed=1), row(temperature=0), row(seed=2, top_p=0.5), row(temperature=0)]
+    token_ids = choose(logits, rows).tolist()
+    best = logits.argmax(-1).tolist()
+    assert token_ids == [best[0], 39, best[2], 39, best[4]], "drawn tokens belong to the rows that draw, in order"
+    assert len(worked_on) == 1 and worked_on[0][1] == [rows[1], rows[3]], "only the two rows that draw need work"
+    assert torch.equal(worked_on[0][0], logits[[1, 3]]), "a row's request got the logits of another row"
+
+
+def test_the_sort_for_top_p_takes_the_rows_that_ask_for_it():
+    logits = some_logits(6)
+    rows = [row(), row(top_p=0.5), row(temperature=0.5), row(top_p=0.9), row(), row(top_k=3)]
+    with Operations() as operations:
+        process(logits, rows)
+    sorts = [shape for name, shape in operations.seen if name == "sort"]
+    assert sorts == [(2, 40)], f"sorted {sorts}: two of six rows ask for top_p"
+
+
+def test_a_greedy_row_with_a_penalty_takes_the_best_token_that_the_penalty_leaves():
+    logits = torch.tensor([[5.0, 4.5, 1.0], [5.0, 4.5, 1.0]])
+    rows = [row(output=[0], temperature=0, presence_penalty=1), row(temperature=0)]
+    assert choose(logits, rows).tolist() == [1, 0], (
+        "5 - 1 is less than 4.5 in the first row; nothing is taken in the other"
+    )
+
+
+def test_a_greedy_row_in_a_mixed_batch_is_not_divided_by_its_temperature_of_0(monkeypatch):
+    monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: torch.zeros(len(rows), dtype=torch.int64))
+    logits = torch.tensor([[-5.0, 3.0, 4.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]])
+    rows = [row(output=[0], temperature=0, presence_penalty=1), row(temperature=2), row(temperature=0)]
+    token_ids = choose(logits, rows).tolist()
+    assert token_ids == [2, 0, 2], (
+        f"{token_ids}: 3 / 0 and 4 / 0 are the same inf, so dividing by 0 loses the best token"
+    )
+
+
+def test_choosing_leaves_the_logits_as_they_were(monkeypatch):
+    monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: torch.zeros(len(rows), dtype=torch.int64))
+    logits = some_logits(3)
+    before = logits.clone()
+    choose(logits, [row(output=[2], presence_penalty=1, temperature=0.5, top_k=2)] * 3)
+    assert torch.equal(logits, before), "the model's logits were changed; whoever reads them next reads nonsense"
+
+
+def test_half_precision_logits_are_worked_on_in_float32(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: seen.append(logits.dtype) or torch.zeros(1).long())
+    choose(some_logits(1).bfloat16(), [row(temperature=0.7)])
+    assert seen == [torch.float32], "transformers processes logits in float32, whatever the model's dtype"
+
+
+def test_steps_come_in_transformers_order():
+    names = [change.__name__ for change, _ in PENALTIES + FILTERS]
+    assert names.index("penalise_repetition") < names.index("hold_back_stops") < names.index("divide_by_temperature")
+    assert names[-4:] == ["divide_by_temperature", "keep_top_k", "keep_top_p", "keep_min_p"], f"the steps are {names}"
+
+
+def test_temperature_is_applied_before_top_p():
+    logits = torch.tensor([[0.6, 0.3, 0.1]]).log()
+    process(logits, [row(temperature=0.5, top_p=0.7)])
+    left = (logits[0] > NEVER).tolist()
+    assert left == [True, False, False], "at temperature 0.5 the best token has 0.78: top-p 0.7 was asked before it had"
+
+
+# What a request may ask for, in any mixture.
+ASKED = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0, 0.5, 1.0, 1.7]),
+        "top_k": st.sampled_from([0, 1, 5, 1000]),
+        "top_p": st.sampled_from([0, 0.5, 0.9, 1]),
+        "min_p": st.sampled_from([0, 0.05]),
+        "repetition_penalty": st.sampled_from([1, 1.3]),
+        "presence_penalty": st.sampled_from([0, 0.5]),
+        "frequency_penalty": st.sampled_from([0, 0.2]),
+        "min_tokens": st.integers(0, 4),
+        "logprobs": st.sampled_from([None, 0, 3]),
+        "seed": st.integers(0, 2**64 - 1),
+    }
+)
+HISTORY = st.lists(st.integers(0, 39), max_size=5)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(ASKED, HISTORY, HISTORY), min_size=1, max_size=6), st.integers(0, 1000), st.randoms())
+def test_what_a_row_chooses_does_not_depend_on_who_shares_the_batch(asked, seed, chance: random.Random):
+    rows = [row([0, *prompt], output, stop_ids={3, 4}, **params) for params, prompt, output in asked]
+    logits = some_logits(len(rows), seed=seed)
+    together = sample(logits, rows)
+    alone = [sample(logits[i : i + 1], [one])[0] for i, one in enumerate(rows)]
+    where = next((i for i, (a, b) in enumerate(zip(together, alone, strict=True)) if a != b), None)
+    assert where is None, f"row {where} of {len(rows)} chose {together[where]} in the batch and {alone[where]} alone"
+    order = chance.sample(range(len(rows)), len(rows))
+    shuffled = sample(logits[order], [rows[i] for i in order])
+    assert shuffled == [together[i] for i in order], "in another order of rows another token was chosen"
+
+
+def test_a_seeded_request_draws_the_same_in_every_row_of_a_batch():
+    logits = some_logits(1).expand(8, -1)
+    token_ids = {one.token_id for one in sample(logits, [row(seed=5)] * 8)}
+    assert len(token_ids) == 1, (
+        f"one seed, one position, eight rows: {token_ids}; does the draw depend on the row's index?"
+    )
+
+
+@pytest.mark.parametrize("params", [{"top_p": 0}, {"top_k": 1}, {"min_p": 1}], ids=str)
+def test_filters_that_leave_only_the_best_token_are_greedy(params):
+    logits = some_logits(4)
+    rows = [row(seed=seed, temperature=5, **params) for seed in range(4)]
+    assert [one.token_id for one in sample(logits, rows)] == logits.argmax(-1).tolist()
+
+
+def test_filters_that_are_off_leave_the_distribution_as_it_is():
+    logits = some_logits(2)
+    processed = process(logits.clone(), [row(top_k=0, top_p=1, min_p=0), row(top_k=10**6)])
+    assert torch.equal(processed, logits)
+
+
+def test_logprobs_are_the_models_own_before_temperature_and_filters():
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    asked = row(output=[0], temperature=0.1, top_k=1, presence_penalty=1, logprobs=2, seed=1)
+    told = sample(logits, [asked])[0].logprobs
+    assert told.top == [pytest.approx((0, -0.6931), abs=1e-4), pytest.approx((1, -1.2040), abs=1e-4)]
+    assert told.chosen == pytest.approx(-0.6931, abs=1e-4), "log 0.5 is what the model gave token 0"
+
+
+def test_logprobs_are_told_to_those_who_ask():
+    told = [one.logprobs for one in sample(some_logits(3), [row(seed=1), row(logprobs=0, seed=1), row(temperature=0)])]
+    assert told[0] is None and told[2] is None
+    assert told[1].top == [] and told[1].chosen < 0, "0 asks for the chosen token alone"
+
+
+def test_more_logprobs_than_tokens_are_all_there_are():
+    told = sample(some_logits(2, vocab=3), [row(logprobs=20, seed=1), row(logprobs=1, temperature=0)])
+    assert len(told[0].logprobs.top) == 3 and len(told[1].logprobs.top) == 1
+
+
+def test_a_row_too_many_is_refused():
+    with pytest.raises(ValueError, match="2 rows of logits for 1 requests; give one row for each"):
+        sample(some_logits(2), [row()])
+
+
+def test_nan_logits_are_told_rather_than_drawn_from():
+    logits = some_logits(3)
+    logits[1] = float("nan")
+    with pytest.raises(ValueError, match=r"nothing can be drawn from rows \[1\]: their logits hold NaN"):
+        sample(logits, [row(seed=1)] * 3)
+
+
+@pytest.mark.gpu
+def test_a_gpu_draws_the_tokens_that_a_cpu_draws():
+    rows = [row(seed=seed, temperature=0.8, top_k=20, top_p=0.9, min_p=0.01) for seed in range(64)]
+    logits = some_logits(64, vocab=1000)
+    assert sample(logits.cuda(), rows) == sample(logits, rows)

@@ -1,0 +1,60 @@
+"""Lesson 4. The smoke script: greedy tokens equal, draws the same alone and in a batch, and what goes wrong is told."""
+
+import json
+
+import l4_smoke
+import pytest
+
+from mini_engine.engine import sampler
+from tests.support import checkpoint
+
+MODEL = ["--model", str(checkpoint("four, with biases")), "--prompt-ids", "1,2,3", "--prompt-ids", "4"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--temperature", "0"],
+        ["--temperature", "1.3", "--top-k", "30", "--top-p", "0.9", "--min-p", "0.01", "--repetition-penalty", "1.2"],
+    ],
+)
+def test_greedy_tokens_are_equal_and_draws_are_the_same_alone(capsys, options):
+    code = l4_smoke.main([*MODEL, "--json", "--max-new-tokens", "12", *options])
+    report = json.loads(capsys.readouterr().out)
+    assert code == 0 and report["match"]
+    assert [len(request["ours"]) for request in report["requests"] + report["drawn"]] == [12] * 4
+    assert report["kv"]["free_at_end"] == report["kv"]["blocks"], "blocks were not given back"
+
+
+def test_the_report_for_people_tells_of_both_parts(capsys):
+    assert l4_smoke.main([*MODEL, "--max-new-tokens", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "PASS: 2 of 2 answers equal Hugging Face's" in out and "PASS: 2 of 2 are the same alone" in out
+
+
+def test_draws_that_depend_on_the_batch_fail_the_script(capsys, monkeypatch):
+    monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: logits.argmin(dim=-1))
+    assert l4_smoke.main([*MODEL, "--max-new-tokens", "3", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["match"] and report["requests"][-1]["first_divergence"]["position"] == 0
+
+
+def test_a_distribution_that_is_not_transformers_fails_the_script(capsys, monkeypatch):
+    monkeypatch.setattr(l4_smoke, "process", lambda logits, rows: logits - 1)
+    assert l4_smoke.main([*MODEL, "--max-new-tokens", "3"]) == 1
+    assert "the distribution there is not transformers'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--top-p", "1.5"], "top_p is 1.5; give a number from 0 to 1"),
+        (["--temperature", "-1"], "temperature is -1"),
+        (["--top-k", "-1"], "top_k is -1"),
+    ],
+)
+def test_a_wrong_option_exits_2_with_one_line(capsys, options, words):
+    assert l4_smoke.main([*MODEL, *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error and len(error.strip().splitlines()) == 1, error

@@ -1,0 +1,431 @@
+"""Lesson 5. The engine around a stub model: every way in which a request can end, and nothing left behind by any."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mini_engine.engine.engine import Engine, default_kv_bytes
+from mini_engine.engine.request import FinishReason
+from mini_engine.engine.sampler import Sampled
+from mini_engine.engine.scheduler import Chunk
+from mini_engine.errors import UserError
+from mini_engine.kv.manager import BlocksByState, KvCacheManager
+from tests.l5.helpers import (
+    EOS,
+    VOCAB,
+    CountingManager,
+    check_books,
+    check_empty,
+    drain,
+    expected_answer,
+    greedy,
+    request_of,
+    stub_config,
+    stub_engine,
+)
+
+LENGTHS = {"a": 5, "b": 11, "c": 2, "d": 30}
+
+
+def with_requests(max_tokens=12, **limits):
+    """An engine with four requests of different lengths, and their prompts."""
+    engine = stub_engine(**limits)
+    prompts = {name: [(i * 7 + n) % (VOCAB - 1) + 1 for i in range(n)] for name, n in LENGTHS.items()}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, greedy(max_tokens, ignore_eos=True))
+    return engine, prompts
+
+
+def stops_after(prompt, steps):
+    """How many tokens of this prompt's answer come before a stop token that is put in its way."""
+    return expected_answer(prompt, steps, stop_ids=())
+
+
+# --- one step, on parts put together by hand
+
+
+class FixedScheduler:
+    """A scheduler that has decided already; it notes what it is told."""
+
+    def __init__(self, chunks, fails=False):
+        self.chunks, self.fails, self.log = chunks, fails, []
+        self.num_preemptions, self.running, self.waiting, self.requests = 0, [1, 2], [3], {}
+        self.manager = SimpleNamespace(blocks_by_state=BlocksByState(3, 5))
+
+    def schedule(self):
+        self.num_preemptions += 2
+        return self.chunks
+
+    def update(self, chunks, sampled):
+        self.log.append(("update", chunks, sampled))
+        self.chunks[0].request.finish_reason = FinishReason.STOP
+        return {chunk.request.id: s for chunk, s in zip([c for c in chunks if c.samples], sampled, strict=True)}
+
+    def fail(self, requests, error):
+        self.log.append(("fail", list(requests), error))
+        for request in requests:
+            request.finish_reason = FinishReason.ERROR
+
+
+def fixed(run):
+    """An engine whose scheduler hands out a decode, a prompt's last chunk and a chunk in mid-prompt."""
+    requests = [request_of(4, name="a", computed=4, outputs=[9]), request_of(6, name="b"), request_of(9, name="c")]
+    chunks = [Chunk(request, *span, [1, 2]) for request, span in zip(requests, [(4, 5), (0, 6), (0, 4)], strict=True)]
+    scheduler = FixedScheduler(chunks)
+    return Engine(stub_config(), scheduler, SimpleNamespace(run=run)), scheduler, requests
+
+
+def one_hot(*tokens):
+    return torch.nn.functional.one_hot(torch.tensor(tokens), VOCAB).float()
+
+
+def test_a_step_gives_new_tokens_the_requests_it_ended_and_figures():
+    engine, scheduler, requests = fixed(lambda chunks: one_hot(7, 8))
+    result = engine.step()
+    assert result.new_tokens == {"a": Sampled(7, None), "b": Sampled(8, None)}
+    assert result.finished == requests[:1] and result.finished[0].finish_reason == "stop"
+    assert scheduler.log == [("update", scheduler.chunks, [Sampled(7, None), Sampled(8, None)])]
+
+
+def test_a_step_counts_queues_tokens_by_kind_and_blocks_by_state():
+    stats = fixed(lambda chunks: one_hot(7, 8))[0].step().stats
+    assert (stats.num_running, stats.num_waiting, stats.num_preempted) == (2, 1, 2)
+    assert (stats.prefill_tokens, stats.decode_tokens) == (10, 1), "6 and 4 tokens of prompts, one of a decode"
+    assert stats.blocks == BlocksByState(free=3, held=5, cached=0)
+
+
+def test_a_step_that_fails_is_told_to_the_requests_in_it(caplog):
+    error = RuntimeError("the device is on fire")
+
+    def burn(chunks):
+        raise error
+
+    engine, scheduler, requests = fixed(burn)
+    result = engine.step()
+    assert scheduler.log == [("fail", requests, error)], "all requests of the step end, with the error"
+    assert result.finished == requests and result.new_tokens == {}
+    assert "a step failed" in caplog.text and "on fire" in caplog.text, "the log keeps what the clients need not see"
+
+
+def test_ctrl_c_in_a_step_is_not_a_failed_step():
+    def stop(chunks):
+        raise KeyboardInterrupt
+
+    engine, scheduler, _ = fixed(stop)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert scheduler.log == []
+
+
+def test_a_step_with_nothing_to_do_asks_nothing_of_the_model():
+    engine, scheduler, _ = fixed(lambda chunks: 1 / 0)
+    scheduler.chunks = []
+    scheduler.update = lambda chunks, sampled: {}
+    assert engine.step().new_tokens == {} and scheduler.log == []
+
+
+# --- whole runs
+
+
+def test_all_answers_are_those_of_a_request_alone():
+    engine, prompts = with_requests()
+    finished = drain(engine)
+    for name, prompt in prompts.items():
+        assert finished[name].output_ids == expected_answer(prompt, 12, ()), f"{name}: its answer is not its own"
+    check_empty(engine)
+
+
+@pytest.mark.parametrize("usable", [11, 12, 14, 20])
+def test_a_pool_too_small_for_all_finishes_all(usable):
+    engine, prompts = with_requests(usable=usable)
+    assert sum(-(-(n + 11) // 4) for n in LENGTHS.values()) > usable, "they all fit at once: no test of anything"
+    finished = drain(engine)
+    for name, prompt in prompts.items():
+        assert finished[name].output_ids == expected_answer(prompt, 12, ()), f"{name}: wrong after a preemption"
+    check_empty(engine)
+
+
+def test_preemptions_are_bounded_by_the_blocks_that_answers_grow_by():
+    engine, _ = with_requests(max_tokens=40, usable=18, block_size=4)
+    drain(engine)
+    growth = sum(-(-(n + 39) // 4) - -(-n // 4) for n in LENGTHS.values())
+    assert 0 < engine.scheduler.num_preemptions <= growth
+
+
+def test_the_oldest_is_never_preempted():
+    engine, _ = with_requests(max_tokens=40, usable=18)
+    assert drain(engine)["a"].num_preemptions == 0
+
+
+def test_with_whole_answers_reserved_nobody_is_preempted():
+    engine, _ = with_requests(max_tokens=40, usable=18, reserve_answers=True)
+    assert all(request.finish_reason == "length" for request in drain(engine).values())
+    assert engine.scheduler.num_preemptions == 0
+
+
+def test_a_prompt_of_4000_tokens_among_15_who_decode_makes_none_of_them_wait():
+    engine = stub_engine(usable=2000, max_running=16, max_batch_tokens=64, max_chunk_tokens=64)
+    for i in range(15):
+        engine.add_request(f"d{i}", [i + 1, 2, 3], greedy(200, ignore_eos=True))
+    engine.step()
+    engine.add_request("long", [1] * 4000, greedy(2))
+    gaps, last = [], dict.fromkeys([f"d{i}" for i in range(15)], 0)
+    for step in range(1, 100):
+        for name in engine.step().new_tokens:
+            gaps += [step - last[name]] if name in last else []
+            last[name] = step
+    assert last.pop("long") > 60, "the prompt was computed in one go"
+    assert max(gaps) == 1, f"a decoder waited {max(gaps)} steps for its next token"
+
+
+def test_a_flood_of_prompts_does_not_starve_decoding():
+    engine = stub_engine(usable=500, max_running=8, max_batch_tokens=8)
+    engine.add_request("first", [1, 2], greedy(30, ignore_eos=True))
+    engine.step()
+    for step in range(29):
+        engine.add_request(f"p{step}", [3] * 20, greedy(1))
+        assert "first" in engine.step().new_tokens, f"step {step}: prompts took the step from the one who decodes"
+
+
+# --- requests that cannot be
+
+
+@pytest.mark.parametrize(
+    "prompt, max_tokens, words",
+    [
+        ([], 4, "the prompt is empty"),
+        ([1] * 60, 8, r"need 17 blocks of 4; the whole pool has 16"),
+        ([1] * 10, 100, "need 110 positions; the model has 100"),
+        ([1, VOCAB], 4, f"token id {VOCAB} is not in the vocabulary"),
+        ([1, -1], 4, "token id -1 is not in the vocabulary"),
+    ],
+)
+def test_a_request_that_can_never_fit_is_answered_at_once_and_its_neighbours_run(prompt, max_tokens, words):
+    engine = stub_engine(usable=16, max_positions=100)
+    engine.add_request("a", [1, 2, 3], greedy(5, ignore_eos=True))
+    engine.step()
+    with pytest.raises(UserError, match=words):
+        engine.add_request("b", prompt, greedy(max_tokens))
+    assert set(engine.scheduler.requests) == {"a"}
+    assert drain(engine)["a"].output_ids == expected_answer([1, 2, 3], 5, ())
+    check_empty(engine)
+
+
+def test_a_stop_token_that_the_model_does_not_have_is_refused():
+    engine = stub_engine()
+    with pytest.raises(UserError, match="stop token id 99"):
+        engine.add_request("a", [1], greedy(4, stop_token_ids=[99]))
+    assert not engine.has_unfinished
+
+
+def test_a_request_that_fills_the_pool_to_the_last_slot_runs():
+    engine = stub_engine(usable=4, block_size=4)
+    engine.add_request("a", [1] * 9, greedy(8, ignore_eos=True))
+    assert drain(engine)["a"].output_ids == expected_answer([1] * 9, 8, ())
+    check_empty(engine)
+
+
+def test_a_pool_full_of_what_can_be_evicted_admits():
+    manager = CountingManager(usable=8)
+    manager.holding(request_of(1, name="kept prefixes"), 32)
+    scheduler_sees = property(lambda self: 8)  # nothing is free, and all of it could be evicted
+
+    class Evicting(CountingManager):
+        num_free_blocks = scheduler_sees
+
+    engine = stub_engine()
+    engine.scheduler.manager = Evicting(usable=8)
+    engine.add_request("a", [1] * 9, greedy(3, ignore_eos=True))
+    assert drain(engine)["a"].finish_reason == "length", "num_free_blocks is what can be had, not what lies idle"
+
+
+# --- ends
+
+
+def test_max_tokens_of_one_is_one_token():
+    engine = stub_engine()
+    engine.add_request("a", [1, 2, 3], greedy(1))
+    request = drain(engine)["a"]
+    assert (len(request.output_ids), request.finish_reason) == (1, "length")
+    check_empty(engine)
+
+
+def first_token_is(token):
+    """A prompt whose first answer token it is."""
+    return next([1, i, j] for i in range(VOCAB) for j in range(VOCAB) if expected_answer([1, i, j], 1) == [token])
+
+
+def test_an_end_token_can_be_the_first_token():
+    engine = stub_engine()
+    engine.add_request("a", first_token_is(EOS), greedy(9))
+    engine.add_request("b", first_token_is(EOS), greedy(1))
+    for request in drain(engine).values():
+        assert request.output_ids == [EOS], "the end token ends the answer and is part of it"
+        assert request.finish_reason == "stop", "the model chose its end token: the engine must know which those are"
+    check_empty(engine)
+
+
+def test_before_min_tokens_no_end_token_is_chosen():
+    engine = stub_engine()
+    engine.add_request("a", first_token_is(EOS), greedy(9, min_tokens=4))
+    request = drain(engine)["a"]
+    assert len(request.output_ids) >= 4 and EOS not in request.output_ids[:4]
+
+
+def test_a_stop_token_of_one_request_does_not_end_another():
+    engine, prompts = with_requests()
+    free = expected_answer(prompts["a"], 12, ())
+    engine.add_request("e", prompts["a"], greedy(12, ignore_eos=True, stop_token_ids=[free[3]]))
+    finished = drain(engine)
+    assert finished["a"].output_ids == free
+    assert finished["e"].output_ids == free[: free.index(free[3]) + 1] and finished["e"].finish_reason == "stop"
+
+
+# --- abort
+
+
+def state_of(engine, name, state):
+    """Step until request `name` is waiting, mid-chunk, decoding or finished."""
+    request = engine.scheduler.requests[name]
+    for _ in range(200):
+        mid = request in engine.scheduler.running and 0 < request.num_computed_tokens < len(request.prompt_ids)
+        now = {
+            "waiting": request in engine.scheduler.waiting,
+            "mid-chunk": mid,
+            "decoding": len(request.output_ids) > 2 and not request.is_finished,
+            "finished": request.is_finished,
+            "preempted": request.num_preemptions > 0 and request in engine.scheduler.waiting,
+        }
+        if now[state]:
+            return request
+        engine.step()
+    raise AssertionError(f"{name} was never {state}")
+
+
+@pytest.mark.parametrize(
+    "state, name, usable", [(s, "d", 30) for s in ("waiting", "mid-chunk", "decoding")] + [("preempted", "d", 14)]
+)
+def test_an_abort_frees_all_and_leaves_the_neighbours_alone(state, name, usable):
+    engine, prompts = with_requests(usable=usable, max_batch_tokens=8)
+    request = state_of(engine, name, state)
+    assert engine.abort(name) is True
+    check_books(engine)
+    assert name not in engine.scheduler.manager.tables, f"a request aborted while {state} still holds blocks"
+    assert engine.abort(name) is False, "a second abort finds nobody"
+    finished = drain(engine)
+    assert name not in finished and request.finish_reason == "abort"
+    for other in set(LENGTHS) - {name}:
+        assert finished[other].output_ids == expected_answer(prompts[other], 12, ()), f"{other} was touched by the abort"
+    check_empty(engine)
+
+
+def test_an_abort_of_a_finished_or_unknown_request_changes_nothing():
+    engine, _ = with_requests()
+    finished = drain(engine)
+    assert engine.abort("a") is False and engine.abort("nobody") is False
+    assert finished["a"].finish_reason == "length"
+    check_empty(engine)
+
+
+def test_an_abort_while_the_step_is_in_flight():
+    engine, prompts = with_requests()
+    state_of(engine, "d", "decoding")
+    engine.runner.during = lambda: engine.abort("b")
+    result = engine.step()
+    assert "b" not in result.new_tokens and "b" not in {r.id for r in result.finished}
+    check_books(engine)
+    finished = drain(engine)
+    assert finished["d"].output_ids == expected_answer(prompts["d"], 12, ())
+    check_empty(engine)
+
+
+def test_finish_and_abort_in_one_step_end_a_request_once():
+    engine, _ = with_requests(max_tokens=1, max_batch_tokens=64)
+    engine.runner.during = lambda: engine.abort("a")  # in the step that would have given it its last token
+    result = engine.step()
+    assert "a" not in result.new_tokens and [r.finish_reason for r in result.finished] == ["length"] * 3
+    assert engine.abort("b") is False
+    check_empty(engine)
+
+
+def test_all_aborted_in_flight_is_an_empty_step():
+    engine, _ = with_requests()
+    engine.runner.during = lambda: [engine.abort(name) for name in LENGTHS]
+    assert engine.step().new_tokens == {}
+    check_empty(engine)
+
+
+def test_a_reason_other_than_abort_can_be_given():
+    engine, _ = with_requests()
+    request = state_of(engine, "a", "decoding")
+    engine.abort("a", FinishReason.STOP)
+    assert request.finish_reason == "stop", "text that ends an answer is found outside of the engine"
+
+
+# --- failures
+
+
+def explode():
+    raise RuntimeError("out of memory")
+
+
+def test_an_exception_in_a_step_releases_everything_and_the_engine_goes_on(caplog):
+    caplog.set_level(logging.CRITICAL)
+    engine, prompts = with_requests(usable=30, max_batch_tokens=8)
+    state_of(engine, "b", "decoding")
+    in_step = {r.id for r in engine.scheduler.running}
+    waiting = set(engine.scheduler.requests) - in_step
+    assert waiting, "nobody waits: no test of who is spared"
+    engine.runner.during = explode
+    failed = engine.step().finished
+    assert {r.id for r in failed} == in_step
+    assert {(r.finish_reason, r.error) for r in failed} == {("error", "RuntimeError: out of memory")}
+    check_books(engine)
+    finished = drain(engine)
+    assert {name: finished[name].output_ids for name in waiting} == {
+        name: expected_answer(prompts[name], 12, ()) for name in waiting
+    }, "those who were not in the step must not notice"
+    engine.add_request("late", [4, 5], greedy(3, ignore_eos=True))
+    assert drain(engine)["late"].output_ids == expected_answer([4, 5], 3, ())
+    check_empty(engine)
+
+
+def test_an_exception_after_an_abort_in_the_same_step(caplog):
+    caplog.set_level(logging.CRITICAL)
+    engine, _ = with_requests()
+
+    def abort_and_explode():
+        engine.abort("a")
+        explode()
+
+    engine.runner.during = abort_and_explode
+    finished = engine.step().finished
+    assert {r.id for r in finished}.isdisjoint({"a"}) and {r.finish_reason for r in finished} == {"error"}
+    drain(engine)
+    check_empty(engine)
+
+
+# --- the pool
+
+
+def test_the_pool_is_sized_from_a_memory_budget():
+    from tests.support import both
+
+    model = both("two, tied, wide heads")[0]
+    per_token = model.config.kv_bytes_per_token(torch.float32)
+    engine = Engine.for_model(model, kv_bytes=100 * 16 * per_token + 5, kernel="reference")
+    assert engine.scheduler.manager.num_usable_blocks == 99, "the null block is paid for too"
+    assert engine.runner.pool.bytes == 100 * 16 * per_token
+    assert default_kv_bytes(torch.device("cpu")) == 2**30
+
+
+def test_the_manager_can_be_another_one():
+    from tests.support import both
+
+    class Mine(KvCacheManager):
+        pass
+
+    engine = Engine.for_model(both("two, tied, wide heads")[0], num_blocks=9, kernel="reference", manager=Mine)
+    assert type(engine.scheduler.manager) is Mine

@@ -1,0 +1,153 @@
+"""Lesson 6. `python -m mini_engine generate` and `chat`: what they print, and how they take mistakes and Ctrl-C."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import l6_smoke
+import pytest
+
+from mini_engine.__main__ import main
+from mini_engine.cli.arguments import interruptible
+
+FAST = ["--num-blocks", "64"]
+
+
+def run(capsys, *arguments):
+    try:
+        code = main(list(arguments))
+    except SystemExit as stop:
+        code = stop.code
+    streams = capsys.readouterr()
+    return code, streams.out, streams.err
+
+
+def test_generate_continues_a_text(capsys):
+    code, out, err = run(capsys, "generate", "The capital of France is", "--max-tokens", "3", *FAST)
+    assert code == 0 and out.startswith(" Paris") and err == ""
+
+
+def test_generate_speaks_json(capsys):
+    code, out, _ = run(capsys, "generate", "The capital of France is", "--max-tokens", "3", "--json", *FAST)
+    answer = json.loads(out)
+    assert code == 0 and answer["text"].startswith(" Paris") and len(answer["token_ids"]) == 3
+    assert answer["finish_reason"] == "length" and answer["error"] is None
+
+
+def test_generate_reads_standard_input(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("The capital of France is"))
+    assert run(capsys, "generate", "-", "--max-tokens", "1", *FAST)[1] == " Paris\n"
+
+
+def test_generate_shows_figures_apart_from_the_text(capsys):
+    _, out, err = run(capsys, "generate", "The capital of France is", "--max-tokens", "2", "--stats", *FAST)
+    assert "tokens/s" in err and "tokens/s" not in out and "0 held" in err
+
+
+def test_the_same_seed_draws_the_same_answer(capsys):
+    arguments = ["generate", "Once upon a time", "--max-tokens", "12", "--temperature", "1.2", *FAST]
+    answers = {run(capsys, *arguments, "--seed", seed)[1] for seed in ("1", "1", "2", "3")}
+    assert 2 <= len(answers) <= 3
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "required: COMMAND"),
+        (["sing"], "invalid choice: 'sing'"),
+        (["generate"], "required: prompt"),
+        (["generate", ""], "the prompt is empty"),
+        (["generate", "x", "--model", "no/such/dir"], "there is no directory no/such/dir"),
+        (["generate", "x", "--temperature", "-1"], "temperature is -1.0"),
+        (["generate", "x", "--top-p", "2"], "top_p is 2.0"),
+        (["generate", "x", "--max-tokens", "9000"], "the model has 8192"),
+        (["generate", "x", "--num-blocks", "1"], "it must be 2 or more"),
+        (["chat", "--temperature", "hot"], "invalid float value: 'hot'"),
+    ],
+)
+def test_a_mistake_exits_2_with_one_line(capsys, arguments, words):
+    code, out, err = run(capsys, *arguments)
+    assert code == 2 and out == "" and words in err and len(err.strip().splitlines()) == 1, err
+
+
+def talk(capsys, monkeypatch, *lines, options=()):
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
+    code, out, err = run(capsys, "chat", *FAST, *options)
+    assert code == 0 and err == ""
+    return out
+
+
+def prompt_tokens(out):
+    """How many tokens the last prompt had, by the figures that /stats shows."""
+    return int(re.findall(r"\((\d+) prompt tokens", out)[-1])
+
+
+def test_chat_answers_and_keeps_the_conversation(capsys, monkeypatch):
+    out = talk(
+        capsys, monkeypatch, "What is the capital of Japan?", "What is the capital of France?", "/stats", "Hello"
+    )
+    assert "Tokyo" in out and "Paris" in out
+    asked = prompt_tokens(out)
+    assert asked > 30, f"{asked} prompt tokens: the earlier questions and answers belong to the prompt"
+
+
+def test_chat_reset_forgets(capsys, monkeypatch):
+    out = talk(capsys, monkeypatch, "What is the capital of Japan?", "/reset", "/stats", "Hello")
+    assert prompt_tokens(out) < 20
+
+
+def test_chat_has_commands(capsys, monkeypatch):
+    out = talk(capsys, monkeypatch, "/help", "/what", "", "/quit", "not read any more")
+    assert out.count("/reset") == 2 and "not read" not in out
+
+
+def test_chat_tells_when_the_conversation_is_too_long(capsys, monkeypatch):
+    out = talk(capsys, monkeypatch, "long " * 900, "What is the capital of Japan?")
+    assert "/reset begins anew" in out and "Tokyo" in out, "a message that does not fit must not end the session"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="NOT CHECKED: sends a POSIX signal")
+def test_ctrl_c_sets_a_flag_once_and_stops_the_second_time():
+    before = signal.getsignal(signal.SIGINT)
+    with interruptible() as pressed:
+        assert not pressed()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert pressed()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.sigtimedwait([], 1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="NOT CHECKED: sends a POSIX signal")
+def test_ctrl_c_ends_an_answer_and_leaves_the_session_alive():
+    options = ["--num-blocks", "300", "--max-tokens", "4000", "--temperature", "30"]
+    command = [sys.executable, "-u", "-m", "mini_engine", "chat", *options]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdin.write(b"Tell me a story.\n")
+    process.stdin.flush()
+    assert process.stdout.read(1), "no answer came"
+    process.send_signal(signal.SIGINT)
+    process.stdin.write(b"/help\n")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err.decode()
+    assert b"(stopped)" in out and b"/reset" in out and err == b"", (out[-200:], err)
+
+
+def test_the_smoke_script_compares_tokens_and_text(capsys):
+    arguments = [
+        "--prompt",
+        "The capital of France is",
+        "--prompt",
+        "Once upon a time",
+        "--max-new-tokens",
+        "8",
+        "--json",
+    ]
+    assert l6_smoke.main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["match"] and report["kv"]["held_at_end"] == 0 and report["faults"] == []
