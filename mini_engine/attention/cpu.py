@@ -70,8 +70,7 @@ def _call(
 @functools.cache
 def _library() -> ctypes.CDLL:
     """The compiled kernel, from the cache or built into it."""
-    name = f"paged_cpu-{_fingerprint()}{'.dll' if sys.platform == 'win32' else '.so'}"
-    kept = cache_dir() / name
+    kept = cache_dir() / library_name()
     try:
         return _open(kept)
     except OSError:  # never built, or damaged
@@ -79,9 +78,9 @@ def _library() -> ctypes.CDLL:
     compiler = find_compiler()
     sys.stderr.write("attention: compiling the C++ kernel, once; this takes a few seconds\n")
     with _build_dir() as (folder, keep):
-        library = _compile(compiler, folder / name)
+        library = _compile(compiler, folder / kept.name)
         if keep:
-            (folder / name).replace(kept)  # whole or not at all, whoever else is building
+            (folder / kept.name).replace(kept)  # whole or not at all, whoever else is building
         return library
 
 
@@ -137,13 +136,13 @@ def _build_dir() -> Iterator[tuple[Path, bool]]:
         yield Path(path), keep
 
 
-def _fingerprint() -> str:
-    """Changes with the source, the flags, torch (whose OpenMP the kernel shares) and the processor it was built for."""
+def library_name() -> str:
+    """Changes with the source, the flags, torch (whose OpenMP the kernel shares) and the processor it is built for."""
     digest = hashlib.sha256()
     for source in SOURCES:
         digest.update(source.read_bytes())
     digest.update(repr((BASE_FLAGS, FLAG_SETS, torch.__version__, platform.machine(), _processor())).encode())
-    return digest.hexdigest()[:16]
+    return f"paged_cpu-{digest.hexdigest()[:16]}{'.dll' if sys.platform == 'win32' else '.so'}"
 
 
 def _processor() -> str:

@@ -74,33 +74,36 @@ class LLM:
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise UserError(f"{len(prompts)} prompts and {len(each)} params; give one for all, or one for each prompt")
-        completions: dict[str, Completion] = {}
-        with self._requests(prompts, each, completions), progress_bar(len(prompts), progress) as show:
+        with self._requests(prompts, each) as jobs, progress_bar(len(prompts), progress) as show:
             summary = Summary()
-            while self.engine.has_unfinished:
+            unfinished = {job.id for job in jobs if isinstance(job, Request)}
+            while unfinished and self.engine.has_unfinished:
                 result = self.engine.step()
                 summary.add_step(result.stats)
                 for request in result.finished:
-                    summary.add_finished(request)
-                    completions[request.id] = Completion.of(request)
-                show(len(completions), summary)
-        return [completions[str(i)] for i in range(len(prompts))]
+                    if request.id in unfinished:
+                        unfinished.remove(request.id)
+                        summary.add_finished(request)
+                show(len(prompts) - len(unfinished), summary)
+            return [Completion.of(job) if isinstance(job, Request) else job for job in jobs]
 
     @contextmanager
     def _requests(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], completions: dict[str, Completion]
-    ) -> Iterator[None]:
-        """The prompts as requests of the engine, none of which stays behind, however this ends."""
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> Iterator[list[Request | Completion]]:
+        """The engine's request for each prompt, or the error it got. None stays behind, however this ends."""
+        jobs: list[Request | Completion] = []
         try:
             for i, (prompt_ids, wanted) in enumerate(zip(prompts, params, strict=True)):
                 try:
-                    self.engine.add_request(str(i), prompt_ids, wanted)
+                    jobs.append(self.engine.add_request(f"prompt-{i}", prompt_ids, wanted))
                 except UserError as error:
-                    completions[str(i)] = Completion(list(prompt_ids), [], FinishReason.ERROR, str(error))
-            yield
+                    jobs.append(Completion(list(prompt_ids), [], FinishReason.ERROR, str(error)))
+            yield jobs
         finally:
-            for i in range(len(prompts)):
-                self.engine.abort(str(i))
+            for job in jobs:
+                if isinstance(job, Request):
+                    self.engine.abort(job.id)
 
 
 @contextmanager

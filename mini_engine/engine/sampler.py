@@ -21,10 +21,10 @@ PENALTIES = (
     (processors.hold_back_stops, lambda params: params.min_tokens > 0),
 )
 FILTERS = (
-    (processors.divide_by_temperature, lambda params: params.temperature != 1),
-    (processors.keep_top_k, lambda params: params.top_k > 0),
-    (processors.keep_top_p, lambda params: params.top_p < 1),
-    (processors.keep_min_p, lambda params: params.min_p > 0),
+    (processors.divide_by_temperature, lambda params: params.temperature not in (0, 1)),
+    (processors.keep_top_k, lambda params: params.top_k > 0 and not params.is_greedy),
+    (processors.keep_top_p, lambda params: params.top_p < 1 and not params.is_greedy),
+    (processors.keep_min_p, lambda params: params.min_p > 0 and not params.is_greedy),
 )
 
 
@@ -51,9 +51,9 @@ def is_penalised(params: SamplingParams) -> bool:
     return any(asks(params) for _, asks in PENALTIES)
 
 
-def process(logits: Tensor, rows: Sequence[SampleRow], steps=PENALTIES + FILTERS) -> Tensor:
+def process(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Take each row of logits `[R, vocab]` float32 through the steps that it asks for, in place; the same tensor."""
-    for change, asks in steps:
+    for change, asks in PENALTIES + FILTERS:
         chosen = [i for i, row in enumerate(rows) if asks(row.params)]
         if len(chosen) == len(rows):
             change(logits, rows)
@@ -67,7 +67,8 @@ def process(logits: Tensor, rows: Sequence[SampleRow], steps=PENALTIES + FILTERS
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) with 53 random bits: always the same for the same seed and position, on every machine.
 
-    The first 8 bytes of a hash stand in for a generator. It has no state, so no draw depends on another.
+    A hash stands in for a generator. It has no state, so no draw depends on another. Seed and position, 8 bytes each,
+    the lowest first, go into blake2b; the 8 bytes that come out, the lowest first, lose their 11 lowest bits.
     """
     key = seed.to_bytes(8, "little") + position.to_bytes(8, "little")
     bits = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
@@ -104,7 +105,7 @@ def choose(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     penalised = [i for i, row in enumerate(rows) if row.params.is_greedy and is_penalised(row.params)]
     if penalised:
         theirs = [rows[i] for i in penalised]
-        token_ids[penalised] = process(logits[penalised].float(), theirs, PENALTIES).argmax(dim=-1)
+        token_ids[penalised] = process(logits[penalised].float(), theirs).argmax(dim=-1)
     drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy]
     if drawn:
         theirs = [rows[i] for i in drawn]

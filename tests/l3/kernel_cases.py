@@ -11,7 +11,7 @@ from tests.support import oracle
 NAN = float("nan")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Case:
     """One call's inputs, and each sequence's keys and values in order."""
 
@@ -23,10 +23,15 @@ class Case:
     block_table: Tensor
     histories: list[tuple[Tensor, Tensor]]
 
+    def __repr__(self) -> str:
+        lengths = [(rows.stop - rows.start, len(k)) for rows, (k, _) in zip(self.rows, self.histories, strict=True)]
+        shapes = f"q {list(self.q.shape)}, cache {list(self.k_cache.shape)}"
+        return f"(q_len, kv_len) {lengths}, {shapes}, {self.q.dtype}"
+
     @property
     def inputs(self) -> tuple:
         tables = (self.cu_seqlens_q, self.seq_lens_kv, self.block_table)
-        return (self.q, self.k_cache, self.v_cache, *tables, self.q.shape[2] ** -0.5)
+        return (self.q, self.k_cache, self.v_cache, *tables, self.k_cache.shape[3] ** -0.5)
 
     @property
     def rows(self) -> list[slice]:
@@ -96,5 +101,5 @@ def make_case(
 
 
 def relative_error(out: Tensor, expected: Tensor) -> float:
-    """The largest difference, in units of the largest expected number. NaN anywhere gives NaN."""
-    return float((out.double() - expected).abs().max() / expected.abs().max())
+    """The largest difference, in units of the largest expected number; NaN anywhere gives NaN."""
+    return float((out.double() - expected).abs().max() / expected.abs().max().clamp_min(1e-30))

@@ -9,45 +9,46 @@ from pathlib import Path
 
 import pytest
 
-from mini_engine.attention.cpu import find_compiler
+from mini_engine.attention import contract, cpu
 from mini_engine.errors import UserError
+from tests.l3.kernel_cases import make_case, relative_error
 
 ROOT = Path(__file__).parents[2]
-USE = """
-from tests.l3.kernel_cases import make_case, relative_error
-from mini_engine.attention.contract import load_kernel
-case = make_case([(1, 9), (3, 8)])
-for _ in range(2):
-    kernel = load_kernel("auto")
-assert relative_error(kernel(*case.inputs), case.expected()) < 1e-5
-print(kernel.name)
-"""
-posix_only = pytest.mark.skipif(os.name != "posix", reason="NOT CHECKED: needs a POSIX shell or signals")
+posix_only = pytest.mark.skipif(os.name != "posix", reason="NOT CHECKED: needs a POSIX shell and signals")
 
 
 @pytest.fixture
 def compiler():
     try:
-        return find_compiler()
+        return cpu.find_compiler()
     except UserError as why:
         pytest.skip(f"NOT CHECKED: building the C++ kernel; {why}")
 
 
-def start(cache: Path, **environment) -> subprocess.Popen:
-    """A process that asks for the best kernel and uses it, with a cache directory of its own."""
-    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"} | environment
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
-    return subprocess.Popen([sys.executable, "-c", USE], cwd=ROOT, env=environment, **pipes)
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache directory, and a process that has not asked for a kernel yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forget()
+    yield tmp_path / "cache" / "mini_engine"
+    forget()
 
 
-def finish(process: subprocess.Popen) -> tuple[str, str]:
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return out.strip(), err
+def forget():
+    cpu._library.cache_clear()
+    contract._say_once.cache_clear()
+
+
+def best_kernel() -> str:
+    """The name of the best kernel, asked for twice and tried."""
+    case = make_case([(1, 9), (3, 8)])
+    kernel = [contract.load_kernel("auto") for _ in range(2)][-1]
+    assert relative_error(kernel(*case.inputs), case.expected()) < 1e-5
+    return kernel.name
 
 
 def kept(cache: Path) -> list[str]:
-    return [path.name for path in (cache / "mini_engine").glob("*")]
+    return [path.name for path in cache.glob("*")]
 
 
 def fake_compiler(path: Path, script: str) -> str:
@@ -56,51 +57,70 @@ def fake_compiler(path: Path, script: str) -> str:
     return str(path)
 
 
-def test_without_a_compiler_torch_does_the_work_and_one_notice_says_so(tmp_path):
-    name, err = finish(start(tmp_path, CXX=str(tmp_path / "no-such-compiler")))
-    assert name == "torch"
+def start_process(**environment) -> subprocess.Popen:
+    """Another process that asks for the C++ kernel, with the same cache directory."""
+    use = "from mini_engine.attention.contract import load_kernel; print(load_kernel('cpu').name)"
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    return subprocess.Popen([sys.executable, "-c", use], cwd=ROOT, env=os.environ | environment, **pipes)
+
+
+def test_without_a_compiler_torch_does_the_work_and_one_notice_says_so(cache, monkeypatch, capfd):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert best_kernel() == "torch"
+    err = capfd.readouterr().err
     assert err.count("no-such-compiler") == 1 and err.count("Using the torch kernel") == 1, err
+    with pytest.raises(UserError, match="no C\\+\\+ compiler was found"):
+        contract.load_kernel("cpu")
 
 
 @posix_only
-def test_a_compiler_that_fails_is_told_with_its_complaint(tmp_path):
-    broken = fake_compiler(tmp_path / "broken", "echo 'error: out of ideas' >&2; exit 1")
-    name, err = finish(start(tmp_path, CXX=broken))
-    assert name == "torch"
+def test_a_compiler_that_fails_is_told_with_its_complaint(cache, monkeypatch, capfd, tmp_path):
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path / "broken", "echo 'error: out of ideas' >&2; exit 1"))
+    assert best_kernel() == "torch"
+    err = capfd.readouterr().err
     assert "out of ideas" in err and err.count("Using the torch kernel") == 1, err
-    assert kept(tmp_path) == [], "a failed build leaves nothing behind"
+    assert kept(cache) == [], "a failed build leaves nothing behind"
 
 
-def test_two_processes_may_build_at_once_and_a_damaged_library_is_built_again(tmp_path, compiler):
-    results = [finish(process) for process in [start(tmp_path), start(tmp_path)]]
-    assert [name for name, _ in results] == ["cpu", "cpu"]
-    assert len(kept(tmp_path)) == 1, f"one library and no leftovers, found {kept(tmp_path)}"
-
-    name, err = finish(start(tmp_path, CXX="no-such-compiler"))
-    assert (name, err) == ("cpu", ""), "a library in the cache is used without a compiler and without a word"
-
-    library = next((tmp_path / "mini_engine").iterdir())
-    library.write_bytes(library.read_bytes()[:1000])
-    name, err = finish(start(tmp_path))
-    assert name == "cpu" and "compiling" in err, "a library that cannot be loaded is built again"
+def test_a_library_is_built_once_and_then_used_without_a_compiler(cache, monkeypatch, capfd, compiler):
+    assert best_kernel() == "cpu"
+    assert "compiling" in capfd.readouterr().err, "the first use takes seconds, and says why"
+    forget()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert best_kernel() == "cpu"
+    assert capfd.readouterr().err == "", "later ones take nothing and say nothing"
 
 
-def test_a_cache_that_cannot_be_written_costs_a_build_but_works(tmp_path, compiler):
-    (tmp_path / "file").write_text("not a directory", encoding="utf-8")
-    name, err = finish(start(tmp_path / "file"))
-    assert name == "cpu"
-    assert "cannot be written" in err
+def test_a_damaged_library_is_built_again(cache, capfd, compiler):
+    cache.mkdir(parents=True)
+    (cache / cpu.library_name()).write_bytes(b"not a library")
+    assert best_kernel() == "cpu"
+    assert len(kept(cache)) == 1, f"one library and no leftovers, found {kept(cache)}"
+
+
+def test_a_cache_that_cannot_be_written_costs_a_build_but_works(cache, capfd, compiler):
+    cache.parent.write_text("a file where a directory should be", encoding="utf-8")
+    assert best_kernel() == "cpu"
+    assert "cannot be written" in capfd.readouterr().err
+
+
+def test_two_processes_may_build_at_once(cache, compiler):
+    processes = [start_process(OMP_NUM_THREADS="1") for _ in range(2)]
+    for process in processes:
+        out, err = process.communicate(timeout=300)
+        assert (process.returncode, out.strip()) == (0, "cpu"), err
+    assert len(kept(cache)) == 1, f"one library and no leftovers, found {kept(cache)}"
 
 
 @posix_only
-def test_an_interrupted_build_leaves_nothing_behind(tmp_path):
-    process = start(tmp_path, CXX=fake_compiler(tmp_path / "slow", "exec sleep 60"))
+def test_an_interrupted_build_leaves_nothing_behind(cache, tmp_path):
+    process = start_process(CXX=fake_compiler(tmp_path / "slow", "exec sleep 60"))
     assert "compiling" in process.stderr.readline()
-    deadline = time.monotonic() + 60
-    while not kept(tmp_path) and time.monotonic() < deadline:
+    give_up = time.monotonic() + 60
+    while not kept(cache) and time.monotonic() < give_up:
         time.sleep(0.01)
-    assert kept(tmp_path), "the build folder lies in the cache, so that the finished library can be moved in one step"
+    assert kept(cache), "the build folder lies in the cache, so that the finished library can be moved in one step"
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode != 0
-    assert kept(tmp_path) == [], "Ctrl-C in mid-build must leave no half-built library"
+    assert kept(cache) == [], "Ctrl-C in mid-build must leave no half-built library"

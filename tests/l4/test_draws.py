@@ -13,9 +13,9 @@ def numbers(*values):
 
 
 def test_the_number_is_the_documented_one_on_every_machine():
-    assert uniform(0, 0) == 0.2812233594164504, "blake2b of 16 zero bytes, its first 53 bits"
-    assert uniform(1, 2) == 0.0, "seed and position are 8 bytes each, the lowest first"
-    assert uniform(2**64 - 1, 5) == 0.0, "a seed may have 64 bits"
+    assert uniform(0, 0) == 0.0564663990004608, "blake2b of 16 zero bytes, its first 53 bits"
+    assert uniform(1, 2) == 0.6434025071674214, "seed and position are 8 bytes each, the lowest first"
+    assert uniform(2**64 - 1, 5) == 0.9318107580365629, "a seed may have 64 bits"
 
 
 def test_the_number_depends_on_seed_and_position_and_nothing_else():
@@ -29,7 +29,7 @@ def test_the_number_depends_on_seed_and_position_and_nothing_else():
 
 def test_numbers_spread_evenly_from_0_to_1():
     values = numbers(*[uniform(seed, position) for seed in range(100) for position in range(100)])
-    assert 0 <= values.min() and values.max() < 1
+    assert values.min() >= 0 and values.max() < 1
     tenths = torch.histc(values, bins=10, min=0, max=1)
     chi_square = float(((tenths - 1000) ** 2 / 1000).sum())
     assert chi_square < 30, f"10,000 numbers fall on the ten tenths as {tenths.tolist()}"
@@ -102,11 +102,9 @@ PARAMS = [
 @pytest.mark.parametrize("params", PARAMS, ids=str)
 def test_tokens_are_drawn_as_often_as_their_probability_says(params):
     logits = 2 * torch.randn(1, 12, generator=torch.Generator().manual_seed(5))
-    rows = [row(seed, **params) for seed in range(20_000)]
-    counts = torch.bincount(
-        torch.tensor([one.token_id for one in sample(logits.expand(20_000, -1), rows)]), minlength=12
-    )
-    expected = 20_000 * process(logits.clone(), rows[:1]).softmax(-1)[0]
+    rows = [row(seed, **params) for seed in range(5000)]
+    counts = torch.bincount(torch.tensor([one.token_id for one in sample(logits.expand(5000, -1), rows)]), minlength=12)
+    expected = 5000 * process(logits.clone(), rows[:1]).softmax(-1)[0]
     assert not counts[expected == 0].any(), "a token that was filtered out was drawn"
     possible = expected > 0
     chi_square = float(((counts - expected)[possible] ** 2 / expected[possible]).sum())

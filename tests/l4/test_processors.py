@@ -60,7 +60,7 @@ fractions = st.floats(0, 1)
 histories = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(seeds, vocabs, steps, st.lists(st.tuples(st.floats(0.01, 100), histories, histories), min_size=1, max_size=4))
 def test_repetition_penalty_equals_transformers(seed, vocab, step, asked):
     rows = [row(prompt, output, repetition_penalty=penalty) for penalty, prompt, output in asked]
@@ -73,7 +73,7 @@ def test_repetition_penalty_equals_transformers(seed, vocab, step, asked):
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(seeds, vocabs, st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=4))
 def test_min_tokens_equals_transformers(seed, vocab, asked):
     rows = [row([1, 2], [0] * done, stop_ids=(0, 2), min_tokens=least) for least, done in asked]
@@ -85,7 +85,7 @@ def test_min_tokens_equals_transformers(seed, vocab, asked):
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(seeds, vocabs, steps, st.lists(st.floats(1e-6, 100), min_size=1, max_size=4))
 def test_temperature_equals_transformers(seed, vocab, step, asked):
     rows = [row(temperature=value) for value in asked]
@@ -98,7 +98,7 @@ def test_temperature_equals_transformers(seed, vocab, step, asked):
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(seeds, vocabs, steps, st.lists(st.integers(1, 300), min_size=1, max_size=4))
 def test_top_k_equals_transformers(seed, vocab, step, asked):
     rows = [row(top_k=value) for value in asked]
@@ -106,7 +106,7 @@ def test_top_k_equals_transformers(seed, vocab, step, asked):
     check_against(processors.keep_top_k, logits, rows, lambda one: TopKLogitsWarper(one.params.top_k))
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(seeds, vocabs, steps, st.lists(fractions, min_size=1, max_size=4))
 def test_top_p_equals_transformers(seed, vocab, step, asked):
     rows = [row(top_p=value) for value in asked]
@@ -114,7 +114,7 @@ def test_top_p_equals_transformers(seed, vocab, step, asked):
     check_against(processors.keep_top_p, logits, rows, lambda one: TopPLogitsWarper(one.params.top_p))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(seeds, vocabs, steps, st.lists(fractions, min_size=1, max_size=4))
 def test_min_p_equals_transformers(seed, vocab, step, asked):
     rows = [row(min_p=value) for value in asked]

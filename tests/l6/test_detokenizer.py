@@ -146,3 +146,27 @@ def test_every_byte_has_one_character():
 
 def test_a_token_of_plain_text_is_its_own_bytes():
     assert bytes_of_token("漢") == "漢".encode()
+
+
+SMILE = [b"\xf0\x9f", b"\x98", b"\x80!", b"ok"]  # four tokens: two halves of an emoji, its last byte with more, plain text
+
+
+def test_push_keeps_the_bytes_of_an_unfinished_character_back():
+    detokenizer = Detokenizer(SMILE)
+    assert [detokenizer.push(token) for token in (3, 0, 1, 2)] == ["ok", "", "", "😀!"], (
+        "keep the bytes back until the character is whole, then show it with what follows"
+    )
+
+
+def test_push_shows_nothing_of_a_hidden_token():
+    assert Detokenizer(SMILE, hidden_ids={3}).push(3) == "", "an end mark is for the engine, not for the reader"
+
+
+def test_finish_shows_what_never_became_a_character():
+    detokenizer = Detokenizer(SMILE)
+    detokenizer.decoder.decode(SMILE[0])
+    assert detokenizer.finish() == "\ufffd", "decoding at once gives U+FFFD here, so the stream must too"
+
+
+def test_finish_shows_nothing_when_all_is_shown():
+    assert Detokenizer(SMILE).finish() == ""

@@ -1,0 +1,64 @@
+"""Lesson 6. Deltas on their way from the engine's thread to one reader. Neither side ever waits for the other's pace."""
+
+import asyncio
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from contextlib import suppress
+
+from mini_engine.engine.answer import TextDelta
+
+
+def merge(first: TextDelta, second: TextDelta) -> TextDelta:
+    """Two deltas of one answer as one."""
+    return TextDelta(
+        first.text + second.text, first.token_ids + second.token_ids, second.finish_reason, second.error
+    )
+
+
+class Mailbox:
+    """One reader's own queue. It needs no bound: what waits here is never more than the reader's answers.
+
+    Args:
+        loop: the reader's event loop; None for a reader in a thread of its own.
+
+    Attributes:
+        ready: set when something has come; wait for it, then `take`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.loop = loop
+        self.ready = threading.Event() if loop is None else asyncio.Event()
+        self.waiting: deque[tuple[int, TextDelta]] = deque()
+
+    def put(self, index: int, delta: TextDelta) -> None:
+        """Add to answer `index`. `ring` tells the reader, once for all that a step gave."""
+        self.waiting.append((index, delta))
+
+    def take(self) -> list[tuple[int, TextDelta]]:
+        """All that has come, one delta for each answer: a slow reader gets few large ones."""
+        self.ready.clear()  # before the look, so that what comes meanwhile rings again
+        merged: dict[int, TextDelta] = {}
+        while self.waiting:
+            index, delta = self.waiting.popleft()
+            merged[index] = merge(merged[index], delta) if index in merged else delta
+        return list(merged.items())
+
+
+def ring(mailboxes: Iterable[Mailbox]) -> None:
+    """Wake the readers of these mailboxes: one call for each event loop, however many readers it has."""
+    loops = defaultdict(list)
+    for mailbox in mailboxes:
+        loops[mailbox.loop].append(mailbox.ready)
+    for loop, events in loops.items():
+        if loop is None:
+            set_all(events)
+        else:
+            with suppress(RuntimeError):  # the loop is closed, and its readers are gone
+                loop.call_soon_threadsafe(set_all, events)
+
+
+def set_all(events: Iterable[threading.Event | asyncio.Event]) -> None:
+    """Set every event; asyncio's must be set in their own loop."""
+    for event in events:
+        event.set()

@@ -1,0 +1,102 @@
+"""Lesson 7. The two forms in which OpenAI's clients want their answers: completions and chats. Words only, no work."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mini_engine.engine.sampler import TokenLogprobs
+from mini_engine.tokenizer import Tokenizer
+
+JsonObject = dict[str, Any]
+
+
+class ToldToken(NamedTuple):
+    """One token of an answer with its logprobs. `offset`: the characters of the answer before it."""
+
+    token_id: int
+    logprobs: TokenLogprobs
+    offset: int
+
+
+class Form:
+    """What differs between the two. `opening`: what a stream begins with; {} for nothing."""
+
+    kind: str
+    chunk_kind: str
+    id_prefix: str
+    opening: JsonObject = {}
+
+    def message(self, text: str) -> JsonObject:
+        """A whole answer's text."""
+        raise NotImplementedError
+
+    def piece(self, text: str) -> JsonObject:
+        """A streamed answer's next text."""
+        raise NotImplementedError
+
+    def logprobs(self, tokens: Sequence[ToldToken], tokenizer: Tokenizer) -> JsonObject:
+        """What the engine knows of these tokens."""
+        raise NotImplementedError
+
+
+class CompletionForm(Form):
+    """`/v1/completions`."""
+
+    kind = chunk_kind = "text_completion"
+    id_prefix = "cmpl"
+
+    def message(self, text: str) -> JsonObject:
+        """The text itself."""
+        return {"text": text}
+
+    piece = message
+
+    def logprobs(self, tokens: Sequence[ToldToken], tokenizer: Tokenizer) -> JsonObject:
+        """Four lists, an entry a token; alternatives by their text, the chosen token among them."""
+        texts = [token_text(token.token_id, tokenizer) for token in tokens]
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.logprobs.chosen for token in tokens],
+            "top_logprobs": [
+                {token_text(other, tokenizer): value for other, value in token.logprobs.top}
+                | {text: token.logprobs.chosen}
+                for text, token in zip(texts, tokens, strict=True)
+            ],
+            "text_offset": [token.offset for token in tokens],
+        }
+
+
+class ChatForm(Form):
+    """`/v1/chat/completions`."""
+
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+    opening: JsonObject = {"delta": {"role": "assistant", "content": ""}}
+
+    def message(self, text: str) -> JsonObject:
+        """The assistant's turn."""
+        return {"message": {"role": "assistant", "content": text}}
+
+    def piece(self, text: str) -> JsonObject:
+        """What the turn grows by."""
+        return {"delta": {"content": text} if text else {}}
+
+    def logprobs(self, tokens: Sequence[ToldToken], tokenizer: Tokenizer) -> JsonObject:
+        """One list, an entry a token, with its bytes: a token need not be whole characters."""
+        return {
+            "content": [
+                chat_token(token.token_id, token.logprobs.chosen, tokenizer)
+                | {"top_logprobs": [chat_token(other, value, tokenizer) for other, value in token.logprobs.top]}
+                for token in tokens
+            ]
+        }
+
+
+def token_text(token_id: int, tokenizer: Tokenizer) -> str:
+    """A token as text; bytes that are no whole character become U+FFFD."""
+    return tokenizer.token_bytes[token_id].decode("utf-8", errors="replace")
+
+
+def chat_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> JsonObject:
+    """A token in a chat's logprobs."""
+    token = tokenizer.token_bytes[token_id]
+    return {"token": token_text(token_id, tokenizer), "logprob": logprob, "bytes": list(token)}

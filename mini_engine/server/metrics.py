@@ -1,0 +1,68 @@
+"""Lesson 7. What the server counts, as Prometheus reads it at /metrics. All of it belongs to one app."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from mini_engine.engine.request import FinishReason, Request
+from mini_engine.engine.stats import StepStats
+from mini_engine.engine.worker import EngineWorker, Observer
+
+PREFIX = "mini_engine_"
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics(Observer):
+    """Counts as the engine's thread tells it, and asks the engine for the rest when somebody looks."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        tokens = self._make(Counter, "tokens", "Tokens computed by the model.", ["phase"])
+        self.prefill_tokens, self.decode_tokens = tokens.labels("prefill"), tokens.labels("decode")
+        self.steps = self._make(Counter, "steps", "Steps of the engine.")
+        self.preemptions = self._make(Counter, "preemptions", "Times a request lost its blocks.")
+        self.aborts = self._make(Counter, "aborts", "Requests whose client went away.")
+        self.ends = self._make(Counter, "requests", "Requests that have ended, by reason.", ["finish_reason"])
+        self.prompt_tokens = self._make(Counter, "prompt_tokens", "Prompt tokens of ended requests.")
+        self.new_tokens = self._make(Counter, "new_tokens", "New tokens of ended requests.")
+        self.first = self._make(
+            Histogram, "time_to_first_token_seconds", "From a request's arrival to its first token.", buckets=SECONDS
+        )
+        self.between = self._make(
+            Histogram, "time_between_tokens_seconds", "From one token of a request to its next.", buckets=SECONDS
+        )
+
+    def _make(self, kind, name: str, text: str, labels=(), **options):
+        return kind(PREFIX + name, text, labels, registry=self.registry, **options)
+
+    def watch(self, worker: EngineWorker) -> None:
+        """Let the gauges ask this worker: they are right even when no step has run since."""
+        manager = worker.engine.scheduler.manager
+        waiting = self._make(Gauge, "requests_waiting", "Requests that wait for blocks or for a place in a step.")
+        running = self._make(Gauge, "requests_running", "Requests that hold blocks.")
+        waiting.set_function(lambda: worker.num_waiting)
+        running.set_function(lambda: worker.num_running)
+        blocks = self._make(Gauge, "blocks", "Blocks of the KV pool, by state.", ["state"])
+        for state in manager.blocks_by_state._fields:
+            blocks.labels(state).set_function(lambda state=state: getattr(manager.blocks_by_state, state))
+
+    def stepped(self, stats: StepStats) -> None:
+        """Count a step."""
+        self.steps.inc()
+        self.prefill_tokens.inc(stats.prefill_tokens)
+        self.decode_tokens.inc(stats.decode_tokens)
+        self.preemptions.inc(stats.num_preempted)
+
+    def token(self, seconds: float, first: bool) -> None:
+        """A user waits for the first token, then reads along: two different times, never in one histogram."""
+        (self.first if first else self.between).observe(seconds)
+
+    def ended(self, request: Request) -> None:
+        """Count a request that has ended."""
+        self.ends.labels(request.finish_reason).inc()
+        self.prompt_tokens.inc(len(request.prompt_ids))
+        self.new_tokens.inc(len(request.output_ids))
+        if request.finish_reason == FinishReason.ABORT:
+            self.aborts.inc()
+
+    def text(self) -> bytes:
+        """The exposition format, version 0.0.4."""
+        return generate_latest(self.registry)

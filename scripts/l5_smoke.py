@@ -1,0 +1,90 @@
+"""Lesson 5. Prompts that arrive one after another, in a pool too small for all: every answer is the one it gets alone."""
+
+import sys
+
+from smoke_common import Outcome, make_parser, run_smoke, whole_number
+
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.stats import Summary
+
+NUM_PROMPTS = 20
+
+
+def generate(model, prompts, args) -> Outcome:
+    """A prompt comes every few steps; none is refused, and whoever does not fit waits or gives way."""
+    num_blocks = args.num_blocks or blocks_for(prompts, args) + 1  # the null block comes on top
+    limits = SchedulerConfig(
+        max_running=min(64, args.max_batch_tokens),
+        max_batch_tokens=args.max_batch_tokens,
+        max_chunk_tokens=args.chunk_size,
+        headroom=0,  # take whoever fits: here preemptions are wanted
+    )
+    engine = Engine.for_model(
+        model, num_blocks=num_blocks, block_size=args.block_size, kernel=args.kernel, limits=limits
+    )
+    params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
+    requests, summary = [], Summary()
+    while engine.has_unfinished or len(requests) < len(prompts):
+        if summary.num_steps % args.every == 0 and len(requests) < len(prompts):
+            requests.append(engine.add_request(str(len(requests)), prompts[len(requests)], params))
+        summary.add_step(engine.step().stats)
+    errors = [f"request {r.id} ended with an error: {r.error}" for r in requests if r.error]
+    return Outcome([r.output_ids for r in requests], figures(engine, requests, summary), errors + leaks(engine))
+
+
+def blocks_for(prompts, args) -> int:
+    """A quarter of what all prompts would hold together, but enough for the largest."""
+    needs = [-(-(len(ids) + args.max_new_tokens - 1) // args.block_size) for ids in prompts]
+    return max(max(needs), sum(needs) // 4)
+
+
+def figures(engine, requests, summary) -> dict:
+    manager = engine.scheduler.manager
+    return {
+        "layout": "block-tensor",
+        "bytes": engine.runner.pool.bytes,
+        "blocks": manager.num_usable_blocks,
+        "block_size": manager.block_size,
+        "free_at_end": manager.num_free_blocks,
+        "steps": summary.num_steps,
+        "most_running": summary.most_running,
+        "preemptions": summary.num_preemptions,
+        "preempted_requests": sum(r.num_preemptions > 0 for r in requests),
+        "prefill_tokens": summary.prefill_tokens,
+        "decode_tokens": summary.decode_tokens,
+    }
+
+
+def leaks(engine) -> list[str]:
+    held = engine.scheduler.manager.blocks_by_state.held
+    return [f"{held} blocks are still held though every request has ended"] if held else []
+
+
+def arguments():
+    parser = make_parser(__doc__)
+    parser.add_argument("--num-blocks", type=whole_number(2), metavar="N", help="default: a quarter of what all need")
+    parser.add_argument("--block-size", type=whole_number(1), default=8, metavar="N", help="default: 8")
+    parser.add_argument("--every", type=whole_number(1), default=2, metavar="STEPS", help="between arrivals, default: 2")
+    parser.add_argument("--max-batch-tokens", type=whole_number(1), default=32, metavar="N", help="default: 32 a step")
+    parser.add_argument("--chunk-size", type=whole_number(1), default=32, metavar="N", help="of a prompt, default: 32")
+    parser.add_argument(
+        "--kernel", default="auto", metavar="NAME", help="auto, reference, torch, cpu or triton (default: auto)"
+    )
+    return parser
+
+
+def main(argv=None) -> int:
+    from mini_engine.pocket import COURSE_PROMPTS
+
+    parser = arguments()
+    argv = sys.argv[1:] if argv is None else list(argv)
+    asked = parser.parse_args(argv)
+    if not (asked.prompt or asked.prompt_ids):
+        argv += [part for text in COURSE_PROMPTS[-NUM_PROMPTS:] for part in ("--prompt", text)]
+    return run_smoke(5, generate, parser, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Lesson 6. What tokens are made of: each token of a text, its bytes, and the character that they are a part of."""
+
+import sys
+
+from smoke_common import OneLineParser, guard, pocket_dir, print_json
+
+
+def arguments():
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("text", help="any text")
+    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="whose tokenizer (default: the pocket model's)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def run(args) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from mini_engine.engine.detokenizer import Detokenizer
+    from mini_engine.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(args.model or pocket_dir())
+    detokenizer, rows = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids), []
+    for token in tokenizer.encode(args.text):
+        data = tokenizer.token_bytes[token]
+        alone = data.decode("utf-8", errors="replace")
+        rows.append({"id": token, "bytes": data.hex(" "), "streamed": detokenizer.push(token), "alone": alone})
+    if args.json:
+        print_json({"tokens": rows, "rest": detokenizer.finish()})
+        return 0
+    table = Table("token id", "bytes", "streamed", "decoded alone")
+    for row in rows:
+        table.add_row(str(row["id"]), row["bytes"], repr(row["streamed"]), repr(row["alone"]))
+    Console(highlight=False).print(table)
+    return 0
+
+
+def main(argv=None) -> int:
+    return guard(arguments(), run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Lesson 5. Anything may happen in any order, and the books are right after every step; hypothesis picks the order."""
+
+import logging
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mini_engine.errors import UserError
+from tests.l5.helpers import EOS, VOCAB, check_books, check_empty, expected_answer, greedy, stub_engine
+
+USABLE, SIZE = 12, 4
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog):
+    caplog.set_level(logging.CRITICAL)  # the failures that are put in its way are the engine's to report, not ours
+
+
+class World:
+    """An engine, and what each of its requests should come to."""
+
+    def __init__(self, **limits):
+        self.engine = stub_engine(USABLE, SIZE, max_running=4, max_batch_tokens=7, max_chunk_tokens=6, **limits)
+        self.added, self.ended, self.growth, self.forced = {}, set(), 0, 0
+
+    def add(self, prompt_len, max_tokens, seed, priority=0):
+        prompt = [(seed * 13 + i * 7) % (VOCAB - 1) + 1 for i in range(prompt_len)]
+        name, kv_tokens = f"r{len(self.added)}", prompt_len + max_tokens - 1
+        if prompt_len == 0 or -(-kv_tokens // SIZE) > USABLE:
+            before = set(self.engine.scheduler.requests)
+            with pytest.raises(UserError):
+                self.engine.add_request(name, prompt, greedy(max_tokens), priority)
+            assert set(self.engine.scheduler.requests) == before
+            return
+        self.added[name] = self.engine.add_request(name, prompt, greedy(max_tokens), priority)
+        self.growth += -(-kv_tokens // SIZE) - -(-prompt_len // SIZE)
+
+    def alive(self):
+        return sorted(self.engine.scheduler.requests)
+
+    def abort(self, which):
+        name = f"r{which % (len(self.added) + 1)}"
+        was_there = name in self.engine.scheduler.requests
+        assert self.engine.abort(name) is was_there
+        self.ended |= {name} if was_there else set()
+
+    def preempt(self, which):
+        running = self.engine.scheduler.running
+        if running:
+            self.engine.scheduler.preempt(running[which % len(running)])
+            self.forced += 1
+
+    def step(self):
+        running = self.engine.scheduler.running
+        decoding = {r.id: r.num_preemptions for r in running if r.num_uncomputed_tokens == 1}
+        result = self.engine.step()
+        for request in result.finished:
+            assert request.id not in self.ended, f"{request.id} has ended twice"
+            self.ended.add(request.id)
+            self.check_answer(request)
+        spared = {name for name, times in decoding.items() if self.added[name].num_preemptions == times}
+        if not any(r.error for r in result.finished):
+            missed = spared - set(result.new_tokens) - {n for n in spared if self.added[n].finish_reason == "abort"}
+            assert not missed, f"{missed} decode and got no token"
+        stats = result.stats
+        assert stats.prefill_tokens + stats.decode_tokens <= 7, "the step was larger than its budget"
+        assert stats.num_running <= 4 and stats.blocks.free + stats.blocks.held == USABLE
+        # each forced preemption may have cost a growth more, which was given back with the blocks
+        assert self.engine.scheduler.num_preemptions - self.forced <= self.growth, "preemptions are not bounded"
+
+    def check_answer(self, request):
+        if request.finish_reason != "error":
+            want = expected_answer(request.prompt_ids, request.params.max_tokens)
+            assert request.output_ids == want, f"{request.id} after {request.num_preemptions} preemptions"
+            assert request.finish_reason == ("stop" if want[-1] == EOS else "length")
+
+    def fail(self):
+        raise RuntimeError("put in its way")
+
+    def finish(self):
+        self.engine.runner.during = None
+        for _ in range(3000):
+            if not self.engine.has_unfinished:
+                break
+            self.step()
+        assert not self.engine.has_unfinished, f"{self.alive()} never ended"
+        assert self.ended == set(self.added), "everybody must finish or be answered"
+        check_empty(self.engine)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Requests come, go, fail and are preempted, in a pool that holds about two of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.world = World()
+
+    @rule(prompt_len=st.integers(0, 40), max_tokens=st.integers(1, 20), seed=st.integers(0, 9))
+    def add(self, prompt_len, max_tokens, seed):
+        self.world.add(prompt_len, max_tokens, seed)
+
+    @rule(count=st.integers(1, 8))
+    def steps(self, count):
+        for _ in range(count):
+            self.world.step()
+
+    @rule(which=st.integers(0, 50))
+    def abort(self, which):
+        self.world.abort(which)
+
+    @rule(which=st.integers(0, 50))
+    def abort_in_flight(self, which):
+        self.world.engine.runner.during = lambda: self.world.abort(which)
+        self.world.step()
+
+    @rule(which=st.integers(0, 3))
+    def preempt(self, which):
+        self.world.preempt(which)
+
+    @rule()
+    def fail_in_flight(self):
+        self.world.engine.runner.during = self.world.fail
+        self.world.step()
+
+    @invariant()
+    def the_books_are_right(self):
+        check_books(self.world.engine)
+
+    def teardown(self):
+        self.world.finish()
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("policy, headroom, steps", [("fcfs", 0, 12_000), ("fcfs", 0.5, 4_000), ("priority", 0, 4_000)])
+def test_20_000_random_steps(policy, headroom, steps):
+    world, chance = World(policy=policy, headroom=headroom), random.Random(0)
+    for step in range(steps):
+        dice = chance.random()
+        if dice < 0.12 and len(world.engine.scheduler.requests) < 12:
+            world.add(chance.randrange(36), chance.randint(1, 20), chance.randrange(10), chance.randrange(3))
+        elif dice < 0.15:
+            world.abort(chance.randrange(len(world.added) + 1))
+        elif dice < 0.17:
+            world.engine.runner.during = lambda: world.abort(chance.randrange(len(world.added) + 1))
+        elif dice < 0.18:
+            world.engine.runner.during = world.fail
+        world.step()
+        if step % 4 == 0:
+            check_books(world.engine)
+    world.finish()
+    reasons = {str(request.finish_reason) for request in world.added.values()}
+    assert reasons == {"stop", "length", "abort", "error"} and world.engine.scheduler.num_preemptions > 50

@@ -1,0 +1,135 @@
+"""Lesson 5. Tokens equal Hugging Face's alone: batched, in chunks of every size, preempted at any moment, abandoned."""
+
+import functools
+
+import pytest
+
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+from tests.l5.helpers import check_empty, drain
+from tests.support import FAMILIES, both, hf_greedy, some_ids
+
+FAMILY = "two, tied, wide heads"
+LENGTHS = [1, 2, 7, 15, 16, 17, 33, 63]
+NEW = 16
+
+
+@functools.cache
+def prompt_and_answer(family, length, new_tokens=NEW):
+    """A prompt and what Hugging Face makes of it alone."""
+    _, hf = both(family)
+    prompt = some_ids(length, hf.config.vocab_size, seed=length)
+    return prompt, hf_greedy(hf, prompt, new_tokens)
+
+
+def engine_for(family=FAMILY, num_blocks=64, block_size=8, **limits):
+    limits = {"max_running": 16, "max_batch_tokens": 64, "headroom": 0} | limits
+    engine = Engine.for_model(
+        both(family)[0], num_blocks=num_blocks, block_size=block_size, kernel="torch", limits=SchedulerConfig(**limits)
+    )
+    for tensor in (*engine.runner.pool.K, *engine.runner.pool.V):
+        tensor.fill_(float("nan"))  # the null block, and every slot that nobody has written
+    return engine
+
+
+def add(engine, lengths, family=FAMILY, new_tokens=NEW):
+    for length in lengths:
+        prompt, _ = prompt_and_answer(family, length, new_tokens)
+        engine.add_request(str(length), prompt, SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True))
+
+
+def check_answers(finished, lengths, family=FAMILY, new_tokens=NEW):
+    for length in lengths:
+        got, want = finished[str(length)].output_ids, prompt_and_answer(family, length, new_tokens)[1]
+        where = next((i for i, pair in enumerate(zip(got, want, strict=False)) if pair[0] != pair[1]), None)
+        assert got == want, f"the prompt of {length} tokens: new token {where} is not the one it gets alone"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batched_requests_equal_hugging_face_alone(family):
+    engine = engine_for(family)
+    add(engine, LENGTHS, family)
+    check_answers(drain(engine), LENGTHS, family)
+    check_empty(engine)
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 16])
+def test_a_pool_at_a_quarter_of_the_load_finishes_all(block_size):
+    need = [-(-(length + NEW - 1) // block_size) for length in LENGTHS]
+    engine = engine_for(num_blocks=max(max(need), sum(need) // 4) + 1, block_size=block_size)
+    add(engine, LENGTHS)
+    check_answers(drain(engine), LENGTHS)
+    assert engine.scheduler.num_preemptions > 0, "nobody was preempted: no test of it"
+    check_empty(engine)
+
+
+@pytest.mark.parametrize("chunk_size", range(1, 19))
+def test_chunks_of_every_size_give_the_same_tokens(chunk_size):
+    engine = engine_for(max_chunk_tokens=chunk_size)
+    add(engine, [18, 11, 3], new_tokens=6)
+    check_answers(drain(engine), [18, 11, 3], new_tokens=6)
+
+
+def test_requests_that_arrive_at_different_steps():
+    engine, finished = engine_for(num_blocks=24), {}
+    for length in LENGTHS:
+        add(engine, [length])
+        for _ in range(3):
+            finished |= {r.id: r for r in engine.step().finished}
+    check_answers(finished | drain(engine), LENGTHS)
+    check_empty(engine)
+
+
+@pytest.mark.parametrize("steps", range(1, 13))
+def test_the_only_request_preempted_after_any_step(steps):
+    # 21 tokens in chunks of 5 in blocks of 8: after step 1 to 4 it is in mid-chunk, the 4th new token fills a block
+    engine = engine_for(max_chunk_tokens=5)
+    add(engine, [21], new_tokens=10)
+    for _ in range(steps):
+        engine.step()
+    engine.scheduler.preempt(engine.scheduler.running[0])
+    assert engine.scheduler.manager.blocks_by_state.held == 0
+    finished = drain(engine)
+    check_answers(finished, [21], new_tokens=10)
+    assert finished["21"].num_preemptions == 1
+    check_empty(engine)
+
+
+def test_preempted_again_and_again():
+    engine, finished = engine_for(max_chunk_tokens=16), {}
+    add(engine, [21], new_tokens=20)
+    for step in range(100):
+        if step % 4 == 3 and engine.scheduler.running:
+            engine.scheduler.preempt(engine.scheduler.running[0])
+        finished |= {r.id: r for r in engine.step().finished}
+    check_answers(finished, [21], new_tokens=20)
+    assert finished["21"].num_preemptions >= 5
+    check_empty(engine)
+
+
+def test_neighbours_aborted_around_a_request():
+    engine, finished = engine_for(num_blocks=40, max_chunk_tokens=9), {}
+    add(engine, LENGTHS)
+    for step, victim in enumerate([63, 1, 16, 33, 7]):  # waiting, in mid-chunk, decoding
+        engine.abort(str(victim))
+        for _ in range(1 + step % 3):
+            finished |= {r.id: r for r in engine.step().finished}
+    check_answers(finished | drain(engine), [2, 15, 17])
+    check_empty(engine)
+
+
+def test_a_draw_depends_on_the_seed_and_not_on_the_batch():
+    prompt = prompt_and_answer(FAMILY, 7)[0]
+    params = SamplingParams(temperature=1.5, seed=11, max_tokens=12, ignore_eos=True)
+    alone = engine_for()
+    alone.add_request("a", prompt, params)
+    want = drain(alone)["a"].output_ids
+    crowded = engine_for(num_blocks=16, max_chunk_tokens=3)
+    add(crowded, [15, 16, 17])
+    crowded.add_request("a", prompt, params)
+    for _ in range(6):
+        crowded.step()
+    if (request := crowded.scheduler.requests["a"]) in crowded.scheduler.running:
+        crowded.scheduler.preempt(request)
+    assert drain(crowded)["a"].output_ids == want
