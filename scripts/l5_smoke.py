@@ -1,4 +1,4 @@
-"""Lesson 5. Prompts that arrive one after another, in a pool too small for all: every answer is the one it gets alone."""
+"""Lesson 5. Prompts that arrive one after another, in a pool too small for all: each gets the answer it gets alone."""
 
 import sys
 
@@ -66,7 +66,9 @@ def arguments():
     parser = make_parser(__doc__)
     parser.add_argument("--num-blocks", type=whole_number(2), metavar="N", help="default: a quarter of what all need")
     parser.add_argument("--block-size", type=whole_number(1), default=8, metavar="N", help="default: 8")
-    parser.add_argument("--every", type=whole_number(1), default=2, metavar="STEPS", help="between arrivals, default: 2")
+    parser.add_argument(
+        "--every", type=whole_number(1), default=2, metavar="STEPS", help="between arrivals, default: 2"
+    )
     parser.add_argument("--max-batch-tokens", type=whole_number(1), default=32, metavar="N", help="default: 32 a step")
     parser.add_argument("--chunk-size", type=whole_number(1), default=32, metavar="N", help="of a prompt, default: 32")
     parser.add_argument(

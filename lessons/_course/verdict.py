@@ -1,7 +1,8 @@
 """Course machinery. A whole check: look at the text, run, explain, and keep the progress."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from lessons._course.catalog import Lesson
@@ -53,6 +54,7 @@ def judge(
     test_seconds: float = TEST_SECONDS,
     launch: Launch = Spawned,
     watcher: Watcher = lambda event: None,
+    blocked: Mapping[str, str] = MappingProxyType({}),
 ) -> Verdict:
     """Check the student's files of `lesson`, or one task of it.
 
@@ -69,8 +71,8 @@ def judge(
     broken = next((problem for problem in found if problem.kind == "syntax"), None)
     if broken:
         return Verdict(not_run(lesson), explainer.problem(broken), notes)
-    check = Check(lesson, places, launch=launch, watcher=watcher, only=only, seconds=seconds, test_seconds=test_seconds)
-    report = check.run()
+    limits = {"seconds": seconds, "test_seconds": test_seconds}
+    report = Check(lesson, places, launch=launch, watcher=watcher, only=only, blocked=blocked, **limits).run()
     if not report.trouble:
         keep(progress, lesson, entry, report, task)
     return Verdict(report, explainer.advise(report, found), [*notes, *_left_over(explainer, report, found)])

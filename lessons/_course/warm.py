@@ -57,7 +57,11 @@ def run_command(command: Command) -> None:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, stream)
         os.close(descriptor)
-    _install_overlay()
+    import course_overlay
+
+    course_overlay.install()
+    if "torch" in sys.modules:  # it read OMP_NUM_THREADS when the warm process started
+        sys.modules["torch"].set_num_threads(int(command.env["OMP_NUM_THREADS"]))
     first, *rest = command.arguments
     if first == "-m":
         sys.argv = rest
@@ -66,9 +70,3 @@ def run_command(command: Command) -> None:
         sys.argv = list(command.arguments)
         sys.path.insert(0, str(Path(first).resolve().parent))
         runpy.run_path(first, run_name="__main__")
-
-
-def _install_overlay() -> None:
-    import course_overlay
-
-    course_overlay.install()

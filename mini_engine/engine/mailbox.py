@@ -1,4 +1,4 @@
-"""Lesson 6. Deltas on their way from the engine's thread to one reader. Neither side ever waits for the other's pace."""
+"""Lesson 6. Deltas on their way from the engine's thread to one reader. Neither waits for the other's pace."""
 
 import asyncio
 import threading
@@ -11,9 +11,7 @@ from mini_engine.engine.answer import TextDelta
 
 def merge(first: TextDelta, second: TextDelta) -> TextDelta:
     """Two deltas of one answer as one."""
-    return TextDelta(
-        first.text + second.text, first.token_ids + second.token_ids, second.finish_reason, second.error
-    )
+    return TextDelta(first.text + second.text, first.token_ids + second.token_ids, second.finish_reason, second.error)
 
 
 class Mailbox:
@@ -24,16 +22,25 @@ class Mailbox:
 
     Attributes:
         ready: set when something has come; wait for it, then `take`.
+        rung: when the reader was last woken.
+        urgent: an answer has ended, and its reader is to be woken at once.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop = loop
         self.ready = threading.Event() if loop is None else asyncio.Event()
         self.waiting: deque[tuple[int, TextDelta]] = deque()
+        self.rung = float("-inf")
+        self.urgent = False
 
     def put(self, index: int, delta: TextDelta) -> None:
-        """Add to answer `index`. `ring` tells the reader, once for all that a step gave."""
+        """Add to answer `index`. `ring` tells the reader."""
         self.waiting.append((index, delta))
+        self.urgent |= delta.finish_reason is not None
+
+    def is_due(self, now: float, pace: float) -> bool:
+        """Something waits, and it is `pace` seconds since the reader was woken, or urgent."""
+        return bool(self.waiting) and (self.urgent or now - self.rung >= pace)
 
     def take(self) -> list[tuple[int, TextDelta]]:
         """All that has come, one delta for each answer: a slow reader gets few large ones."""
@@ -45,10 +52,11 @@ class Mailbox:
         return list(merged.items())
 
 
-def ring(mailboxes: Iterable[Mailbox]) -> None:
+def ring(mailboxes: Iterable[Mailbox], now: float) -> None:
     """Wake the readers of these mailboxes: one call for each event loop, however many readers it has."""
     loops = defaultdict(list)
     for mailbox in mailboxes:
+        mailbox.rung, mailbox.urgent = now, False
         loops[mailbox.loop].append(mailbox.ready)
     for loop, events in loops.items():
         if loop is None:

@@ -5,6 +5,9 @@ Readers hand in jobs and leave; only the thread touches the engine, and takes wh
     reader -- job, or "stop that one" --> inbox --> [ engine: step, step, step … ] -- delta --> mailbox --> reader
 
 An abort is therefore honoured within a step. Text is made here as well, because a stop string ends a request.
+
+Waking a reader takes time from the engine, so it is rationed: alone, a reader gets every token as it comes; one of
+fifty gets a tenth of a second's tokens at once. First tokens and ends of answers never wait.
 """
 
 import asyncio
@@ -28,6 +31,8 @@ from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.stats import StepStats
 from mini_engine.tokenizer import Tokenizer
+
+SECONDS_PER_READER = 0.002  # between two wake-ups of one reader, times the readers that a step has something for
 
 log = logging.getLogger(__name__)
 
@@ -282,7 +287,12 @@ class EngineWorker:
         touched = [self.answers[request_id] for request_id in dict.fromkeys([*result.new_tokens, *finished])]
         for answer in touched:
             self._deliver(answer, now)
-        ring(answer.mailbox for answer in touched)
+        pace = SECONDS_PER_READER * len(touched)
+        ring((mailbox for mailbox in self._mailboxes(touched) if mailbox.is_due(now, pace)), now)
+
+    def _mailboxes(self, touched: Iterable[OpenAnswer]) -> set[Mailbox]:
+        """Where something may wait: of this step, or of one before."""
+        return {answer.mailbox for answer in (*touched, *self.answers.values())}
 
     def _deliver(self, answer: OpenAnswer, now: float) -> None:
         first = answer.seen == 0
@@ -315,7 +325,7 @@ class EngineWorker:
         for answer in failed:
             self._end(answer, FinishReason.ERROR)
             answer.mailbox.put(answer.index, TextDelta("", [], FinishReason.ERROR, error))
-        ring(answer.mailbox for answer in failed)
+        ring({answer.mailbox for answer in failed}, time.perf_counter())
 
     def _forget(self, count: int) -> None:
         with self._changed:

@@ -1,7 +1,7 @@
 """Lesson 8. Which cached prefix goes first: a policy of one method, and a heap that may be out of date.
 
-The heap holds leaves that nobody uses. Looking a prefix up changes its rank, but nobody looks for its entry in the heap:
-a rank only ever grows, so an entry that is out of date is met too early, never too late, and is put back then. So a
+The heap holds leaves that nobody uses. Finding a prefix changes its rank, and its entry in the heap is left as it is: a
+rank only ever grows, so an entry that is out of date comes up too early, never too late, and is put back then. So a
 lookup costs nothing here, and an eviction O(log n).
 """
 
@@ -13,7 +13,8 @@ from typing import Protocol
 class Leaf(Protocol):
     """What a policy and the heap know of a node of the tree. Times are numbers that the tree counts up.
 
-    created: when its tokens came in. last_used: when they were last found or put in. num_hits: how often they were found.
+    created: when its tokens came in. last_used: when they were last found or put in.
+    num_hits: how often they were found.
     is_evictable: it is in the tree, nothing hangs below it and nobody has locked it.
     queued: it has an entry in the heap.
     """

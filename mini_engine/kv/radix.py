@@ -1,41 +1,16 @@
 """Lesson 8. A radix tree over token ids: which prefixes have their KV in the pool, and in which blocks.
 
-    root ── [system prompt, 3 blocks] ─┬─ [question A, 1 block]
-                                       └─ [question B, 2 blocks] ── [answer, 1 block]
-
-An edge holds whole blocks, so nodes are split at block edges and nowhere else, and a child is found by all tokens of its
-first block. What a request uses is locked along the whole way to the root, and never evicted. Radix trees for KV: Zheng
-et al., SGLang, 2024.
+Nodes and keys are in `radix_node.py`. What a request uses is locked along the whole way to the root and never evicted;
+what nobody uses stays until its room is needed. Radix trees for KV: Zheng et al., SGLang, 2024.
 """
 
-from array import array
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from mini_engine.kv.eviction import LRU, EvictionPolicy, EvictionQueue
-
-TOKEN_BYTES = 4
-
-
-def key_of(token_ids: Sequence[int] | bytes) -> bytes:
-    """Token ids as bytes, 4 each, so that a comparison of thousands of tokens is one of memory. A key stays as it is."""
-    return token_ids if isinstance(token_ids, bytes) else array("I", token_ids).tobytes()
-
-
-def common_blocks(edge: bytes | bytearray, key: bytes, at: int, width: int) -> int:
-    """How many whole blocks of `width` bytes `edge` has in common with what `key` holds from byte `at` on."""
-    low, high = 0, min(len(edge), len(key) - at) // width
-    if key.startswith(edge[: high * width], at):
-        return high
-    while low < high:  # all before low are equal; the first that differs comes before high
-        middle = (low + high + 1) // 2
-        if edge[low * width : middle * width] == key[at + low * width : at + middle * width]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+from mini_engine.kv.radix_node import TOKEN_BYTES, Label, Match, Node, common_blocks, key_of
 
 
 class BlockHolder(Protocol):
@@ -56,57 +31,6 @@ class NobodyCounts:
 
     def free(self, blocks: Collection[int]) -> None:
         """There is no count to lower."""
-
-
-Label = tuple[Hashable, bytes]  # by which a node finds a child: the namespace, and the child's first block of tokens
-
-
-class Node:
-    """The edge that leads here, and what goes on from here. `locks` counts the users of this node and of all below it."""
-
-    __slots__ = ("blocks", "children", "created", "key", "label", "last_used", "locks", "num_hits", "parent", "queued")
-
-    def __init__(self, parent: "Node | None", label: Label, key: bytes, blocks: list[int], now: int = 0) -> None:
-        self.parent, self.label, self.key, self.blocks = parent, label, bytearray(key), blocks
-        self.children: dict[Label, Node] = {}
-        self.created = self.last_used = now
-        self.locks = self.num_hits = 0
-        self.queued = False
-
-    @property
-    def is_evictable(self) -> bool:
-        """A leaf that nobody uses, in the tree."""
-        return not self.locks and not self.children and self.parent is not None
-
-    def path(self) -> "Iterator[Node]":
-        """This node and those above it, the root left out."""
-        node = self
-        while node.parent is not None:
-            yield node
-            node = node.parent
-
-    def split(self, num_blocks: int, width: int) -> "Node":
-        """Cut the edge after `num_blocks` blocks of `width` bytes. Users who have locked this node keep it: it is the
-        lower part, and as old as it was.
-
-        Returns:
-            the new node above it, which everybody who uses this one uses as well.
-        """
-        upper = Node(self.parent, self.label, self.key[: num_blocks * width], self.blocks[:num_blocks], self.created)
-        upper.locks, upper.num_hits, upper.last_used = self.locks, self.num_hits, self.last_used
-        del self.key[: num_blocks * width], self.blocks[:num_blocks]
-        self.parent.children[self.label] = upper
-        self.parent, self.label = upper, (self.label[0], bytes(self.key[:width]))
-        upper.children[self.label] = self
-        return upper
-
-
-class Match(NamedTuple):
-    """A way from the root. `blocks` hold its `num_tokens` tokens, in order; `node` is where it ends."""
-
-    node: Node
-    blocks: list[int]
-    num_tokens: int
 
 
 @dataclass
@@ -321,8 +245,8 @@ class RadixTree:
         return min(wanted, self.capacity - self.num_blocks)
 
     def _cut(self, leaf: Node, num_blocks: int) -> list[int]:
-        """Take up to `num_blocks` blocks from a leaf's end; a leaf without blocks is gone, and its parent may be one."""
-        gone = leaf.blocks[-num_blocks:]
+        """Take up to `num_blocks` blocks from a leaf's end. Without blocks it is gone, and its parent may be a leaf."""
+        gone = leaf.blocks[-num_blocks:][::-1]
         del leaf.blocks[-num_blocks:], leaf.key[-num_blocks * self.width :]
         self.num_blocks -= len(gone)
         if not leaf.blocks:

@@ -5,14 +5,17 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, closing
+from dataclasses import dataclass
 from typing import Any
 
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.request import FinishReason, Request
+from mini_engine.engine.sampler import TokenLogprobs
 from mini_engine.engine.worker import Answers
 from mini_engine.server.errors import ApiError
-from mini_engine.server.forms import Form
+from mini_engine.server.forms import Form, ToldToken, token_text
 from mini_engine.server.protocol import Sampling
+from mini_engine.tokenizer import Tokenizer
 
 JsonObject = dict[str, Any]
 
@@ -20,8 +23,8 @@ JsonObject = dict[str, Any]
 def usage(requests: Sequence[Request], n: int) -> JsonObject:
     """What the answers cost. `requests` holds the n answers of the first prompt, then those of the second, and so on.
 
-    A prompt counts once however many answers it has. Every token of an answer counts, the last one too, though it is never
-    fed back and so its KV is never computed.
+    A prompt counts once however many answers it has. Every token of an answer counts, the last one too, though
+    it is never fed back and so its KV is never computed.
     """
     prompts = requests[::n]
     prompt_tokens = sum(len(request.prompt_ids) for request in prompts)
@@ -45,39 +48,65 @@ def finish_reason(delta: TextDelta) -> str | None:
     raise ApiError(500, f"the engine could not finish this answer: {delta.error or delta.finish_reason}")
 
 
+@dataclass
+class Choice:
+    """One of a reply's answers, and how much of it has been told: `told` tokens, `offset` characters."""
+
+    index: int
+    request: Request
+    text: str = ""
+    reason: str | None = None
+    told: int = 0
+    offset: int = 0
+
+    def tokens(self, token_ids: Sequence[int], wanted: Sampling, form: Form, tokenizer: Tokenizer) -> JsonObject:
+        """The answer's next tokens, as far as the client asked for them: their ids, their logprobs."""
+        start, self.told = self.told, self.told + len(token_ids)
+        found: JsonObject = {"logprobs": None}
+        if wanted.wanted_logprobs is not None:
+            pairs = zip(token_ids, self.request.logprobs[start : self.told], strict=True)
+            found["logprobs"] = form.logprobs([self._next(*pair, tokenizer) for pair in pairs], tokenizer)
+        return found | ({"token_ids": list(token_ids)} if wanted.return_token_ids else {})
+
+    def _next(self, token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> ToldToken:
+        offset, self.offset = self.offset, self.offset + len(token_text(token_id, tokenizer))
+        return ToldToken(token_id, logprobs, offset)
+
+
 class Reply:
-    """One HTTP answer on its way.
+    """One HTTP answer on its way: `whole`, or in `chunks`.
 
     Args:
         form: how completions, or chats, are written.
         wanted: the client's request.
         model: the model's name.
+        answers: wanted.n for each prompt.
     """
 
     def __init__(self, form: Form, wanted: Sampling, model: str, answers: Answers) -> None:
         self.form, self.wanted, self.answers = form, wanted, answers
+        self.tokenizer = answers.worker.tokenizer
+        self.choices = [Choice(index, request) for index, request in enumerate(answers.requests)]
         self.head = {"id": f"{form.id_prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
-        self.told = [0] * len(answers.requests)  # tokens of each answer whose ids and logprobs have been told
 
     async def whole(self) -> JsonObject:
         """All of it at once, when it is complete."""
-        texts = [""] * len(self.answers.requests)
-        reasons: list[str | None] = [None] * len(texts)
         with closing(self.answers):
             async for index, delta in self.answers:
-                texts[index] += delta.text
-                reasons[index] = finish_reason(delta)
+                choice = self.choices[index]
+                choice.text += delta.text
+                choice.reason = finish_reason(delta)
         choices = [
-            {"index": index, **self.form.message(text), "finish_reason": reason, **self._tokens(index)}
-            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+            self._choice(choice, self.form.message(choice.text), choice.reason, choice.request.output_ids)
+            for choice in self.choices
         ]
         return self._body(self.form.kind, choices) | {"usage": usage(self.answers.requests, self.wanted.n)}
 
     async def chunks(self) -> AsyncGenerator[str, None]:
         """Piece by piece, each as JSON. A failure becomes the last piece: the status has long been sent."""
         with closing(self.answers):
-            for index in range(len(self.told)) if self.form.opening else ():
-                yield self._chunk(index, self.form.opening, None)
+            for choice in self.choices if self.form.opening else ():
+                yield self._chunk([self._choice(choice, self.form.opening, None, ())])
             async with aclosing(self.answers.__aiter__()) as deltas:
                 async for index, delta in deltas:
                     try:
@@ -85,36 +114,27 @@ class Reply:
                     except ApiError as error:
                         yield to_json(error.body)
                         return
-                    if delta.text or reason or self.wanted.return_token_ids or self.form.logprobs_wanted(self.wanted):
-                        yield self._chunk(index, self.form.piece(delta.text), reason, self._tokens(index, delta))
+                    if delta.text or reason or self.tells_tokens:
+                        piece = self.form.piece(delta.text)
+                        yield self._chunk([self._choice(self.choices[index], piece, reason, delta.token_ids)])
             if self.wanted.include_usage:
-                tail = {"usage": usage(self.answers.requests, self.wanted.n)}
-                yield to_json(self._body(self.form.chunk_kind, []) | tail)
+                yield self._chunk([], usage(self.answers.requests, self.wanted.n))
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Every token is worth a chunk, one that completes no character too."""
+        return self.wanted.return_token_ids or self.wanted.wanted_logprobs is not None
+
+    def _choice(self, choice: Choice, said: JsonObject, reason: str | None, token_ids: Sequence[int]) -> JsonObject:
+        tokens = choice.tokens(token_ids, self.wanted, self.form, self.tokenizer)
+        return {"index": choice.index, **said, **tokens, "finish_reason": reason}
+
+    def _chunk(self, choices: list[JsonObject], used: JsonObject | None = None) -> str:
+        asked = {"usage": used} if self.wanted.include_usage else {}
+        return to_json(self._body(self.form.chunk_kind, choices) | asked)
 
     def _body(self, kind: str, choices: list[JsonObject]) -> JsonObject:
         return self.head | {"object": kind, "choices": choices}
-
-    def _chunk(self, index: int, piece: JsonObject, reason: str | None, tokens: JsonObject | None = None) -> str:
-        choice = {"index": index, **piece, "finish_reason": reason, **(tokens or {})}
-        return to_json(self._body(self.form.chunk_kind, [choice]) | ({"usage": None} if self.wanted.include_usage else {}))
-
-    def _tokens(self, index: int) -> JsonObject:
-        """Ids and logprobs of the answer's tokens that have not been told yet, as far as the client asked for them."""
-        request, start = self.answers.requests[index], self.told[index]
-        self.told[index] = stop = start + self.fetched[index]
-        self.fetched[index] = 0
-        found = {"logprobs": None}
-        if self.wanted.wanted_logprobs is not None:
-            told = zip(request.output_ids[start:stop], request.logprobs[start:stop], strict=True)
-            found["logprobs"] = self.form.logprobs([self._told(index, *token) for token in told], self.tokenizer)
-        if self.wanted.return_token_ids:
-            found["token_ids"] = request.output_ids[start:stop]
-        return found
-
-    def _told(self, index: int, token_id: int, logprobs: TokenLogprobs) -> ToldToken:
-        offset = self.offsets[index]
-        self.offsets[index] += len(token_text(token_id, self.tokenizer))
-        return ToldToken(token_id, logprobs, offset)
 
 
 def to_json(data: JsonObject) -> str:

@@ -28,10 +28,10 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
     Raises:
         ClientGone: it went away. By then the work has ended, and its `finally` blocks have run.
     """
-    tasks = working, leaving = asyncio.create_task(work), asyncio.create_task(gone(receive))
+    working, leaving = tasks = asyncio.create_task(work), asyncio.create_task(gone(receive))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        if leaving.done() and not working.done():
             raise ClientGone
         return working.result()
     finally:

@@ -1,6 +1,6 @@
 """Lesson 7. What a client is told when it cannot be served: OpenAI's shape, one clear sentence, the right status.
 
-    {"error": {"message": "…", "type": "invalid_request_error", "param": "temperature", "code": null}}
+{"error": {"message": "…", "type": "invalid_request_error", "param": "temperature", "code": null}}
 """
 
 import logging

@@ -18,12 +18,12 @@ class ToldToken(NamedTuple):
 
 
 class Form:
-    """What differs between the two. `opening`: what a stream begins with; {} for nothing."""
+    """What differs between the two. `opening`: what a stream begins with, or None."""
 
     kind: str
     chunk_kind: str
     id_prefix: str
-    opening: JsonObject = {}
+    opening: JsonObject | None = None
 
     def message(self, text: str) -> JsonObject:
         """A whole answer's text."""
@@ -70,7 +70,9 @@ class ChatForm(Form):
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     id_prefix = "chatcmpl"
-    opening: JsonObject = {"delta": {"role": "assistant", "content": ""}}
+
+    def __init__(self) -> None:
+        self.opening = {"delta": {"role": "assistant", "content": ""}}
 
     def message(self, text: str) -> JsonObject:
         """The assistant's turn."""

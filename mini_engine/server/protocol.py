@@ -7,7 +7,16 @@ return_token_ids.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, WrapValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from mini_engine.engine.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
@@ -15,6 +24,7 @@ from mini_engine.errors import UserError
 
 MAX_N = 16
 MAX_STOPS = 16
+HALF = "half_a_character"
 DEFAULT_MAX_TOKENS = 16  # of completions, as OpenAI's; a chat answer may fill the context
 
 
@@ -24,16 +34,32 @@ def in_one_sentence(sentence: str) -> WrapValidator:
     def check(value: Any, handler: Any) -> Any:
         try:
             return handler(value)
-        except ValidationError:
+        except ValidationError as error:
+            if any(one["type"] == HALF for one in error.errors()):
+                raise half_a_character() from None
             raise PydanticCustomError("union", "{sentence}", {"sentence": sentence}) from None
 
     return WrapValidator(check)
 
 
+def half_a_character() -> PydanticCustomError:
+    """JSON can write one half of a character beyond U+FFFF alone, as in "\\ud83d"; no text has such a thing."""
+    return PydanticCustomError(HALF, "a text holds half a character, a lone surrogate")
+
+
+def of_whole_characters(text: str) -> str:
+    """The text, if it can be written as UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise half_a_character() from None
+    return text
+
+
 Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
 Flag = Annotated[bool, Strict()]
-Text = Annotated[str, Strict()]
+Text = Annotated[str, Strict(), AfterValidator(of_whole_characters)]
 Ids = list[Whole]
 Stop = Annotated[
     Text | Annotated[list[Text], Field(max_length=MAX_STOPS)],
@@ -109,15 +135,21 @@ class Sampling(Body):
         """The engine's parameters for one of the n answers. With a seed, each choice has its own: seed + choice."""
         shared = {name: getattr(self, name) for name in SHARED}
         seed = None if self.seed is None else self.seed + choice if self.seed <= MAX_SEED - MAX_N else self.seed
-        return SamplingParams(
-            **shared, seed=seed, max_tokens=self.wanted_tokens(room), logprobs=self.wanted_logprobs
-        )
+        return SamplingParams(**shared, seed=seed, max_tokens=self.wanted_tokens(room), logprobs=self.wanted_logprobs)
 
 
-SHARED = (
-    "temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty min_tokens stop_token_ids "
-    "ignore_eos"
-).split()
+SHARED = (  # names that the engine has too
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+)
 
 
 class CompletionRequest(Sampling):

@@ -1,7 +1,7 @@
 """Lesson 7. Server-sent events: a response in pieces, each on its way as soon as it is there.
 
-The format is the HTML standard's, section 9.2: lines of `field: value`, and an empty line ends an event. OpenAI's streams
-hold JSON in `data`, and end with `data: [DONE]`.
+The format is the HTML standard's, section 9.2: lines of `field: value`, and an empty line ends an event. OpenAI's
+streams hold JSON in `data`, and end with `data: [DONE]`.
 """
 
 from collections.abc import AsyncGenerator

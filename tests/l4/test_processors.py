@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from mini_engine.engine import processors
+from mini_engine.engine.sampler import draw_tokens, uniform
 from mini_engine.engine.sampling_params import SampleRow, SamplingParams
 
 NEVER = float("-inf")
@@ -243,7 +244,7 @@ def test_top_k_keeps_what_ties_with_the_last_kept():
 
 def test_the_worked_example_of_the_page():
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0, -1.0]])
-    one = [row([0], [2], repetition_penalty=2, temperature=0.5, top_k=4, top_p=0.9)]
+    one = [row([0], [2], repetition_penalty=2, temperature=0.5, top_k=4, top_p=0.9, seed=7)]
     processors.penalise_repetition(logits, one)
     assert logits[0].tolist() == [2, 3, 1, 1, 0, -1]
     processors.divide_by_temperature(logits, one)
@@ -253,3 +254,4 @@ def test_the_worked_example_of_the_page():
     processors.keep_top_p(logits, one)
     assert kept(logits) == [[0, 1]]
     assert [round(p, 3) for p in logits.softmax(-1)[0].tolist()] == [0.119, 0.881, 0, 0, 0, 0]
+    assert round(uniform(7, 2), 3) == 0.244 and draw_tokens(logits, one).tolist() == [1]

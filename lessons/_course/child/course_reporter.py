@@ -6,6 +6,7 @@ import json
 import os
 import re
 import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -19,7 +20,7 @@ TASK = re.compile(r"Lesson \d+, task (\d+)\b")
 LONGEST_TEXT = 6000
 MOST_HANGS = 3
 AFTER_A_HANG_SECONDS = 4.0
-MACHINERY = re.compile(r"[\\/](_pytest|pluggy|hypothesis)[\\/]|course_reporter\.py$")
+LOOK_SECONDS = 0.1
 
 
 class TookTooLong(BaseException):
@@ -27,27 +28,35 @@ class TookTooLong(BaseException):
 
 
 class Deadline:
-    """Raises TookTooLong in the thread that entered it, after `seconds`. Python code is stopped, a C call is not."""
+    """Raises TookTooLong in the thread that entered it, after `seconds` of this process's own work.
+
+    Processor time, so that a busy machine makes no test fail. Python code is stopped; a C call, or a wait, is not.
+    """
 
     def __init__(self, seconds: float) -> None:
-        self.timer = threading.Timer(seconds, self._fire)
-        self.timer.daemon = True
+        self.seconds = seconds
+        self.over = threading.Event()
         self.lock = threading.Lock()
-        self.over = False
 
     def __enter__(self) -> "Deadline":
         self.thread = threading.get_ident()
-        self.timer.start()
+        self.end = time.process_time() + self.seconds
+        threading.Thread(target=self._look, daemon=True).start()
         return self
 
     def __exit__(self, *exception) -> None:
         with self.lock:
-            self.over = True
-        self.timer.cancel()
+            self.over.set()
+
+    def _look(self) -> None:
+        while not self.over.wait(LOOK_SECONDS):
+            if time.process_time() > self.end:
+                self._fire()
+                return
 
     def _fire(self) -> None:
         with self.lock:
-            if not self.over:
+            if not self.over.is_set():
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(TookTooLong))
 
 
@@ -80,7 +89,7 @@ class Reporter:
         self.write("start", test=nodeid)
 
     def pytest_exception_interact(self, node, call, report) -> None:
-        self.write("exception", test=node.nodeid, stdout=report.capstdout[-2000:], **describe(call.excinfo.value))
+        self.write("exception", test=node.nodeid, stdout=report.capstdout[-2000:], **describe(call.excinfo.value, node))
         if isinstance(call.excinfo.value, TookTooLong):
             self._after_a_hang(node.session)
 
@@ -113,19 +122,25 @@ def skip_reason(report) -> str:
     return text.removeprefix("Skipped: ") or "no reason given"
 
 
-def describe(error: BaseException) -> dict:
+def describe(error: BaseException, node) -> dict:
     """What a failure says, which unwritten task it met, and where it went through."""
     error = heart_of(error)
     task = next((m[1] for e in chain(error) if isinstance(e, NotImplementedError) and (m := TASK.search(str(e)))), None)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not MACHINERY.search(f.filename)]
+    stack = traceback.extract_tb(error.__traceback__)
+    ours = next((i for i, frame in enumerate(stack) if is_ours(Path(frame.filename), node.config.rootpath)), 0)
     return {
         "type": type(error).__name__,
         "message": str(error)[:LONGEST_TEXT],
         "notes": "\n".join(getattr(error, "__notes__", ()))[:LONGEST_TEXT],
         "task": int(task) if task else None,
-        "frames": [(frame.filename, frame.lineno, frame.name, frame.line) for frame in frames],
+        "frames": [(frame.filename, frame.lineno, frame.name, frame.line) for frame in stack[ours:]],
         "syntax": [error.filename, error.lineno] if isinstance(error, SyntaxError) else None,
     }
+
+
+def is_ours(path: Path, root: Path) -> bool:
+    """Whether a frame is of the course: not of pytest, wherever that is installed, and not of this plugin."""
+    return path.is_relative_to(root) and "site-packages" not in path.parts and path.parent != Path(__file__).parent
 
 
 def heart_of(error: BaseException) -> BaseException:

@@ -1,0 +1,262 @@
+"""Lesson 8. Lesson 5's manager, which keeps what was computed: the next prompt that begins the same finds it.
+
+A block is free, held by requests, or cached: only the tree holds it, and it can be evicted. Whoever uses a stored
+prefix has locked it, from the call that found it on. The twin of a prompt in the same step finds nothing in the tree
+yet, and reads the other's blocks all the same: a layer writes the KV of the whole step before anybody in it attends.
+"""
+
+from array import array
+from collections.abc import Hashable, Sequence
+
+from mini_engine.errors import OutOfBlocks
+from mini_engine.kv.eviction import EvictionPolicy
+from mini_engine.kv.manager import BlocksByState, CopyBlocks, KvCacheManager, RequestTable, no_store
+from mini_engine.kv.radix import HitStats, RadixTree
+from mini_engine.kv.radix_node import TOKEN_BYTES, Node, common_blocks, key_of
+from mini_engine.kv.refcount import RefCountedAllocator
+
+Mark = tuple[Hashable, bytes]  # the first block that a request computes in this step, and for whom
+
+
+class PrefixTable(RequestTable):
+    """A request's blocks, and what of them it shares.
+
+    key: the tokens of the whole blocks that it was admitted with, as bytes. num_whole: how many blocks these are.
+    namespace: with whom it shares. node: the stored prefix that it has locked.
+    num_stored: blocks of `key` that were put into the tree.
+    num_found: tokens that were there when it came; None once they are counted.
+    mark: by which a twin finds it while its step is in flight.
+    """
+
+    def __init__(self, allocator: RefCountedAllocator, key: bytes, namespace: Hashable, node: Node) -> None:
+        super().__init__(allocator)
+        self.key, self.namespace, self.node = key, namespace, node
+        self.num_whole = len(key) // (allocator.block_size * TOKEN_BYTES)
+        self.num_stored = sum(len(part.blocks) for part in node.path())
+        self.num_found: int | None = None
+        self.mark: Mark | None = None
+
+    def adopt(self, blocks: Sequence[int], num_tokens: int) -> None:
+        """Begin with blocks of others, which hold the first `num_tokens` tokens."""
+        self.allocator.share(blocks)
+        self.blocks += blocks
+        self.row.fromlist(self.blocks)
+        self.num_tokens = num_tokens
+
+    def replace(self, indices: Sequence[int], blocks: Sequence[int]) -> None:
+        """Hold `blocks`, on which the table has a count already, at `indices`; let go of those that were there."""
+        old = [self.blocks[index] for index in indices]
+        for index, block in zip(indices, blocks, strict=True):
+            self.blocks[index] = self.row[index] = block
+        self.allocator.free(old)
+
+
+class PrefixCacheManager(KvCacheManager):
+    """A KvCacheManager that shares. What it does not say anew below it does as in lesson 5.
+
+    Args:
+        num_blocks, block_size, copy: as in lesson 5.
+        capacity: the most blocks that may be kept for later; None for what the requests leave.
+        policy: which stored prefix goes first: LRU, LFU or FIFO of `eviction.py`.
+
+    Attributes:
+        stats: asked and found tokens of all requests that have run.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        copy: CopyBlocks = no_store,
+        capacity: int | None = None,
+        policy: EvictionPolicy | None = None,
+    ) -> None:
+        super().__init__(num_blocks, block_size, copy)
+        self.allocator = RefCountedAllocator(num_blocks, block_size)
+        self.tree = RadixTree(block_size, self.allocator, capacity, policy)
+        self.tables: dict[str, PrefixTable] = {}
+        self.in_flight: dict[Mark, PrefixTable] = {}
+        self.stats = HitStats()
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that `grow` can give now: those that nobody holds, and those that only the tree holds."""
+        return self.allocator.num_free + self.tree.num_evictable
+
+    @property
+    def blocks_by_state(self) -> BlocksByState:
+        """Free, held by requests, and cached; together they are the pool."""
+        cached = self.tree.num_evictable
+        return BlocksByState(self.allocator.num_free, len(self.allocator.held) - cached, cached)
+
+    def allocate(self, request_id: str, token_ids: Sequence[int], namespace: Hashable = None) -> int:
+        """Begin a table with the stored blocks that the request begins with, and lock them in the same call.
+
+        The last token is never taken from the cache: somebody must compute it, so that there are logits.
+
+        Args:
+            namespace: requests share with those of the same namespace only.
+
+        Returns:
+            how many leading tokens have their KV, or will have before this step attends to them.
+
+        Raises:
+            ValueError: the request has a table; nothing was changed.
+        """
+        super().allocate(request_id, token_ids)
+        size, width, key = self.block_size, self.tree.width, key_of(token_ids)
+        usable = key[: (len(token_ids) - 1) // size * width]
+        match = self.tree.match(usable, namespace, lock=True)
+        table = PrefixTable(self.allocator, key[: len(token_ids) // size * width], namespace, match.node)
+        blocks = match.blocks + self._of_twin(usable, len(match.blocks), namespace)
+        table.adopt(blocks, len(blocks) * size)
+        table.num_found = table.num_tokens
+        self.tables[request_id] = table
+        return table.num_tokens
+
+    def missing_blocks(self, request_id: str, num_tokens: int) -> int:
+        """As in lesson 5, and one more where the next token would be written into a block that others read."""
+        return super().missing_blocks(request_id, num_tokens) + self._writes_shared(request_id, num_tokens)
+
+    def grow(self, request_id: str, num_tokens: int) -> array:
+        """As in lesson 5. Prefixes that nobody uses make room, and a shared block is copied before it is written."""
+        table = self.tables[request_id]
+        start = table.num_tokens
+        if missing := self.missing_blocks(request_id, num_tokens):
+            self._make_free(missing)
+            if self._writes_shared(request_id, num_tokens):
+                self._copy_on_write(table)
+        row = super().grow(request_id, num_tokens)
+        if start // self.block_size < table.num_whole:
+            self._announce(table, start // self.block_size)
+        return row
+
+    def commit(self, request_id: str, token_ids: Sequence[int], num_computed: int) -> None:
+        """Put the blocks of the prompt that are full by now into the tree: from the next step on all may use them."""
+        table = self.tables[request_id]
+        if table.num_found is not None:
+            self.stats.count(len(token_ids), table.num_found)
+            table.num_found = None
+        if table.num_stored < table.num_whole:
+            self._land(table)
+            self._store(table, min(table.num_whole, num_computed // self.block_size))
+
+    def truncate(self, request_id: str, num_tokens: int) -> None:
+        """As in lesson 5. What is written next may differ from what is stored, so only what stays is locked."""
+        table = self.tables[request_id]
+        super().truncate(request_id, num_tokens)
+        self._keep_locked(table, min(table.num_stored, len(table.blocks)))
+        table.num_whole = min(table.num_whole, num_tokens // self.block_size)
+        table.key = table.key[: table.num_whole * self.tree.width]
+
+    def free(self, request_id: str, computed_ids: Sequence[int] = ()) -> None:
+        """As in lesson 5; the whole blocks of `computed_ids` stay in the tree."""
+        if table := self.tables.get(request_id):
+            self._land(table)
+            if whole := self._storable(table, len(computed_ids) // self.block_size):
+                self.tree.insert(computed_ids[: whole * self.block_size], table.blocks[:whole], table.namespace)
+            self.tree.unlock(table.node)
+        super().free(request_id)
+
+    def fork(self, parent_id: str, child_id: str) -> None:
+        """Let `child_id` hold the parent's blocks as well. Nothing is copied until one of them writes into one.
+
+        Raises:
+            ValueError: the child has a table already. KeyError: the parent has none. Nothing was changed.
+        """
+        parent = self.tables[parent_id]
+        if child_id in self.tables:
+            raise ValueError(f"request {child_id!r} has a block table already; fork to a new id")
+        stored = parent.key[: parent.num_stored * self.tree.width]  # what the child computes may differ from the rest
+        child = PrefixTable(self.allocator, stored, parent.namespace, parent.node)
+        self.tree.lock(child.node)
+        child.adopt(parent.blocks, parent.num_tokens)
+        self.tables[child_id] = child
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """As in lesson 5, and a block that several hold is no target: the others would read what they never wrote."""
+        shared = [block for block in targets if self.allocator.counts[block] > 1]
+        if shared:
+            raise ValueError(f"blocks {shared} are shared; copy into blocks that one request alone holds")
+        super().copy_blocks(sources, targets)
+
+    def clear(self) -> None:
+        """Forget all prefixes.
+
+        Raises:
+            ValueError: a request uses one; nothing was changed.
+        """
+        self.tree.clear()
+
+    def _make_free(self, num_blocks: int) -> None:
+        """See to it that so many blocks are free, or raise OutOfBlocks and evict nothing."""
+        if num_blocks > self.num_free_blocks:
+            raise OutOfBlocks(f"need {num_blocks} blocks, {self.num_free_blocks} free of {self.num_usable_blocks}")
+        self.tree.evict(num_blocks - self.allocator.num_free)
+
+    def _store(self, table: PrefixTable, num_blocks: int) -> None:
+        """Put the first `num_blocks` blocks into the tree. Where it has had them from somebody else, use those."""
+        key = table.key[: num_blocks * self.tree.width]
+        stored = self.tree.insert(key, table.blocks[:num_blocks], table.namespace, lock=True)
+        self.tree.unlock(table.node)
+        table.node, table.num_stored = stored.node, len(stored.blocks)
+        if table.num_stored < num_blocks:  # the tree's capacity is used up: do not try again at each step
+            table.num_whole = table.num_stored
+        twice = [index for index, block in enumerate(stored.blocks) if table.blocks[index] != block]
+        if twice:
+            theirs = [stored.blocks[index] for index in twice]
+            self.allocator.share(theirs)
+            table.replace(twice, theirs)
+
+    def _storable(self, table: PrefixTable, num_blocks: int) -> int:
+        """How many of the first blocks may go into the tree: none before its first step has run, and none that a fork
+        uses as well, since the fork has not locked it."""
+        if table.num_found is not None:
+            return 0
+        for index in range(min(table.num_stored, num_blocks), num_blocks):
+            if self.allocator.counts[table.blocks[index]] > 1:
+                return index
+        return num_blocks
+
+    def _writes_shared(self, request_id: str, num_tokens: int) -> bool:
+        """Whether the token behind the last one comes into a block that others hold as well."""
+        table = self.tables[request_id]
+        index, offset = divmod(table.num_tokens, self.block_size)
+        return bool(offset) and num_tokens > table.num_tokens and self.allocator.counts[table.blocks[index]] > 1
+
+    def _copy_on_write(self, table: PrefixTable) -> None:
+        """Give the table a copy of its last block, of its own."""
+        index = table.num_tokens // self.block_size
+        own = self.allocator.alloc_blocks(1)
+        self.copy([table.blocks[index]], own)
+        table.replace([index], own)
+        self._keep_locked(table, min(table.num_stored, index))
+
+    def _keep_locked(self, table: PrefixTable, num_blocks: int) -> None:
+        """Of the stored blocks that the table has locked, unlock all but the first `num_blocks`."""
+        node = self.tree.match(table.key[: num_blocks * self.tree.width], table.namespace, lock=True).node
+        self.tree.unlock(table.node)
+        table.node, table.num_stored = node, num_blocks
+
+    def _announce(self, table: PrefixTable, index: int) -> None:
+        """Let twins of this step find the blocks from `index` on that this step fills. The first to come stays."""
+        if table.num_tokens // self.block_size > index:
+            block = table.key[index * self.tree.width : (index + 1) * self.tree.width]
+            mark = (table.namespace, block)
+            if self.in_flight.setdefault(mark, table) is table:
+                table.mark = mark
+
+    def _land(self, table: PrefixTable) -> None:
+        """The step of this table is over."""
+        if table.mark is not None:
+            del self.in_flight[table.mark]
+            table.mark = None
+
+    def _of_twin(self, key: bytes, start: int, namespace: Hashable) -> list[int]:
+        """Blocks from `start` on that another request fills in this step with the tokens of `key`."""
+        width = self.tree.width
+        twin = self.in_flight.get((namespace, key[start * width : (start + 1) * width]))
+        if twin is None:
+            return []
+        common = common_blocks(twin.key, key, 0, width)
+        return twin.blocks[start : min(common, twin.num_tokens // self.block_size)]

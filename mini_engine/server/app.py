@@ -1,0 +1,156 @@
+"""Lesson 7. The routes: from a client's request to jobs for the engine, and from its answers to a response."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp
+
+from mini_engine.engine.worker import Answers, EngineWorker, Job
+from mini_engine.errors import UserError
+from mini_engine.server.answers import Reply
+from mini_engine.server.config import ServerConfig
+from mini_engine.server.disconnect import ClientGone, unless_gone
+from mini_engine.server.errors import ApiError, install_handlers
+from mini_engine.server.forms import ChatForm, CompletionForm, Form
+from mini_engine.server.limits import ApiKey, BodyLimit, Gate
+from mini_engine.server.metrics import Metrics
+from mini_engine.server.protocol import ChatRequest, CompletionRequest, Sampling
+from mini_engine.server.sse import EventStream
+
+Prompt = str | list[int] | list[dict[str, str]]
+CLIENT_CLOSED = 499  # nginx's number for it; nobody will see it
+ERRORS = {
+    400: {"description": "The request is wrong; the message says what, `param` says where."},
+    401: {"description": "The API key is missing or wrong."},
+    404: {"description": "There is no such model."},
+    413: {"description": "The body is too large."},
+    429: {"description": "Too many requests wait; come back after `Retry-After` seconds."},
+    500: {"description": "The engine failed."},
+    503: {"description": "The server is shutting down."},
+}
+
+
+class Service:
+    """What the routes share: the engine's worker, a thread for the tokenizer, the limits."""
+
+    def __init__(self, worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> None:
+        self.worker, self.config, self.metrics = worker, config, metrics
+        self.started = int(time.time())
+        self.tokenizing = ThreadPoolExecutor(1, "tokenizer")  # one: the tokenizer is not made for several at once
+        engine, tokenizer = worker.engine, worker.tokenizer
+        manager = engine.scheduler.manager
+        self.max_tokens = min(engine.config.max_position_embeddings, manager.num_usable_blocks * manager.block_size + 1)
+        self.max_characters = engine.config.max_position_embeddings * max(map(len, tokenizer.token_bytes))
+
+    async def answer(self, form: Form, wanted: Sampling, request: Request) -> Response:
+        """Serve a completion or a chat, whole or streamed."""
+        self.check_model(wanted.model)
+        if wanted.stream_options is not None and not wanted.stream:
+            raise ApiError(400, "stream_options is given without stream: true; give both", param="stream_options")
+        if not wanted.stream:
+            try:
+                return JSONResponse(await unless_gone(request.receive, self.whole(form, wanted)))
+            except ClientGone:
+                return Response(status_code=CLIENT_CLOSED)
+        return EventStream(self.reply(form, wanted, await self.submit(wanted)).chunks())
+
+    async def whole(self, form: Form, wanted: Sampling) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        return await self.reply(form, wanted, await self.submit(wanted)).whole()
+
+    def reply(self, form: Form, wanted: Sampling, answers: Answers) -> Reply:
+        """The answers in their form."""
+        return Reply(form, wanted, self.config.model_name, answers)
+
+    async def submit(self, wanted: Sampling) -> Answers:
+        """Hand in n jobs for each prompt, all or none."""
+        count = len(wanted.prompts) * wanted.n
+        if count > self.config.max_answers:
+            raise ApiError(400, f"{count} answers are asked for at once; this server gives {self.config.max_answers}")
+        prompts = [await self.encode(prompt) for prompt in wanted.prompts]
+        jobs = [
+            Job(prompt_ids, wanted.params(choice, self.max_tokens - len(prompt_ids)), wanted.stops)
+            for prompt_ids in prompts
+            for choice in range(wanted.n)
+        ]
+        return await self.worker.submit(jobs)
+
+    async def encode(self, prompt: Prompt) -> Sequence[int]:
+        """Token ids of a text, of a conversation, or as given. What is hopelessly long is not even tokenized."""
+        tokenizer = self.worker.tokenizer
+        if isinstance(prompt, str):
+            size, work = len(prompt), tokenizer.encode
+        elif prompt and isinstance(prompt[0], dict):
+            size, work = sum(len(message["content"]) for message in prompt), tokenizer.encode_chat
+        else:
+            return prompt
+        if size > self.max_characters:
+            raise UserError(
+                f"the prompt has {size} characters, too many for the model's "
+                f"{self.worker.engine.config.max_position_embeddings} positions; shorten it"
+            )
+        return await asyncio.get_running_loop().run_in_executor(self.tokenizing, work, prompt)
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse the name of a model that is not here; without a name it is this one."""
+        ours = self.config.model_name
+        if name not in (None, ours):
+            raise ApiError(
+                404, f"there is no model {name!r} here, only {ours!r}", param="model", code="model_not_found"
+            )
+
+    def model_card(self) -> dict[str, Any]:
+        """The model, as /v1/models tells of it."""
+        positions = self.worker.engine.config.max_position_embeddings
+        card = {"id": self.config.model_name, "object": "model", "created": self.started, "owned_by": "mini_engine"}
+        return card | {"max_model_len": positions}
+
+
+def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> tuple[ASGIApp, Gate]:
+    """The app, and the gate to close when it is to end."""
+    app = FastAPI(title="mini_engine", summary="A course's LLM server, with OpenAI's routes.", redoc_url=None)
+    install_handlers(app)
+    add_routes(app, Service(worker, config, metrics))
+    gate = Gate(ApiKey(BodyLimit(app, config.max_body_bytes), config.api_key))
+    return gate, gate
+
+
+def add_routes(app: FastAPI, service: Service) -> None:
+    """All that the server answers to."""
+
+    @app.post("/v1/completions", responses=ERRORS)
+    async def completions(wanted: CompletionRequest, request: Request) -> Response:
+        """Continue one or several prompts."""
+        return await service.answer(CompletionForm(), wanted, request)
+
+    @app.post("/v1/chat/completions", responses=ERRORS)
+    async def chat(wanted: ChatRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        return await service.answer(ChatForm(), wanted, request)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The one model that there is."""
+        return {"object": "list", "data": [service.model_card()]}
+
+    @app.get("/v1/models/{name:path}", responses={404: ERRORS[404]})
+    async def model(name: str) -> dict[str, Any]:
+        """A model by its name."""
+        service.check_model(name)
+        return service.model_card()
+
+    @app.get("/health", responses={503: {"description": "The engine's thread has ended."}})
+    async def health() -> JSONResponse:
+        """Whether the engine can answer."""
+        alive = service.worker.is_alive
+        return JSONResponse({"status": "ok" if alive else "the engine has stopped"}, 200 if alive else 503)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Figures in Prometheus' format."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")

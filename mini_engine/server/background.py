@@ -1,0 +1,76 @@
+"""Lesson 7. uvicorn with two habits of its own: it drains before it ends, and it can run in a thread."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from mini_engine.errors import UserError
+from mini_engine.server.limits import Gate
+
+CUT_SECONDS = 1  # of the grace, for those who are still there when the rest of it is over
+
+
+class DrainingServer(uvicorn.Server):
+    """The first SIGTERM or Ctrl-C closes the gate; the server ends when nobody is inside, or when the grace is over."""
+
+    def __init__(self, app: ASGIApp, gate: Gate, grace_seconds: float) -> None:
+        super().__init__(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=CUT_SECONDS))
+        self.gate, self.grace_seconds = gate, grace_seconds
+        self.deadline = float("inf")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """uvicorn's signal handler. A second signal ends the server at once."""
+        if self.gate.closed:
+            self.should_exit = self.force_exit = True
+        self.drain()
+
+    def drain(self) -> None:
+        """Let nobody in, and end when those inside have been served."""
+        self.gate.close()
+        self.deadline = min(self.deadline, time.monotonic() + max(0.0, self.grace_seconds - 2 * CUT_SECONDS))
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn asks ten times a second whether to end."""
+        if self.gate.closed and (self.gate.num_inside == 0 or time.monotonic() > self.deadline):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one.
+
+    Raises:
+        UserError: the address cannot be had.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from error
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where clients find it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextmanager
+def in_background(app: ASGIApp, gate: Gate, grace_seconds: float = 5.0) -> Iterator[str]:
+    """Serve from a thread, on a free port of this machine; the address is what it yields. At the end it drains."""
+    with listen("127.0.0.1", 0) as listener:
+        server = DrainingServer(app, gate, grace_seconds)
+        thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
+        thread.start()
+        try:
+            yield url_of(listener)
+        finally:
+            server.drain()
+            thread.join()

@@ -1,0 +1,23 @@
+"""Lesson 7. The server's limits. All of them bound something that a client could otherwise grow without end."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What the operator decides.
+
+    model_name: what clients call the model.
+    api_key: what clients must send; None asks for nothing.
+    max_body_bytes: of one request.
+    max_answers: of one request, over all its prompts and choices.
+    max_waiting: answers that wait for their turn, over all clients; beyond that a client is told to come back.
+    grace_seconds: from SIGTERM to the end.
+    """
+
+    model_name: str = "pocket"
+    api_key: str | None = None
+    max_body_bytes: int = 2**20
+    max_answers: int = 64
+    max_waiting: int = 256
+    grace_seconds: float = 30.0

@@ -1,0 +1,58 @@
+"""Lesson 7. `python -m mini_engine serve`: OpenAI's routes on this machine. SIGTERM or Ctrl-C ends it gently."""
+
+import argparse
+import logging
+import os
+from pathlib import Path
+
+from mini_engine.cli.arguments import add_engine_options, load_llm
+from mini_engine.cli.parser import whole_number
+from mini_engine.errors import UserError
+
+NEEDED = "serve needs the extra 'server': pip install -e '.[server]', or make setup ARGS=\"--extras server\""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `serve`."""
+    add_engine_options(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
+    parser.add_argument("--port", type=whole_number(0), default=8000, metavar="N", help="default: 8000; 0: a free one")
+    parser.add_argument("--model-name", metavar="NAME", help="what clients call the model (default: its folder's name)")
+    parser.add_argument(
+        "--api-key", default=os.environ.get("MINI_ENGINE_API_KEY"), metavar="KEY", help="default: $MINI_ENGINE_API_KEY"
+    )
+    parser.add_argument(
+        "--max-waiting", type=whole_number(1), default=256, metavar="N", help="more get 429 (default: 256)"
+    )
+    parser.add_argument("--max-body-bytes", type=whole_number(1), default=2**20, metavar="N", help="default: 1048576")
+    parser.add_argument(
+        "--grace-seconds", type=whole_number(1), default=30, metavar="N", help="from SIGTERM to the end (default: 30)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes; 0 when all was drained or cut off in time."""
+    try:
+        from mini_engine.server.app import create_app
+        from mini_engine.server.background import DrainingServer, listen, url_of
+        from mini_engine.server.config import ServerConfig
+        from mini_engine.server.metrics import Metrics
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("mini_engine"):
+            raise
+        raise UserError(f"{NEEDED} ({error.name} is missing)") from None
+    from mini_engine.engine.worker import EngineWorker
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    name = args.model_name or (Path(args.model).name if args.model else "pocket")
+    config = ServerConfig(
+        name, args.api_key, args.max_body_bytes, max_waiting=args.max_waiting, grace_seconds=args.grace_seconds
+    )
+    with listen(args.host, args.port) as listener:
+        llm, metrics = load_llm(args), Metrics()
+        with EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics) as worker:
+            metrics.watch(worker)
+            app, gate = create_app(worker, config, metrics)
+            print(f"serving {name} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
+            DrainingServer(app, gate, config.grace_seconds).run([listener])
+    return 0

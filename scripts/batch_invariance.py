@@ -1,0 +1,165 @@
+"""Lesson 5. Is a token's result the same, bit for bit, whoever it shares a step with? Asked of each part of the model.
+
+For each part, a row is computed alone and then among others; "equal" means every bit. What is not equal differs by
+rounding: its sums are added up in another order. Tokens are equal where their logits are further apart than that.
+"""
+
+import sys
+
+from smoke_common import OneLineParser, guard, pick_device, print_json
+
+COUNTS = (2, 3, 4, 8, 16, 64)
+BLOCK_SIZE = 16
+PROMPT_TOKENS = 100
+
+
+def run(args) -> int:
+    import torch
+
+    from mini_engine.config import DTYPES
+    from mini_engine.pocket import POCKET_DIR
+    from mini_engine.weights import load_model
+
+    device = pick_device(args.device)
+    report = {}
+    for name in ("float32", "bfloat16"):
+        model = load_model(args.model or POCKET_DIR, DTYPES[name], device)
+        with torch.inference_mode():
+            report[name] = check_model(model, args.kernel)
+    if args.json:
+        print_json({"device": device, "row_counts": COUNTS, "results": report})
+        return 0
+    print(f"{device}, torch {torch.__version__}, {torch.get_num_threads()} threads. One row alone and among n rows;")
+    print("a prompt at once and in chunks of n:")
+    for name, parts in report.items():
+        print(f"\n{name:36}" + "".join(f"{f'n = {n}':>9}" for n in COUNTS))
+        for part, found in parts.items():
+            print(f"  {part:34}" + "".join(f"{'equal' if same else 'no':>9}" for same in found))
+    return 0
+
+
+def check_model(model, kernel: str) -> dict[str, list[bool]]:
+    """Part to one answer for each of COUNTS."""
+    layer = model.model.layers[0]
+    linears = {
+        "q_proj": layer.self_attn.q_proj.weight,
+        "o_proj": layer.self_attn.o_proj.weight,
+        "gate_proj": layer.mlp.gate_proj.weight,
+        "down_proj": layer.mlp.down_proj.weight,
+        "the vocabulary head": model.head_weight,
+    }
+    parts = {f"{name} {list(reversed(w.shape))}": linear(w) for name, w in linears.items()}
+    parts["RMSNorm"] = norm(layer.input_layernorm)
+    names = ["torch", "cpu"] if kernel == "auto" and model.head_weight.device.type == "cpu" else [kernel]
+    for name in names:
+        parts |= whole_model(model, name)
+    return parts
+
+
+def rows_like(weight, count: int):
+    """`[count, in_features]` random rows of the weight's dtype."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, weight.shape[-1], generator=generator).to(weight)
+
+
+def same_rows(compute, rows) -> list[bool]:
+    """Whether each of the first rows, computed alone, is what it is among n."""
+    import torch
+
+    alone = [compute(rows[i : i + 1])[0] for i in range(min(COUNTS[0], len(rows)))]
+    return [all(torch.equal(x, compute(rows[:n])[i]) for i, x in enumerate(alone)) for n in COUNTS]
+
+
+def linear(weight) -> list[bool]:
+    import torch.nn.functional as F
+
+    return same_rows(lambda x: F.linear(x, weight), rows_like(weight, COUNTS[-1]))
+
+
+def norm(module) -> list[bool]:
+    return same_rows(module, rows_like(module.weight, COUNTS[-1]))
+
+
+def whole_model(model, kernel: str) -> dict[str, list[bool]]:
+    """A decode step among histories of 5 to 60 tokens, its attention and its logits; a prompt in chunks."""
+    import torch
+
+    from mini_engine.attention.contract import load_kernel
+    from mini_engine.kv.block_tensor import BlockAllocator, KvPool, plan_packed
+
+    weight, num_blocks = model.head_weight, COUNTS[-1] * 5 + 1
+    attend = load_kernel(kernel, weight.device, weight.dtype)
+    pool = KvPool(model.config, num_blocks, BLOCK_SIZE, attend, weight.dtype, weight.device)
+    requests = decoding(model, pool, BlockAllocator(num_blocks, BLOCK_SIZE))
+    q = rows_like(torch.empty(1, model.config.head_dim).to(weight), COUNTS[-1] * model.config.num_attention_heads)
+    q = q.view(COUNTS[-1], model.config.num_attention_heads, -1)
+
+    def attention(some):
+        return pool.attend(0, q[: len(some)], plan_packed(some, BLOCK_SIZE, pool.device))
+
+    def logits(some):
+        fed = torch.tensor([request.token_ids[-1] for request in some], device=pool.device)
+        return model(fed, pool, plan_packed(some, BLOCK_SIZE, pool.device))
+
+    return {
+        f"attention, {attend.name} kernel": same_first(attention, requests),
+        f"logits, {attend.name} kernel": same_first(logits, requests),
+        f"a prompt in chunks, {attend.name} kernel": same_chunks(model, pool),
+    }
+
+
+def decoding(model, pool, allocator) -> list:
+    """Lesson 3's requests, each with its prompt computed, alone, and one token to feed."""
+    from mini_engine.engine.packed import step
+    from mini_engine.kv.block_tensor import BlockTable, Request
+
+    requests = [Request([3 + i % 40] * (5 + 7 * i % 56), BlockTable(allocator)) for i in range(COUNTS[-1])]
+    for request in requests:
+        step(model, pool, [request], BLOCK_SIZE)
+        request.table.append(1)
+    return requests
+
+
+def same_chunks(model, pool) -> list[bool]:
+    """Whether a prompt's logits, computed at once, are what they are in chunks of n."""
+    import torch
+
+    from mini_engine.engine.request import Request
+    from mini_engine.engine.runner import ModelRunner
+    from mini_engine.engine.sampling_params import SamplingParams
+    from mini_engine.engine.scheduler import Chunk
+
+    prompt = [3 + i % 40 for i in range(PROMPT_TOKENS)]
+    request = Request("prompt", prompt, SamplingParams())
+    blocks = range(1, PROMPT_TOKENS // BLOCK_SIZE + 2)
+
+    def logits(size):
+        starts = range(0, PROMPT_TOKENS, size)
+        chunks = [Chunk(request, start, min(start + size, PROMPT_TOKENS), blocks) for start in starts]
+        return [ModelRunner(model, pool).run([chunk]) for chunk in chunks][-1]
+
+    whole = logits(PROMPT_TOKENS)
+    return [torch.equal(whole, logits(n)) for n in COUNTS]
+
+
+def same_first(compute, requests) -> list[bool]:
+    """Whether the first request's row, computed alone, is what it is among n."""
+    import torch
+
+    alone = compute(requests[:1])[0]
+    return [torch.equal(alone, compute(requests[:n])[0]) for n in COUNTS]
+
+
+def main(argv=None) -> int:
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
+    parser.add_argument("--kernel", default="auto", metavar="NAME", help="auto, reference, torch, cpu or triton")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return guard(parser, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

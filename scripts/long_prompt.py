@@ -1,0 +1,140 @@
+"""Lesson 5. A long prompt comes while others decode. How long does each of them wait for its next token?
+
+First as in lesson 3: all prompts and decodes share one packed step, however long it takes. Then with the scheduler,
+which computes the prompt in chunks, within a step's token budget. A gap is the time between two tokens of one answer.
+"""
+
+import sys
+import time
+
+from smoke_common import OneLineParser, guard, pick_device, print_json, whole_number
+
+BLOCK_SIZE = 16
+
+
+def run(args) -> int:
+    from mini_engine.pocket import POCKET_DIR
+    from mini_engine.weights import load_model
+
+    args.device = pick_device(args.device)
+    model = load_model(POCKET_DIR, device=args.device)
+    prompts = [[1 + i, 2, 3] for i in range(args.decoders)]
+    long_prompt = [7 + i % 1000 for i in range(args.prompt_tokens)]
+    model.config.check_prompt(long_prompt, 1)
+    reports = {"lesson 3, one step": packed(model, prompts, long_prompt, args)}
+    for budget in args.budget or [64, 256, 1024]:
+        reports[f"chunks, {budget} tokens a step"] = chunked(model, prompts, long_prompt, budget, args)
+    if args.json:
+        print_json(reports)
+        return 0
+    print(f"{args.decoders} requests decode; a prompt of {args.prompt_tokens} tokens comes ({args.device}, float32)")
+    print(f"{'':26}{'largest gap':>22}{'usual gap':>12}{'the prompt waits for its first token':>40}")
+    for name, r in reports.items():
+        gap = f"{r['largest_gap_steps']} step, {r['largest_gap_ms']:.0f} ms"
+        print(f"{name:26}{gap:>22}{r['usual_gap_ms']:>9.0f} ms{r['first_token_ms']:>37.0f} ms")
+    return 0
+
+
+def packed(model, prompts, long_prompt, args) -> dict:
+    """Lesson 3's step, with the long prompt added to the running batch."""
+    import torch
+
+    from mini_engine.attention.contract import load_kernel
+    from mini_engine.engine.packed import step
+    from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request
+
+    num_blocks = blocks_for(args)
+    pool = KvPool(model.config, num_blocks, BLOCK_SIZE, load_kernel("auto", args.device), device=args.device)
+    allocator = BlockAllocator(num_blocks, BLOCK_SIZE)
+    running = [Request(list(ids), BlockTable(allocator)) for ids in prompts]
+    clock = Clock(args.device)
+    with torch.inference_mode():
+        for number in range(args.steps):
+            if number == args.steps // 2:
+                running.append(Request(long_prompt, BlockTable(allocator)))
+                clock.arrived()
+            step(model, pool, running, BLOCK_SIZE)
+            clock.tick(range(len(running)))
+    return clock.report(len(prompts))
+
+
+def chunked(model, prompts, long_prompt, budget, args) -> dict:
+    """The same with the engine of this lesson."""
+    from mini_engine.engine.engine import Engine
+    from mini_engine.engine.sampling_params import SamplingParams
+    from mini_engine.engine.scheduler import SchedulerConfig
+
+    limits = SchedulerConfig(max_running=len(prompts) + 1, max_batch_tokens=budget, max_chunk_tokens=budget)
+    engine = Engine.for_model(model, num_blocks=blocks_for(args), block_size=BLOCK_SIZE, limits=limits)
+    params = SamplingParams(temperature=0, max_tokens=args.steps + len(long_prompt), ignore_eos=True)
+    for i, ids in enumerate(prompts):
+        engine.add_request(str(i), ids, params)
+    clock = Clock(args.device)
+    while len(clock.times) < args.steps or len(prompts) not in clock.last:
+        if len(clock.times) == args.steps // 2:
+            engine.add_request(str(len(prompts)), long_prompt, SamplingParams(temperature=0, max_tokens=args.steps))
+            clock.arrived()
+        clock.tick(int(name) for name in engine.step().new_tokens)
+    return clock.report(len(prompts))
+
+
+def blocks_for(args) -> int:
+    return (args.decoders + 1) * (args.steps + args.prompt_tokens) // BLOCK_SIZE + args.decoders + 3
+
+
+class Clock:
+    """When each request got its tokens."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.times: list[float] = []
+        self.gaps: list[tuple[int, float]] = []
+        self.last: dict[int, int] = {}
+        self.began = self.first_token = 0.0
+
+    def now(self) -> float:
+        import torch
+
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def arrived(self) -> None:
+        self.began = self.now()
+
+    def tick(self, who) -> None:
+        """A step has ended, and these got a token."""
+        self.times.append(self.now())
+        step = len(self.times) - 1
+        for name in who:
+            if name in self.last:
+                self.gaps.append((step - self.last[name], self.times[step] - self.times[self.last[name]]))
+            elif self.began and not self.first_token:
+                self.first_token = self.times[step]
+            self.last[name] = step
+
+    def report(self, decoders: int) -> dict:
+        seconds = sorted(gap for _, gap in self.gaps)
+        return {
+            "largest_gap_steps": max(steps for steps, _ in self.gaps),
+            "largest_gap_ms": 1000 * seconds[-1],
+            "usual_gap_ms": 1000 * seconds[len(seconds) // 2],
+            "first_token_ms": 1000 * (self.first_token - self.began),
+        }
+
+
+def main(argv=None) -> int:
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--decoders", type=whole_number(1), default=15, metavar="N", help="default: 15")
+    parser.add_argument("--prompt-tokens", type=whole_number(1), default=4000, metavar="N", help="default: 4000")
+    parser.add_argument("--steps", type=whole_number(4), default=40, metavar="N", help="at least so many, default: 40")
+    parser.add_argument(
+        "--budget", type=whole_number(1), action="append", metavar="N", help="tokens a step; repeatable"
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return guard(parser, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Lesson 5. The smoke script and the lesson's pictures and figures."""
+
+import json
+
+import draw_timeline
+import l5_smoke
+import long_prompt
+import pytest
+
+from tests.support import checkpoint, some_ids
+
+PROMPTS = [part for n in range(1, 17) for part in ("--prompt-ids", ",".join(map(str, some_ids(n * n % 37 + 1, 160, n))))]
+
+
+def smoke(capsys, *arguments):
+    try:
+        code = l5_smoke.main(["--model", str(checkpoint("four, with biases")), *PROMPTS, "--json", *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    return code, (json.loads(out) if code in (0, 1) else err)
+
+
+def test_sixteen_prompts_through_a_pool_too_small_for_all(capsys):
+    code, report = smoke(capsys, "--max-new-tokens", "12")
+    assert code == 0 and report["match"] and len(report["requests"]) == 16
+    kv = report["kv"]
+    assert kv["preemptions"] > 0, "nobody had to give way: the pool was not too small"
+    assert kv["free_at_end"] == kv["blocks"] and kv["most_running"] > 1
+
+
+@pytest.mark.parametrize("options", [("--chunk-size", "1"), ("--chunk-size", "5", "--every", "1", "--block-size", "3")])
+def test_tokens_are_equal_in_chunks_of_any_size(capsys, options):
+    code, report = smoke(capsys, "--max-new-tokens", "6", *options)
+    assert code == 0 and report["match"]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--num-blocks", "2"], "the whole pool has 1"),
+        (["--num-blocks", "1"], "must be 2 or more"),
+        (["--kernel", "fast"], "no attention kernel 'fast'"),
+    ],
+)
+def test_what_will_not_do_exits_2_with_one_line(capsys, options, words):
+    code, error = smoke(capsys, *options)
+    assert code == 2 and words in error and len(error.strip().splitlines()) == 1, error
+
+
+def test_the_picture_is_what_this_engine_does(capsys):
+    assert draw_timeline.main(["--check"]) == 0, "run scripts/draw_timeline.py and look at what has changed"
+
+
+def test_an_outdated_picture_is_noticed(capsys, tmp_path):
+    old = tmp_path / "old.svg"
+    assert draw_timeline.main(["--check", "--output", str(old)]) == 1
+    assert not old.exists()
+
+
+def test_a_long_prompt_keeps_nobody_waiting_for_more_than_a_step(capsys):
+    arguments = ["--decoders", "3", "--prompt-tokens", "200", "--steps", "12", "--budget", "32", "--json"]
+    assert long_prompt.main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [r["largest_gap_steps"] for r in report.values()] == [1, 1]
+    assert set(report) == {"lesson 3, one step", "chunks, 32 tokens a step"}

@@ -1,0 +1,301 @@
+"""Lesson 6. The engine's thread: many readers, fast, slow and gone, and nobody waits for anybody else."""
+
+import asyncio
+import tempfile
+import threading
+import time
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from mini_engine.engine.answer import TextDelta
+from mini_engine.engine.mailbox import Mailbox, ring
+from mini_engine.engine.request import FinishReason
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.worker import EngineStopped, EngineWorker, Job, Observer, QueueFull
+from mini_engine.errors import UserError
+from mini_engine.llm import LLM
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.tokenizer import Tokenizer
+from mini_engine.weights import load_model
+from tests.support import hf_greedy, write_checkpoint
+
+PATIENCE = 15.0
+
+
+@cache
+def tokenizer():
+    return Tokenizer(POCKET_DIR)
+
+
+@cache
+def models():
+    with tempfile.TemporaryDirectory(prefix="kv-course-") as folder:
+        path = write_checkpoint(Path(folder), vocab_size=len(tokenizer().token_bytes), max_position_embeddings=512)
+        return load_model(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+@cache
+def greedy(prompt_ids, max_new_tokens):
+    return hf_greedy(models()[1], list(prompt_ids), max_new_tokens)
+
+
+class Noted(Observer):
+    """Remembers what it was told."""
+
+    def __init__(self):
+        self.steps, self.tokens, self.ends = 0, [], []
+
+    def stepped(self, stats):
+        self.steps += 1
+
+    def token(self, seconds, first):
+        self.tokens.append((seconds, first))
+
+    def ended(self, request):
+        self.ends.append((request.id, request.finish_reason))
+
+
+@pytest.fixture
+def worker():
+    with make_worker() as worker:
+        yield worker
+
+
+def make_worker(num_blocks=257, max_waiting=64, **limits):
+    llm = LLM(models()[0], tokenizer(), num_blocks=num_blocks, block_size=4, limits=SchedulerConfig(**limits))
+    return EngineWorker(llm.engine, tokenizer(), max_waiting, Noted())
+
+
+def params(max_tokens=8, **more):
+    return SamplingParams(temperature=0, max_tokens=max_tokens, **more)
+
+
+def wait_until(holds, what):
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, f"it never came about: {what}"
+        time.sleep(0.002)
+
+
+def is_idle(worker):
+    wait_until(lambda: worker.num_open == 0, "nobody waits or runs")
+    held = worker.engine.scheduler.manager.blocks_by_state.held
+    assert held == 0, f"{held} blocks are still held, and nobody is there"
+    return True
+
+
+def collect(deltas):
+    deltas = list(deltas)
+    return "".join(d.text for d in deltas), [t for d in deltas for t in d.token_ids], deltas[-1].finish_reason
+
+
+async def collect_async(deltas):
+    return collect([delta async for delta in deltas])
+
+
+# Mailboxes
+
+
+def test_what_waits_is_merged_for_a_slow_reader():
+    box = Mailbox()
+    box.put(0, TextDelta("a", [1]))
+    box.put(1, TextDelta("x", [7]))
+    box.put(0, TextDelta("b", [2], FinishReason.LENGTH))
+    assert box.take() == [(0, TextDelta("ab", [1, 2], FinishReason.LENGTH)), (1, TextDelta("x", [7]))]
+    assert box.take() == [], "what was taken is gone"
+
+
+def test_a_mailbox_is_due_when_its_time_has_come_or_an_answer_has_ended():
+    box = Mailbox()
+    assert not box.is_due(0.0, 0.1), "nothing has come"
+    box.put(0, TextDelta("a", [1]))
+    assert box.is_due(0.0, 0.1), "the first token is told at once"
+    ring([box], 0.0)
+    assert box.ready.is_set() and not box.is_due(0.05, 0.1) and box.is_due(0.1, 0.1)
+    box.put(0, TextDelta("b", [2], FinishReason.STOP))
+    assert box.is_due(0.05, 0.1), "an answer has ended: tell its reader at once"
+
+
+def test_ringing_for_a_closed_loop_is_no_mistake():
+    loop = asyncio.new_event_loop()
+    box = Mailbox(loop)
+    loop.close()
+    ring([box], 0.0)
+
+
+# Streams
+
+
+def test_a_stream_s_tokens_are_hugging_face_s(worker):
+    text, token_ids, reason = collect(worker.stream_sync([5, 6, 7], params(20)))
+    assert token_ids == greedy((5, 6, 7), 20) and reason == FinishReason.LENGTH
+    assert text == tokenizer().decode(token_ids)
+    assert is_idle(worker)
+
+
+def test_an_event_loop_reads_the_same(worker):
+    found = asyncio.run(collect_async(worker.stream([5, 6, 7], params(20))))
+    assert found[1] == greedy((5, 6, 7), 20)
+
+
+def test_many_readers_in_threads_and_loops_share_steps(worker):
+    found = {}
+
+    def read(number):
+        found[number] = collect(worker.stream_sync([number, 9], params(24)))[1]
+
+    async def read_many():
+        return await asyncio.gather(*(collect_async(worker.stream([number, 9], params(24))) for number in range(4)))
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(4, 8)]
+    for thread in threads:
+        thread.start()
+    for number, (_, token_ids, _) in enumerate(asyncio.run(read_many())):
+        found[number] = token_ids
+    for thread in threads:
+        thread.join()
+    assert found == {number: greedy((number, 9), 24) for number in range(8)}
+    assert worker.observer.steps < 8 * 24, "they were answered one after the other"
+    assert is_idle(worker)
+
+
+def test_a_stop_string_ends_the_request_within_its_step(worker):
+    text = tokenizer().decode(greedy((5, 6, 7), 30))
+    shown, token_ids, reason = collect(worker.stream_sync([5, 6, 7], params(30), [text[6:10]]))
+    assert shown == text[: text.index(text[6:10])] and reason == FinishReason.STOP
+    assert len(token_ids) < 30 and len(worker.observer.tokens) == len(token_ids), "it went on behind the stop string"
+    assert is_idle(worker)
+
+
+def test_a_reader_who_leaves_is_aborted(worker):
+    with closing(worker.stream_sync([5, 6, 7], params(480))) as deltas:
+        next(deltas)
+    assert is_idle(worker)
+    assert [reason for _, reason in worker.observer.ends] == [FinishReason.ABORT]
+
+
+def test_a_task_that_is_cancelled_is_aborted_wherever_it_was(worker):
+    async def leave_after(seconds):
+        task = asyncio.create_task(collect_async(worker.stream([5, 6, 7], params(480))))
+        await asyncio.sleep(seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def all_of_them():
+        for milliseconds in (0, 0, 0, 1, 2, 5, 10, 20):
+            await leave_after(milliseconds / 1000)
+
+    asyncio.run(all_of_them())
+    assert is_idle(worker)
+
+
+def test_a_reader_who_does_not_read_holds_up_nobody(worker):
+    slow = worker.submit_sync([Job([5, 6, 7], params(200))])  # and never reads
+    found = []
+    reader = threading.Thread(target=lambda: found.append(collect(worker.stream_sync([1, 2], params(40)))), daemon=True)
+    reader.start()
+    reader.join(PATIENCE / 3)
+    assert found, "a reader waits for one who does not read: give each a queue of its own that is never full"
+    assert found[0][1] == greedy((1, 2), 40)
+    wait_until(lambda: worker.num_open == 0, "the slow reader's answer was computed to its end")
+    ((index, delta),) = list(slow)
+    assert (index, delta.token_ids) == (0, greedy((5, 6, 7), 200)), "all of it waits for him, in one piece"
+
+
+def test_jobs_handed_in_together_are_taken_all_or_none(worker):
+    with pytest.raises(UserError, match="99999"):
+        worker.submit_sync([Job([1], params()), Job([99999], params())])
+    assert is_idle(worker) and worker.observer.ends == []
+    answers = worker.submit_sync([Job([1, 2], params()), Job([3, 4], params())])
+    found = {0: [], 1: []}
+    for index, delta in answers:
+        found[index] += delta.token_ids
+    assert found == {0: greedy((1, 2), 8), 1: greedy((3, 4), 8)}
+    assert [request.prompt_ids for request in answers.requests] == [[1, 2], [3, 4]]
+
+
+def test_too_many_waiting_are_refused_and_change_nothing():
+    with make_worker(max_waiting=2, max_running=1) as worker:
+        running = worker.submit_sync([Job([1], params(400))])
+        wait_until(lambda: worker.num_running == 1, "one runs")
+        waiting = worker.submit_sync([Job([2], params(400)), Job([3], params(400))])
+        with pytest.raises(QueueFull, match="2 requests wait already"):
+            worker.submit_sync([Job([4], params())])
+        assert worker.num_open == 3
+        waiting.close()
+        wait_until(lambda: worker.num_open == 1, "the waiting ones have left")
+        running.close()
+        assert is_idle(worker)
+
+
+# Trouble
+
+
+def test_the_thread_outlives_an_engine_that_fails_between_steps(worker):
+    schedule, left = worker.engine.scheduler.schedule, [1]
+
+    def fails_once():
+        if left:
+            left.pop()
+            raise RuntimeError("the books do not balance")
+        return schedule()
+
+    worker.engine.scheduler.schedule = fails_once
+    seen = []
+    reader = threading.Thread(target=lambda: seen.extend(worker.stream_sync([1, 2], params())), daemon=True)
+    reader.start()
+    reader.join(PATIENCE / 3)
+    assert seen and worker.is_alive, (
+        "the engine's thread has ended, and every reader waits for ever: catch, tell, go on"
+    )
+    assert seen[-1].finish_reason == FinishReason.ERROR and "the books do not balance" in seen[-1].error
+    assert collect(worker.stream_sync([1, 2], params()))[1] == greedy((1, 2), 8), "the next one is served as usual"
+    assert is_idle(worker)
+
+
+def test_an_answer_whose_text_cannot_be_made_ends_alone(worker):
+    other = worker.submit_sync([Job([1, 2], params(30))])
+    broken = worker.submit_sync([Job([5, 6, 7], params(30))])
+    answer = worker.answers[broken.ids[0]]
+    answer.text.push = lambda token_id: 1 / 0
+    *_, (_, last) = broken
+    assert last.finish_reason == FinishReason.ERROR and "division" in last.error
+    assert [token for _, delta in other for token in delta.token_ids] == greedy((1, 2), 30)
+    assert is_idle(worker)
+
+
+def test_closing_ends_open_answers_with_an_error_and_takes_no_more():
+    worker = make_worker()
+    with worker:
+        answers = worker.submit_sync([Job([5, 6, 7], params(480))])
+    *_, (_, last) = answers
+    assert last.finish_reason == FinishReason.ERROR and "stopped" in last.error
+    assert is_idle(worker) and not worker.is_alive
+    with pytest.raises(EngineStopped):
+        worker.submit_sync([Job([1], params())])
+    worker.close()
+
+
+def test_an_observer_hears_of_first_and_later_tokens(worker):
+    collect(worker.stream_sync([1, 2], params(5)))
+    wait_until(lambda: worker.observer.ends, "the end was told")
+    assert [first for _, first in worker.observer.tokens] == [True] + [False] * 4
+    assert all(seconds >= 0 for seconds, _ in worker.observer.tokens)
+
+
+def test_the_engine_runs_in_inference_mode_in_one_thread(worker):
+    run, seen = worker.engine.runner.run, set()
+
+    def watched(chunks):
+        seen.add((threading.current_thread().name, torch.is_inference_mode_enabled()))
+        return run(chunks)
+
+    worker.engine.runner.run = watched
+    collect(worker.stream_sync([1, 2], params()))
+    assert seen == {("engine", True)}

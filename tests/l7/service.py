@@ -1,0 +1,204 @@
+"""Lesson 7. A server in this process, and plain ways to talk to it: sockets, and one blocking request."""
+
+import asyncio
+import functools
+import http.client
+import json
+import socket
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.worker import EngineWorker
+from mini_engine.llm import LLM
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.server.app import create_app
+from mini_engine.server.background import in_background
+from mini_engine.server.config import ServerConfig
+from mini_engine.server.metrics import Metrics
+from mini_engine.tokenizer import Tokenizer
+from mini_engine.weights import load_model
+from tests.support import hf_greedy, write_checkpoint
+
+WATCHED = ("", "uvicorn.error", "mini_engine.engine.engine", "mini_engine.engine.worker")
+PATIENCE = 60.0  # seconds after which a test gives up; nothing that works takes nearly as long
+
+
+class Answered(NamedTuple):
+    """A response: its status, its headers by lower-case name, and its body, as JSON where it is."""
+
+    status: int
+    headers: dict[str, str]
+    body: Any
+
+
+def flat(lists: Iterable[list]) -> list:
+    """One list of several."""
+    return list(chain.from_iterable(lists))
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    """The pocket model's, read once."""
+    return Tokenizer(POCKET_DIR)
+
+
+@functools.cache
+def models():
+    """(ours, Hugging Face's): a small random model with the pocket's vocabulary, and no end token."""
+    with tempfile.TemporaryDirectory(prefix="kv-course-") as folder:
+        path = write_checkpoint(Path(folder), vocab_size=len(tokenizer().token_bytes), max_position_embeddings=512)
+        return load_model(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+@functools.cache
+def greedy(prompt_ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
+    """What Hugging Face answers, with the model that the server has."""
+    return hf_greedy(models()[1], list(prompt_ids), max_new_tokens)
+
+
+class Service:
+    """A server around a small random model with the pocket's tokenizer. `with Service() as service:`
+
+    Args:
+        num_blocks: of 4 tokens each, the null block included.
+        config: see ServerConfig.
+    """
+
+    def __init__(self, num_blocks: int = 513, limits: SchedulerConfig | None = None, **config: Any) -> None:
+        self.llm = LLM(models()[0], tokenizer(), num_blocks=num_blocks, block_size=4, limits=limits)
+        self.engine, self.metrics = self.llm.engine, Metrics()
+        self.config = ServerConfig("tiny", **config)
+        self.worker = EngineWorker(self.engine, tokenizer(), self.config.max_waiting, self.metrics)
+        self.metrics.watch(self.worker)
+        self.app, self.gate = create_app(self.worker, self.config, self.metrics)
+
+    def __enter__(self) -> "Service":
+        self.stack = ExitStack()
+        self.stack.enter_context(self.worker)
+        self.url = self.stack.enter_context(in_background(self.app, self.gate))
+        self.address = ("127.0.0.1", int(self.url.rsplit(":", 1)[1]))
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.stack.close()
+
+    @property
+    def blocks_held(self) -> int:
+        """Blocks that somebody holds now."""
+        return self.engine.scheduler.manager.blocks_by_state.held
+
+    def post(self, path: str, body: Any, **headers: str) -> Answered:
+        """One request over a connection of its own; `body` is sent as JSON unless it is bytes."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.request("POST", path, data, {"Content-Type": "application/json"} | headers)
+
+    def get(self, path: str, **headers: str) -> Answered:
+        """The same, without a body."""
+        return self.request("GET", path, None, headers)
+
+    def request(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> Answered:
+        """Any request."""
+        connection = http.client.HTTPConnection(*self.address, timeout=PATIENCE)
+        try:
+            connection.request(method, path, data, headers)
+            response = connection.getresponse()
+            content = response.read()
+            is_json = response.headers.get_content_type() == "application/json"
+            body = json.loads(content) if is_json else content.decode()
+            return Answered(response.status, {k.lower(): v for k, v in response.getheaders()}, body)
+        finally:
+            connection.close()
+
+    def connect(self, body: dict[str, Any], receive_buffer: int | None = None) -> socket.socket:
+        """A client that has asked for a completion and has not read a byte yet."""
+        client = socket.socket()
+        client.settimeout(PATIENCE)
+        if receive_buffer:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.connect(self.address)
+        client.sendall(raw_request(body))
+        return client
+
+    def wait_until(self, what: str, holds) -> None:
+        """Wait for something that another thread brings about."""
+        deadline = time.monotonic() + PATIENCE / 4
+        while not holds():
+            assert time.monotonic() < deadline, f"it never came about: {what}"
+            time.sleep(0.005)
+
+    def wait_until_idle(self) -> None:
+        """Nobody waits or runs, and every block is free."""
+        self.wait_until("nobody waits or runs", lambda: self.worker.num_open == 0)
+        self.wait_until("every block is free", lambda: self.blocks_held == 0)
+
+
+def raw_request(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
+    """An HTTP request as it goes over the wire, on a connection that ends with the response."""
+    data = json.dumps(body).encode()
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Connection: close",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+def read_events(text: str) -> list[str]:
+    """The data of each event in a stream, as the HTML standard reads it."""
+    events, data = [], []
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        if line == "" and data:
+            events.append("\n".join(data))
+            data = []
+        elif line.startswith("data:"):
+            data.append(line.removeprefix("data:").removeprefix(" "))
+    return events
+
+
+def read_answer(text: str) -> dict[str, Any]:
+    """A streamed completion put together: text, token_ids, finish_reason, and the usage where it was asked for."""
+    *events, last = read_events(text)
+    assert last == "[DONE]", f"the stream ends with {last!r}; OpenAI's end with [DONE]"
+    chunks = [json.loads(event) for event in events]
+    choices = [choice for chunk in chunks for choice in chunk.get("choices", ())]
+    return {
+        "text": "".join(choice["text"] for choice in choices),
+        "token_ids": [token for choice in choices for token in choice.get("token_ids", ())],
+        "finish_reason": next((choice["finish_reason"] for choice in choices if choice["finish_reason"]), None),
+        "usage": next((chunk["usage"] for chunk in chunks if chunk.get("usage")), None),
+        "errors": [chunk["error"] for chunk in chunks if "error" in chunk],
+    }
+
+
+async def exchange(service: Service, body: dict[str, Any]) -> tuple[int, str]:
+    """Ask and read it all, in an event loop: the status, and the content without its chunk sizes."""
+    reader, writer = await asyncio.open_connection(*service.address)
+    try:
+        writer.write(raw_request(body))
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
+        content = await asyncio.wait_for(reader.read(), PATIENCE)
+    finally:
+        writer.close()
+    if b"chunked" in head.lower():
+        content = unchunked(content)
+    return int(head.split()[1]), content.decode()
+
+
+def unchunked(content: bytes) -> bytes:
+    """The content of a chunked transfer."""
+    whole, rest = b"", content
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        whole, rest = whole + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return whole

@@ -1,0 +1,176 @@
+"""Lesson 7. What an answer is told to have cost and why it ended, and both forms, whole and streamed."""
+
+import asyncio
+import json
+
+import pytest
+
+from mini_engine.engine.answer import TextDelta
+from mini_engine.engine.request import FinishReason, Request
+from mini_engine.engine.sampler import Sampled, TokenLogprobs
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.server.answers import Reply, finish_reason, usage
+from mini_engine.server.errors import ApiError
+from mini_engine.server.forms import ChatForm, CompletionForm
+from mini_engine.server.protocol import ChatRequest, CompletionRequest
+from tests.l7.service import flat, tokenizer
+
+
+def done(prompt_ids, output_ids, cached=0, logprobs=None) -> Request:
+    """A request as the engine leaves it: the last token was chosen and never fed."""
+    request = Request("r", list(prompt_ids), SamplingParams(logprobs=logprobs))
+    for token in output_ids:
+        request.append(Sampled(token, None if logprobs is None else TokenLogprobs(-0.5, [(token, -0.5), (9, -1.5)])))
+    request.num_computed_tokens, request.num_cached_tokens = len(request.token_ids) - 1, cached
+    return request
+
+
+def test_every_token_of_the_answer_is_counted_the_last_one_too():
+    found = usage([done([1, 2, 3], [4, 5, 6, 7])], n=1)
+    assert found["completion_tokens"] == 4, (
+        f"{found['completion_tokens']} of 4 tokens are counted: "
+        "the last token has no KV, but the client got it; count tokens, not their KV"
+    )
+    assert (found["prompt_tokens"], found["total_tokens"]) == (3, 7)
+
+
+def test_a_prompt_counts_once_however_many_answers_it_has():
+    found = usage([done([1, 2, 3], [4]), done([1, 2, 3], [4, 5]), done([6], [7]), done([6], [7])], n=2)
+    assert found["prompt_tokens"] == 4 and found["completion_tokens"] == 5 and found["total_tokens"] == 9
+
+
+def test_cached_tokens_are_told():
+    found = usage([done(range(32), [4], cached=16), done(range(32), [4], cached=31)], n=2)
+    assert found["prompt_tokens_details"] == {"cached_tokens": 16}, "of the prompt, as its first answer found it"
+    assert found["prompt_tokens"] == 32, "cached tokens are prompt tokens too"
+
+
+@pytest.mark.parametrize(("reason", "word"), [("stop", "stop"), ("length", "length"), (None, None)])
+def test_an_answer_that_ended_well_says_why(reason, word):
+    found = finish_reason(TextDelta("x", [1], reason and FinishReason(reason)))
+    assert found == word, (
+        f"finish_reason is {found!r} for an engine's {reason!r}: "
+        "a client that gets 'stop' for a cut-off answer takes it for a complete one"
+    )
+    assert json.dumps({"finish_reason": found}) == json.dumps({"finish_reason": word})
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
+def test_an_answer_that_ended_badly_is_an_error_and_no_reason(reason):
+    with pytest.raises(ApiError, match="the pool is on fire") as caught:
+        finish_reason(TextDelta("", [], reason, "the pool is on fire"))
+    assert caught.value.status_code == 500, "OpenAI's clients know no finish_reason for this: say that it failed"
+
+
+# Forms
+
+
+class Fixed:
+    """Answers that are there already: deltas of one or several requests."""
+
+    def __init__(self, requests, deltas):
+        self.requests, self.deltas, self.closed = requests, deltas, 0
+        self.worker = type("Worker", (), {"tokenizer": tokenizer()})
+
+    async def __aiter__(self):
+        for item in self.deltas:
+            yield item
+
+    def close(self):
+        self.closed += 1
+
+
+TWO = [(0, TextDelta("Pa", [1753])), (0, TextDelta("ris", [13], FinishReason.LENGTH))]
+
+
+def reply(form, model, body, deltas=TWO, logprobs=None):
+    ids = [token for _, delta in deltas for token in delta.token_ids]
+    answers = Fixed([done([1, 2], ids, logprobs=logprobs)], deltas)
+    return Reply(form, model.model_validate(body), "tiny", answers), answers
+
+
+def whole(*args, **more):
+    return asyncio.run(reply(*args, **more)[0].whole())
+
+
+def chunks(*args, **more):
+    async def read():
+        made, answers = reply(*args, **more)
+        found = [json.loads(chunk) async for chunk in made.chunks()]
+        assert answers.closed, "answers are closed when they have been read"
+        return found
+
+    return asyncio.run(read())
+
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def test_a_whole_completion():
+    found = whole(CompletionForm(), CompletionRequest, {"prompt": "x", "return_token_ids": True})
+    assert found["object"] == "text_completion" and found["id"].startswith("cmpl-") and found["model"] == "tiny"
+    (choice,) = found["choices"]
+    assert choice == {
+        "index": 0,
+        "text": "Paris",
+        "logprobs": None,
+        "token_ids": [1753, 13],
+        "finish_reason": "length",
+    }
+    assert found["usage"]["completion_tokens"] == 2
+
+
+def test_a_whole_chat():
+    found = whole(ChatForm(), ChatRequest, CHAT)
+    assert found["object"] == "chat.completion" and found["id"].startswith("chatcmpl-")
+    assert found["choices"][0]["message"] == {"role": "assistant", "content": "Paris"}
+    assert "token_ids" not in found["choices"][0], "only for those who ask"
+
+
+def test_a_streamed_completion_ends_with_its_usage_where_it_was_asked_for():
+    body = {"prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
+    *pieces, last = chunks(CompletionForm(), CompletionRequest, body)
+    assert [piece["choices"][0]["text"] for piece in pieces] == ["Pa", "ris"]
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None, "length"]
+    assert all(piece["usage"] is None for piece in pieces), "every chunk has the key, only the last one the figures"
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 2
+    assert len({piece["id"] for piece in [*pieces, last]}) == 1
+
+
+def test_a_streamed_chat_begins_with_the_role():
+    first, *pieces = chunks(ChatForm(), ChatRequest, CHAT)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [piece["choices"][0]["delta"] for piece in pieces] == [{"content": "Pa"}, {"content": "ris"}]
+    assert all("usage" not in piece for piece in [first, *pieces])
+
+
+def test_a_token_that_completes_no_character_is_no_chunk():
+    deltas = [(0, TextDelta("", [1])), (0, TextDelta("é", [2])), (0, TextDelta("", [3], FinishReason.STOP))]
+    found = chunks(CompletionForm(), CompletionRequest, {"prompt": "x"}, deltas)
+    assert [chunk["choices"][0]["text"] for chunk in found] == ["é", ""], "nothing to show is nothing to send"
+    found = chunks(CompletionForm(), CompletionRequest, {"prompt": "x", "return_token_ids": True}, deltas)
+    assert [chunk["choices"][0]["token_ids"] for chunk in found] == [[1], [2], [3]], "but its id is wanted here"
+
+
+def test_a_failure_in_mid_stream_is_the_last_piece():
+    deltas = [(0, TextDelta("Pa", [1753])), (0, TextDelta("", [], FinishReason.ERROR, "lost"))]
+    first, last = chunks(CompletionForm(), CompletionRequest, {"prompt": "x"}, deltas)
+    assert first["choices"][0]["text"] == "Pa"
+    assert last["error"]["type"] == "server_error" and "lost" in last["error"]["message"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_logprobs_of_a_completion(streamed):
+    args = (CompletionForm(), CompletionRequest, {"prompt": "x", "logprobs": 2})
+    parts = chunks(*args, logprobs=2) if streamed else [whole(*args, logprobs=2)]
+    found = [part["choices"][0]["logprobs"] for part in parts]
+    assert flat(part["tokens"] for part in found) == [" Paris", "."]
+    assert flat(part["token_logprobs"] for part in found) == [-0.5, -0.5]
+    assert flat(part["text_offset"] for part in found) == [0, 6]
+    assert all(len(top) == 2 for part in found for top in part["top_logprobs"])
+
+
+def test_logprobs_of_a_chat_have_bytes():
+    found = whole(ChatForm(), ChatRequest, CHAT | {"logprobs": True, "top_logprobs": 2}, logprobs=2)
+    first, _ = found["choices"][0]["logprobs"]["content"]
+    assert first["token"] == " Paris" and bytes(first["bytes"]) == b" Paris" and len(first["top_logprobs"]) == 2

@@ -1,0 +1,120 @@
+"""Lesson 7. A client that goes away takes its work with it: cancelled, cleaned up, its blocks free within a step."""
+
+import asyncio
+
+import pytest
+
+from mini_engine.server.disconnect import ClientGone, unless_gone
+from tests.l7.service import Service
+
+ENDLESS = {"prompt": [5, 6, 7], "max_tokens": 480, "temperature": 0}
+
+
+def client(*messages, then_stays=True):
+    """ASGI's receive: these messages, and then nothing more, or that the client has gone."""
+    left = list(messages)
+
+    async def receive():
+        await asyncio.sleep(0)
+        if left:
+            return left.pop(0)
+        if then_stays:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    return receive
+
+
+def test_work_that_ends_is_the_result():
+    async def work():
+        return 42
+
+    assert asyncio.run(asyncio.wait_for(unless_gone(client(), work()), 5)) == 42
+
+
+def test_an_error_in_the_work_is_the_caller_s():
+    async def work():
+        raise KeyError("of the work")
+
+    with pytest.raises(KeyError, match="of the work"):
+        asyncio.run(asyncio.wait_for(unless_gone(client(), work()), 5))
+
+
+def test_the_work_of_a_client_that_goes_is_cancelled_and_has_cleaned_up():
+    state = []
+
+    async def work():
+        try:
+            await asyncio.sleep(3)
+            state.append("went on to its end")
+        finally:
+            state.append("cleaned up")
+
+    async def serve():
+        receive = client({"type": "http.request", "body": b"", "more_body": False}, then_stays=False)
+        with pytest.raises(ClientGone):
+            await unless_gone(receive, work())
+        return list(state)
+
+    found = asyncio.run(asyncio.wait_for(serve(), 10))
+    assert found == ["cleaned up"], (
+        f"{found}: the client has gone, but its work went on; cancel it, and wait for its end"
+    )
+
+
+def test_nothing_is_left_running():
+    async def serve():
+        before = len(asyncio.all_tasks())
+        await unless_gone(client(), asyncio.sleep(0))
+        return len(asyncio.all_tasks()) - before
+
+    assert asyncio.run(asyncio.wait_for(serve(), 5)) == 0, "the task that waits for the client to go must end too"
+
+
+def test_who_is_cancelled_cancels_the_work():
+    state = []
+
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            state.append("cleaned up")
+
+    async def serve():
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(unless_gone(client(), work()), 0.05)
+        return list(state)
+
+    assert asyncio.run(serve()) == ["cleaned up"]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_a_client_that_hangs_up_is_aborted_and_its_blocks_are_free(service: Service, stream):
+    connection = service.connect(ENDLESS | {"stream": stream})
+    service.wait_until("it runs", lambda: service.blocks_held > 2)
+    connection.close()
+    service.wait_until_idle()
+    text = service.metrics.text().decode()
+    assert 'mini_engine_requests_total{finish_reason="abort"} 1.0' in text, "the client hung up, and was not aborted"
+    assert 'finish_reason="length"' not in text, "it was computed to its end, for nobody"
+
+
+def test_a_client_that_hangs_up_while_it_waits_is_taken_out_of_the_queue():
+    with Service(num_blocks=126) as service:  # room for one of them
+        first = service.connect(ENDLESS | {"stream": True})
+        service.wait_until("the first runs", lambda: service.worker.num_running == 1)
+        second = service.connect(ENDLESS | {"prompt": [9] * 20, "stream": True, "ignore_eos": True})
+        service.wait_until("both are there", lambda: service.worker.num_open == 2)
+        second.close()
+        service.wait_until("the second has left", lambda: service.worker.num_open <= 1)
+        first.close()
+        service.wait_until_idle()
+
+
+def test_only_the_one_that_hangs_up_is_aborted(service: Service):
+    gone = service.connect(ENDLESS | {"stream": True})
+    service.wait_until("it runs", lambda: service.blocks_held > 2)
+    gone.close()
+    found = service.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 4})
+    assert found.status == 200 and found.body["usage"]["completion_tokens"] == 4
+    service.wait_until_idle()

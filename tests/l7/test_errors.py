@@ -1,0 +1,194 @@
+"""Lesson 7. Refusals: OpenAI's shape, the right status, the parameter by its name; nothing is silently ignored."""
+
+import json
+
+import pytest
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from mini_engine.engine.worker import EngineStopped, QueueFull
+from mini_engine.errors import UserError
+from mini_engine.server.errors import as_api_error, refusal
+from mini_engine.server.protocol import ChatRequest, CompletionRequest
+from tests.l7.service import Service
+
+ALL = {"prompt": "one", "max_tokens": 1}
+CHAT = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 1}
+
+
+def invalid(model, body) -> RequestValidationError:
+    """What FastAPI raises for such a body."""
+    try:
+        model.model_validate(body)
+    except ValidationError as error:
+        return RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()])
+    raise AssertionError(
+        f"{body} was taken: a parameter that is not supported must be refused by name, not silently ignored"
+    )
+
+
+@pytest.mark.parametrize("name", ["best_of", "suffix", "logit_bias", "echo", "tools", "response_format", "temprature"])
+def test_a_parameter_that_is_not_supported_is_refused_by_name(name):
+    found = refusal(invalid(CompletionRequest, ALL | {name: 1}))
+    assert found.status_code == 400 and found.param == name
+    assert repr(name) in found.detail and "not support" in found.detail, found.detail
+
+
+def test_a_wrong_value_is_refused_with_the_path_to_it():
+    found = refusal(invalid(ChatRequest, {"messages": [{"role": "owner", "content": "x"}]}))
+    assert (found.status_code, found.param) == (400, "messages")
+    assert found.detail.startswith("messages.0.role: "), found.detail
+
+
+def test_a_wrong_type_of_one_that_may_have_several_is_one_sentence():
+    found = refusal(invalid(CompletionRequest, {"prompt": {"text": "one"}}))
+    assert found.param == "prompt" and found.detail == "prompt: give a text, a list of token ids, or a list of either"
+
+
+def test_a_body_that_is_no_object_is_refused():
+    found = refusal(RequestValidationError([{"type": "model_attributes_type", "loc": ("body",), "msg": "no object"}]))
+    assert found.status_code == 400 and found.param is None and "JSON object" in found.detail
+
+
+def test_a_body_that_is_no_json_is_refused():
+    error = {
+        "type": "json_invalid",
+        "loc": ("body", 3),
+        "msg": "JSON decode error",
+        "ctx": {"error": "Expecting value"},
+    }
+    found = refusal(RequestValidationError([error]))
+    assert found.status_code == 400 and "not JSON: Expecting value" in found.detail
+
+
+@pytest.mark.parametrize("value", ["5", True, 2.5, [5]])
+def test_a_number_is_a_number(value):
+    assert refusal(invalid(CompletionRequest, ALL | {"max_tokens": value})).param == "max_tokens"
+
+
+def test_null_means_left_out():
+    wanted = CompletionRequest.model_validate({"prompt": "x", "best_of": None, "stop": None, "temperature": None})
+    assert wanted.temperature == 1.0 and wanted.stops == ()
+
+
+def test_too_many_waiting_is_429_with_retry_after():
+    found = as_api_error(QueueFull("3 requests wait already"))
+    assert found.status_code == 429
+    assert int((found.headers or {}).get("Retry-After", 0)) >= 1, (
+        f"429 came with the headers {found.headers}: without Retry-After clients come back at once, all of them"
+    )
+    assert found.body["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_an_engine_that_stops_is_503():
+    found = as_api_error(EngineStopped("stopping"))
+    assert found.status_code == 503 and found.body["error"]["type"] == "server_error"
+
+
+def test_a_user_s_mistake_is_400_and_names_its_parameter():
+    found = as_api_error(UserError("top_p is 3; give a number from 0 to 1"))
+    assert (found.status_code, found.param) == (400, "top_p")
+    found = as_api_error(UserError("the prompt is empty; give at least one token"))
+    assert (found.status_code, found.param) == (400, None)
+
+
+def test_anything_else_is_500_in_the_same_shape():
+    found = as_api_error(RuntimeError("the roof"))
+    assert found.status_code == 500 and found.body["error"]["message"] == "RuntimeError: the roof"
+
+
+# Over a real socket
+
+
+BAD = {
+    "an unknown parameter": ({"prompt": "x", "tools": []}, "tools"),
+    "a wrong type": ({"prompt": "x", "n": "two"}, "n"),
+    "n too large": ({"prompt": "x", "n": 99}, "n"),
+    "out of range": ({"prompt": "x", "temperature": 1e9}, "temperature"),
+    "not a number": ({"prompt": "x", "top_p": float("nan")}, "top_p"),
+    "a large seed": ({"prompt": "x", "seed": 2**70}, "seed"),
+    "no prompt": ({"max_tokens": 1}, "prompt"),
+    "an empty prompt": ({"prompt": ""}, None),
+    "an id outside the vocabulary": ({"prompt": [1, 99999]}, None),
+    "half a character": ({"prompt": "\ud800"}, "prompt"),
+    "too long for the model": ({"prompt": "x", "max_tokens": 10**6}, None),
+    "far too long": ({"prompt": "x " * 50000}, None),
+    "options without a stream": ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
+    "many answers": ({"prompt": ["x"] * 20, "n": 16}, None),
+    "a foreign stop id": ({"prompt": "x", "stop_token_ids": [10**9]}, None),
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Service(api_key=None, max_body_bytes=200_000) as service:
+        yield service
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_is_400_and_the_server_goes_on(server: Service, name):
+    body, param = BAD[name]
+    found = server.post("/v1/completions", body)
+    assert found.status == 400, found
+    error = found.body["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
+    assert error["param"] == param, error
+    assert server.worker.num_open == 0 and server.worker.is_alive
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"nonsense", b"[1]", b"3", b"\xff\xfe", b'{"prompt": ' + b"[" * 5000])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_garbage_is_400(server: Service, path, data):
+    found = server.post(path, data)
+    assert found.status == 400 and found.body["error"]["message"], found
+
+
+def test_other_paths_and_methods_keep_the_shape(server: Service):
+    assert server.get("/v1/nothing").body["error"]["message"] == "Not Found"
+    found = server.get("/v1/completions")
+    assert found.status == 405 and found.body["error"]["type"] == "invalid_request_error"
+
+
+def test_another_model_s_name_is_404(server: Service):
+    found = server.post("/v1/completions", ALL | {"model": "gpt-9"})
+    assert (found.status, found.body["error"]["code"]) == (404, "model_not_found")
+    assert "'tiny'" in found.body["error"]["message"], "say which model there is"
+    assert server.get("/v1/models/gpt-9").status == 404 and server.get("/v1/models/tiny").status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (CHAT | {"max_completion_tokens": 3}, "two names for one thing"),
+        (CHAT | {"top_logprobs": 2}, "logprobs: true"),
+        ({"messages": []}, "messages: "),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content: give a text"),
+        (CHAT | {"functions": []}, "'functions'"),
+    ],
+)
+def test_a_bad_chat_is_400(server: Service, body, words):
+    found = server.post("/v1/chat/completions", body)
+    assert found.status == 400 and words in found.body["error"]["message"], found
+
+
+def test_one_bad_prompt_of_several_takes_none(server: Service):
+    found = server.post("/v1/completions", {"prompt": [[1, 2], [3, 99999]], "max_tokens": 2})
+    assert found.status == 400 and "99999" in found.body["error"]["message"]
+    server.wait_until_idle()
+
+
+def test_too_large_a_body_is_413_whether_it_says_so_or_not(server: Service):
+    found = server.post("/v1/completions", b" " * 300_000)
+    assert found.status == 413 and found.body["error"]["code"] == "body_too_large"
+
+    def pieces():
+        for _ in range(300):
+            yield b" " * 1000
+
+    import http.client
+
+    connection = http.client.HTTPConnection(*server.address, timeout=30)
+    connection.request("POST", "/v1/completions", pieces(), {"Content-Type": "application/json"}, encode_chunked=True)
+    response = connection.getresponse()
+    assert response.status == 413 and json.loads(response.read())["error"]["code"] == "body_too_large"
+    connection.close()

@@ -1,0 +1,164 @@
+"""Lesson 7. The doors: the key, the body's size, and the gate that lets a server empty before it ends."""
+
+import asyncio
+import json
+import signal
+
+import pytest
+
+from mini_engine.server.background import DrainingServer, listen, url_of
+from mini_engine.server.errors import ApiError
+from mini_engine.server.limits import ApiKey, BodyLimit, Gate
+from tests.l7.service import Service, exchange, read_answer
+
+SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+
+
+class Inner:
+    """An app that notes how many are inside, and answers 200, or fails."""
+
+    def __init__(self, fails=False):
+        self.seen, self.fails, self.gate = [], fails, None
+
+    async def __call__(self, scope, receive, send):
+        self.seen.append(self.gate.num_inside if self.gate else scope["path"])
+        if self.fails:
+            raise KeyError("inside")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+def call(app, scope=SCOPE):
+    """(status, headers, body) of one request to an ASGI app."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b""}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(dict(scope), receive, send))
+    start, body = sent
+    return start["status"], {k.decode(): v.decode() for k, v in start.get("headers", [])}, json.loads(body["body"])
+
+
+def gated(**options):
+    inner = Inner(**options)
+    inner.gate = Gate(inner)
+    return inner.gate, inner
+
+
+def test_an_open_gate_lets_everybody_in_and_counts_them():
+    gate, inner = gated()
+    assert call(gate)[0] == 200
+    assert inner.seen == [1], "one was inside while it was served"
+    assert gate.num_inside == 0, "and none afterwards"
+
+
+def test_who_fails_inside_is_no_longer_inside():
+    gate, _ = gated(fails=True)
+    with pytest.raises(KeyError):
+        call(gate)
+    assert gate.num_inside == 0, "the count must go down however it ends, or the house never empties"
+
+
+def test_a_closed_gate_lets_nobody_in_and_says_when_to_come_back():
+    gate, inner = gated()
+    gate.close()
+    status, headers, body = call(gate)
+    assert status == 503 and inner.seen == [], "nobody new may come in while the house empties"
+    assert int(headers["retry-after"]) >= 1 and headers["connection"] == "close"
+    assert body["error"]["code"] == "shutting_down" and gate.num_inside == 0
+
+
+def test_health_and_metrics_have_no_doors():
+    gate, inner = gated()
+    gate.close()
+    assert call(ApiKey(gate, "secret"), SCOPE | {"path": "/health"})[0] == 200 and len(inner.seen) == 1
+
+
+@pytest.mark.parametrize("header", [b"", b"Bearer wrong", b"secret", b"bearer secret", b"Bearer secret ", b"\xff\xfe"])
+def test_a_wrong_key_is_401(header):
+    scope = SCOPE | {"headers": [(b"authorization", header)]}
+    status, _, body = call(ApiKey(Inner(), "secret"), scope)
+    assert status == 401 and body["error"]["code"] == "invalid_api_key"
+
+
+def test_the_right_key_opens_and_none_is_asked_for_by_default():
+    scope = SCOPE | {"headers": [(b"authorization", b"Bearer secret")]}
+    assert call(ApiKey(Inner(), "secret"), scope)[0] == 200
+    assert call(ApiKey(Inner(), None))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("length", "status"), [(b"10", 200), (b"11", 413), (b"9" * 5000, 413), (b"-1", 200), (b"x", 200)]
+)
+def test_a_content_length_that_is_too_large_is_believed(length, status):
+    assert call(BodyLimit(Inner(), 10), SCOPE | {"headers": [(b"content-length", length)]})[0] == status
+
+
+def test_a_body_is_counted_as_it_comes():
+    async def greedy(scope, receive, send):
+        while True:
+            await receive()
+
+    async def receive():
+        return {"type": "http.request", "body": b"12345", "more_body": True}
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(BodyLimit(greedy, 12)(dict(SCOPE), receive, None))
+    assert caught.value.status_code == 413
+
+
+# Over real sockets
+
+
+def test_with_a_key_set_only_its_owner_is_served():
+    with Service(api_key="secret") as service:
+        assert service.get("/v1/models").status == 401 and service.get("/health").status == 200
+        assert service.get("/v1/models", Authorization="Bearer secret").status == 200
+
+
+def test_a_drain_lets_running_answers_finish_and_refuses_new_ones():
+    async def scene(service, server):
+        running = asyncio.create_task(exchange(service, {"prompt": [1, 2, 3], "max_tokens": 300, "stream": True}))
+        while service.worker.num_running == 0:
+            await asyncio.sleep(0.002)
+        server.handle_exit(signal.SIGTERM, None)
+        refused = await exchange(service, {"prompt": [1], "max_tokens": 1})
+        return await running, refused
+
+    with Service() as service, listen("127.0.0.1", 0) as listener:
+        server = DrainingServer(service.app, service.gate, 20)
+        service.address = ("127.0.0.1", int(url_of(listener).rsplit(":", 1)[1]))
+
+        async def both():
+            serving = asyncio.create_task(server.serve([listener]))
+            (status, content), refused = await scene(service, server)
+            await asyncio.wait_for(serving, 15)
+            return status, read_answer(content), refused
+
+        status, answer, (new_status, new_content) = asyncio.run(asyncio.wait_for(both(), 60))
+        assert status == 200 and answer["finish_reason"] == "length", "a running answer must finish"
+        assert new_status == 503 and json.loads(new_content)["error"]["code"] == "shutting_down"
+        service.wait_until_idle()
+
+
+def test_when_the_grace_is_over_who_is_left_is_cut_off():
+    async def scene(service, listener):
+        server = DrainingServer(service.app, service.gate, grace_seconds=0)
+        serving = asyncio.create_task(server.serve([listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        stuck = service.connect({"prompt": [1, 2, 3], "max_tokens": 400, "stream": True})
+        while service.worker.num_running == 0:
+            await asyncio.sleep(0.002)
+        server.handle_exit(signal.SIGTERM, None)
+        await asyncio.wait_for(serving, 15)
+        stuck.close()
+
+    with Service() as service, listen("127.0.0.1", 0) as listener:
+        service.address = ("127.0.0.1", int(url_of(listener).rsplit(":", 1)[1]))
+        asyncio.run(scene(service, listener))
+        service.wait_until_idle()

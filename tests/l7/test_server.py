@@ -1,0 +1,242 @@
+"""Lesson 7. The server through OpenAI's own client: tokens equal Hugging Face's, alone and together."""
+
+import asyncio
+
+import pytest
+
+from mini_engine.engine.scheduler import SchedulerConfig
+from tests.l7.service import Service, exchange, flat, greedy, read_answer, tokenizer
+
+openai = pytest.importorskip("openai", reason="needs the openai client")
+
+PROMPTS = [[5, 6, 7], [100, 200, 300, 400, 500], [42], list(range(700, 760))]
+IDS = {"return_token_ids": True}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Service() as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_a_completion_s_tokens_are_hugging_face_s(client, prompt):
+    found = client.completions.create(model="tiny", prompt=prompt, max_tokens=20, temperature=0, extra_body=IDS)
+    expected = greedy(tuple(prompt), 20)
+    assert found.choices[0].token_ids == expected and found.choices[0].finish_reason == "length"
+    assert found.choices[0].text == tokenizer().decode(expected)
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (len(prompt), 20)
+    assert found.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_a_streamed_completion_is_the_same(client):
+    stream = client.completions.create(
+        model="tiny",
+        prompt=PROMPTS[1],
+        max_tokens=40,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body=IDS,
+    )
+    chunks = list(stream)
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    expected = greedy(tuple(PROMPTS[1]), 40)
+    assert flat(choice.token_ids for choice in choices) == expected
+    assert "".join(choice.text for choice in choices) == tokenizer().decode(expected)
+    assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["length"]
+    assert chunks[-1].usage.completion_tokens == 40
+
+
+def test_a_chat_is_its_template_s_completion(client):
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    ]
+    plain = [messages[0], {"role": "user", "content": "Hi"}]
+    expected = greedy(tuple(tokenizer().encode_chat(plain)), 12)
+    asked = dict(model="tiny", messages=messages, max_completion_tokens=12, temperature=0, extra_body=IDS)
+    found = client.chat.completions.create(**asked)
+    assert found.choices[0].token_ids == expected
+    assert found.choices[0].message.content == tokenizer().decode(expected)
+    pieces = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert flat(piece.token_ids for piece in pieces) == expected
+    assert "".join(piece.delta.content or "" for piece in pieces) == tokenizer().decode(expected)
+    assert pieces[0].delta.role == "assistant"
+
+
+def test_a_chat_without_a_limit_fills_the_context(client):
+    messages = [{"role": "user", "content": "Hi"}]
+    found = client.chat.completions.create(model="tiny", messages=messages, temperature=0)
+    assert found.usage.total_tokens == 512 and found.choices[0].finish_reason == "length"
+
+
+def test_many_at_once_get_their_own_answers(server):
+    async def ask(client, index):
+        prompt = PROMPTS[index % len(PROMPTS)]
+        asked = dict(model="tiny", prompt=prompt, max_tokens=10 + index % 4, temperature=0, extra_body=IDS)
+        if index % 2:
+            return (await client.completions.create(**asked)).choices[0].token_ids
+        stream = await client.completions.create(**asked, stream=True)
+        return [token async for chunk in stream for token in chunk.choices[0].token_ids]
+
+    async def all_of_them():
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(ask(client, index) for index in range(16)))
+
+    found = asyncio.run(all_of_them())
+    for index, token_ids in enumerate(found):
+        assert token_ids == greedy(tuple(PROMPTS[index % len(PROMPTS)]), 13)[: 10 + index % 4], f"request {index}"
+
+
+def test_several_prompts_and_choices_come_in_order(client):
+    found = client.completions.create(
+        model="tiny", prompt=PROMPTS[:2], n=3, max_tokens=6, temperature=0, extra_body=IDS
+    )
+    assert [choice.index for choice in found.choices] == list(range(6))
+    expected = [greedy(tuple(prompt), 6) for prompt in PROMPTS[:2] for _ in range(3)]
+    assert [choice.token_ids for choice in found.choices] == expected
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (8, 36)
+
+
+def test_a_seed_repeats_and_its_choices_differ(client):
+    asked = dict(model="tiny", prompt=PROMPTS[0], n=2, max_tokens=16, temperature=3.0, seed=11, extra_body=IDS)
+    first, again = client.completions.create(**asked), client.completions.create(**asked)
+    ids = [choice.token_ids for choice in first.choices]
+    assert ids == [choice.token_ids for choice in again.choices], "the same seed, the same answers"
+    assert ids[0] != ids[1], "n answers to one prompt are n draws"
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_shown(client):
+    text = tokenizer().decode(greedy(tuple(PROMPTS[0]), 30))
+    stop = text[8:12]
+    asked = dict(model="tiny", prompt=PROMPTS[0], max_tokens=30, temperature=0, stop=stop)
+    found = client.completions.create(**asked)
+    assert found.choices[0].text == text[: text.index(stop)] and found.choices[0].finish_reason == "stop"
+    assert found.usage.completion_tokens < 30, "no token is computed behind the stop string"
+    pieces = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    assert "".join(piece.text for piece in pieces) == found.choices[0].text
+    assert pieces[-1].finish_reason == "stop"
+
+
+def test_a_stop_token_says_stop_and_is_counted(client):
+    expected = greedy(tuple(PROMPTS[0]), 8)
+    stop = expected[5]
+    asked = {"stop_token_ids": [stop]} | IDS
+    found = client.completions.create(model="tiny", prompt=PROMPTS[0], max_tokens=8, temperature=0, extra_body=asked)
+    kept = expected[: expected.index(stop) + 1]
+    assert (found.choices[0].token_ids, found.choices[0].finish_reason) == (kept, "stop")
+    assert found.usage.completion_tokens == len(kept)
+
+
+def test_logprobs_are_the_model_s_own(client):
+    found = client.completions.create(model="tiny", prompt=PROMPTS[0], max_tokens=3, temperature=0, logprobs=2)
+    told = found.choices[0].logprobs
+    assert len(told.tokens) == 3 and all(value <= 0 for value in told.token_logprobs)
+    assert all(max(top.values()) == value for top, value in zip(told.top_logprobs, told.token_logprobs, strict=True))
+    found = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "Hi"}], max_tokens=3, logprobs=True, top_logprobs=3
+    )
+    assert [len(token.top_logprobs) for token in found.choices[0].logprobs.content] == [3, 3, 3]
+
+
+def test_the_client_s_errors_are_its_own_classes(client):
+    with pytest.raises(openai.BadRequestError, match="'tools'"):
+        client.completions.create(model="tiny", prompt="x", extra_body={"tools": []})
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt-9'"):
+        client.completions.create(model="gpt-9", prompt="x")
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_who_comes_when_too_many_wait_is_told_to_come_back():
+    asked = {"prompt": [7] * 8, "max_tokens": 450, "temperature": 0, "ignore_eos": True, "stream": True}
+    with Service(max_waiting=2, limits=SchedulerConfig(max_running=1)) as service:
+        clients = [service.connect(asked)]
+        service.wait_until("one runs", lambda: service.worker.num_running == 1)
+        for count in (2, 3):
+            clients.append(service.connect(asked))
+            service.wait_until("one more waits", lambda count=count: service.worker.num_open == count)
+        found = service.post("/v1/completions", asked)
+        assert found.status == 429 and int(found.headers["retry-after"]) >= 1, found
+        assert found.body["error"]["code"] == "rate_limit_exceeded" and service.worker.num_open == 3
+        for client in clients:
+            client.close()
+        service.wait_until_idle()
+        assert service.post("/v1/completions", asked | {"max_tokens": 2}).status == 200, "room again"
+
+
+def test_a_full_pool_preempts_and_every_answer_is_still_right():
+    with Service(num_blocks=31) as service:
+        bodies = [
+            {"prompt": prompt, "max_tokens": 40, "temperature": 0, "stream": True} | IDS for prompt in PROMPTS[:3] * 2
+        ]
+
+        async def all_of_them():
+            return await asyncio.gather(*(exchange(service, body) for body in bodies))
+
+        for body, (status, content) in zip(bodies, asyncio.run(all_of_them()), strict=True):
+            assert status == 200 and read_answer(content)["token_ids"] == greedy(tuple(body["prompt"]), 40)
+        service.wait_until_idle()
+        text = service.metrics.text().decode()
+        preemptions = float(text.split("\nmini_engine_preemptions_total ")[1].split()[0])
+        assert preemptions > 0, "the pool was to be too small for all of them"
+
+
+def test_a_step_that_fails_is_an_error_for_those_in_it_and_for_nobody_else(service: Service):
+    run, left = service.engine.runner.run, [1]
+
+    def fails_once(chunks):
+        if left:
+            left.pop()
+            raise RuntimeError("the GPU fell off the bus")
+        return run(chunks)
+
+    service.engine.runner.run = fails_once
+    found = service.post("/v1/completions", {"prompt": [1, 2], "max_tokens": 2})
+    assert found.status == 500 and "fell off the bus" in found.body["error"]["message"]
+    assert service.post("/v1/completions", {"prompt": [1, 2], "max_tokens": 2}).status == 200
+    assert service.get("/health").body == {"status": "ok"}
+    left.append(1)
+    client = service.connect({"prompt": [1, 2], "max_tokens": 2, "stream": True})
+    with client, client.makefile("rb") as response:
+        content = response.read().decode()
+    assert "200 OK" in content and '"type":"server_error"' in content and "[DONE]" in content
+    service.wait_until_idle()
+
+
+def test_metrics_and_health(service: Service):
+    service.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 5, "ignore_eos": True})
+    text = service.get("/metrics").body
+    for line in (
+        "mini_engine_requests_waiting 0.0",
+        "mini_engine_requests_running 0.0",
+        'mini_engine_tokens_total{phase="prefill"} 3.0',
+        'mini_engine_tokens_total{phase="decode"} 4.0',
+        "mini_engine_new_tokens_total 5.0",
+        "mini_engine_time_to_first_token_seconds_count 1.0",
+        "mini_engine_time_between_tokens_seconds_count 4.0",
+        'mini_engine_blocks{state="held"} 0.0',
+        'mini_engine_blocks{state="free"} 512.0',
+        "mini_engine_preemptions_total 0.0",
+        "mini_engine_aborts_total 0.0",
+    ):
+        assert f"\n{line}\n" in text, f"{line} is not in\n{text}"
+    service.worker.close()
+    assert service.get("/health").status == 503
+    assert service.post("/v1/completions", {"prompt": [1]}).status == 503
+
+
+def test_two_servers_in_one_process_do_not_share_their_figures():
+    with Service() as one, Service() as other:
+        one.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 5})
+        assert "mini_engine_new_tokens_total 0.0" in other.get("/metrics").body
+
+
+def test_it_listens_on_this_machine_only(service: Service):
+    assert service.url.startswith("http://127.0.0.1:")

@@ -1,0 +1,77 @@
+"""Lesson 7. Server-sent events: what is framed comes back out as it was, line breaks and all."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mini_engine.server.sse import EventStream, event
+from tests.l7.service import read_events
+
+
+def test_an_event_is_data_and_an_empty_line():
+    assert event("[DONE]") == b"data: [DONE]\n\n"
+
+
+def test_an_event_is_utf_8():
+    assert event("Zürich 🚲") == "data: Zürich 🚲\n\n".encode()
+
+
+@pytest.mark.parametrize("text", ["one\ntwo", "one\r\ntwo", "one\rtwo", "\n", "a\n\nb", "ends with one\n"])
+def test_a_line_break_does_not_end_the_event(text):
+    (found,) = read_events(event(text).decode()) or [None]
+    assert found == text.replace("\r\n", "\n").replace("\r", "\n"), (
+        f"{event(text)!r} is read as {read_events(event(text).decode())}: a line break ended the event, "
+        "or its rest was taken for another field; give each line a data: of its own"
+    )
+
+
+@given(texts=st.lists(st.text(), max_size=4))
+def test_whatever_is_framed_is_read_as_it_was(texts):
+    stream = b"".join(map(event, texts)).decode()
+    assert read_events(stream) == [text.replace("\r\n", "\n").replace("\r", "\n") for text in texts]
+
+
+def test_a_stream_is_its_events_and_done():
+    sent = []
+
+    async def chunks():
+        yield "one"
+        yield "two"
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(EventStream(chunks())({}, stays, send))
+    start, *bodies = sent
+    assert dict(start["headers"])[b"content-type"].startswith(b"text/event-stream")
+    assert b"".join(body["body"] for body in bodies) == b"data: one\n\ndata: two\n\ndata: [DONE]\n\n"
+    assert [body.get("more_body", False) for body in bodies] == [True, True, False]
+
+
+def test_the_chunks_of_a_client_that_has_gone_are_closed():
+    closed = []
+
+    async def chunks():
+        try:
+            while True:
+                yield "more"
+                await asyncio.sleep(0)
+        finally:
+            closed.append(True)
+
+    async def send(message):
+        pass
+
+    async def leaves():
+        await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    asyncio.run(asyncio.wait_for(EventStream(chunks())({}, leaves, send), 5))
+    assert closed == [True], "a client that has gone leaves nothing running: close its chunks"
+
+
+async def stays():
+    """A client that never leaves."""
+    await asyncio.Event().wait()

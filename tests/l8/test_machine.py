@@ -1,0 +1,354 @@
+"""Lesson 8. Tree, manager, counts and pool beside a plain dictionary of prefixes, through 100,000 calls.
+
+The pool is a dictionary of slots. A token's KV stands for all tokens up to it, as in a model: reading a block that
+holds anything else shows at once.
+"""
+
+import random
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from mini_engine.errors import OutOfBlocks
+from mini_engine.kv.eviction import FIFO, LFU, LRU
+from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.radix import RadixTree
+from mini_engine.kv.radix_node import key_of
+from tests.l8.trees import check_tree, contents
+
+SIZE, USABLE = 4, 24
+FAMILIES = [random.Random(seed).choices(range(2), k=60) for seed in range(3)]
+
+
+class WatchedTree(RadixTree):
+    """Tells the world what it evicts, block by block, before anybody can take it."""
+
+    def evict(self, num_blocks):
+        gone = super().evict(num_blocks)
+        for block in gone:
+            self.world.on_evicted(block)
+        return gone
+
+
+class One:
+    """A request as the world sees it. `digests[i]` stands for the tokens 0 … i."""
+
+    def __init__(self, name, namespace, tokens):
+        self.name, self.namespace, self.computed, self.is_new, self.is_landing = name, namespace, 0, True, False
+        self.tokens, self.digests = [], []
+        self.extend(tokens)
+
+    def extend(self, tokens):
+        for token in tokens:
+            self.digests.append(hash((self.digests[-1] if self.digests else self.namespace, token)))
+            self.tokens.append(token)
+
+    def cut(self, length):
+        del self.tokens[length:], self.digests[length:]
+        self.computed = min(self.computed, length)
+
+    def prefixes(self, num_tokens):
+        """(namespace, tokens of the first 1, 2, … whole blocks)."""
+        key = key_of(self.tokens[:num_tokens])
+        return [(self.namespace, key[: end * 4]) for end in range(SIZE, num_tokens + 1, SIZE)]
+
+
+class World:
+    """A manager, what it should have stored, and what its blocks should hold. `calls` counts what was asked of it."""
+
+    def __init__(self, policy=None):
+        self.manager = PrefixCacheManager(USABLE + 1, SIZE, self.copy, policy=policy)
+        self.manager.tree = WatchedTree(SIZE, self.manager.allocator, policy=policy)
+        self.manager.tree.world = self
+        self.slots, self.stored, self.alive = {}, {}, {}
+        self.calls, self.names, self.evicted = 0, 0, 0
+
+    def copy(self, sources, targets):
+        read = [[self.slots.get(block * SIZE + i) for i in range(SIZE)] for block in sources]
+        for block, values in zip(targets, read, strict=True):
+            self.slots.update((block * SIZE + i, value) for i, value in enumerate(values))
+
+    def on_evicted(self, block):
+        prefix = next((prefix for prefix, stored in self.stored.items() if stored == block), None)
+        assert prefix is not None, f"block {block} was evicted and had not been stored"
+        del self.stored[prefix]
+        self.evicted += 1
+        left = [p for p in self.stored if p[0] == prefix[0] and p[1].startswith(prefix[1])]
+        assert not left, "a parent was evicted before its children"
+        assert self.manager.allocator.counts[block] == 0, f"block {block} was evicted while somebody holds it"
+        assert block in self.manager.allocator.free_blocks, "an evicted block must really be free"
+
+    def found(self, one, num_tokens):
+        """The stored blocks that a prompt begins with, by asking the dictionary for longer and longer prefixes."""
+        blocks = []
+        for prefix in one.prefixes(num_tokens):
+            if prefix not in self.stored:
+                break
+            blocks.append(self.stored[prefix])
+        return blocks
+
+    # What may happen
+
+    def step(self, chance):
+        """Admit some, compute a chunk of everybody who fits, and commit, abort or finish each, as an engine does."""
+        flying = [one for one in self.alive.values() if chance.random() < 0.7 and self.grow(one, chance)]
+        for _ in range(chance.randrange(3)):
+            one = self.admit(chance)
+            if one and self.grow(one, chance):
+                flying.append(one)
+            elif one:
+                self.drop(one, computed=False)
+        if chance.random() < 0.05:  # the step fails: nobody's KV can be trusted
+            for one in flying:
+                self.drop(one, computed=False)
+            return
+        for one, stop in [(one, one.stop) for one in flying]:
+            self.write(one, stop)
+        for one in flying:
+            self.land(one, chance)
+
+    def admit(self, chance):
+        family, length = FAMILIES[chance.randrange(3)], chance.randrange(1, 44)
+        self.names += 1
+        one = One(
+            f"r{self.names}",
+            chance.choice([0, 0, 0, 1]),
+            family[:length] + chance.choices(range(2), k=chance.randrange(4)),
+        )
+        if -(-len(one.tokens) // SIZE) > USABLE:
+            return None
+        manager, want = self.manager, self.found(one, len(one.tokens) - 1)
+        before = self.books()
+        cached = manager.allocate(one.name, one.tokens, one.namespace)
+        self.calls += 1
+        table = manager.tables[one.name]
+        assert cached % SIZE == 0 and cached < len(one.tokens), "at least one token must be computed"
+        assert table.blocks[: len(want)] == want, "the tree must find what the dictionary finds"
+        assert cached == len(want) * SIZE or manager.in_flight, "more than that only a twin in the same step can give"
+        if manager.missing_blocks(one.name, len(one.tokens)) > manager.num_free_blocks:
+            manager.free(one.name)
+            self.calls += 1
+            assert self.books() == before, "a refused admission must leave every count and lock as it was"
+            return None
+        one.computed = cached
+        self.alive[one.name] = one
+        return one
+
+    def books(self):
+        tree, allocator = self.manager.tree, self.manager.allocator
+        return (
+            list(allocator.counts),
+            set(allocator.free_blocks),
+            tree.num_blocks,
+            tree.num_protected,
+            set(self.manager.tables),
+        )
+
+    def grow(self, one, chance):
+        """Room for a chunk; False if there is none, and then nothing has changed."""
+        if one.computed == len(one.tokens):
+            one.extend(chance.choices(range(2)))
+        one.stop = min(len(one.tokens), one.computed + chance.choice([1, 3, 4, 8, 40]))
+        self.calls += 1
+        missing = self.manager.missing_blocks(one.name, one.stop)
+        if missing > self.manager.num_free_blocks:
+            before = self.books()
+            with pytest.raises(OutOfBlocks):
+                self.manager.grow(one.name, one.stop)
+            assert self.books() == before, "a refused growth must evict nothing"
+            return False
+        row = self.manager.grow(one.name, one.stop)
+        assert row.tolist() == self.manager.tables[one.name].blocks
+        return True
+
+    def write(self, one, stop):
+        """The forward pass of one chunk. What it writes nobody else may hold."""
+        blocks = self.manager.tables[one.name].blocks
+        for position in range(one.computed, stop):
+            block, offset = blocks[position // SIZE], position % SIZE
+            others = [name for name, table in self.manager.tables.items() if block in table.blocks and name != one.name]
+            assert block not in self.stored.values() and all(self.alive[name].is_new for name in others), (
+                f"{one.name} writes into block {block}, which others read; only twins of this step may"
+            )
+            self.slots[block * SIZE + offset] = one.digests[position]
+
+    def land(self, one, chance):
+        dice = chance.random()
+        if dice < 0.05:  # aborted while the step ran
+            return self.drop(one, computed=True)
+        one.computed, one.is_new = one.stop, False
+        self.manager.commit(one.name, one.tokens, one.stop)
+        self.calls += 1
+        whole = min(one.computed, len(self.manager.tables[one.name].key) // 4)
+        one.is_landing = True
+        self.store(one, whole // SIZE * SIZE)
+        one.is_landing = False
+        if dice < 0.25:
+            self.drop(one, computed=True)
+        return None
+
+    def store(self, one, num_tokens):
+        """Enter what is new; at its end, only up to the first block that a fork of it uses and has not locked."""
+        table = self.manager.tables[one.name]
+        others = {b for name, other in self.manager.tables.items() if name != one.name for b in other.blocks}
+        for index, (prefix, block) in enumerate(zip(one.prefixes(num_tokens), table.blocks, strict=False)):
+            if index >= table.num_stored and block in others and not one.is_landing:
+                break
+            self.stored.setdefault(prefix, block)
+
+    def drop(self, one, computed):
+        """End it, in whatever state. What it computed is stored, unless it failed."""
+        ids = one.tokens[: one.computed] if computed else []
+        if not one.is_new:
+            self.store(one, len(ids) // SIZE * SIZE)
+        self.manager.free(one.name, ids)
+        self.calls += 1
+        del self.alive[one.name]
+
+    def fork(self, chance):
+        if self.alive and len(self.alive) < 5:
+            parent = self.alive[chance.choice(sorted(self.alive))]
+            self.names += 1
+            child = One(f"r{self.names}", parent.namespace, parent.tokens)
+            child.computed, child.is_new = parent.computed, False
+            self.manager.fork(parent.name, child.name)
+            self.alive[child.name] = child
+            child.cut(max(1, child.computed))
+            child.extend(chance.choices(range(2), k=2))
+            self.calls += 1
+
+    def truncate(self, chance):
+        if self.alive:
+            one = self.alive[chance.choice(sorted(self.alive))]
+            keep = chance.randrange(one.computed + 1)
+            self.manager.truncate(one.name, keep)
+            one.cut(max(1, keep))
+            one.computed = keep
+            self.calls += 1
+
+    def clear(self):
+        self.calls += 1
+        if self.manager.tree.num_protected:
+            with pytest.raises(ValueError, match="locked"):
+                self.manager.clear()
+        else:
+            self.manager.clear()
+            assert not self.stored
+
+    def some(self, seed, calls):
+        chance, until = random.Random(seed), self.calls + calls
+        while self.calls < until:
+            dice = chance.random()
+            if dice < 0.85:
+                self.step(chance)
+            elif dice < 0.90:
+                self.fork(chance)
+            elif dice < 0.97:
+                self.truncate(chance)
+            elif dice < 0.98:
+                self.clear()
+            elif self.alive:
+                self.drop(self.alive[chance.choice(sorted(self.alive))], computed=True)
+            self.check_counts()
+
+    # What must be true
+
+    def check_counts(self):
+        manager, allocator = self.manager, self.manager.allocator
+        assert sum(manager.blocks_by_state) == USABLE, "free + held + cached must be the pool"
+        assert min(allocator.counts) >= 0, "a count is negative"
+        assert min(manager.blocks_by_state) >= 0
+        assert len(allocator.free_blocks) + len(allocator.held) == USABLE
+
+    def check(self):
+        """Everything, by walking all there is."""
+        manager = self.manager
+        self.check_counts()
+        check_tree(manager.tree)
+        assert contents(manager.tree) == self.stored, "the tree must hold what the dictionary holds"
+        tables = [block for table in manager.tables.values() for block in table.blocks]
+        for block in range(1, USABLE + 1):
+            holders = tables.count(block) + (block in self.stored.values())
+            assert manager.allocator.counts[block] == holders, f"block {block} has {holders} holders"
+            assert (block in manager.allocator.free_blocks) == (holders == 0), "free exactly when nobody holds it"
+        cached = len(set(self.stored.values()) - set(tables))
+        assert manager.blocks_by_state.cached == cached, "what only the tree holds can be evicted, and nothing else"
+        assert not manager.in_flight, "between two steps nothing is in flight"
+        self.check_kv()
+
+    def check_kv(self):
+        for (namespace, key), block in self.stored.items():
+            digest = namespace
+            for index, token in enumerate(memoryview(key).cast("I")):
+                digest = hash((digest, token))
+                if index >= len(key) // 4 - SIZE:
+                    assert self.slots.get(block * SIZE + index % SIZE) == digest, "a stored block holds something else"
+        for one in self.alive.values():
+            blocks = self.manager.tables[one.name].blocks
+            for position in range(one.computed):
+                slot = blocks[position // SIZE] * SIZE + position % SIZE
+                assert self.slots.get(slot) == one.digests[position], f"{one.name} reads what it never computed"
+
+    def finish(self):
+        for one in list(self.alive.values()):
+            self.drop(one, computed=True)
+        self.check()
+        self.manager.clear()
+        assert self.manager.allocator.num_free == USABLE, "blocks leaked"
+
+
+class PrefixMachine(RuleBasedStateMachine):
+    """Hypothesis chooses the policy and what happens. A rule may be hundreds of calls: 100,000 are soon made."""
+
+    def __init__(self):
+        super().__init__()
+        self.world = World()
+
+    @initialize(policy=st.sampled_from([LRU, LFU, FIFO]))
+    def begin(self, policy):
+        self.world = World(policy())
+
+    @rule(seed=st.integers(0, 2**32))
+    def many_calls(self, seed):
+        self.world.some(seed, 250)
+
+    @rule(seed=st.integers(0, 2**32))
+    def a_step(self, seed):
+        self.world.step(random.Random(seed))
+
+    @rule(seed=st.integers(0, 2**32))
+    def a_fork(self, seed):
+        self.world.fork(random.Random(seed))
+
+    @rule(seed=st.integers(0, 2**32))
+    def a_truncation(self, seed):
+        self.world.truncate(random.Random(seed))
+
+    @rule()
+    def a_clear(self):
+        self.world.clear()
+
+    @invariant()
+    def the_books_are_right(self):
+        self.world.check()
+
+    def teardown(self):
+        self.world.finish()
+
+
+def test_100_000_calls_keep_tree_manager_pool_and_dictionary_equal():
+    worlds = []
+
+    class Machine(PrefixMachine):
+        def teardown(self):
+            super().teardown()
+            worlds.append(self.world)
+
+    plan = settings(max_examples=60, stateful_step_count=50, deadline=None, phases=[Phase.generate])
+    run_state_machine_as_test(Machine, settings=plan)
+    assert sum(world.calls for world in worlds) >= 100_000
+    assert (
+        sum(world.evicted for world in worlds) > 1000 and sum(world.manager.stats.num_hits for world in worlds) > 1000
+    )

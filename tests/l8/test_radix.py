@@ -1,0 +1,426 @@
+"""Lesson 8. The tree: matching, splitting, inserting, locking. Nobody counts blocks here; it is used alone."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mini_engine.kv.radix import RadixTree
+from mini_engine.kv.radix_node import Node, key_of
+from tests.l8.trees import SIZE, check_tree, contents, hang, nodes, small_tree, tokens
+
+
+class Holder:
+    """Notes what the tree holds and lets go."""
+
+    def __init__(self):
+        self.shared, self.freed = [], []
+
+    def share(self, blocks):
+        self.shared += blocks
+
+    def free(self, blocks):
+        self.freed += blocks
+
+
+# Nodes
+
+
+def test_a_split_keeps_tokens_and_blocks_in_order():
+    tree, trunk, *_ = small_tree()
+    upper = trunk.split(1, tree.width)
+    assert (upper.blocks, trunk.blocks) == ([5], [6, 7]), "the upper part takes the first blocks"
+    assert (upper.key, trunk.key) == (key_of(tokens(1)), key_of(tokens(2, 3))), "and their tokens"
+    assert tree.root.children == {(None, key_of(tokens(1))): upper} and upper.parent is tree.root
+    assert upper.children == {(None, key_of(tokens(2))): trunk} and trunk.parent is upper
+    assert len(trunk.children) == 2, "what hung below the node hangs below its lower part"
+
+
+def test_a_split_of_a_locked_node_keeps_both_halves_locked():
+    tree, trunk, *_ = small_tree()
+    trunk.locks = 2
+    upper = trunk.split(2, tree.width)
+    assert (upper.locks, trunk.locks) == (2, 2), "whoever has locked the lower half uses the upper half as well"
+
+
+def test_a_split_leaves_the_users_their_node():
+    tree, trunk, leaf, _ = small_tree()
+    trunk.split(1, tree.width)
+    assert [part.blocks for part in leaf.path()] == [[8], [6, 7], [5]], "the way up from below must pass both halves"
+    assert leaf.parent is trunk, "the lower half is the node that others already know"
+
+
+def test_a_split_keeps_the_age_of_the_lower_part():
+    tree, trunk, *_ = small_tree()
+    trunk.last_used, trunk.created, trunk.num_hits = 7, 2, 3
+    upper = trunk.split(1, tree.width)
+    assert (trunk.last_used, trunk.created, trunk.num_hits) == (7, 2, 3)
+    assert (upper.last_used, upper.created, upper.num_hits) == (7, 2, 3)
+
+
+# Matching
+
+
+@pytest.mark.parametrize(
+    "names, blocks",
+    [((1, 2, 3), [5, 6, 7]), ((1, 2, 3, 4), [5, 6, 7, 8]), ((1, 2, 3, 9, 4), [5, 6, 7, 2]), ((7, 1), []), ((), [])],
+)
+def test_match_finds_the_longest_stored_prefix(names, blocks):
+    tree, *_ = small_tree()
+    match = tree.match(tokens(*names))
+    assert (match.blocks, match.num_tokens) == (blocks, len(blocks) * SIZE)
+    check_shape(tree)
+
+
+@pytest.mark.parametrize("extra", [0, 1, 3])
+def test_match_counts_whole_blocks_only(extra):
+    tree, *_ = small_tree()
+    match = tree.match(tokens(1, 2) + tokens(3)[:extra])
+    assert match.blocks == [5, 6], "a block of which only some tokens agree cannot be shared"
+
+
+def test_a_match_inside_an_edge_ends_at_a_node():
+    tree, trunk, *_ = small_tree()
+    match = tree.match(tokens(1, 2, 8))
+    assert match.blocks == [5, 6] and match.node.blocks == [5, 6] and trunk.parent is match.node
+
+
+def test_prompts_that_share_only_their_first_token_share_nothing():
+    tree, *_ = small_tree()
+    stranger = [10, 99, 99, 99]
+    assert tree.match(stranger).blocks == [], "one equal token is not a block; only equal blocks are shared"
+    node = tree.insert(stranger, [3]).node
+    assert tree.match(stranger).blocks == [3] and tree.match(tokens(1, 2, 3)).blocks == [5, 6, 7], (
+        "two prompts with the same first token must both stay findable: key children by a whole block"
+    )
+    assert node.parent is tree.root
+
+
+def test_prompts_that_part_inside_a_block_share_the_blocks_before_it():
+    tree, *_ = small_tree()
+    other = [*tokens(1), 20, 21, 99, 99, *tokens(3)]
+    assert tree.match(other).blocks == [5], "the second block differs in its third token, so only the first is shared"
+    tree.insert(other, [5, 11, 12])
+    assert tree.match(other).blocks == [5, 11, 12] and tree.match(tokens(1, 2, 3)).blocks == [5, 6, 7]
+
+
+def test_the_same_block_of_tokens_at_two_positions_has_two_blocks():
+    tree = RadixTree(SIZE)
+    tree.insert(tokens(1, 1, 1), [5, 6, 7])
+    assert tree.match(tokens(1, 1)).blocks == [5, 6], "the second 1 sees the first: its KV is another"
+    assert tree.match(tokens(1, 1, 1, 1)).blocks == [5, 6, 7]
+    assert tree.match(tokens(2, 1)).blocks == []
+
+
+def test_blocks_whose_hashes_collide_are_told_apart():
+    class SameHash(bytes):
+        def __hash__(self):
+            return 7
+
+    class Colliding(RadixTree):
+        def _label(self, key, depth, namespace):
+            namespace, block = super()._label(key, depth, namespace)
+            return namespace, SameHash(block)
+
+    tree = Colliding(SIZE)
+    tree.insert(tokens(1), [5])
+    assert tree.match(tokens(2)).blocks == [], "an equal hash is a guess: the tokens themselves must be compared"
+    tree.insert(tokens(2), [6])
+    assert tree.match(tokens(1)).blocks == [5] and tree.match(tokens(2)).blocks == [6]
+
+
+def test_namespaces_share_nothing():
+    tree = RadixTree(SIZE)
+    tree.insert(tokens(1, 2), [5, 6], namespace="one")
+    assert tree.match(tokens(1, 2), namespace="two").blocks == [], "what one tenant stores no other may find"
+    assert tree.match(tokens(1, 2)).blocks == []
+    tree.insert(tokens(1, 2), [7, 8], namespace="two")
+    assert tree.match(tokens(1, 2), namespace="one").blocks == [5, 6]
+    assert tree.match(tokens(1, 2), namespace="two").blocks == [7, 8]
+
+
+def test_a_match_makes_the_whole_path_the_most_recently_used():
+    tree, trunk, leaf, other = small_tree()
+    tree.match(tokens(1, 2, 3, 9))
+    assert trunk.last_used == other.last_used > leaf.last_used
+
+
+def test_a_split_by_a_match_keeps_the_matched_part_fresh_and_the_rest_old():
+    tree, trunk, *_ = small_tree()
+    match = tree.match(tokens(1, 2))
+    assert match.node.last_used == tree.now > trunk.last_used == 3, "only the part that was asked for was used"
+    assert match.node.num_hits == 1 and trunk.num_hits == 0
+
+
+def test_peek_changes_nothing():
+    tree, trunk, *_ = small_tree()
+    before = contents(tree), len(nodes(tree)), trunk.last_used, tree.stats.num_lookups
+    assert tree.peek(tokens(1, 2, 8)) == 2 * SIZE and tree.peek(tokens(7)) == 0
+    assert (contents(tree), len(nodes(tree)), trunk.last_used, tree.stats.num_lookups) == before
+
+
+def test_lookups_are_counted():
+    tree, *_ = small_tree()
+    tree.match(tokens(1, 2, 7))
+    tree.match(tokens(7))
+    stats = tree.stats
+    assert (stats.num_lookups, stats.num_hits, stats.asked_tokens, stats.found_tokens) == (2, 1, 16, 8)
+    assert stats.hit_rate == 0.5
+
+
+# Inserting
+
+
+def check_shape(tree):
+    """As check_tree, for trees put together by hand, whose leaves are in no queue."""
+    for node in nodes(tree):
+        tree.queue.add(node)
+    check_tree(tree)
+
+
+def test_insert_stores_what_is_new_behind_what_is_there():
+    holder = Holder()
+    tree, trunk, *_ = small_tree(holder=holder)
+    stored = tree.insert(tokens(1, 2, 3, 6, 7), [5, 6, 7, 11, 12])
+    assert stored.blocks == [5, 6, 7, 11, 12] and stored.node.blocks == [11, 12] and stored.node.parent is trunk
+    assert holder.shared == [11, 12], "the tree holds the new blocks now, and no block twice"
+    assert tree.num_blocks == 7
+    check_shape(tree)
+
+
+def test_insert_into_an_empty_tree():
+    tree = RadixTree(SIZE)
+    stored = tree.insert(tokens(1, 2), [5, 6])
+    assert stored.blocks == [5, 6] and stored.node.parent is tree.root and tree.num_blocks == 2
+    check_tree(tree)
+
+
+def test_insert_of_what_is_there_keeps_the_blocks_of_the_tree():
+    holder = Holder()
+    tree, *_ = small_tree(holder=holder)
+    stored = tree.insert(tokens(1, 2, 3, 4), [11, 12, 13, 14])
+    assert stored.blocks == [5, 6, 7, 8], (
+        "the caller must learn which blocks the tree has, to use them in place of its own"
+    )
+    assert holder.shared == [] and tree.num_blocks == 5, "duplicates are the caller's to give back"
+
+
+@pytest.mark.parametrize("count, blocks", [(8, [5]), (7, [5, 6]), (8, [5, 6, 7])])
+def test_tokens_that_do_not_fill_the_blocks_are_refused(count, blocks):
+    tree = RadixTree(SIZE)
+    with pytest.raises(ValueError, match="insert whole blocks"):
+        tree.insert(list(range(count)), blocks)
+    assert tree.num_blocks == 0
+
+
+def test_capacity_evicts_the_least_recently_used_for_the_new():
+    holder = Holder()
+    tree = RadixTree(SIZE, holder, capacity=3)
+    tree.insert(tokens(1, 2), [5, 6])
+    tree.insert(tokens(3), [7])
+    tree.match(tokens(1, 2))
+    tree.insert(tokens(4), [8])
+    assert holder.freed == [7] and set(contents(tree).values()) == {5, 6, 8}
+    check_tree(tree)
+
+
+def test_over_capacity_the_end_of_a_prefix_is_left_out():
+    tree = RadixTree(SIZE, capacity=3)
+    locked = tree.insert(tokens(1, 2), [5, 6], lock=True)
+    stored = tree.insert(tokens(3, 4, 5), [7, 8, 9])
+    assert stored.blocks == [7], "what is locked stays, so one block is left for the new prefix"
+    assert tree.insert(tokens(1, 2, 6), [5, 6, 11]).blocks == [5, 6, 11], "a prefix never evicts its own beginning"
+    tree.unlock(locked.node)
+    check_tree(tree)
+
+
+# Locks
+
+
+def test_a_lock_counts_on_the_whole_path():
+    tree, trunk, leaf, other = small_tree()
+    tree.lock(leaf)
+    assert (trunk.locks, leaf.locks, other.locks) == (1, 1, 0), "who uses a node uses all above it"
+    assert (tree.num_protected, tree.num_evictable) == (4, 1)
+    tree.lock(other)
+    assert (trunk.locks, tree.num_protected, tree.num_evictable) == (2, 5, 0), "the trunk is protected once, not twice"
+
+
+def test_unlock_takes_back_one_lock():
+    tree, trunk, leaf, other = small_tree()
+    trunk.locks, leaf.locks, other.locks, tree.num_protected = 3, 2, 1, 5
+    tree.unlock(leaf)
+    assert (trunk.locks, leaf.locks, tree.num_evictable) == (2, 1, 0), "somebody else still uses the leaf"
+    tree.unlock(leaf)
+    tree.unlock(other)
+    assert (trunk.locks, leaf.locks, other.locks) == (0, 0, 0) and tree.num_evictable == 5
+    assert leaf.queued and other.queued, "leaves that nobody uses any more may be evicted, so they must be in the queue"
+
+
+def test_an_unlock_too_many_is_refused():
+    tree, trunk, leaf, _ = small_tree()
+    with pytest.raises(ValueError, match="not locked"):
+        tree.unlock(leaf)
+    assert (trunk.locks, leaf.locks, tree.num_protected) == (0, 0, 0)
+
+
+def test_a_miss_can_be_locked_and_unlocked_like_a_hit():
+    tree, *_ = small_tree()
+    match = tree.match(tokens(7))
+    tree.lock(match.node)
+    tree.unlock(match.node)
+    assert tree.num_protected == 0
+
+
+def test_a_match_that_locks_leaves_no_moment_for_an_eviction():
+    tree = RadixTree(SIZE)
+    tree.insert(tokens(1, 2, 3), [5, 6, 7])
+    match = tree.match(tokens(1, 2), lock=True)
+    assert tree.evict(9) == [7], "between match and lock nobody may come in: the matched blocks must be locked by then"
+    assert tree.match(tokens(1, 2)).blocks == match.blocks
+    check_tree(tree)
+
+
+def test_a_prefix_that_was_evicted_cannot_be_locked():
+    tree = RadixTree(SIZE)
+    tree.insert(tokens(1), [5])
+    match = tree.match(tokens(1))
+    tree.evict(1)
+    with pytest.raises(ValueError, match="evicted before it was locked"):
+        tree.lock(match.node)
+
+
+def test_evictable_and_protected_are_the_tree_through_splits_of_locked_nodes():
+    tree = RadixTree(SIZE)
+    whole = tree.insert(tokens(1, 2, 3, 4), [5, 6, 7, 8], lock=True)
+    part = tree.match(tokens(1, 2), lock=True)
+    assert (part.node.locks, whole.node.locks) == (2, 1), "the upper half is used by both, the lower by the first alone"
+    check_tree(tree)
+    tree.unlock(whole.node)
+    assert (tree.num_protected, tree.num_evictable) == (2, 2)
+    check_tree(tree)
+    tree.unlock(part.node)
+    assert (tree.num_protected, tree.num_evictable) == (0, 4)
+    check_tree(tree)
+
+
+# Evicting
+
+
+def queued(tree, *leaves):
+    for leaf in leaves:
+        tree.queue.add(leaf)
+    return tree
+
+
+def test_the_least_recently_used_leaf_goes_first():
+    tree, _, leaf, other = small_tree(holder=(holder := Holder()))
+    queued(tree, leaf, other)
+    assert tree.evict(1) == [2] == holder.freed, "the leaf that was used last stays"
+    assert other.parent is None and tree.num_blocks == 4
+    assert tree.evict(1) == [8]
+
+
+def test_a_parent_goes_only_after_its_children_and_from_its_end():
+    tree, trunk, leaf, other = small_tree()
+    trunk.last_used = 0
+    queued(tree, leaf, other)
+    assert tree.evict(3) == [2, 8, 7], "leaves first, though the trunk is older; then the trunk's tail"
+    assert trunk.blocks == [5, 6] and tree.match(tokens(1, 2, 3)).blocks == [5, 6]
+    assert tree.evict(9) == [6, 5] and not tree.root.children and tree.num_blocks == 0
+
+
+def test_nothing_locked_is_evicted():
+    tree, trunk, leaf, other = small_tree()
+    queued(tree, leaf, other)
+    leaf.locks = trunk.locks = 1
+    tree.num_protected = 4
+    assert tree.evict(9) == [2], "block 8 and all above it are in use"
+    assert tree.num_evictable == 0
+    assert tree.evict(9) == []
+
+
+def test_a_prefix_found_after_it_was_queued_is_not_the_next_to_go():
+    tree = RadixTree(SIZE)
+    for name in (1, 2, 3):
+        tree.insert(tokens(name), [name])
+    tree.match(tokens(1))
+    assert tree.evict(2) == [2, 3], "1 was used since: its entry in the queue is out of date"
+    check_tree(tree)
+
+
+def test_evict_takes_no_more_than_it_is_asked_for():
+    tree = RadixTree(SIZE)
+    tree.insert(tokens(1, 2, 3, 4), [5, 6, 7, 8])
+    assert tree.evict(0) == [] and tree.evict(-3) == [] and tree.num_blocks == 4
+    assert tree.evict(1) == [8] and tree.match(tokens(1, 2, 3, 4)).blocks == [5, 6, 7]
+    check_tree(tree)
+
+
+def test_clear_is_refused_while_a_prefix_is_used():
+    tree = RadixTree(SIZE)
+    stored = tree.insert(tokens(1, 2), [5, 6], lock=True)
+    tree.insert(tokens(3), [7])
+    with pytest.raises(ValueError, match="2 blocks are locked"):
+        tree.clear()
+    assert tree.num_blocks == 3, "a refused clear must forget nothing"
+    tree.unlock(stored.node)
+    tree.clear()
+    assert tree.num_blocks == 0 and not tree.root.children
+
+
+def test_the_queue_holds_an_entry_a_node_however_often_prefixes_are_found():
+    tree = RadixTree(SIZE)
+    for name in range(1, 9):
+        tree.insert(tokens(name), [name])
+    for _ in range(200):
+        for name in range(1, 9):
+            match = tree.match(tokens(name), lock=True)
+            tree.unlock(match.node)
+    assert len(tree.queue.heap) <= 8, "the heap must not grow with the number of lookups"
+
+
+# All together
+
+
+def test_threads_that_use_one_tree_leave_its_books_right():
+    tree, blocks = RadixTree(SIZE, capacity=40), iter(range(1, 10**6))
+    give = [[next(blocks) for _ in range(3)] for _ in range(4 * 400)]
+
+    def work(seed):
+        chance = random.Random(seed)
+        for index in range(400):
+            prompt = tokens(*(chance.randrange(1, 5) for _ in range(3)))
+            match = tree.match(prompt, lock=True)
+            mine = tree.insert(prompt, match.blocks + give[seed * 400 + index][len(match.blocks) :], lock=True)
+            tree.evict(chance.randrange(2))
+            assert tree.peek(prompt) >= match.num_tokens, "what is locked must stay"
+            tree.unlock(match.node)
+            tree.unlock(mine.node)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert tree.num_protected == 0
+    check_tree(tree)
+
+
+def test_a_chain_of_many_nodes_is_matched_and_evicted_whole():
+    tree = RadixTree(SIZE)
+    for depth in range(1, 60):
+        tree.insert(tokens(*range(1, depth + 1)), list(range(1, depth + 1)))
+    assert len(nodes(tree)) == 59 and tree.match(tokens(*range(1, 60))).blocks == list(range(1, 60))
+    assert tree.evict(59) == list(range(59, 0, -1)), "from the end to the beginning"
+
+
+def test_a_node_is_made_with_its_own_key():
+    key = key_of(tokens(1))
+    node = Node(None, (None, key), key, [5])
+    node.key.clear()
+    assert key == key_of(tokens(1))
+
+
+def test_hang_makes_trees_as_insert_does():
+    made, by_hand = RadixTree(SIZE), RadixTree(SIZE)
+    made.insert(tokens(1, 2), [5, 6])
+    hang(by_hand, by_hand.root, (1, 2), (5, 6))
+    assert contents(made) == contents(by_hand)

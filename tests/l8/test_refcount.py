@@ -1,0 +1,81 @@
+"""Lesson 8. Counted blocks: free exactly when nobody holds them."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mini_engine.kv.refcount import RefCountedAllocator
+
+
+def holding(counts, num_blocks=8):
+    """An allocator whose blocks are held as often as `counts` says, put together by hand."""
+    allocator = RefCountedAllocator(num_blocks, 4)
+    for block, count in counts.items():
+        allocator.counts[block] = count
+        allocator.held.add(block)
+        allocator.free_blocks.remove(block)
+    return allocator
+
+
+def books(allocator):
+    return list(allocator.counts), set(allocator.held), list(allocator.free_blocks)
+
+
+def test_a_block_that_is_handed_out_has_one_holder():
+    allocator = RefCountedAllocator(8, 4)
+    blocks = allocator.alloc_blocks(3)
+    assert [allocator.counts[block] for block in blocks] == [1, 1, 1]
+
+
+def test_a_shared_block_is_free_only_when_its_last_holder_lets_go():
+    allocator = holding({3: 2})
+    allocator.free([3])
+    assert 3 in allocator.held and 3 not in allocator.free_blocks, "somebody still holds block 3: it is not free yet"
+    allocator.free([3])
+    assert 3 in allocator.free_blocks and allocator.counts[3] == 0, "nobody holds block 3 any more: it must be free"
+
+
+def test_letting_go_of_several_blocks_frees_those_that_nobody_else_holds():
+    allocator = holding({3: 2, 4: 1, 5: 3})
+    allocator.free([3, 4, 5])
+    assert (allocator.counts[3], allocator.counts[4], allocator.counts[5]) == (1, 0, 2)
+    assert allocator.held == {3, 5} and 4 in allocator.free_blocks
+
+
+@pytest.mark.parametrize(
+    "blocks, words", [([3, 3], "named twice"), ([3, 6], "not held"), ([0], "not held"), ([-1], "not held")]
+)
+def test_what_cannot_be_freed_is_refused_and_changes_no_count(blocks, words):
+    allocator = holding({3: 2})
+    before = books(allocator)
+    with pytest.raises(ValueError, match=words):
+        allocator.free(blocks)
+    assert books(allocator) == before, "a refused call must change no count"
+
+
+@pytest.mark.parametrize("blocks", [[3, 6], [0], [99]])
+def test_a_block_that_nobody_holds_cannot_be_shared(blocks):
+    allocator = holding({3: 1})
+    before = books(allocator)
+    with pytest.raises(ValueError, match="held by nobody"):
+        allocator.share(blocks)
+    assert books(allocator) == before
+
+
+def test_threads_that_share_and_let_go_leave_every_count_right():
+    allocator = RefCountedAllocator(64, 4)
+    common = allocator.alloc_blocks(8)
+
+    def work(seed):
+        chance = random.Random(seed)
+        for _ in range(300):
+            mine = allocator.alloc_blocks(chance.randrange(4))
+            allocator.share(common)
+            allocator.free(common)
+            allocator.free(mine)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert allocator.held == set(common) and all(allocator.counts[block] == 1 for block in common)
+    assert len(allocator.free_blocks) == 55

@@ -1,0 +1,73 @@
+"""Lesson 8. What the tests share: trees put together by hand, and what must be true of every tree."""
+
+from mini_engine.kv.radix import RadixTree
+from mini_engine.kv.radix_node import Node, key_of
+
+SIZE = 4
+
+
+def tokens(*names):
+    """Four tokens for each name: 1 stands for 10 11 12 13."""
+    return [10 * name + offset for name in names for offset in range(SIZE)]
+
+
+def hang(tree, parent, names, blocks, namespace=None, locks=0, used=0, hits=0):
+    """Put a node below `parent` by hand: tokens of `names` in `blocks`."""
+    key = key_of(tokens(*names))
+    node = Node(parent, (namespace, key[: tree.width]), key, list(blocks), used)
+    node.locks, node.last_used, node.num_hits = locks, used, hits
+    parent.children[node.label] = node
+    tree.num_blocks += len(blocks)
+    tree.num_protected += len(blocks) if locks else 0
+    tree.now = max(tree.now, used)
+    return node
+
+
+def small_tree(**options):
+    """root - [1 2 3 in blocks 5 6 7] - [4 in 8] and - [9 in 2]."""
+    tree = RadixTree(SIZE, **options)
+    trunk = hang(tree, tree.root, (1, 2, 3), (5, 6, 7), used=3)
+    return tree, trunk, hang(tree, trunk, (4,), (8,), used=3), hang(tree, trunk, (9,), (2,), used=2)
+
+
+def nodes(tree):
+    """All nodes but the root."""
+    found, open_ = [], list(tree.root.children.values())
+    while open_:
+        node = open_.pop()
+        found.append(node)
+        open_ += node.children.values()
+    return found
+
+
+def contents(tree):
+    """{(namespace, all tokens up to the end of a block): block}, told by walking the whole tree."""
+    found = {}
+
+    def visit(node, before):
+        for index, block in enumerate(node.blocks):
+            prefix = before + bytes(node.key[: (index + 1) * tree.width])
+            found[node.label[0], prefix] = block
+        for child in node.children.values():
+            visit(child, before + bytes(node.key))
+
+    visit(tree.root, b"")
+    return found
+
+
+def check_tree(tree):
+    """What holds for every tree after every call."""
+    sizes = {True: 0, False: 0}
+    for node in nodes(tree):
+        assert node.blocks and len(node.key) == len(node.blocks) * tree.width, "an edge must hold whole blocks"
+        assert node.parent.children[node.label] is node, "a node must be where its label says"
+        assert node.label[1] == node.key[: tree.width], "a node's label must be its first block's tokens"
+        below = sum(child.locks for child in node.children.values())
+        assert node.locks >= below, f"{below} locks below a node with {node.locks}: a lock counts on the whole path"
+        assert node.is_evictable <= node.queued, "a leaf that nobody uses must wait in the eviction queue"
+        sizes[node.locks > 0] += len(node.blocks)
+    assert tree.num_protected == sizes[True], "num_protected must be the blocks of locked nodes"
+    assert tree.num_evictable == sizes[False], "num_evictable must be the blocks of nodes that nobody has locked"
+    assert tree.num_blocks == sum(sizes.values()), "evictable and protected must be all blocks of the tree"
+    held = [block for node in nodes(tree) for block in node.blocks]
+    assert len(held) == len(set(held)), "a block must be in the tree once"
