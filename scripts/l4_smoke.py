@@ -8,22 +8,10 @@ import sys
 from dataclasses import asdict
 
 import torch
-from smoke_common import (
-    Divergence,
-    Outcome,
-    RequestReport,
-    _tokenizer_of,
-    compare,
-    guard,
-    load_ours,
-    make_parser,
-    print_json,
-    request_lines,
-    show,
-    whole_number,
-)
+from smoke_common import Outcome, _tokenizer_of, compare, load_ours, make_parser, print_json, show
 
 from mini_engine.attention.contract import load_kernel
+from mini_engine.cli.parser import guard, whole_number
 from mini_engine.engine.sampler import Sampled, draw_tokens, process, sample
 from mini_engine.engine.sampling_params import SampleRow, SamplingParams
 from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
@@ -81,22 +69,17 @@ def generate(model, prompts, args) -> Outcome:
 
 
 class FromTransformers:
-    """Chooses for one request from the distributions that transformers makes, and compares ours with them.
-
-    gaps: how far apart the two best logits were, step by step. unequal: the steps where our distribution was another.
-    """
+    """Chooses for one request from the distributions that transformers makes; `unequal`: steps where ours differ."""
 
     def __init__(self) -> None:
-        self.gaps, self.unequal = [], []
+        self.unequal = []
 
     def __call__(self, logits, rows):
         row, logits = rows[0], logits.float()
         context = torch.tensor([[*row.prompt_ids, *row.output_ids]], device=logits.device)
         theirs, ours = processors(row.params)(context, logits), process(logits.clone(), rows)
         if not (torch.equal(ours.isinf(), theirs.isinf()) and torch.allclose(ours, theirs, rtol=1e-5)):
-            self.unequal.append(len(self.gaps))
-        best = logits[0].topk(2).values
-        self.gaps.append(float(best[0] - best[1]))
+            self.unequal.append(len(row.output_ids))
         token = theirs.argmax(dim=-1) if row.params.is_greedy else draw_tokens(theirs, rows)
         return [Sampled(int(token), None)]
 
@@ -116,28 +99,22 @@ def processors(params):
     return chain
 
 
-def compare_drawn(model, prompts, args) -> list[RequestReport]:
+def compare_drawn(model, prompts, args) -> Outcome:
     """Every prompt drawn in one batch with greedy neighbours, then alone from transformers' distributions."""
     jobs = [(prompt, drawing(args, index)) for index, prompt in enumerate(prompts)]
     neighbours = [(prompt, greedy(args)) for prompt in prompts]
-    batch = run(model, [job for pair in zip(neighbours, jobs, strict=True) for job in pair], args)
-    reports = []
-    for job, ours in zip(jobs, batch.outputs[1::2], strict=True):
+    drawn = run(model, [job for pair in zip(neighbours, jobs, strict=True) for job in pair], args)
+    drawn.outputs = drawn.outputs[1::2]
+    for index, (job, beside) in enumerate(zip(jobs, drawn.outputs, strict=True)):
         reference = FromTransformers()
         alone = run(model, [job], args, reference).outputs[0]
-        match = ours == alone and not reference.unequal
-        reports.append(RequestReport(job[0], ours, alone, match, None if match else parting(ours, alone, reference)))
-    return reports
-
-
-def parting(ours, alone, reference) -> Divergence:
-    """The first step where the distribution is not transformers', or else where the batch drew another token."""
-    at = next((i for i, (a, b) in enumerate(zip(ours, alone, strict=False)) if a != b), min(len(ours), len(alone)))
-    where = "this answer is drawn: expected is the draw alone, got the one beside neighbours"
-    if reference.unequal:
-        at, where = reference.unequal[0], "this answer is drawn, and the distribution there is not transformers'"
-    expected, got = (ids[at] if at < len(ids) else None for ids in (alone, ours))
-    return Divergence(at, expected, got, reference.gaps[min(at, len(alone) - 1)], False, where)
+        if reference.unequal:
+            drawn.faults.append(
+                f"prompt {index}: the distributions of new tokens {reference.unequal} are not transformers'"
+            )
+        if beside != alone:
+            drawn.faults.append(f"prompt {index}: drawn beside neighbours {beside}, drawn alone {alone}")
+    return drawn
 
 
 def smoke(args) -> int:
@@ -145,20 +122,18 @@ def smoke(args) -> int:
     drawing(args, 0)  # a wrong option is told before anything runs
     report = compare(4, generate, args)
     drawn = compare_drawn(*load_ours(args), args)
-    parted = [request for request in drawn if not request.match]
+    report.faults += drawn.faults
+    report.match = report.match and not drawn.faults
     if args.json:
-        report.match = report.match and not parted
-        report.requests += parted  # whoever looks for what went wrong looks there
-        print_json(asdict(report) | {"drawn": [asdict(request) for request in drawn]})
+        print_json(asdict(report) | {"drawn": drawn.outputs})
         return 0 if report.match else 1
     tokenizer = _tokenizer_of(args)
     show(report, tokenizer)
-    print(f"Drawn at temperature {args.temperature:g} beside greedy neighbours, then alone:")
-    for index, request in enumerate(drawn):
-        print(*request_lines(index, request, args.dtype, tokenizer), sep="\n")
-    print(f"{'FAIL' if parted else 'PASS'}: {len(drawn) - len(parted)} of {len(drawn)} are the same alone,", end=" ")
-    print("from distributions equal to transformers'")
-    return 0 if report.match and not parted else 1
+    same = "" if drawn.faults else ", the same alone and from transformers' distributions"
+    print(f"Drawn at temperature {args.temperature:g} beside greedy neighbours{same}:")
+    for index, ids in enumerate(drawn.outputs):
+        print(f"[{index}] {tokenizer.decode(ids)!r}" if tokenizer else f"[{index}] {ids}")
+    return 0 if report.match else 1
 
 
 def arguments():

@@ -18,7 +18,14 @@ from lessons._course.student import StudentFile, student_files, unwritten
 
 TOTAL_SECONDS = 300.0
 TEST_SECONDS = 20.0
-QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUTF8": "1",
+    "PYTHONUNBUFFERED": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # whatever else is installed: the same check for everybody
+}
+PLUGINS = ["-p", "course_reporter", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider"]
 
 
 @dataclass
@@ -184,7 +191,7 @@ class Check:
         log, out, err = folder / "events.jsonl", folder / "tests.out", folder / "tests.err"
         log.touch()
         chosen = self.only or self.lesson.tests
-        options = ["-p", "course_reporter", "-p", "no:cacheprovider", "-q", "--no-header", "--tb=short"]
+        options = [*PLUGINS, "-q", "--no-header", "--tb=short"]
         arguments = ["-m", "pytest", *options, "--rootdir", str(self.places.root), *chosen]
         command = Command(arguments, self._environment() | {"KV_COURSE_REPORT": str(log)}, self.places.root, out, err)
         with log.open(encoding="utf-8") as lines:

@@ -201,16 +201,16 @@ def is_hang(result: TestResult) -> bool:
     return result.outcome == "hung" or (result.failure is not None and result.failure.type == "TookTooLong")
 
 
+def shows(bug: Bug, result: TestResult) -> bool:
+    """Whether a failed test is one of the bug's own and says what the bug's symptom is."""
+    if result.failure is None or result.test.partition("[")[0] not in bug.tests:
+        return False
+    return re.search(bug.symptom, f"{result.test}\n{result.failure.text}") is not None
+
+
 def likely_bugs(lesson: Lesson, result: TestResult) -> list[Bug]:
     """At most two pitfalls whose own test this is, and whose symptom it shows."""
-    if result.failure is None:
-        return []
-    found = [
-        bug
-        for bug in lesson.bugs
-        if re.search(bug.symptom, result.failure.text) and result.test.partition("[")[0] in bug.tests
-    ]
-    return found[:2]
+    return [bug for bug in lesson.bugs if shows(bug, result)][:2]
 
 
 def general_hints(failure: Failure) -> list[str]:

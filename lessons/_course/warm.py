@@ -14,7 +14,7 @@ from lessons._course.runner import Command, Launch, Spawned, kill_group
 HEAVY = [
     "torch",
     "transformers",
-    "transformers.models.qwen3",
+    "transformers.models.qwen3.modeling_qwen3",
     "pytest",
     "hypothesis",
     "safetensors.torch",

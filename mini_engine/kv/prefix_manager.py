@@ -21,9 +21,9 @@ Mark = tuple[Hashable, bytes]  # the first block that a request computes in this
 class PrefixTable(RequestTable):
     """A request's blocks, and what of them it shares.
 
-    key: the tokens of the whole blocks that it was admitted with, as bytes. num_whole: how many blocks these are.
+    key: the tokens of the whole blocks that it was admitted with, as bytes.
     namespace: with whom it shares. node: the stored prefix that it has locked.
-    num_stored: blocks of `key` that were put into the tree.
+    num_whole: blocks of `key` that hold, or will hold, its tokens. num_stored: those that are in the tree.
     num_found: tokens that were there when it came; None once they are counted.
     mark: by which a twin finds it while its step is in flight.
     """
@@ -147,7 +147,6 @@ class PrefixCacheManager(KvCacheManager):
         super().truncate(request_id, num_tokens)
         self._keep_locked(table, min(table.num_stored, len(table.blocks)))
         table.num_whole = min(table.num_whole, num_tokens // self.block_size)
-        table.key = table.key[: table.num_whole * self.tree.width]
 
     def free(self, request_id: str, computed_ids: Sequence[int] = ()) -> None:
         """As in lesson 5; the whole blocks of `computed_ids` stay in the tree."""
@@ -167,8 +166,8 @@ class PrefixCacheManager(KvCacheManager):
         parent = self.tables[parent_id]
         if child_id in self.tables:
             raise ValueError(f"request {child_id!r} has a block table already; fork to a new id")
-        stored = parent.key[: parent.num_stored * self.tree.width]  # what the child computes may differ from the rest
-        child = PrefixTable(self.allocator, stored, parent.namespace, parent.node)
+        child = PrefixTable(self.allocator, parent.key, parent.namespace, parent.node)
+        child.num_whole = min(parent.num_whole, parent.num_stored)  # what it computes may differ from the rest of key
         self.tree.lock(child.node)
         child.adopt(parent.blocks, parent.num_tokens)
         self.tables[child_id] = child

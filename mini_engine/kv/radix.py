@@ -66,7 +66,7 @@ class RadixTree:
 
     Attributes:
         num_blocks: blocks in the tree, `num_evictable + num_protected`.
-        num_protected: blocks that somebody has locked.
+        num_protected: blocks that somebody has locked. num_evicted: blocks evicted so far.
         stats: of all lookups.
     """
 
@@ -82,7 +82,7 @@ class RadixTree:
         self.capacity = capacity
         self.root = Node(None, (None, b""), b"", [])
         self.queue = EvictionQueue(policy or LRU())
-        self.num_blocks = self.num_protected = self.now = 0
+        self.num_blocks = self.num_protected = self.num_evicted = self.now = 0
         self.stats = HitStats()
         self.mutex = RLock()
 
@@ -190,6 +190,7 @@ class RadixTree:
             gone: list[int] = []
             while len(gone) < num_blocks and (leaf := self.queue.pop()):
                 gone += self._cut(leaf, num_blocks - len(gone))
+            self.num_evicted += len(gone)
             self.holder.free(gone)
             return gone
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from lessons._course.catalog import Bug, Lesson, Task, covers, read_lessons
-from lessons._course.checker import Check, Report
+from lessons._course.checker import TEST_SECONDS, Check, Report
+from lessons._course.explain import Advice, Explainer, shows
 from lessons._course.places import Places
 from lessons._course.progress import Progress
 from lessons._course.student import StudentFile, put_aside, start, starter_of, student_files
@@ -95,12 +96,16 @@ def run_task(lesson: Lesson, task: Task, *, folder, launch) -> Report:
     return Check(lesson, PLACES, files=files, launch=launch, only=task.tests, seconds=PATIENCE).run()
 
 
-def run_bug(lesson: Lesson, bug: Bug, *, folder, launch) -> Report:
-    reference = PLACES.root / bug.module
-    file = StudentFile(bug.module, reference, folder / reference.name)
-    folder.mkdir(parents=True)
-    file.path.write_text(file.reference_source.replace(bug.find, bug.replace), encoding="utf-8")
-    return Check(lesson, PLACES, files=[file], launch=launch, only=bug.tests, seconds=PATIENCE).run()
+def run_bug(lesson: Lesson, bug: Bug, *, folder, launch) -> tuple[Report, Advice]:
+    """The bug's own tests on the reference with the bug in it, and what the student would be told."""
+    files = written(lesson, folder, [task.number for task in lesson.tasks])
+    buggy = next((file for file in files if file.module == bug.module), None)
+    if buggy is None:  # in a module that is not the student's
+        buggy = StudentFile(bug.module, PLACES.root / bug.module, folder / "buggy.py")
+        files.append(buggy)
+    buggy.path.write_text(buggy.reference_source.replace(bug.find, bug.replace), encoding="utf-8")
+    report = Check(lesson, PLACES, files=files, launch=launch, only=bug.tests, seconds=PATIENCE).run()
+    return report, Explainer(lesson, PLACES, files, TEST_SECONDS).advise(report, [])
 
 
 def of_later_lessons(lesson: Lesson) -> dict[str, str]:
@@ -215,13 +220,13 @@ def test_each_task_alone_makes_its_tests_pass(lesson, task, found):
 
 @each_bug
 @ahead(run_bug)
-def test_each_pitfall_is_caught_and_shows_its_symptom(lesson, bug, found):
+def test_each_pitfall_is_caught_and_told(lesson, bug, found):
     reference = (PLACES.root / bug.module).read_text(encoding="utf-8")
     assert reference.count(bug.find) == 1, f"{bug.find!r} occurs {reference.count(bug.find)} times in {bug.module}"
-    if found.count("skipped") == len(found.results) > 0:
-        pytest.skip(f"NOT CHECKED: {found.skipped}")
-    failed = [result for result in found.results if result.outcome in ("failed", "hung")]
-    assert failed, f"no test of {bug.name} fails with it {found.trouble}"
-    assert any(result.failure and re.search(bug.symptom, result.failure.text) for result in failed), (
-        f"no failure says {bug.symptom!r}:\n{failures(found)}"
-    )
+    report, advice = found
+    if report.count("skipped") == len(report.results) > 0:
+        pytest.skip(f"NOT CHECKED: {report.skipped}")
+    failed = [result for result in report.results if result.outcome in ("failed", "hung")]
+    assert failed, f"no test of {bug.name} fails with it {report.trouble}"
+    assert any(shows(bug, result) for result in failed), f"no failure says {bug.symptom!r}:\n{failures(report)}"
+    assert any(bug.pitfall in line for line in advice.lines), f"the student is not told of the pitfall: {advice}"

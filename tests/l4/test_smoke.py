@@ -23,27 +23,29 @@ def test_greedy_tokens_are_equal_and_draws_are_the_same_alone(capsys, options):
     code = l4_smoke.main([*MODEL, "--json", "--max-new-tokens", "12", *options])
     report = json.loads(capsys.readouterr().out)
     assert code == 0 and report["match"]
-    assert [len(request["ours"]) for request in report["requests"] + report["drawn"]] == [12] * 4
+    assert [len(request["ours"]) for request in report["requests"]] == [12, 12] == [len(ids) for ids in report["drawn"]]
     assert report["kv"]["free_at_end"] == report["kv"]["blocks"], "blocks were not given back"
 
 
 def test_the_report_for_people_tells_of_both_parts(capsys):
     assert l4_smoke.main([*MODEL, "--max-new-tokens", "3"]) == 0
     out = capsys.readouterr().out
-    assert "PASS: 2 of 2 answers equal Hugging Face's" in out and "PASS: 2 of 2 are the same alone" in out
+    assert "PASS: 2 of 2 answers equal Hugging Face's" in out
+    assert "beside greedy neighbours, the same alone and from transformers' distributions:" in out
 
 
 def test_draws_that_depend_on_the_batch_fail_the_script(capsys, monkeypatch):
     monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: logits.argmin(dim=-1))
     assert l4_smoke.main([*MODEL, "--max-new-tokens", "3", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert not report["match"] and report["requests"][-1]["first_divergence"]["position"] == 0
+    assert not report["match"] and len(report["faults"]) == 2 and "drawn beside neighbours" in report["faults"][0]
 
 
 def test_a_distribution_that_is_not_transformers_fails_the_script(capsys, monkeypatch):
     monkeypatch.setattr(l4_smoke, "process", lambda logits, rows: logits - 1)
     assert l4_smoke.main([*MODEL, "--max-new-tokens", "3"]) == 1
-    assert "the distribution there is not transformers'" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "prompt 1: the distributions of new tokens [0, 1, 2] are not transformers'" in out and "FAIL" in out
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_the_thread_outlives_an_engine_that_fails_between_steps(worker):
 
 def test_an_answer_whose_text_cannot_be_made_ends_alone(worker):
     other = worker.submit_sync([Job([1, 2], params(30))])
-    broken = worker.submit_sync([Job([5, 6, 7], params(30))])
+    broken = worker.submit_sync([Job([5, 6, 7], params(400))])
     answer = worker.answers[broken.ids[0]]
     answer.text.push = lambda token_id: 1 / 0
     *_, (_, last) = broken

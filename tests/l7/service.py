@@ -4,6 +4,8 @@ import asyncio
 import functools
 import http.client
 import json
+import logging
+import os
 import socket
 import tempfile
 import time
@@ -13,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -30,6 +33,9 @@ from tests.support import hf_greedy, write_checkpoint
 
 WATCHED = ("", "uvicorn.error", "mini_engine.engine.engine", "mini_engine.engine.worker")
 PATIENCE = 60.0  # seconds after which a test gives up; nothing that works takes nearly as long
+
+
+LONG = pytest.mark.skipif("KV_COURSE_REPORT" in os.environ, reason="takes long: `make test` runs it, `check` does not")
 
 
 class Answered(NamedTuple):
@@ -65,6 +71,35 @@ def greedy(prompt_ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
     return hf_greedy(models()[1], list(prompt_ids), max_new_tokens)
 
 
+class Unwritten(logging.Handler):
+    """Remembers the unwritten tasks that the server ran into, in whatever thread, from what it logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: list[str] = []
+
+    def __enter__(self) -> "Unwritten":
+        for name in WATCHED:
+            logging.getLogger(name).addHandler(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for name in WATCHED:
+            logging.getLogger(name).removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Look at the exception of a log record, and at those behind it."""
+        error = record.exc_info[1] if record.exc_info else None
+        while error is not None:
+            if isinstance(error, NotImplementedError):
+                self.met.append(str(error))
+            error = error.__cause__ or error.__context__
+
+    def as_error(self) -> NotImplementedError:
+        """The first of them, to be raised in the test."""
+        return NotImplementedError(self.met[0])
+
+
 class Service:
     """A server around a small random model with the pocket's tokenizer. `with Service() as service:`
 
@@ -83,6 +118,7 @@ class Service:
 
     def __enter__(self) -> "Service":
         self.stack = ExitStack()
+        self.unwritten = self.stack.enter_context(Unwritten())
         self.stack.enter_context(self.worker)
         self.url = self.stack.enter_context(in_background(self.app, self.gate))
         self.address = ("127.0.0.1", int(self.url.rsplit(":", 1)[1]))
@@ -132,6 +168,8 @@ class Service:
         """Wait for something that another thread brings about."""
         deadline = time.monotonic() + PATIENCE / 4
         while not holds():
+            if self.unwritten.met:
+                raise self.unwritten.as_error()
             assert time.monotonic() < deadline, f"it never came about: {what}"
             time.sleep(0.005)
 

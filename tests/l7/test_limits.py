@@ -123,8 +123,7 @@ def test_with_a_key_set_only_its_owner_is_served():
 def test_a_drain_lets_running_answers_finish_and_refuses_new_ones():
     async def scene(service, server):
         running = asyncio.create_task(exchange(service, {"prompt": [1, 2, 3], "max_tokens": 300, "stream": True}))
-        while service.worker.num_running == 0:
-            await asyncio.sleep(0.002)
+        await asyncio.to_thread(service.wait_until, "it runs", lambda: service.worker.num_running)
         server.handle_exit(signal.SIGTERM, None)
         refused = await exchange(service, {"prompt": [1], "max_tokens": 1})
         return await running, refused
@@ -152,8 +151,7 @@ def test_when_the_grace_is_over_who_is_left_is_cut_off():
         while not server.started:
             await asyncio.sleep(0.01)
         stuck = service.connect({"prompt": [1, 2, 3], "max_tokens": 400, "stream": True})
-        while service.worker.num_running == 0:
-            await asyncio.sleep(0.002)
+        await asyncio.to_thread(service.wait_until, "it runs", lambda: service.worker.num_running)
         server.handle_exit(signal.SIGTERM, None)
         await asyncio.wait_for(serving, 15)
         stuck.close()

@@ -5,6 +5,7 @@ holds anything else shows at once.
 """
 
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import Phase, settings
@@ -16,7 +17,7 @@ from mini_engine.kv.eviction import FIFO, LFU, LRU
 from mini_engine.kv.prefix_manager import PrefixCacheManager
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
-from tests.l8.trees import check_tree, contents
+from tests.l8.trees import check_tree, contents, nodes
 
 SIZE, USABLE = 4, 24
 FAMILIES = [random.Random(seed).choices(range(2), k=60) for seed in range(3)]
@@ -181,7 +182,7 @@ class World:
         one.computed, one.is_new = one.stop, False
         self.manager.commit(one.name, one.tokens, one.stop)
         self.calls += 1
-        whole = min(one.computed, len(self.manager.tables[one.name].key) // 4)
+        whole = min(one.computed, self.manager.tables[one.name].num_whole * SIZE)
         one.is_landing = True
         self.store(one, whole // SIZE * SIZE)
         one.is_landing = False
@@ -267,6 +268,8 @@ class World:
         manager = self.manager
         self.check_counts()
         check_tree(manager.tree)
+        locked = Counter(part for table in manager.tables.values() for part in table.node.path())
+        assert all(node.locks == locked[node] for node in nodes(manager.tree)), "a lock for each request, no more"
         assert contents(manager.tree) == self.stored, "the tree must hold what the dictionary holds"
         tables = [block for table in manager.tables.values() for block in table.blocks]
         for block in range(1, USABLE + 1):

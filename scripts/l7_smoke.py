@@ -1,0 +1,88 @@
+"""Lesson 7. The server on a free port, asked by OpenAI's own client, all prompts at once: the tokens are equal.
+
+Every prompt is sent twice, streamed and whole; the two must agree, and equal Hugging Face's.
+"""
+
+import asyncio
+import sys
+
+from smoke_common import Outcome, make_parser, run_smoke, whole_number
+
+from mini_engine.errors import UserError
+from mini_engine.llm import LLM
+from mini_engine.tokenizer import Tokenizer
+
+MISSING = 'this lesson needs {}: make setup ARGS="--extras server", or pip install -e ".[server]" --group test'
+
+
+def generate(model, prompts, args) -> Outcome:
+    """All prompts over HTTP, through a server that lives as long as this takes."""
+    try:
+        import openai  # noqa: F401
+
+        from mini_engine.engine.worker import EngineWorker
+        from mini_engine.server.app import create_app
+        from mini_engine.server.background import in_background
+        from mini_engine.server.config import ServerConfig
+        from mini_engine.server.metrics import Metrics
+    except ModuleNotFoundError as error:
+        raise UserError(MISSING.format(error.name)) from None
+    llm = LLM(model, Tokenizer.load(args.model), num_blocks=args.num_blocks)
+    config, metrics = ServerConfig(max_waiting=2 * len(prompts) + 1), Metrics()
+    with EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics) as worker:
+        metrics.watch(worker)
+        with in_background(*create_app(worker, config, metrics)) as url:
+            whole, streamed = asyncio.run(ask_all(url, prompts, args.max_new_tokens))
+    outputs = [agreed(*both) for both in zip(whole, streamed, strict=True)]
+    blocks = llm.engine.scheduler.manager.blocks_by_state
+    kv = {"layout": "block-tensor", "blocks": blocks.free + blocks.held, "free_at_end": blocks.free}
+    return Outcome(outputs, kv | {"requests": 2 * len(prompts), "whole_equals_streamed": whole == streamed})
+
+
+def agreed(whole: list[int], streamed: list[int]) -> list[int]:
+    """The tokens up to where the two differ, so that a difference shows as a missing token."""
+    same = (one == other for one, other in zip(whole, streamed, strict=False))
+    return whole[: next((i for i, equal in enumerate(same) if not equal), len(whole))]
+
+
+async def ask_all(url: str, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
+    """The token ids of every prompt's answer, whole and streamed, all asked for at the same time."""
+    import openai
+
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+
+        async def whole(prompt: list[int]) -> list[int]:
+            answer = await client.completions.create(**asked(prompt, max_tokens))
+            return answer.choices[0].token_ids
+
+        async def streamed(prompt: list[int]) -> list[int]:
+            chunks = await client.completions.create(**asked(prompt, max_tokens), stream=True)
+            return [token async for chunk in chunks for token in chunk.choices[0].token_ids]
+
+        try:
+            found = await asyncio.gather(*map(whole, prompts), *map(streamed, prompts))
+        except openai.BadRequestError as error:
+            raise UserError(error.body["message"]) from error
+    return found[: len(prompts)], found[len(prompts) :]
+
+
+def asked(prompt: list[int], max_tokens: int) -> dict:
+    """The arguments of one completion: greedy, with its token ids."""
+    more = {"return_token_ids": True}
+    return dict(model="pocket", prompt=prompt, max_tokens=max_tokens, temperature=0, extra_body=more)
+
+
+def arguments():
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--num-blocks", type=whole_number(2), default=1024, metavar="N", help="of 16 tokens (default: 1024)"
+    )
+    return parser
+
+
+def main(argv=None) -> int:
+    return run_smoke(7, generate, arguments(), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

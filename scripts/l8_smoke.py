@@ -1,0 +1,191 @@
+"""Lesson 8. A chat, a shared system prompt, branches, a pool too small: each answer is that of a cold run."""
+
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+from smoke_common import (
+    Outcome,
+    Report,
+    RequestReport,
+    _tokenizer_of,
+    find_divergence,
+    hf_generate,
+    load_hf,
+    load_ours,
+    make_parser,
+    print_json,
+    show,
+)
+
+from mini_engine.cli.parser import guard, whole_number
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.kv.prefix_manager import PrefixCacheManager
+
+COMMON_BLOCKS = 5
+
+
+@dataclass
+class Scenario:
+    """One engine with its pool, and all that it was asked, in order."""
+
+    name: str
+    engine: Engine
+    args: object
+    requests: list
+
+    def ask(self, prompts) -> list[list[int]]:
+        """Let all prompts run together; their answers."""
+        params = SamplingParams(temperature=0, max_tokens=self.args.max_new_tokens)
+        first = len(self.requests)
+        self.requests += [self.engine.add_request(str(first + i), ids, params) for i, ids in enumerate(prompts)]
+        while self.engine.has_unfinished:
+            self.engine.step()
+        return [request.output_ids for request in self.requests[first:]]
+
+    def figures(self) -> dict:
+        manager = self.engine.scheduler.manager
+        stats, blocks = manager.stats, manager.blocks_by_state
+        return {
+            "requests": len(self.requests),
+            "prompt_tokens": stats.asked_tokens,
+            "found_tokens": stats.found_tokens,
+            "hit_rate": round(stats.hit_rate, 3),
+            "evicted_blocks": manager.tree.num_evicted,
+            "blocks": manager.num_usable_blocks,
+            "held_at_end": blocks.held,
+        }
+
+    def faults(self) -> list[str]:
+        held = self.engine.scheduler.manager.blocks_by_state.held
+        errors = [f"{self.name}: request {r.id} ended with an error: {r.error}" for r in self.requests if r.error]
+        return errors + ([f"{self.name}: {held} blocks are still held though all have ended"] if held else [])
+
+
+def begin(name, model, args, prompts, share=1.0) -> Scenario:
+    """An engine whose pool holds `share` of what the prompts and answers need, at least the largest."""
+    needs = [-(-(len(ids) + args.max_new_tokens) // args.block_size) for ids in prompts]
+    blocks = max(max(needs), int(sum(needs) * share)) + 1
+    engine = Engine.for_model(
+        model, num_blocks=blocks, block_size=args.block_size, kernel=args.kernel, manager=PrefixCacheManager
+    )
+    return Scenario(name, engine, args, [])
+
+
+def chat(model, prompts, args) -> Scenario:
+    """Each turn's prompt is the whole conversation so far."""
+    longest = sum(map(len, prompts)) + len(prompts) * args.max_new_tokens
+    scenario, history = begin("chat", model, args, [[0] * longest] * 2), []
+    for ids in prompts:
+        history = history + ids
+        history = history + scenario.ask([history])[0]
+    return scenario
+
+
+def system_prompt(model, prompts, args) -> Scenario:
+    """All at once behind the same beginning, and then the first once more: the whole prompt is found."""
+    asked = [common(prompts, args) + ids for ids in prompts]
+    scenario = begin("shared system prompt", model, args, asked)
+    scenario.ask(asked)
+    scenario.ask(asked[:1])
+    return scenario
+
+
+def branches(model, prompts, args) -> Scenario:
+    """Prompts that part inside a block, and answers that are continued in two ways."""
+    trunk = common(prompts, args)[: 2 * args.block_size + args.block_size // 2]
+    asked = [trunk + ids for ids in prompts]
+    scenario = begin("branching", model, args, [*asked, *asked])
+    first = asked[0] + scenario.ask(asked)[0]
+    scenario.ask([first + ids for ids in prompts[:2]])
+    return scenario
+
+
+def too_small(model, prompts, args) -> Scenario:
+    """Beginnings that take turns in a pool that cannot keep them all: every hit has to survive evictions."""
+    start = common(prompts, args)
+    asked = [start[shift:] + start[:shift] + prompts[0] for shift in range(4)]
+    scenario = begin("eviction", model, args, asked, share=0.6)
+    for ids in asked + asked[::-1]:
+        scenario.ask([ids])
+    return scenario
+
+
+def common(prompts, args) -> list[int]:
+    """A beginning of some blocks, put together from the prompts."""
+    tokens = [token for ids in prompts for token in ids]
+    length = COMMON_BLOCKS * args.block_size
+    return (tokens * (length // len(tokens) + 1))[:length]
+
+
+def generate(model, prompts, args) -> Outcome:
+    """The prompts together, as one scenario: for `explain_divergence.py`."""
+    scenario = begin("prompts", model, args, prompts)
+    return Outcome(scenario.ask(prompts), scenario.figures(), scenario.faults())
+
+
+def compare(args) -> tuple[Report, dict]:
+    """Every scenario, and for each of its requests Hugging Face's cold run."""
+    started = time.perf_counter()
+    model, prompts = load_ours(args)
+    ready = time.perf_counter()
+    scenarios = [play(model, prompts, args) for play in (chat, system_prompt, branches, too_small)]
+    done = time.perf_counter()
+    hf_model = load_hf(args.hf_model or args.model, args)
+    hf_ready = time.perf_counter()
+    reports, cold = [], {}
+    for request in (request for scenario in scenarios for request in scenario.requests):
+        ids, ours = request.prompt_ids, request.output_ids
+        if tuple(ids) not in cold:
+            cold[tuple(ids)] = hf_generate(hf_model, ids, args.max_new_tokens, model.config.eos_token_ids)
+        reports.append(RequestReport(ids, ours, cold[tuple(ids)], ours == cold[tuple(ids)]))
+    seconds = {"load": ready - started, "ours": done - ready, "hf": time.perf_counter() - hf_ready}
+    for report in reports:
+        if not report.match:
+            report.first_divergence = find_divergence(model, hf_model, generate, report, args)
+    faults = [fault for scenario in scenarios for fault in scenario.faults()]
+    match = all(report.match for report in reports) and not faults
+    figures = {scenario.name: scenario.figures() for scenario in scenarios}
+    asked, found = (sum(f[name] for f in figures.values()) for name in ("prompt_tokens", "found_tokens"))
+    kv = {"layout": "block-tensor", "block_size": args.block_size, "prompt_tokens": asked, "found_tokens": found}
+    return Report(8, args.model, args.dtype, args.device, match, reports, kv, seconds, faults), figures
+
+
+def smoke(args) -> int:
+    """Compare and report; 0 if all is equal, else 1."""
+    report, figures = compare(args)
+    if args.json:
+        print_json(asdict(report) | {"scenarios": figures})
+        return 0 if report.match else 1
+    show(report, _tokenizer_of(args))
+    for name, f in figures.items():
+        print(
+            f"{name}: {f['requests']} requests, {f['found_tokens']} of {f['prompt_tokens']} prompt tokens found "
+            f"({f['hit_rate']:.0%}), {f['evicted_blocks']} blocks evicted, pool of {f['blocks']}"
+        )
+    return 0 if report.match else 1
+
+
+def arguments():
+    parser = make_parser(__doc__)
+    parser.add_argument("--block-size", type=whole_number(1), default=8, metavar="N", help="default: 8")
+    parser.add_argument(
+        "--kernel", default="auto", metavar="NAME", help="auto, reference, torch, cpu or triton (default: auto)"
+    )
+    return parser
+
+
+def main(argv=None) -> int:
+    from mini_engine.pocket import COURSE_PROMPTS
+
+    parser = arguments()
+    argv = sys.argv[1:] if argv is None else list(argv)
+    asked = parser.parse_args(argv)
+    if not (asked.prompt or asked.prompt_ids):
+        argv += [part for text in COURSE_PROMPTS[-3:] for part in ("--prompt", text)]
+    return guard(parser, smoke, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

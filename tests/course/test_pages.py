@@ -1,0 +1,213 @@
+"""Course machinery. What the pages say is so: links hold, commands run, code is the engine's, sections are in order."""
+
+import re
+import shlex
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import typer
+
+from lessons._course.catalog import read_lessons
+from lessons._course.checker import last_lines, python_environment
+from lessons._course.cli import app
+from lessons._course.pages import Page, find_pages, slug
+from lessons._course.places import WORK_VARIABLE, Places
+from lessons._course.quoted import Quoted, quoted_commands
+from lessons._course.runner import Command, Spawned, run_until
+from lessons._course.warm import warm_launch
+
+PLACES = Places.find()
+ROOT = PLACES.root
+PAGES = {path.relative_to(ROOT).as_posix(): Page.read(path) for path in find_pages(ROOT)}
+LESSONS = [lesson for lesson in read_lessons(PLACES) if lesson.page.exists()]
+SECTIONS = [
+    "The pain", "Guess first", "The idea", "Shapes", "What changes, what must not", "Your tasks", "What must hold",
+    "Checkpoint", "What it bought", "Pitfalls", "Questions", "In vLLM and SGLang", "Next",
+]  # fmt: skip
+COMMANDS = [command for page in PAGES.values() for command in quoted_commands(page)]
+PATIENCE = 600.0
+AT_ONCE = 2
+each_page = pytest.mark.parametrize("name", PAGES)
+each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.id)
+
+
+def place(command: Quoted) -> str:
+    return f"{command.page.relative_to(ROOT).as_posix()}:{command.line}"
+
+
+@each_page
+def test_links_and_anchors_hold(name):
+    page = PAGES[name]
+    dead = [f"{name}:{link.line}: {link.target}" for link in page.links if not holds(page, link.target)]
+    assert not dead, "these point nowhere:\n" + "\n".join(dead)
+
+
+def holds(page: Page, target: str) -> bool:
+    if re.match(r"[a-z][a-z0-9+.-]*:", target):
+        return True
+    file, _, anchor = target.partition("#")
+    path = (page.path.parent / file).resolve() if file else page.path
+    if not path.exists() or not path.is_relative_to(ROOT):
+        return False
+    readme = path / "README.md" if path.is_dir() else path
+    return not anchor or (readme.suffix == ".md" and anchor in Page.read(readme).anchors)
+
+
+@each_page
+def test_every_block_is_closed(name):
+    open_blocks = [block.line for block in PAGES[name].blocks if not block.closed]
+    assert not open_blocks, f"{name}:{open_blocks[0]}: this block is never closed"
+
+
+@each_lesson
+def test_a_lessons_page_has_its_sections_in_order(lesson):
+    found = [heading.text for heading in Page.read(lesson.page).headings if heading.level == 2]
+    assert found == SECTIONS
+
+
+@each_lesson
+def test_a_lessons_page_names_each_task_and_where_it_is(lesson):
+    section = plain(Page.read(lesson.page).section("Your tasks"))
+    for task in lesson.tasks:
+        for target in task.targets:
+            name = plain(target.symbol.rpartition(".")[2])
+            assert re.search(rf"(?<!\d){task.number}\b[^\n]*{re.escape(name)}", section), (
+                f"task {task.number}, {target.symbol}, has no line of its own in 'Your tasks'"
+            )
+
+
+@each_lesson
+def test_a_lessons_page_names_the_pitfall_and_the_test_of_each_bug(lesson):
+    section = plain(Page.read(lesson.page).section("Pitfalls"))
+    for bug in lesson.bugs:
+        assert plain(bug.pitfall) in section, f"'Pitfalls' does not name {bug.pitfall!r} ({bug.name})"
+        names = {test.rpartition("::")[2] for test in bug.tests}
+        assert any(name in section for name in names), f"'Pitfalls' names no test of {bug.name}: {names}"
+
+
+def plain(text: str) -> str:
+    return re.sub(r"[`*\\]", "", text).lower()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=place)
+def test_every_quoted_command_runs(command, ran):
+    if command.why_not:
+        pytest.skip(f"not run: {command.why_not}")
+    assert not command.complaint, f"{place(command)}: {command.text}: {command.complaint}"
+    code, output = ran(command)
+    assert code in command.allowed, f"{place(command)}: {command.text}\nended with exit code {code}:\n{output}"
+
+
+@pytest.fixture(scope="module")
+def ran(request, tmp_path_factory):
+    """Runs the chosen tests' commands, page by page, each page with a fresh `work/`, and each text once."""
+    chosen = [item.callspec.params["command"] for item in request.session.items if item.originalname == RUNS]
+    done: dict[str, tuple[int | None, str]] = {}
+    folder, launch = tmp_path_factory.mktemp("pages"), warm_launch()
+
+    def run_page(path: Path) -> None:
+        work = folder / slug(path.relative_to(ROOT).as_posix())
+        for command in chosen:
+            if command.page == path and not command.why_not and not command.complaint and command.text not in done:
+                done[command.text] = None, "never run"
+                done[command.text] = run(command, work, launch)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        futures = {path: pool.submit(run_page, path) for path in dict.fromkeys(command.page for command in chosen)}
+
+        def result(command: Quoted) -> tuple[int | None, str]:
+            for future in futures.values():
+                future.result()
+            return done[command.text]
+
+        yield result
+
+
+RUNS = "test_every_quoted_command_runs"
+
+
+def run(command: Quoted, work: Path, launch) -> tuple[int | None, str]:
+    """The exit code and the end of the output of one command, run from the root with `work` as the student's folder."""
+    work.mkdir(parents=True, exist_ok=True)
+    out, err = work / "out", work / "err"
+    env = python_environment(PLACES) | {WORK_VARIABLE: str(work)}
+    start = Spawned if command.arguments[0] == "-c" else launch
+    job = start(Command(command.arguments, env, ROOT, out, err))
+    return run_until(job, time.monotonic() + PATIENCE, lambda: None), last_lines(out, err, count=20)
+
+
+@each_page
+def test_commands_in_running_text_exist(name):
+    """What stands in `…` is not run, but its command, its options and its script are real."""
+    for line, text in PAGES[name].inline_code:
+        if text.startswith("python -m lessons "):
+            assert_parses(text, f"{name}:{line}")
+        elif match := re.match(r"python (scripts/\w+\.py)", text):
+            source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "scripts").glob("*.py"))
+            assert (ROOT / match[1]).exists(), f"{name}:{line}: there is no {match[1]}"
+            for option in re.findall(r"--[a-z][a-z-]*", text):
+                assert option in source, f"{name}:{line}: no script knows {option}"
+
+
+def assert_parses(text: str, where: str) -> None:
+    """Let the command line itself read it, with a number where the page writes a letter."""
+    first, *rest = [re.sub(r"^(N|K|TASK|\[TASK\]|…)$", "1", word) for word in shlex.split(text)[3:]]
+    command = typer.main.get_command(app)
+    if first.startswith("-"):
+        command.make_context("lessons", [first, *rest])
+        return
+    assert first in command.commands, f"{where}: there is no command {first!r}"
+    try:
+        command.commands[first].make_context(first, rest or ["1"])
+    except Exception as error:
+        raise AssertionError(f"{where}: {text}: {error}") from None
+
+
+def test_slugs_are_githubs():
+    for heading, expected in {
+        "What changes, what must not": "what-changes-what-must-not",
+        "`KvPool.set_kv` and [a link](x.md)": "kvpoolset_kv-and-a-link",
+        "In vLLM and SGLang": "in-vllm-and-sglang",
+        "Ünïcode – and   spaces": "ünïcode--and---spaces",
+        "1. One **bold** word!": "1-one-bold-word",
+    }.items():
+        assert slug(heading) == expected
+
+
+def test_the_page_reader_on_its_own(tmp_path):
+    text = (
+        "# Title\n\n[a](b.md) ![p](c.svg) `[no](d.md)`\n\n"
+        "<!-- code: x.py::f -->\n```python\n[no](e.md)\n# no heading\n```\n"
+        "## Title\n\n[![p](f.svg)](g.md#h) <img src='i.png'>\n\n"
+        "````md\n```\n[no](j.md)\n```\n````\n<a id='own'></a>\n"
+    )
+    page = Page.parse(tmp_path / "x.md", text)
+    assert sorted(link.target for link in page.links) == ["b.md", "c.svg", "f.svg", "g.md#h", "i.png"]
+    assert page.anchors == {"title", "title-1", "own"}
+    assert [(block.line, block.comment, block.language) for block in page.blocks] == [
+        (6, "code: x.py::f", "python"),
+        (14, "", "md"),
+    ]
+
+
+def test_quoted_commands_are_read_with_their_marks(tmp_path):
+    text = (
+        "```bash\npython scripts/a.py --x 1   # why\n# nothing\nmake test\n"
+        "python -m lessons check 1 \\\n    --json\n```\n"
+        "<!-- not run: needs a GPU -->\n```bash\npip install x\n```\n"
+        "<!-- exits 2 -->\n```console\n$ python -m mini_engine nonsense\nsome output\n```\n"
+        "```bash\npython scripts/setup_env.py\npython scripts/a.py | head\n```\n"
+    )
+    found = list(quoted_commands(Page.parse(tmp_path / "x.md", text)))
+    assert [(c.line, c.text, bool(c.complaint), c.why_not) for c in found] == [
+        (2, "python scripts/a.py --x 1", False, ""),
+        (4, "make test", True, ""),
+        (5, "python -m lessons check 1 --json", False, ""),
+        (10, "pip install x", False, "needs a GPU"),
+        (14, "python -m mini_engine nonsense", False, ""),
+        (18, "python scripts/setup_env.py", True, ""),
+        (19, "python scripts/a.py | head", True, ""),
+    ]
+    assert found[2].allowed == {0, 1} and found[4].allowed == {2}

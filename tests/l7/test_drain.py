@@ -1,0 +1,140 @@
+"""Lesson 7. The command: it says where it listens, ends gently, and tells a mistake in one line."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.l7.service import LONG, PATIENCE, exchange, read_answer
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVE = "from mini_engine.server import serve; from mini_engine.cli.parser import OneLineParser, guard; import sys;" + (
+    "parser = OneLineParser(prog='serve'); serve.add_arguments(parser); sys.exit(guard(parser, serve.run, None))"
+)
+
+
+class Process:
+    """`serve` in a process of its own. `address` is where it listens."""
+
+    def __init__(self, *arguments: str) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path_with(ROOT), "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env=environment,
+            cwd=ROOT,
+        )
+
+    def wait_for_address(self) -> tuple[str, int]:
+        """From the line that it prints when it is ready."""
+        line = self.process.stdout.readline()
+        found = re.search(r"http://(127\.0\.0\.1):(\d+)/v1", line)
+        assert found, f"it printed {line!r}\n{self.process.stderr.read()}"
+        self.address = (found[1], int(found[2]))
+        return self.address
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end: exit code, and what it wrote to stderr."""
+        _, errors = self.process.communicate(timeout=PATIENCE)
+        unwritten = re.search(r"NotImplementedError: (Lesson \d+, task \d+.*)", errors)
+        if unwritten:
+            raise NotImplementedError(unwritten[1])
+        return self.process.returncode, errors
+
+
+@contextmanager
+def serving(*arguments: str):
+    server = Process("--port", "0", *arguments)
+    try:
+        server.wait_for_address()
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+
+
+def path_with(folder: Path) -> str:
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+
+
+@LONG
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to handle")
+def test_sigterm_under_load_finishes_what_runs_refuses_what_comes_and_exits_0():
+    asked = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "stream": True, "ignore_eos": True}
+    asked |= {"return_token_ids": True}
+
+    async def scene(server: Process):
+        running = [asyncio.create_task(exchange(server, asked)) for _ in range(6)]
+        while await health(server, "running") < 6:
+            await asyncio.sleep(0.02)
+        server.process.send_signal(signal.SIGTERM)
+        while (refused := await exchange(server, asked | {"max_tokens": 1}))[0] == 200:
+            await asyncio.sleep(0.01)
+        return await asyncio.gather(*running), refused
+
+    with serving("--grace-seconds", "40") as server:
+        answers, (status, content) = asyncio.run(asyncio.wait_for(scene(server), PATIENCE))
+        code, errors = server.end()
+    assert status == 503 and json.loads(content)["error"]["code"] == "shutting_down"
+    read = [(status, read_answer(text)) for status, text in answers]
+    assert [(status, len(answer["token_ids"]), answer["finish_reason"]) for status, answer in read] == [
+        (200, 60, "length")
+    ] * 6, "what ran when the signal came must run to its end"
+    assert code == 0, f"exit code {code}: {errors}"
+    assert errors == "", f"a gentle end is a silent one: {errors}"
+
+
+async def health(server: Process, state: str) -> int:
+    """A gauge of /metrics."""
+    reader, writer = await asyncio.open_connection(*server.address)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    text = (await asyncio.wait_for(reader.read(), PATIENCE)).decode()
+    writer.close()
+    return int(float(text.split(f"\nmini_engine_requests_{state} ")[1].split()[0]))
+
+
+def run_to_the_end(*arguments: str, **environment: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=PATIENCE,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path_with(ROOT)} | environment,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_port_that_is_taken_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, errors = run_to_the_end("--port", str(taken.getsockname()[1]))
+    assert code == 2 and "cannot listen on 127.0.0.1:" in errors and len(errors.splitlines()) == 1, errors
+
+
+def test_without_the_extra_it_says_how_to_install_it(tmp_path):
+    (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError('no fastapi', name='fastapi')", encoding="utf-8")
+    code, errors = run_to_the_end(PYTHONPATH=os.pathsep.join([str(tmp_path), path_with(ROOT)]))
+    assert code == 2 and "pip install -e '.[server]'" in errors and len(errors.splitlines()) == 1, errors
+
+
+def test_help_needs_nothing_but_python():
+    code, errors = run_to_the_end("--help")
+    assert (code, errors) == (0, "")
+
+
+def test_no_thread_is_left_behind():
+    names = {thread.name for thread in threading.enumerate()}
+    assert not names & {"engine", "server"}, f"threads that should have ended: {names}"

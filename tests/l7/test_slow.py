@@ -1,0 +1,52 @@
+"""Lesson 7. A slow client and a failing engine, over real sockets: the others are served as if nothing were."""
+
+import threading
+
+from tests.l7.service import Service, greedy, read_answer, unchunked
+
+SOON = 5.0  # seconds for what takes a fraction of one
+
+
+def in_time(call):
+    """What `call` gives, in a thread, so that a server that hangs fails the test and not the patience; None if late."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    thread.join(SOON)
+    return found[0] if found else None
+
+
+def test_a_client_that_does_not_read_holds_up_nobody(service: Service):
+    asked = {"prompt": [5, 6, 7], "max_tokens": 400, "temperature": 0, "n": 8, "stream": True, "return_token_ids": True}
+    slow = service.connect(asked, receive_buffer=2048)  # and reads nothing: the socket fills up
+    service.wait_until("it runs", lambda: service.worker.num_running == 8)
+    body = {"prompt": [1, 2], "max_tokens": 20, "temperature": 0, "return_token_ids": True}
+    found = in_time(lambda: service.post("/v1/completions", body))
+    assert found, "a reader waits for one who does not read: give each a queue of its own that is never full"
+    assert found.body["choices"][0]["token_ids"] == greedy((1, 2), 20)
+    service.wait_until("the slow one's answers were computed to their ends", lambda: service.worker.num_open == 0)
+    with slow, slow.makefile("rb") as response:
+        head, _, content = response.read().partition(b"\r\n\r\n")
+    assert b"200 OK" in head
+    token_ids = read_answer(unchunked(content).decode())["token_ids"]
+    assert sorted(token_ids) == sorted(greedy((5, 6, 7), 400) * 8), "all of it was kept for him"
+
+
+def test_the_server_outlives_an_engine_that_fails(service: Service):
+    schedule, left = service.engine.scheduler.schedule, [1]
+
+    def fails_once():
+        if left:
+            left.pop()
+            raise RuntimeError("the books do not balance")
+        return schedule()
+
+    service.engine.scheduler.schedule = fails_once
+    body = {"prompt": [1, 2], "max_tokens": 2}
+    found = in_time(lambda: service.post("/v1/completions", body))
+    assert found and service.worker.is_alive, (
+        "the engine's thread has ended, and every client waits for ever: catch the error, tell the clients, go on"
+    )
+    assert found.status == 500 and "the books do not balance" in found.body["error"]["message"]
+    assert service.post("/v1/completions", body).status == 200, "the next one is served as usual"
+    service.wait_until_idle()

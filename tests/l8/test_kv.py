@@ -1,0 +1,229 @@
+"""Lesson 8. What lies in shared blocks is what the request that computed it wrote, and the answers are a cold run's."""
+
+import random
+
+import pytest
+import torch
+
+from mini_engine.attention.contract import load_kernel
+from mini_engine.engine.llm import LLM
+from mini_engine.engine.request import Request
+from mini_engine.engine.runner import ModelRunner
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import Chunk, SchedulerConfig
+from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.prefix_manager import PrefixCacheManager
+from tests.l8.trees import contents
+from tests.support import both, hf_greedy, some_ids
+
+FAMILY = "one query a key head, untied"
+SIZE = 4
+
+
+def greedy(max_tokens):
+    return SamplingParams(temperature=0, max_tokens=max_tokens)
+
+
+class Driver:
+    """A manager, a pool and a model, driven by hand. `written` holds every row ever computed, by its prefix."""
+
+    def __init__(self, usable=40, kernel="auto"):
+        self.model, self.hf = both(FAMILY)
+        self.pool = KvPool(self.model.config, usable + 1, SIZE, load_kernel(kernel, torch.device("cpu"), torch.float32))
+        self.manager = PrefixCacheManager(usable + 1, SIZE, self.pool.copy_blocks)
+        self.runner = ModelRunner(self.model, self.pool)
+        self.requests, self.written = {}, {}
+
+    def begin(self, name, tokens):
+        request = self.requests[name] = Request(name, list(tokens), greedy(1))
+        request.num_computed_tokens = self.manager.allocate(name, tokens)
+        return request
+
+    def chunk(self, name, count=None):
+        """Room for the next `count` tokens, or for all; the chunk to be run."""
+        request = self.requests[name]
+        start = request.num_computed_tokens
+        stop = len(request.token_ids) if count is None else start + count
+        return Chunk(request, start, stop, self.manager.grow(name, stop))
+
+    def run(self, *chunks):
+        """One step; the logits of each chunk that samples."""
+        logits = self.runner.run(chunks)
+        for chunk in chunks:
+            for position in range(chunk.start, chunk.stop):
+                prefix = tuple(chunk.request.token_ids[: position + 1])
+                self.written.setdefault(prefix, []).append(self.row(chunk.blocks[position // SIZE], position % SIZE))
+        for chunk in chunks:
+            chunk.request.num_computed_tokens = chunk.stop
+            self.manager.commit(chunk.request.id, chunk.request.token_ids, chunk.stop)
+        return logits
+
+    def row(self, block, offset):
+        """K and V of one slot in all layers, copied."""
+        return torch.stack([x[block, offset] for x in (*self.pool.K, *self.pool.V)])
+
+    def end(self, *names):
+        for name in names:
+            request = self.requests.pop(name)
+            self.manager.free(name, request.computed_ids)
+
+    def serve(self, name, tokens, count=None):
+        """A prompt from beginning to end, `count` tokens a step; the logits of its last token."""
+        self.begin(name, tokens)
+        while self.requests[name].num_uncomputed_tokens > (count or len(tokens)):
+            self.run(self.chunk(name, count))
+        logits = self.run(self.chunk(name))
+        self.end(name)
+        return logits[0]
+
+    def cold(self, tokens):
+        """Logits of the last token, and K and V rows of all tokens, as a pool of its own gives them."""
+        other = Driver()
+        other.begin("cold", tokens)
+        logits = other.run(other.chunk("cold"))
+        return logits[0], [other.written[tuple(tokens[: i + 1])][0] for i in range(len(tokens))]
+
+    def check(self):
+        """Every stored block holds, bit for bit, rows that were computed for these tokens; to rounding a cold run's."""
+        stored = contents(self.manager.tree)
+        longest = [key for _, key in stored if not any(o != key and o.startswith(key) for _, o in stored)]
+        for key in longest:
+            tokens = memoryview(key).cast("I").tolist()
+            _, cold = self.cold(tokens)
+            for position in range(len(tokens)):
+                block = stored[None, key[: (position // SIZE + 1) * SIZE * 4]]
+                row = self.row(block, position % SIZE)
+                made = self.written[tuple(tokens[: position + 1])]
+                assert any(torch.equal(row, other) for other in made), (
+                    f"block {block} holds at position {position} what nobody computed for these tokens"
+                )
+                torch.testing.assert_close(row, cold[position], rtol=1e-5, atol=1e-5)
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert int(ours.argmax()) == int(theirs.argmax())
+
+
+@pytest.mark.parametrize("kernel", ["reference", "torch", "auto"])
+@pytest.mark.parametrize("length", [8, 9, 12, 15])
+def test_a_whole_prompt_from_the_cache_gives_the_logits_of_a_cold_run(length, kernel):
+    driver, prompt = Driver(kernel=kernel), some_ids(length, 160)
+    first = driver.serve("a", prompt)
+    request = driver.begin("b", prompt)
+    assert request.num_computed_tokens == (length - 1) // SIZE * SIZE
+    again = driver.run(driver.chunk("b"))[0]
+    close(again, first)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "torch", "auto"])
+def test_a_suffix_behind_a_cached_prefix_sees_no_future(kernel):
+    driver, prompt = Driver(kernel=kernel), some_ids(19, 160)
+    driver.serve("a", prompt[:8])
+    logits = driver.serve("b", prompt)
+    reference, _ = driver.cold(prompt)
+    torch.testing.assert_close(
+        logits,
+        reference,
+        rtol=1e-4,
+        atol=1e-4,
+        msg="eleven queries behind eight keys: the mask hangs from the bottom right",
+    )
+
+
+def test_twins_in_one_step_read_what_the_first_writes():
+    driver, prompt = Driver(), some_ids(14, 160)
+    driver.begin("a", prompt)
+    first = driver.chunk("a")
+    assert driver.begin("b", prompt).num_computed_tokens == 12
+    a, b = driver.run(first, driver.chunk("b"))
+    close(b, a)
+    close(b, driver.cold(prompt)[0])
+    driver.end("a", "b")
+    driver.check()
+
+
+def test_stored_blocks_hold_what_was_computed_after_splits_evictions_and_reuse():
+    driver, chance = Driver(usable=14), random.Random(0)
+    families = [some_ids(30, 160, seed) for seed in range(3)]
+    for index in range(30):
+        prompt = families[chance.randrange(3)][: chance.randrange(3, 28)] + some_ids(chance.randrange(1, 9), 160, index)
+        logits = driver.serve(f"r{index}", prompt, count=chance.choice([None, 3, 5]))
+        if index % 6 == 0:
+            close(logits, driver.cold(prompt)[0])
+            driver.check()
+    driver.check()
+    assert driver.manager.tree.num_evicted > 20 and driver.manager.stats.num_hits > 10
+
+
+def test_stored_blocks_survive_a_write_behind_a_fork_and_behind_a_truncation():
+    driver, prompt = Driver(), some_ids(14, 160)
+    driver.begin("a", prompt)
+    driver.run(driver.chunk("a"))
+    driver.manager.fork("a", "b")
+    child = driver.requests["b"] = Request("b", [*prompt, 3], greedy(1))
+    child.num_computed_tokens = 14
+    close(driver.run(driver.chunk("b"))[0], driver.cold([*prompt, 3])[0])
+    parent = driver.requests["a"]
+    parent.token_ids.append(5)
+    close(driver.run(driver.chunk("a"))[0], driver.cold([*prompt, 5])[0])
+    driver.manager.truncate("a", 6)  # into a block that is stored
+    parent.token_ids[6:], parent.num_computed_tokens = [7, 8, 9], 6
+    close(driver.run(driver.chunk("a"))[0], driver.cold([*prompt[:6], 7, 8, 9])[0])
+    driver.end("a", "b")
+    driver.check()
+    close(driver.serve("c", [*prompt, 3, 4]), driver.cold([*prompt, 3, 4])[0])
+
+
+def turns(llm, rounds=4):
+    """A chat: each prompt is all that was said before, and something new."""
+    history, asked = [], []
+    for turn in range(rounds):
+        history = history + some_ids(7, 160, turn)
+        answer = llm.generate([history], greedy(9), progress=False)[0].token_ids
+        asked.append((history, answer))
+        history = history + answer
+    return asked
+
+
+@pytest.mark.parametrize("blocks, chunk", [(60, 512), (60, 5), (18, 512), (18, 6)])
+def test_answers_are_hugging_face_s_in_chats_branches_and_small_pools(blocks, chunk):
+    model, hf = both(FAMILY)
+    limits = SchedulerConfig(max_running=8, max_batch_tokens=64, max_chunk_tokens=chunk)
+    llm = LLM(model, num_blocks=blocks, block_size=SIZE, limits=limits, manager=PrefixCacheManager)
+    common = some_ids(18, 160, 50)
+    asked = turns(llm)
+    for prompts in (
+        [common + some_ids(n, 160, n) for n in range(1, 6)],
+        [common, common, common[:9] + some_ids(9, 160)],
+    ):
+        answers = [done.token_ids for done in llm.generate(prompts, greedy(9), progress=False)]
+        asked += zip(prompts, answers, strict=True)
+    for prompt, answer in asked:
+        assert answer == hf_greedy(hf, prompt, 9), "behind a cached prefix the tokens must be those of a cold run"
+    manager = llm.engine.scheduler.manager
+    assert manager.stats.num_hits >= 6 and manager.blocks_by_state.held == 0
+
+
+def test_the_last_token_of_an_answer_is_not_cached():
+    model, hf = both(FAMILY)
+    llm = LLM(model, num_blocks=40, block_size=SIZE, manager=PrefixCacheManager)
+    prompt = some_ids(5, 160)
+    answer = llm.generate([prompt], greedy(7), progress=False)[0].token_ids  # 12 tokens in all: three whole blocks
+    assert llm.engine.scheduler.manager.tree.peek(prompt + answer) == 8, (
+        "the last token was chosen and never fed: its KV was never written, so its block must not be cached"
+    )
+    follow = prompt + answer + [3]
+    assert llm.generate([follow], greedy(5), progress=False)[0].token_ids == hf_greedy(hf, follow, 5)
+
+
+def test_a_preempted_request_finds_what_it_had_computed():
+    model, hf = both(FAMILY)
+    limits = SchedulerConfig(max_running=4, max_batch_tokens=64, headroom=0)
+    llm = LLM(model, num_blocks=12, block_size=SIZE, limits=limits, manager=PrefixCacheManager)
+    prompts = [some_ids(9, 160, seed) for seed in range(4)]
+    done = llm.generate(prompts, greedy(14), progress=False)
+    assert sum(each.num_preemptions for each in done) > 0
+    for prompt, each in zip(prompts, done, strict=True):
+        assert each.token_ids == hf_greedy(hf, prompt, 14)
+    assert llm.engine.scheduler.manager.stats.num_hits > 0, "its blocks were stored when it gave way"

@@ -1,0 +1,370 @@
+"""Lesson 8. The manager: what a request finds, what it leaves, and what happens between the two."""
+
+import pytest
+
+from mini_engine.errors import OutOfBlocks
+from mini_engine.kv.manager import BlocksByState
+from mini_engine.kv.prefix_manager import PrefixCacheManager, PrefixTable
+from mini_engine.kv.radix import RadixTree
+from mini_engine.kv.radix_node import Match, key_of
+from tests.l8.trees import SIZE, contents, hang, tokens
+
+
+class StubTree:
+    """A tree that finds what it is told to, and notes what is asked of it."""
+
+    def __init__(self, found=(), stored=None):
+        self.width, self.num_evictable, self.log = SIZE * 4, 0, []
+        self.tree = RadixTree(SIZE)
+        self.node = hang(self.tree, self.tree.root, range(1, len(found) + 1), found) if found else self.tree.root
+        self.found, self.stored = list(found), stored
+
+    def match(self, token_ids, namespace=None, lock=False):
+        self.log.append(("match", len(token_ids) // 4, lock))
+        return Match(self.node, list(self.found), len(self.found) * SIZE)
+
+    def insert(self, token_ids, blocks, namespace=None, lock=False):
+        self.log.append(("insert", len(token_ids) // 4, list(blocks)))
+        return Match(self.tree.root, list(self.stored or blocks), len(blocks) * SIZE)
+
+    def unlock(self, node):
+        self.log.append(("unlock", node))
+
+
+def manager_of(usable=12, cached=(), **options):
+    """A manager whose tree has each prompt of `cached`, put in by requests that have ended."""
+    manager = PrefixCacheManager(usable + 1, SIZE, **options)
+    for prompt in cached:
+        serve(manager, "before", prompt)
+    return manager
+
+
+def serve(manager, name, prompt, computed=None, end=True, **where):
+    """One request from its admission to its end; how many tokens it found."""
+    found = manager.allocate(name, prompt, **where)
+    manager.grow(name, len(prompt))
+    manager.commit(name, prompt, len(prompt))
+    if end:
+        manager.free(name, prompt if computed is None else computed)
+    return found
+
+
+def holding(manager, counts):
+    """Let blocks be held as often as `counts` says, by hand."""
+    allocator = manager.allocator
+    for block, count in counts.items():
+        allocator.counts[block] = count
+        allocator.held.add(block)
+        allocator.free_blocks.remove(block)
+
+
+def table_of(manager, name, blocks, num_tokens, names, tree=None):
+    """A table that holds `blocks`, put together by hand; it was admitted with the tokens of `names`."""
+    node = (tree or manager.tree).root if not isinstance(manager.tree, StubTree) else manager.tree.tree.root
+    table = PrefixTable(manager.allocator, key_of(tokens(*names)), None, node)
+    table.blocks, table.num_tokens = list(blocks), num_tokens
+    table.row.fromlist(table.blocks)
+    manager.tables[name] = table
+    return table
+
+
+# Admission
+
+
+def test_a_request_begins_with_the_blocks_that_are_found():
+    manager = manager_of()
+    holding(manager, {5: 1, 6: 1})
+    manager.tree = StubTree(found=[5, 6])
+    assert manager.allocate("a", tokens(1, 2, 3)) == 8, "two blocks of four tokens need not be computed"
+    table = manager.tables["a"]
+    assert (table.blocks, table.row.tolist(), table.num_tokens) == ([5, 6], [5, 6], 8)
+    assert manager.allocator.counts[5:7] == [2, 2], "the request holds what it found, beside the tree"
+
+
+def test_what_is_found_is_locked_by_the_same_call():
+    manager = manager_of()
+    manager.tree = StubTree()
+    manager.allocate("a", tokens(1, 2, 3))
+    assert manager.tree.log == [("match", 11, True)] or manager.tree.log == [("match", 8, True)], (
+        "match with lock=True: between a match and a later lock an eviction may take the blocks"
+    )
+
+
+@pytest.mark.parametrize("length, most", [(8, 4), (9, 8), (12, 8), (13, 12), (1, 0), (4, 0), (5, 4)])
+def test_at_least_one_token_of_a_cached_prompt_is_computed(length, most):
+    prompt = tokens(1, 2, 3, 4)[:length]
+    manager = manager_of(cached=[tokens(1, 2, 3, 4)])
+    assert manager.allocate("a", prompt) == most, "without a computed token there are no logits to choose from"
+
+
+def test_a_request_that_is_there_already_is_refused():
+    manager = manager_of()
+    manager.allocate("a", tokens(1))
+    with pytest.raises(ValueError, match="has a block table already"):
+        manager.allocate("a", tokens(1))
+
+
+def test_an_eviction_between_match_and_allocation_spares_what_was_matched():
+    manager = manager_of(6, cached=[tokens(1, 2), tokens(3, 4, 5)])
+    assert manager.allocate("a", tokens(1, 2, 6)) == 8
+    mine = list(manager.tables["a"].blocks)
+    assert manager.allocate("b", tokens(7, 8, 9, 6)) == 0
+    manager.grow("b", 16)
+    assert manager.tables["a"].blocks == mine and set(mine).isdisjoint(manager.tables["b"].blocks), (
+        "b needs room between a's match and a's own blocks; what a has matched must not be given away"
+    )
+    with pytest.raises(OutOfBlocks, match="need 1 blocks, 0 free of 6"):
+        manager.grow("a", 12)
+
+
+def test_a_refused_admission_leaves_no_trace():
+    manager = manager_of(6, cached=[tokens(1, 2), tokens(3)])
+    before = list(manager.allocator.counts), manager.blocks_by_state, manager.tree.num_protected
+    manager.allocate("a", tokens(1, 2, 6))
+    manager.free("a")
+    assert (list(manager.allocator.counts), manager.blocks_by_state, manager.tree.num_protected) == before
+    assert manager.stats.num_lookups == 2, "a request that never ran is no lookup"
+
+
+def test_namespaces_keep_requests_apart():
+    manager = manager_of()
+    serve(manager, "a", tokens(1, 2, 3), namespace="one")
+    assert serve(manager, "b", tokens(1, 2, 3), namespace="two") == 0
+    assert serve(manager, "c", tokens(1, 2, 3), namespace="one") == 8
+
+
+def test_the_hit_rate_is_of_requests_that_ran():
+    manager = manager_of()
+    serve(manager, "a", tokens(1, 2, 3))
+    serve(manager, "b", tokens(1, 2, 4, 5))
+    assert (manager.stats.num_lookups, manager.stats.asked_tokens, manager.stats.found_tokens) == (2, 28, 8)
+    assert manager.stats.hit_rate == 8 / 28
+
+
+# What a request leaves
+
+
+def test_chunks_are_stored_as_they_are_computed():
+    manager, prompt = manager_of(), tokens(1, 2, 3)
+    manager.allocate("a", prompt)
+    manager.grow("a", 6)
+    manager.commit("a", prompt, 6)
+    assert len(contents(manager.tree)) == 1, "of six computed tokens one whole block can be shared"
+    assert manager.allocate("b", prompt) == 4, "a request that comes while a is in prefill finds a's first chunk"
+    manager.grow("a", 12)
+    manager.commit("a", prompt, 12)
+    assert len(contents(manager.tree)) == 3
+
+
+def test_a_block_that_is_not_full_yet_is_not_stored():
+    manager, prompt = manager_of(), tokens(1, 2)
+    manager.allocate("a", prompt)
+    manager.grow("a", 7)
+    manager.commit("a", prompt, 7)
+    assert len(contents(manager.tree)) == 1, "the eighth token's KV is not written, so block 2 must not be found"
+
+
+def test_on_finish_only_tokens_with_kv_are_stored():
+    manager, prompt = manager_of(), tokens(1)
+    serve(manager, "a", prompt, end=False)
+    answer = tokens(2)
+    manager.grow("a", 7)
+    manager.free("a", [*prompt, *answer[:3]])
+    assert manager.tree.peek([*prompt, *answer]) == 4, "the last token of the answer has no KV: its block is not full"
+
+
+def test_a_request_that_failed_leaves_nothing_new():
+    manager, prompt = manager_of(), tokens(1, 2)
+    manager.allocate("a", prompt)
+    manager.grow("a", 8)
+    manager.free("a", ())
+    assert contents(manager.tree) == {} and manager.blocks_by_state == BlocksByState(12, 0, 0)
+
+
+def test_duplicates_are_given_back_and_the_table_points_at_what_the_tree_has():
+    manager = manager_of()
+    holding(manager, {5: 1, 6: 1, 7: 1, 8: 1})
+    table = table_of(manager, "b", [7, 8], 8, (1, 2))
+    manager.tree = StubTree(stored=[5, 6])
+    manager._store(table, 2)
+    assert (table.blocks, table.row.tolist()) == ([5, 6], [5, 6]), "the table must point at the blocks that stay"
+    assert manager.allocator.counts[5:9] == [2, 2, 0, 0], "b holds the tree's blocks now, and its own are free"
+    assert {7, 8} <= set(manager.allocator.free_blocks)
+
+
+def test_blocks_that_are_no_duplicates_stay():
+    manager = manager_of()
+    holding(manager, {5: 1, 6: 1, 7: 1})
+    table = table_of(manager, "b", [7, 6], 8, (1, 2))
+    manager.tree = StubTree(stored=[5, 6])
+    manager._store(table, 2)
+    assert table.blocks == [5, 6] and manager.allocator.counts[5:8] == [2, 1, 0]
+
+
+def test_two_that_computed_the_same_end_with_one_copy():
+    manager, prompt = manager_of(), tokens(1, 2)
+    for name in "ab":  # both have computed three tokens, too few for a block that the other could find
+        manager.allocate(name, prompt)
+        manager.grow(name, 3)
+    for name in "ab":
+        manager.commit(name, prompt, 3)
+    for name in "ab":
+        manager.grow(name, 8)
+    for name in "ab":
+        manager.commit(name, prompt, 8)
+    assert manager.tables["a"].blocks == manager.tables["b"].blocks
+    assert manager.blocks_by_state == BlocksByState(free=10, held=2, cached=0), "the duplicates went back to the pool"
+    manager.free("a", prompt)
+    assert manager.blocks_by_state.held == 2, "b still uses them"
+    manager.free("b", prompt)
+    assert manager.blocks_by_state == BlocksByState(free=10, held=0, cached=2)
+
+
+def test_twins_in_the_same_step_share_what_the_first_computes():
+    manager, prompt = manager_of(), tokens(1, 2, 3)
+    assert manager.allocate("a", prompt) == 0
+    manager.grow("a", 12)
+    assert manager.allocate("b", prompt) == 8, "a writes these blocks in this step, before anybody attends to them"
+    manager.grow("b", 12)
+    assert manager.tables["b"].blocks[:2] == manager.tables["a"].blocks[:2]
+    assert manager.blocks_by_state.held == 4, "3 blocks of a, and b's own third"
+    for name in "ab":
+        manager.commit(name, prompt, 12)
+    assert manager.tables["b"].blocks == manager.tables["a"].blocks and manager.blocks_by_state.held == 3
+    for name in "ab":
+        manager.free(name, prompt)
+    assert manager.blocks_by_state == BlocksByState(9, 0, 3)
+
+
+def test_twins_share_no_more_than_this_step_fills():
+    manager, prompt = manager_of(), tokens(1, 2, 3)
+    manager.allocate("a", prompt)
+    manager.grow("a", 6)
+    assert manager.allocate("b", prompt) == 4, "of a's six tokens one block is full when the step is over"
+    other = [*tokens(1), 99, 98, 97, 96, 95]
+    assert manager.allocate("c", other) == 4 and manager.allocate("d", tokens(5, 6)) == 0
+
+
+def test_a_twin_outlives_the_one_who_computed():
+    manager, prompt = manager_of(), tokens(1, 2, 3)
+    manager.allocate("a", prompt)
+    manager.grow("a", 12)
+    manager.allocate("b", prompt)
+    manager.grow("b", 12)
+    manager.free("a", ())  # aborted while the step runs
+    manager.commit("b", prompt, 12)
+    assert manager.tree.peek(prompt) == 12 and manager.blocks_by_state == BlocksByState(9, 3, 0)
+    manager.free("b", prompt)
+    assert manager.blocks_by_state == BlocksByState(9, 0, 3)
+
+
+def test_a_twin_in_a_step_that_fails_stores_nothing():
+    manager, prompt = manager_of(), tokens(1, 2, 3)
+    manager.allocate("a", prompt)
+    manager.grow("a", 12)
+    manager.allocate("b", prompt)
+    manager.grow("b", 12)
+    manager.free("b", prompt[:8])  # aborted first: what it has of a's is not written yet
+    manager.free("a", ())
+    assert contents(manager.tree) == {} and manager.blocks_by_state == BlocksByState(12, 0, 0)
+    assert manager.allocate("c", prompt) == 0, "nothing is in flight any more"
+
+
+# Room
+
+
+def test_a_pool_full_of_cached_prefixes_still_admits():
+    manager = manager_of(6, cached=[tokens(1, 2, 3), tokens(4, 5, 6)])
+    assert manager.blocks_by_state == BlocksByState(free=0, held=0, cached=6) and manager.num_free_blocks == 6
+    assert serve(manager, "a", tokens(7, 8, 9, 10, 11, 12)) == 0
+    assert manager.tree.peek(tokens(7, 8, 9, 10, 11, 12)) == 24
+
+
+def test_what_cannot_be_had_is_refused_and_evicts_nothing():
+    manager = manager_of(6, cached=[tokens(1, 2), tokens(3)])
+    serve(manager, "a", tokens(4, 5), end=False)
+    manager.allocate("b", tokens(6, 7, 8, 9, 10, 11))
+    before = contents(manager.tree)
+    with pytest.raises(OutOfBlocks, match="need 5 blocks, 4 free of 6"):
+        manager.grow("b", 20)
+    assert contents(manager.tree) == before and manager.blocks_by_state == BlocksByState(1, 2, 3)
+
+
+def test_evicted_blocks_are_handed_out_again():
+    manager = manager_of(4, cached=[tokens(1, 2), tokens(3, 4)])
+    manager.allocate("a", tokens(5, 6, 7))
+    assert len(set(manager.grow("a", 12))) == 3
+    assert manager.blocks_by_state == BlocksByState(free=0, held=3, cached=1)
+    assert manager.tree.peek(tokens(1, 2)) == 0 and manager.tree.peek(tokens(3, 4)) == 4, "oldest first, tail first"
+
+
+def test_a_capacity_bounds_what_is_kept():
+    manager = manager_of(12, cached=[tokens(1, 2), tokens(3, 4), tokens(5, 6)], capacity=3)
+    assert manager.blocks_by_state == BlocksByState(free=9, held=0, cached=3)
+
+
+def test_clear_is_refused_while_a_request_uses_a_prefix():
+    manager = manager_of(cached=[tokens(1, 2, 3)])
+    manager.allocate("a", tokens(1, 2, 3))
+    with pytest.raises(ValueError, match="2 blocks are locked"):
+        manager.clear()
+    assert manager.tree.peek(tokens(1, 2, 3)) == 12
+    manager.free("a")
+    manager.clear()
+    assert manager.blocks_by_state == BlocksByState(12, 0, 0)
+
+
+# Copy on write
+
+
+class Copies(list):
+    def __call__(self, sources, targets):
+        self.append((list(sources), list(targets)))
+
+
+def test_a_fork_shares_until_one_of_the_two_writes():
+    manager = manager_of(copy=(copies := Copies()))
+    serve(manager, "a", tokens(1, 2)[:6], end=False)
+    manager.fork("a", "b")
+    first, last = manager.tables["a"].blocks
+    assert manager.blocks_by_state.held == 2 and copies == [], "a fork alone takes no block and copies nothing"
+    assert manager.missing_blocks("b", 7) == 1, "the next token goes into a shared block: a copy will be needed"
+    manager.grow("b", 7)
+    own = manager.tables["b"].blocks[1]
+    assert copies == [([last], [own])] and own != last, "b must write into a copy of its own"
+    assert manager.tables["a"].blocks == [first, last] and manager.allocator.counts[last] == 1
+    assert manager.missing_blocks("a", 7) == 0, "a is alone on its block now"
+    manager.grow("a", 7)
+    assert len(copies) == 1
+
+
+def test_a_request_cut_back_into_a_stored_block_writes_into_a_copy():
+    manager = manager_of(copy=(copies := Copies()))
+    serve(manager, "a", tokens(1, 2, 3), end=False)
+    stored = contents(manager.tree)
+    manager.truncate("a", 6)
+    manager.grow("a", 7)
+    assert len(copies) == 1 and manager.tables["a"].blocks[1] not in stored.values(), (
+        "block 2 is in the tree: others would read what a writes over it"
+    )
+    assert contents(manager.tree) == stored
+    assert manager.tree.num_protected == 1 and manager.blocks_by_state == BlocksByState(free=8, held=2, cached=2)
+
+
+def test_a_fork_to_an_id_in_use_is_refused():
+    manager = manager_of()
+    serve(manager, "a", tokens(1), end=False)
+    manager.allocate("b", tokens(2))
+    with pytest.raises(ValueError, match="'b' has a block table already"):
+        manager.fork("a", "b")
+    assert manager.allocator.counts[1] == 2, "a refused fork must change no count"
+
+
+def test_blocks_that_several_hold_are_no_target_of_a_copy():
+    manager = manager_of(copy=(copies := Copies()))
+    serve(manager, "a", tokens(1), end=False)
+    manager.allocate("b", tokens(2))
+    other = manager.grow("b", 4)[0]
+    with pytest.raises(ValueError, match="are shared"):
+        manager.copy_blocks([other], manager.tables["a"].blocks)
+    assert copies == []
