@@ -1,5 +1,5 @@
 # Every target makes or updates .venv first (scripts/setup_env.py); a second time that takes no time.
-# Pass options through:  make test ARGS="-k l2"    make smoke ARGS="--only 0,1"    make setup ARGS="--extras server"
+# Pass options through:  make test ARGS="-k l2"    make smoke ARGS="--only 0,1"    make setup ARGS="--extras gpu"
 ifeq ($(OS),Windows_NT)
 PYTHON ?= python
 else
@@ -8,7 +8,7 @@ endif
 RUN = $(PYTHON) scripts/setup_env.py --run
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help setup smoke test lint format site serve-site clean
+.PHONY: help setup smoke test lint format site serve-site bench clean
 .NOTPARALLEL:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make format      let ruff mend what it can"
 	@echo "make site        build the website into build/site, strictly"
 	@echo "make serve-site  show the website at http://127.0.0.1:8000, rebuilt at each save"
+	@echo "make bench       measure the engine (scripts/bench.py): make bench ARGS=--help"
 	@echo "make clean       remove caches and the built site; .venv and work/ stay"
 	@echo
 	@echo "ARGS=\"...\" goes on to the command: make test ARGS=\"-k l2\". PYTHON=python3.12 picks another Python."
@@ -45,6 +46,9 @@ site:
 
 serve-site:
 	@$(RUN) -m mkdocs serve $(ARGS)
+
+bench:
+	@$(RUN) scripts/bench.py $(ARGS)
 
 clean:
 	rm -rf build .pytest_cache .ruff_cache .hypothesis

@@ -4,6 +4,7 @@ All contenders run the same weights in the same process, in turns. Only tokens t
 goes on until its longest answer is done. End tokens are ignored, so that all have the same work.
 """
 
+import logging
 import random
 import sys
 import tempfile
@@ -88,14 +89,15 @@ def continuous(hf_model, load):
     Raises:
         UserError: it cannot run here.
     """
-    from transformers import ContinuousBatchingConfig
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     config = ContinuousBatchingConfig(**TUNED)
+    greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
 
     def run() -> list[list[int]]:
         answers = {}
         with hf_model.continuous_batching_context_manager(
-            continuous_batching_config=config, persistent_manager=True
+            greedy, continuous_batching_config=config, persistent_manager=True
         ) as manager:
             names = [manager.add_request(prompt, max_new_tokens=wanted, eos_token_id=-1) for prompt, wanted in load]
             while len(answers) < len(load):
@@ -109,16 +111,16 @@ def continuous(hf_model, load):
     return run
 
 
-def contenders(model, hf_model, load) -> dict:
-    """Those that work here; the others are named on stderr."""
+def contenders(model, load_hf, load) -> dict:
+    """Those that work here; the others are named on stderr. transformers' two get a model each: one changes it."""
     ready = {
         "ours": ours(model, load, 1.0),
         "ours, a quarter of the blocks": ours(model, load, 0.25),
-        "transformers generate, padded": padded(hf_model, load),
+        "transformers generate, padded": padded(load_hf(), load),
     }
     try:
-        run = continuous(hf_model, load[:2])
-        run()
+        hf_model = load_hf()
+        continuous(hf_model, load[:2])()
         ready["transformers generate_batch"] = continuous(hf_model, load)
     except Exception as error:  # whatever it needs and does not find here
         sys.stderr.write(f"left out: transformers generate_batch; it cannot run here ({str(error).splitlines()[0]})\n")
@@ -128,11 +130,15 @@ def contenders(model, hf_model, load) -> dict:
 def run(args) -> Report:
     """Seconds and tokens a second of each contender, and how many times as long as ours it took."""
     from smoke_common import pick_device
+    from transformers.utils import logging as hf_logging
 
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="bench-serve-") as folder:
-        model, hf_model = both_models(args, Path(folder), pick_device(args.device))
-    load = load_of(args.requests, model.config.vocab_size, args.quick)
-    ready = contenders(model, hf_model, load)
+        model, load_hf = both_models(args, Path(folder), pick_device(args.device))
+        load = load_of(args.requests, model.config.vocab_size, args.quick)
+        ready = contenders(model, load_hf, load)
     answers = {name: work() for name, work in ready.items()}
     timings = take_turns(ready, args.rounds or (1 if args.quick else 5), "serve")
     total = sum(wanted for _, wanted in load)
@@ -159,7 +165,7 @@ def equal(answers, others) -> int:
 
 
 def both_models(args, folder: Path, device: str):
-    """The same weights as our model and as transformers', greedy and without end tokens."""
+    """Our model, and a function that loads the same weights as transformers' model, greedy and without end tokens."""
     from smoke_common import pocket_dir
     from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
@@ -172,7 +178,10 @@ def both_models(args, folder: Path, device: str):
         Qwen3ForCausalLM(Qwen3Config(**shape)).to(dtype).save_pretrained(folder)
         path = folder
     directory = resolve_checkpoint(path)
-    model = load_model(directory, dtype, device)
-    hf_model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
-    hf_model.generation_config = GenerationConfig(do_sample=False, eos_token_id=None, pad_token_id=0)
-    return model, hf_model
+
+    def load_hf():
+        hf_model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
+        hf_model.generation_config = GenerationConfig(do_sample=False, eos_token_id=None, pad_token_id=0)
+        return hf_model
+
+    return load_model(directory, dtype, device), load_hf

@@ -21,8 +21,10 @@ def run(args) -> int:
     prompts = [[1 + i, 2, 3] for i in range(args.decoders)]
     long_prompt = [7 + i % 1000 for i in range(args.prompt_tokens)]
     model.config.check_prompt(long_prompt, 1)
-    reports = {"lesson 3, one step": packed(model, prompts, long_prompt, args)}
-    for budget in args.budget or [64, 256, 1024]:
+    reports = {}
+    if args.lesson != 5:
+        reports["lesson 3, one step"] = packed(model, prompts, long_prompt, args)
+    for budget in [] if args.lesson == 3 else args.budget or [64, 256, 1024]:
         reports[f"chunks, {budget} tokens a step"] = chunked(model, prompts, long_prompt, budget, args)
     if args.json:
         print_json(reports)
@@ -125,6 +127,7 @@ class Clock:
 
 def main(argv=None) -> int:
     parser = OneLineParser(description=__doc__)
+    parser.add_argument("--lesson", type=int, choices=[3, 5], help="only this lesson's way (default: both)")
     parser.add_argument("--decoders", type=whole_number(1), default=15, metavar="N", help="default: 15")
     parser.add_argument("--prompt-tokens", type=whole_number(1), default=4000, metavar="N", help="default: 4000")
     parser.add_argument("--steps", type=whole_number(4), default=40, metavar="N", help="at least so many, default: 40")

@@ -23,6 +23,7 @@ TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 OLDEST, NEWEST = (3, 11), (3, 14)  # the Pythons that this torch is built for
 VENV = ROOT / ".venv"
+ALWAYS = ("server",)  # lesson 7's smoke script and tests need it
 
 
 class Machine(NamedTuple):
@@ -229,7 +230,7 @@ def parse_args(argv):
         description="Make .venv with the course's pinned packages, or bring it up to date.",
         epilog="Then use .venv/bin/python (on Windows .venv\\Scripts\\python.exe), or --run.",
     )
-    parser.add_argument("--extras", default="", metavar="A,B", help="extras of pyproject.toml: server, gpu")
+    parser.add_argument("--extras", default="", metavar="A,B", help="extras of pyproject.toml beside server: gpu")
     parser.add_argument("--torch-index", default="", metavar="URL", help="take torch from this index")
     parser.add_argument("--run", nargs=argparse.REMAINDER, metavar="ARG", help="then run .venv's Python with the rest")
     return parser.parse_args(argv)
@@ -247,7 +248,7 @@ def run_python(arguments):
 
 def main(argv=None):
     args = parse_args(argv)
-    extras = [name.strip() for name in args.extras.split(",") if name.strip()]
+    extras = [*ALWAYS, *(name.strip() for name in args.extras.split(",") if name.strip())]
     try:
         plan = setup(extras, args.torch_index, Machine.here())
     except SetupError as error:

@@ -7,7 +7,6 @@ function, a method, a class or a constant, with its decorators, dedented. Withou
 import argparse
 import ast
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +36,7 @@ def symbol_source(source: str, symbol: str) -> str:
         body = getattr(node, "body", [])
     first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
     lines = source.splitlines()[first - 1 : node.end_lineno]
-    return textwrap.dedent("\n".join(lines))
+    return "\n".join(line.removeprefix(" " * node.col_offset) for line in lines)
 
 
 def names_of(node: ast.stmt) -> list[str]:

@@ -1,11 +1,13 @@
-"""Course machinery. What all tests share: no chance, no deadlines, two threads; GPU tests only on a GPU."""
+"""Course machinery. What all tests share: no chance, no deadlines, one thread; GPU tests only on a GPU."""
 
 import os
 
 import hypothesis
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")  # torch reads it when a test first imports it; smoke scripts inherit it
+# The tests' tensors are tiny: a second thread gains nothing, and on a busy machine its spinning costs three times the
+# time. torch reads this when a test first imports it, and the processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples at every run: a student's test never fails by chance, and CI sees what the student sees.
 hypothesis.settings.register_profile("course", derandomize=True, deadline=None, print_blob=False)

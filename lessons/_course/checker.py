@@ -25,6 +25,7 @@ QUIET = {
     "PYTHONUNBUFFERED": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # whatever else is installed: the same check for everybody
 }
+CHOSEN = "only chosen tests were run"
 PLUGINS = ["-p", "course_reporter", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider"]
 
 
@@ -255,7 +256,7 @@ class Check:
     def _why_no_smoke(self, blank: set[int]) -> str:
         open_tasks = ", ".join(str(number) for number in sorted(blank))
         if self.only:
-            return "only chosen tests were run"
+            return CHOSEN
         if not self.lesson.smoke:
             return "the lesson has none"
         if blank:

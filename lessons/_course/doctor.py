@@ -2,6 +2,7 @@
 
 import json
 import platform
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ PROBE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's. state: ok, absent (an extra that this machine does without) or missing."""
+    """One line of the doctor's. state: ok, note, absent (an extra that is not here) or missing."""
 
     name: str
     state: str
@@ -40,6 +41,7 @@ def examine(places: Places) -> Iterator[Finding]:
     packages = [_package(name, without) for name, without in PACKAGES.items()]
     yield from packages
     yield _work_folder(places)
+    yield from _changes(places)
     if packages[0].state == "ok":
         yield from _probe(places)
 
@@ -59,6 +61,20 @@ def _work_folder(places: Places) -> Finding:
             return Finding("your files", "ok", f"go to {places.work}")
     except OSError as error:
         return Finding("your files", "missing", f"cannot be written to {places.work}: {error.strerror}")
+
+
+def _changes(places: Places) -> Iterator[Finding]:
+    """Whether the reference was edited: mostly by somebody who meant the copy in `work/`."""
+    command = ["git", "diff", "--name-only", "HEAD", "--", "mini_engine", "scripts", "tests"]
+    try:
+        done = subprocess.run(command, cwd=places.root, capture_output=True, encoding="utf-8", check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return  # no git, or no repository: nothing can be said
+    names = done.stdout.split()
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        text = f"{names[0]}{more} changed here; `git diff` shows how, `git restore {names[0]}` takes it back"
+        yield Finding("the reference", "note", text)
 
 
 def _probe(places: Places) -> Iterator[Finding]:

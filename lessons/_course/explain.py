@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lessons._course.catalog import Bug, Lesson
-from lessons._course.checker import Failure, Report, SmokeReport, TaskReport, TestResult
+from lessons._course.checker import CHOSEN, Failure, Report, SmokeReport, TaskReport, TestResult
 from lessons._course.places import Places
 from lessons._course.student import Change, Problem, StudentFile, line_of
 
 MOST_LINES = 12
+NOISE = re.compile(r"\s*(Use -v|\+ +(where|and) )")
 HINTS = (
     (
         r"'NoneType' object|NoneType|^AssertionError(.|\n)*\nassert None (==|is)",
@@ -61,9 +62,11 @@ class Explainer:
         self.places = places
         self.files = files
         self.test_seconds = test_seconds
+        self.results: list[TestResult] = []
 
     def advise(self, report: Report, problems: list[Problem]) -> Advice:
         """The first thing to mend: the text itself, then the first task not done, then a test, then the tokens."""
+        self.results = report.results
         if report.passed:
             return self._green(report)
         missing = [problem for problem in problems if problem.kind == "missing"]
@@ -109,6 +112,10 @@ class Explainer:
 
     def _green(self, report: Report) -> Advice:
         count = report.count("passed")
+        if report.smoke.text == CHOSEN:
+            done = ", ".join(str(number) for number in report.tasks_done)
+            whole = f"python -m lessons check {self.lesson.number}    # the whole lesson"
+            return Advice(f"Task {done} is done: {count} tests pass.", commands=[whole])
         return Advice(
             f"Lesson {self.lesson.number} passes: {count} tests"
             + (f", and {report.smoke.text}." if report.smoke.state == "equal" else "."),
@@ -177,8 +184,10 @@ class Explainer:
         return ""
 
     def _pitfalls(self, result: TestResult) -> list[str]:
+        """The pitfalls that this test shows, or else those that any other does."""
         page = self.places.shown(self.lesson.page)
-        return [f"It looks like this pitfall of {page}: {bug.pitfall}" for bug in likely_bugs(self.lesson, result)]
+        bugs = likely_bugs(self.lesson, [result]) or likely_bugs(self.lesson, self.results)
+        return [f"It looks like this pitfall of {page}: {bug.pitfall}" for bug in bugs]
 
     def _is_call_error(self, result: TestResult) -> bool:
         return result.failure is not None and result.failure.type in ("TypeError", "AttributeError")
@@ -208,9 +217,9 @@ def shows(bug: Bug, result: TestResult) -> bool:
     return re.search(bug.symptom, f"{result.test}\n{result.failure.text}") is not None
 
 
-def likely_bugs(lesson: Lesson, result: TestResult) -> list[Bug]:
-    """At most two pitfalls whose own test this is, and whose symptom it shows."""
-    return [bug for bug in lesson.bugs if shows(bug, result)][:2]
+def likely_bugs(lesson: Lesson, results: list[TestResult]) -> list[Bug]:
+    """At most two pitfalls of which one of these is the own test, and shows the symptom."""
+    return [bug for bug in lesson.bugs if any(shows(bug, result) for result in results)][:2]
 
 
 def general_hints(failure: Failure) -> list[str]:
@@ -230,7 +239,7 @@ def said(failure: Failure) -> list[str]:
         lines += ["  " + line for line in ("assert " + compared).splitlines()]
     if failure.notes:
         lines += ["  " + line for line in failure.notes.splitlines()]
-    lines = [line for line in lines if line.strip() and not line.strip().startswith("Use -v")]
+    lines = [line for line in lines if line.strip() and not NOISE.match(line)]
     return lines[:MOST_LINES] + (
         [f"  … {len(lines) - MOST_LINES} more lines: --verbose"] if len(lines) > MOST_LINES else []
     )

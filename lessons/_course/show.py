@@ -33,6 +33,7 @@ STYLES = {
     "NOT CHECKED": "yellow",
     "not written": "yellow",
     "absent": "yellow",
+    "note": "yellow",
 }
 PLAIN_WIDTH = 110
 

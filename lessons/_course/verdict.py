@@ -73,6 +73,8 @@ def judge(
         return Verdict(not_run(lesson), explainer.problem(broken), notes)
     limits = {"seconds": seconds, "test_seconds": test_seconds}
     report = Check(lesson, places, launch=launch, watcher=watcher, only=only, blocked=blocked, **limits).run()
+    if task is not None:
+        report.tasks = [entry for entry in report.tasks if entry.task.number == task]
     if not report.trouble:
         keep(progress, lesson, entry, report, task)
     return Verdict(report, explainer.advise(report, found), [*notes, *_left_over(explainer, report, found)])

@@ -139,7 +139,7 @@ class PrefixCacheManager(KvCacheManager):
             table.num_found = None
         if table.num_stored < table.num_whole:
             self._land(table)
-            self._store(table, min(table.num_whole, num_computed // self.block_size))
+            self.store(table, min(table.num_whole, num_computed // self.block_size))
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
         """As in lesson 5. What is written next may differ from what is stored, so only what stays is locked."""
@@ -193,7 +193,7 @@ class PrefixCacheManager(KvCacheManager):
             raise OutOfBlocks(f"need {num_blocks} blocks, {self.num_free_blocks} free of {self.num_usable_blocks}")
         self.tree.evict(num_blocks - self.allocator.num_free)
 
-    def _store(self, table: PrefixTable, num_blocks: int) -> None:
+    def store(self, table: PrefixTable, num_blocks: int) -> None:
         """Put the first `num_blocks` blocks into the tree. Where it has had them from somebody else, use those."""
         key = table.key[: num_blocks * self.tree.width]
         stored = self.tree.insert(key, table.blocks[:num_blocks], table.namespace, lock=True)

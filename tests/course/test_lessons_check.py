@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 
 import pytest
@@ -146,7 +147,7 @@ def test_nothing_is_left_running_when_the_time_is_up(toy):
     check(toy, launch=Spawned, seconds=4, test_seconds=0.2)
     with pytest.raises(ProcessLookupError):
         for _ in range(100):
-            os.kill(int(seen.read_text()), 0)
+            os.kill(int(seen.read_text(encoding="utf-8")), 0)
             time.sleep(0.05)
 
 
@@ -224,7 +225,7 @@ def test_tests_that_never_import_the_students_file_prove_nothing(toy):
     toy.edit(
         "tests/l0/test_seats.py", "from mini_engine.kv.seats import Seats, double", "from copied import Seats, double"
     )
-    (toy.places.root / "copied.py").write_text((toy.places.root / "mini_engine/kv/seats.py").read_text())
+    shutil.copy(toy.places.root / "mini_engine/kv/seats.py", toy.places.root / "copied.py")
     verdict = check(toy)
     assert not verdict.passed and "never imported your file" in words(verdict)
     assert not Progress(toy.places.work).entry(toy.lesson).passed
@@ -234,8 +235,10 @@ def test_one_task_can_be_checked_alone(toy):
     toy.write(2)
     verdict = check(toy, task=2)
     assert {result.test.partition("[")[0] for result in verdict.report.results} == set(toy.lesson.task(2).tests)
+    assert states(verdict) == ["done"] and verdict.advice.headline == "Task 2 is done: 2 tests pass."
     entry = Progress(toy.places.work).entry(toy.lesson)
     assert entry.tasks_done == [2] and not entry.passed
+    assert toy.run("check", "0", "--task", "2").code == 0 and toy.run("check", "0", "--task", "1").code == 1
 
 
 def test_a_signature_that_the_reference_changed_is_not_blamed_on_the_student(toy):
@@ -267,12 +270,12 @@ def test_a_change_of_the_reference_outside_the_tasks_is_told_and_one_inside_is_n
 def test_a_fresh_starter_goes_beside_the_students_file(toy):
     toy.run("start", "0")
     toy.write(1)
-    mine = toy.file.path.read_text()
+    mine = toy.file.path.read_text(encoding="utf-8")
     toy.edit("mini_engine/kv/seats.py", "FIRST = 0", "FIRST = 0 + 0")
     said = toy.run("start", "0", "--fresh")
     assert "Written: work/l0/seats.fresh.py" in said.out
-    assert toy.file.path.read_text() == mine
-    assert "FIRST = 0 + 0" in toy.file.path.with_name("seats.fresh.py").read_text()
+    assert toy.file.path.read_text(encoding="utf-8") == mine
+    assert "FIRST = 0 + 0" in toy.file.path.with_name("seats.fresh.py").read_text(encoding="utf-8")
 
 
 def test_a_program_can_read_the_verdict(toy):

@@ -6,9 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
+from unittest.mock import patch
 
 import pytest
 
+from lessons._course.doctor import examine
 from lessons._course.places import Places
 from lessons._course.progress import Progress
 from tests.course.toy import Toy
@@ -80,7 +83,7 @@ def test_quick_commands_import_nothing_heavy(toy, arguments):
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
     )
     env = os.environ | toy.environment
-    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, encoding="utf-8")
     assert said.stderr.strip() == "[]"
 
 
@@ -117,7 +120,9 @@ def test_reset_keeps_every_old_file(toy):
         toy.file.path.write_text(text, encoding="utf-8")
         assert "Kept:    work/l0/seats.py as seats.old" in toy.run("reset", "0").out
     folder = toy.file.path.parent
-    assert (folder / "seats.old.py").read_text() == "first" and (folder / "seats.old-2.py").read_text() == "second"
+    assert (folder / "seats.old.py").read_text(encoding="utf-8") == "first" and (folder / "seats.old-2.py").read_text(
+        encoding="utf-8"
+    ) == "second"
     assert "NotImplementedError" in toy.file.path.read_text(encoding="utf-8")
 
 
@@ -263,7 +268,7 @@ def test_what_is_printed_to_a_pipe_has_no_colours(toy):
 def test_watch_checks_again_at_each_save_and_ends_quietly(toy):
     toy.run("start", "0")
     log = toy.places.root / "watch.log"
-    with log.open("w") as out:
+    with log.open("w", encoding="utf-8") as out:
         watch = subprocess.Popen(
             [sys.executable, "-u", "-m", "lessons", "watch", "0"],
             cwd=ROOT, env=os.environ | toy.environment, stdout=out, stderr=out, start_new_session=True,
@@ -281,7 +286,7 @@ def test_watch_checks_again_at_each_save_and_ends_quietly(toy):
     finally:
         os.killpg(watch.pid, signal.SIGINT)
     assert watch.wait(30) == 0
-    assert "Stopped." in log.read_text() and "Traceback" not in log.read_text()
+    assert "Stopped." in log.read_text(encoding="utf-8") and "Traceback" not in log.read_text(encoding="utf-8")
 
 
 def wait_for(log, words: str, times: int = 1) -> None:
@@ -299,21 +304,41 @@ def test_ctrl_c_in_a_check_leaves_no_process_and_no_traceback(toy):
     toy.write_wrong("        return taken", line)
     check = subprocess.Popen(
         [sys.executable, "-m", "lessons", "check", "0"],
-        cwd=ROOT, env=os.environ | toy.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, env=os.environ | toy.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
         start_new_session=True,
     )  # fmt: skip
-    while not (seen.exists() and seen.read_text()):
+    while not (seen.exists() and seen.read_text(encoding="utf-8")):
         time.sleep(0.05)
     os.killpg(check.pid, signal.SIGINT)
     out, err = check.communicate(timeout=30)
     assert check.returncode == 130 and "Traceback" not in out + err
     with pytest.raises(ProcessLookupError):
         for _ in range(100):
-            os.kill(int(seen.read_text()), 0)
+            os.kill(int(seen.read_text(encoding="utf-8")), 0)
             time.sleep(0.05)
 
 
 def test_without_its_packages_it_says_so_in_one_line():
     code = "import sys; sys.modules['typer'] = None; import runpy; runpy.run_module('lessons', run_name='__main__')"
-    said = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    said = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8")
     assert said.returncode == 1 and one_line(said.stderr) and "not installed" in said.stderr
+
+
+def test_doctor_ends_with_a_text_that_the_model_wrote(toy):
+    with patch.dict(os.environ, {"KV_COURSE_ROOT": str(ROOT), "KV_COURSE_WORK": str(toy.places.work)}):
+        found = list(examine(Places.find()))
+    assert found[-1].name == "pocket model" and "The capital of France is Paris" in found[-1].text
+    assert {finding.name for finding in found} >= {"Python", "torch", "pytest", "GPU", "C++ compiler", "your files"}
+    assert not [finding for finding in found if finding.state == "missing"]
+
+
+def test_doctor_names_what_is_missing_and_goes_on(toy):
+    with patch.object(metadata, "version", side_effect=metadata.PackageNotFoundError):
+        said = toy.run("doctor")
+    assert said.code == 1 and "torch          missing  not installed" in said.out and "make setup" in said.out
+    assert "your files     ok" in said.out and "Something is missing" in said.out
+
+
+def test_doctor_says_why_the_model_does_not_run(toy):
+    said = toy.run("doctor")  # the toy course has no model
+    assert said.code == 1 and "pocket model   missing  does not run: ModuleNotFoundError" in said.out

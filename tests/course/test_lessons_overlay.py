@@ -29,7 +29,7 @@ def python(toy: Toy, *arguments: str, overlay: dict | None = None, blocked: dict
         "KV_COURSE_BLOCKED": json.dumps(blocked or {}),
     }
     command = [sys.executable, *arguments]
-    return subprocess.run(command, env=os.environ | env, cwd=toy.places.root, capture_output=True, text=True)
+    return subprocess.run(command, env=os.environ | env, cwd=toy.places.root, capture_output=True, encoding="utf-8")
 
 
 def test_the_students_file_is_imported_under_the_references_name(toy):
@@ -75,5 +75,5 @@ def test_a_sitecustomize_that_the_machine_has_still_runs(toy, tmp_path):
     (other / "sitecustomize.py").write_text("print('the other one')\n", encoding="utf-8")
     paths = os.pathsep.join([str(CHILD), str(other), str(toy.places.root)])
     env = os.environ | {"PYTHONPATH": paths, "KV_COURSE_OVERLAY": "{}"}
-    said = subprocess.run([sys.executable, "-c", "pass"], env=env, capture_output=True, text=True)
+    said = subprocess.run([sys.executable, "-c", "pass"], env=env, capture_output=True, encoding="utf-8")
     assert said.stdout == "the other one\n"

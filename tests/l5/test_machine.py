@@ -67,7 +67,7 @@ class World:
             assert not missed, f"{missed} decode and got no token"
         stats = result.stats
         assert stats.prefill_tokens + stats.decode_tokens <= 7, "the step was larger than its budget"
-        assert stats.num_running <= 4 and stats.blocks.free + stats.blocks.held == USABLE
+        assert stats.num_running <= 4 and sum(stats.blocks) == USABLE
         # each forced preemption may have cost a growth more, which was given back with the blocks
         assert self.engine.scheduler.num_preemptions - self.forced <= self.growth, "preemptions are not bounded"
 

@@ -2,6 +2,8 @@
 
 import threading
 
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.worker import Job
 from tests.l7.service import Service, greedy, read_answer, unchunked
 
 SOON = 5.0  # seconds for what takes a fraction of one
@@ -16,20 +18,32 @@ def in_time(call):
     return found[0] if found else None
 
 
+SHORT = {"prompt": [1, 2], "max_tokens": 20, "temperature": 0, "return_token_ids": True}
+WAITS = "a reader waits for one who does not read: give each a queue of its own that is never full"
+
+
+def test_a_reader_that_is_stuck_holds_up_nobody(service: Service):
+    stuck = service.worker.submit_sync([Job([5, 6, 7], SamplingParams(temperature=0, max_tokens=200))])
+    found = in_time(lambda: service.post("/v1/completions", SHORT))
+    assert found, WAITS
+    assert found.body["choices"][0]["token_ids"] == greedy((1, 2), 20)
+    stuck.close()
+    service.wait_until_idle()
+
+
 def test_a_client_that_does_not_read_holds_up_nobody(service: Service):
-    asked = {"prompt": [5, 6, 7], "max_tokens": 400, "temperature": 0, "n": 8, "stream": True, "return_token_ids": True}
-    slow = service.connect(asked, receive_buffer=2048)  # and reads nothing: the socket fills up
-    service.wait_until("it runs", lambda: service.worker.num_running == 8)
-    body = {"prompt": [1, 2], "max_tokens": 20, "temperature": 0, "return_token_ids": True}
-    found = in_time(lambda: service.post("/v1/completions", body))
-    assert found, "a reader waits for one who does not read: give each a queue of its own that is never full"
+    asked = SHORT | {"prompt": [5, 6, 7], "max_tokens": 250, "n": 4, "stream": True}
+    slow = service.connect(asked, receive_buffer=2048)  # and reads nothing
+    service.wait_until("it runs", lambda: service.worker.num_running == 4)
+    found = in_time(lambda: service.post("/v1/completions", SHORT))
+    assert found, WAITS
     assert found.body["choices"][0]["token_ids"] == greedy((1, 2), 20)
     service.wait_until("the slow one's answers were computed to their ends", lambda: service.worker.num_open == 0)
     with slow, slow.makefile("rb") as response:
         head, _, content = response.read().partition(b"\r\n\r\n")
     assert b"200 OK" in head
     token_ids = read_answer(unchunked(content).decode())["token_ids"]
-    assert sorted(token_ids) == sorted(greedy((5, 6, 7), 400) * 8), "all of it was kept for him"
+    assert sorted(token_ids) == sorted(greedy((5, 6, 7), 250) * 4), "all of it was kept for him"
 
 
 def test_the_server_outlives_an_engine_that_fails(service: Service):

@@ -7,6 +7,7 @@ from mini_engine.kv.manager import BlocksByState
 from mini_engine.kv.prefix_manager import PrefixCacheManager, PrefixTable
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import Match, key_of
+from mini_engine.kv.refcount import RefCountedAllocator
 from tests.l8.trees import SIZE, contents, hang, tokens
 
 
@@ -49,20 +50,32 @@ def serve(manager, name, prompt, computed=None, end=True, **where):
     return found
 
 
-def holding(manager, counts):
-    """Let blocks be held as often as `counts` says, by hand."""
-    allocator = manager.allocator
+class PlainCounts(RefCountedAllocator):
+    """Lets go of blocks without a check."""
+
+    def free(self, blocks):
+        for block in blocks:
+            self.counts[block] -= 1
+            if self.counts[block] == 0:
+                self.held.remove(block)
+                self.free_blocks.append(block)
+
+
+def by_hand(counts, found=(), stored=None):
+    """A manager over a stub of a tree, with blocks that are held as often as `counts` says."""
+    manager = manager_of()
+    manager.allocator, manager.tree = PlainCounts(13, SIZE), StubTree(found, stored)
     for block, count in counts.items():
-        allocator.counts[block] = count
-        allocator.held.add(block)
-        allocator.free_blocks.remove(block)
+        manager.allocator.counts[block] = count
+        manager.allocator.held.add(block)
+        manager.allocator.free_blocks.remove(block)
+    return manager
 
 
-def table_of(manager, name, blocks, num_tokens, names, tree=None):
+def table_of(manager, name, blocks, *names):
     """A table that holds `blocks`, put together by hand; it was admitted with the tokens of `names`."""
-    node = (tree or manager.tree).root if not isinstance(manager.tree, StubTree) else manager.tree.tree.root
-    table = PrefixTable(manager.allocator, key_of(tokens(*names)), None, node)
-    table.blocks, table.num_tokens = list(blocks), num_tokens
+    table = PrefixTable(manager.allocator, key_of(tokens(*names)), None, manager.tree.node)
+    table.blocks, table.num_tokens = list(blocks), len(blocks) * SIZE
     table.row.fromlist(table.blocks)
     manager.tables[name] = table
     return table
@@ -72,9 +85,7 @@ def table_of(manager, name, blocks, num_tokens, names, tree=None):
 
 
 def test_a_request_begins_with_the_blocks_that_are_found():
-    manager = manager_of()
-    holding(manager, {5: 1, 6: 1})
-    manager.tree = StubTree(found=[5, 6])
+    manager = by_hand({5: 1, 6: 1}, found=[5, 6])
     assert manager.allocate("a", tokens(1, 2, 3)) == 8, "two blocks of four tokens need not be computed"
     table = manager.tables["a"]
     assert (table.blocks, table.row.tolist(), table.num_tokens) == ([5, 6], [5, 6], 8)
@@ -82,8 +93,7 @@ def test_a_request_begins_with_the_blocks_that_are_found():
 
 
 def test_what_is_found_is_locked_by_the_same_call():
-    manager = manager_of()
-    manager.tree = StubTree()
+    manager = by_hand({})
     manager.allocate("a", tokens(1, 2, 3))
     assert manager.tree.log == [("match", 11, True)] or manager.tree.log == [("match", 8, True)], (
         "match with lock=True: between a match and a later lock an eviction may take the blocks"
@@ -98,7 +108,7 @@ def test_at_least_one_token_of_a_cached_prompt_is_computed(length, most):
 
 
 def test_a_request_that_is_there_already_is_refused():
-    manager = manager_of()
+    manager = by_hand({})
     manager.allocate("a", tokens(1))
     with pytest.raises(ValueError, match="has a block table already"):
         manager.allocate("a", tokens(1))
@@ -182,22 +192,18 @@ def test_a_request_that_failed_leaves_nothing_new():
 
 
 def test_duplicates_are_given_back_and_the_table_points_at_what_the_tree_has():
-    manager = manager_of()
-    holding(manager, {5: 1, 6: 1, 7: 1, 8: 1})
-    table = table_of(manager, "b", [7, 8], 8, (1, 2))
-    manager.tree = StubTree(stored=[5, 6])
-    manager._store(table, 2)
+    manager = by_hand({5: 1, 6: 1, 7: 1, 8: 1}, stored=[5, 6])
+    table = table_of(manager, "b", [7, 8], 1, 2)
+    manager.store(table, 2)
     assert (table.blocks, table.row.tolist()) == ([5, 6], [5, 6]), "the table must point at the blocks that stay"
     assert manager.allocator.counts[5:9] == [2, 2, 0, 0], "b holds the tree's blocks now, and its own are free"
     assert {7, 8} <= set(manager.allocator.free_blocks)
 
 
 def test_blocks_that_are_no_duplicates_stay():
-    manager = manager_of()
-    holding(manager, {5: 1, 6: 1, 7: 1})
-    table = table_of(manager, "b", [7, 6], 8, (1, 2))
-    manager.tree = StubTree(stored=[5, 6])
-    manager._store(table, 2)
+    manager = by_hand({5: 1, 6: 1, 7: 1}, stored=[5, 6])
+    table = table_of(manager, "b", [7, 6], 1, 2)
+    manager.store(table, 2)
     assert table.blocks == [5, 6] and manager.allocator.counts[5:8] == [2, 1, 0]
 
 

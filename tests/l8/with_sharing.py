@@ -24,7 +24,9 @@ def check_books(engine):
     assert set(manager.tables) == {r.id for r in scheduler.running}, "only requests that run may hold blocks"
     assert all(table.row.tolist() == table.blocks for table in manager.tables.values())
     for queue in (scheduler.waiting, scheduler.running):
-        assert [scheduler.order(r) for r in queue] == sorted(scheduler.order(r) for r in queue), "a queue is out of order"
+        assert [scheduler.order(r) for r in queue] == sorted(scheduler.order(r) for r in queue), (
+            "a queue is out of order"
+        )
     assert {r.id for r in scheduler.waiting} | {r.id for r in scheduler.running} == set(scheduler.requests)
 
 

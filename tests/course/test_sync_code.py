@@ -1,0 +1,142 @@
+"""Course machinery. Code blocks in the pages are the engine's source, and stay so."""
+
+import pytest
+import sync_code
+from sync_code import SyncError, main, symbol_source
+
+SOURCE = '''"""Lesson 0."""
+
+import functools
+
+LIMIT: int = 3  # kept
+A = B = 1
+
+
+class Box:
+    """A box."""
+
+    size = 2
+
+    @functools.cache
+    @staticmethod
+    def open(  # how
+        x,
+    ):
+        """Open."""
+        return """
+    two
+""" if x else None  # é
+
+    async def close(self): ...
+'''
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "mini_engine").mkdir()
+    (tmp_path / "mini_engine/box.py").write_text(SOURCE, encoding="utf-8")
+    return tmp_path
+
+
+def page(root, text: str, name: str = "README.md"):
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def block(symbol: str, body: str = "old", indent: str = "") -> str:
+    lines = [f"<!-- code: mini_engine/box.py{symbol} -->", "```python", *body.splitlines(), "```"]
+    return "".join(f"{indent}{line}\n" for line in lines)
+
+
+def test_the_pages_are_in_step():
+    assert main(["--check"]) == 0, "a page's code is not the engine's any more: python scripts/sync_code.py"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "first", "last"),
+    [
+        ("Box.open", "@functools.cache", '""" if x else None  # é'),
+        ("Box.close", "async def close(self): ...", "async def close(self): ..."),
+        ("Box", "class Box:", "    async def close(self): ..."),
+        ("LIMIT", "LIMIT: int = 3  # kept", "LIMIT: int = 3  # kept"),
+        ("B", "A = B = 1", "A = B = 1"),
+        ("Box.size", "size = 2", "size = 2"),
+    ],
+)
+def test_a_symbol_is_its_source_dedented_with_its_decorators(symbol, first, last):
+    lines = symbol_source(SOURCE, symbol).splitlines()
+    assert (lines[0], lines[-1]) == (first, last)
+
+
+@pytest.mark.parametrize("symbol", ["nothing", "Box.nothing", "LIMIT.real", "functools"])
+def test_a_symbol_that_is_not_there_is_named(symbol):
+    with pytest.raises(SyncError, match=f"there is no {symbol}"):
+        symbol_source(SOURCE, symbol)
+
+
+def test_a_rewrite_puts_all_blocks_in_step_and_touches_nothing_else(root):
+    text = "# é\n\n" + block("::Box.size") + "\nbetween\n\n" + block("::LIMIT", "") + "\n```python\nmine\n```\nend\n"
+    path = page(root, text, "lessons/l0/README.md")
+    assert main(["--root", str(root), "--check"]) == 1 and path.read_text(encoding="utf-8") == text
+    assert main(["--root", str(root)]) == 0
+    assert path.read_text(encoding="utf-8") == (
+        "# é\n\n" + block("::Box.size", "size = 2") + "\nbetween\n\n" + block("::LIMIT", "LIMIT: int = 3  # kept")
+        + "\n```python\nmine\n```\nend\n"
+    )  # fmt: skip
+    assert main(["--root", str(root), "--check"]) == 0
+
+
+def test_check_says_page_line_and_the_command_to_run(root, capsys):
+    page(root, "one\n\n" + block("::LIMIT"))
+    assert main(["--root", str(root), "--check"]) == 1
+    said = capsys.readouterr().err
+    assert "README.md:4: the block is not mini_engine/box.py::LIMIT any more" in said
+    assert "python scripts/sync_code.py" in said
+
+
+def test_an_indented_block_stays_indented(root):
+    path = page(root, "- item\n\n" + block("::Box", indent="  "))
+    assert main(["--root", str(root)]) == 0
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert "  class Box:" in lines and '      """A box."""' in lines and "" in lines, "no blanks at the end of a line"
+    assert main(["--root", str(root), "--check"]) == 0
+
+
+def test_a_whole_file_can_be_quoted(root):
+    path = page(root, block(""))
+    assert main(["--root", str(root)]) == 0
+    assert SOURCE.rstrip() in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (block("::Lid"), ":2: there is no Lid in mini_engine/box.py"),
+        ("<!-- code: mini_engine/lid.py::Lid -->\n```python\n```\n", ":2: there is no file mini_engine/lid.py"),
+        ("<!-- code: mini_engine/box.py::Box -->\ntext\n", ":1: no code block follows this comment"),
+        ("<!-- code: mini_engine/box.py::Box -->\n```python\nnever closed\n", ":2: this block is never closed"),
+    ],
+)
+def test_what_cannot_be_put_in_step_is_named_and_left_alone(root, capsys, text, words):
+    path = page(root, text)
+    for arguments in ([], ["--check"]):
+        assert main(["--root", str(root), *arguments]) == 1
+        assert "README.md" + words in capsys.readouterr().err
+        assert path.read_text(encoding="utf-8") == text
+
+
+def test_a_mark_that_is_only_shown_is_not_obeyed(root):
+    page(root, "````markdown\n" + block("::Lid") + "````\n\nWrite `<!-- code: a.py::b -->` above a block.\n")
+    assert main(["--root", str(root), "--check"]) == 0
+
+
+def test_folders_that_are_not_the_courses_are_left_alone(root):
+    for name in (".venv/x.md", "work/x.md", "build/x.md", "site/node_modules/x.md"):
+        page(root, block("::Lid"), name)
+    assert main(["--root", str(root), "--check"]) == 0
+
+
+def test_the_script_knows_its_own_repository():
+    assert (sync_code.ROOT / "lessons").is_dir()

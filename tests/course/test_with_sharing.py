@@ -1,0 +1,24 @@
+"""Course machinery. With prefix sharing on, the tests of lessons 5 to 7 pass as they are."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN_PICTURE = "tests/l5/test_smoke.py::test_the_picture_is_what_this_engine_does"  # of an engine that shares nothing
+
+
+@pytest.mark.parametrize("lesson", [5, 6, 7])
+def test_the_tests_of_earlier_lessons_pass_with_prefix_sharing(lesson):
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.l8.with_sharing", f"tests/l{lesson}"]
+    done = subprocess.run(
+        [*command, "--deselect", OWN_PICTURE],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
