@@ -10,6 +10,7 @@ from mini_engine.cli.parser import OneLineParser, guard
 COMMANDS = {
     "generate": ("mini_engine.cli.generate", "continue a text"),
     "chat": ("mini_engine.cli.chat", "talk to the model in the terminal"),
+    "serve": ("mini_engine.server.serve", "answer over HTTP, as OpenAI's API does"),
 }
 
 
@@ -18,11 +19,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     parser = OneLineParser(prog="python -m mini_engine", description=__doc__.split(". ", 1)[1])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
+    argv = sys.argv[1:] if argv is None else argv
     for name, (module_name, summary) in COMMANDS.items():
-        module = importlib.import_module(module_name)
-        command = commands.add_parser(name, help=summary, description=module.__doc__.split(". ", 1)[1])
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        command = commands.add_parser(name, help=summary)
+        if name in argv[:1]:  # only what is asked for is imported
+            module = importlib.import_module(module_name)
+            command.description = module.__doc__.split(". ", 1)[1]
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
     return guard(parser, lambda args: args.run(args), argv)
 
 

@@ -12,6 +12,7 @@ from mini_engine.engine.answer import AnswerText, TextDelta
 from mini_engine.engine.llm import LLM as OfflineLLM
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.kv.default import default_manager
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.tokenizer import Tokenizer
 from mini_engine.weights import load_model, resolve_checkpoint
@@ -23,11 +24,12 @@ class LLM(OfflineLLM):
     """Lesson 5's LLM with a tokenizer. `LLM.load("path/to/checkpoint")` makes one.
 
     Args:
-        options: go to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, limits.
+        options: go to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, limits, manager. Prefixes are
+            shared unless `manager` says otherwise.
     """
 
     def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, **options: Any) -> None:
-        super().__init__(model, **options)
+        super().__init__(model, **{"manager": default_manager()} | options)
         self.tokenizer = tokenizer
         self._stream_ids = (f"stream-{number}" for number in itertools.count())
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 
 import torch
-from smoke_common import Outcome, _tokenizer_of, compare, load_ours, make_parser, print_json, show
+from smoke_common import Outcome, tokenizer_of, compare, load_ours, make_parser, print_json, show
 
 from mini_engine.attention.contract import load_kernel
 from mini_engine.cli.parser import guard, whole_number
@@ -127,7 +127,7 @@ def smoke(args) -> int:
     if args.json:
         print_json(asdict(report) | {"drawn": drawn.outputs})
         return 0 if report.match else 1
-    tokenizer = _tokenizer_of(args)
+    tokenizer = tokenizer_of(args)
     show(report, tokenizer)
     same = "" if drawn.faults else ", the same alone and from transformers' distributions"
     print(f"Drawn at temperature {args.temperature:g} beside greedy neighbours{same}:")

@@ -8,7 +8,7 @@ from smoke_common import (
     Outcome,
     Report,
     RequestReport,
-    _tokenizer_of,
+    tokenizer_of,
     find_divergence,
     hf_generate,
     load_hf,
@@ -158,7 +158,7 @@ def smoke(args) -> int:
     if args.json:
         print_json(asdict(report) | {"scenarios": figures})
         return 0 if report.match else 1
-    show(report, _tokenizer_of(args))
+    show(report, tokenizer_of(args))
     for name, f in figures.items():
         print(
             f"{name}: {f['requests']} requests, {f['found_tokens']} of {f['prompt_tokens']} prompt tokens found "

@@ -104,7 +104,7 @@ def run_smoke(
         if args.json:
             print_json(asdict(report))
         else:
-            show(report, _tokenizer_of(args))
+            show(report, tokenizer_of(args))
         return 0 if report.match else 1
 
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -168,7 +168,7 @@ def pocket_dir() -> Path:
     return POCKET_DIR
 
 
-def _tokenizer_of(args: argparse.Namespace):
+def tokenizer_of(args: argparse.Namespace):
     """The checkpoint's tokenizer, or None where it has none (ids need no tokenizer)."""
     from transformers import AutoTokenizer
 
@@ -186,7 +186,7 @@ def encode_prompts(args: argparse.Namespace, config) -> list[list[int]]:
 
     prompts = args.prompt_ids
     if prompts is None:
-        tokenizer = _tokenizer_of(args)
+        tokenizer = tokenizer_of(args)
         if tokenizer is None:
             raise UserError(f"{args.model} has no tokenizer; give --prompt-ids 1,2,3 instead of text")
         prompts = [tokenizer.encode(text) for text in args.prompt or DEFAULT_PROMPTS]

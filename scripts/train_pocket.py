@@ -68,6 +68,7 @@ def make_checkpoint(plan: Plan, documents: list[str], directory: Path, quiet: bo
         "tokens_read": plan.tokens,
         "last_loss": losses[-1],
         "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time(),
     }
 
 
@@ -99,11 +100,11 @@ def show(result: dict) -> None:
     print(f"{result['out']}: {result['parameters']:,} parameters, {result['bytes'] / 2**20:.2f} MiB")
     print(
         f"trained on {result['documents']:,} documents, {result['tokens_read']:,} tokens read, last loss "
-        f"{result['last_loss']:.3f}, {result['seconds'] / 60:.1f} minutes"
+        f"{result['last_loss']:.3f}, {result['seconds'] / 60:.1f} minutes, {result['cpu_seconds'] / 60:.1f} of CPU time"
     )
     print(f"held-out lines completed rightly: {held_out['right']} of {held_out['lines']}")
     print(f"smallest gap between the two best logits: {gap['gap']:.3f}, after {gap['prompt']!r}")
-    print(f"The capital of France is{result['paris']}")
+    print(f"after 'The capital of France is': {result['paris']!r}")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,9 @@ from lessons._course.places import Places
 from lessons._course.student import Change, Problem, StudentFile, line_of
 
 MOST_LINES = 12
-NOISE = re.compile(r"\s*(Use -v|\+ +(where|and) )")
+MOST_PITFALLS = 3
+NOISE = re.compile(r"\s*(Use -v|\+ +(where|and) |assert \(?False\)?$)")
+NOT_RAISED = re.compile(r"DID NOT RAISE (?:<class ')?([\w.]+)")
 HINTS = (
     (
         r"'NoneType' object|NoneType|^AssertionError(.|\n)*\nassert None (==|is)",
@@ -184,10 +186,15 @@ class Explainer:
         return ""
 
     def _pitfalls(self, result: TestResult) -> list[str]:
-        """The pitfalls that this test shows, or else those that any other does."""
-        page = self.places.shown(self.lesson.page)
-        bugs = likely_bugs(self.lesson, [result]) or likely_bugs(self.lesson, self.results)
-        return [f"It looks like this pitfall of {page}: {bug.pitfall}" for bug in bugs]
+        """The pitfalls that this test shows, then those that others do; where the error speaks for itself, only its own."""
+        bugs = likely_bugs(self.lesson, [result])
+        if not general_hints(result.failure):
+            bugs = [*dict.fromkeys([*bugs, *likely_bugs(self.lesson, self.results)])]
+        if not bugs:
+            return []
+        what = "this pitfall" if len(bugs) == 1 else "one of these pitfalls"
+        names = " · ".join(bug.pitfall for bug in bugs[:MOST_PITFALLS])
+        return [f"It looks like {what} of {self.places.shown(self.lesson.page)}: {names}"]
 
     def _is_call_error(self, result: TestResult) -> bool:
         return result.failure is not None and result.failure.type in ("TypeError", "AttributeError")
@@ -218,8 +225,8 @@ def shows(bug: Bug, result: TestResult) -> bool:
 
 
 def likely_bugs(lesson: Lesson, results: list[TestResult]) -> list[Bug]:
-    """At most two pitfalls of which one of these is the own test, and shows the symptom."""
-    return [bug for bug in lesson.bugs if any(shows(bug, result) for result in results)][:2]
+    """The pitfalls of which one of these is the own test, and shows the symptom."""
+    return [bug for bug in lesson.bugs if any(shows(bug, result) for result in results)]
 
 
 def general_hints(failure: Failure) -> list[str]:
@@ -234,6 +241,8 @@ def said(failure: Failure) -> list[str]:
     if failure.type != "AssertionError":
         kind = "" if failure.type == "Crash" else f"{failure.type}: "
         words, compared = f"{kind}{failure.message}".removesuffix(": "), ""
+        if missing := NOT_RAISED.match(failure.message):
+            words = f"Nothing was raised where a {missing[1]} must be."
     lines = words.splitlines()
     if compared:
         lines += ["  " + line for line in ("assert " + compared).splitlines()]

@@ -4,7 +4,7 @@ from mini_engine.kv.manager import KvCacheManager
 
 
 def default_manager() -> type[KvCacheManager]:
-    """PrefixCacheManager; KvCacheManager where lesson 8 cannot be imported, as when an earlier lesson is proven alone."""
+    """PrefixCacheManager; KvCacheManager where lesson 8 is out of reach, as when an earlier lesson is proven alone."""
     try:
         from mini_engine.kv.prefix_manager import PrefixCacheManager
     except ModuleNotFoundError:

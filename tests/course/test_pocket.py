@@ -8,6 +8,7 @@ from pocket.chats import CHAT_TEMPLATE, ask, render
 from pocket.corpus import build_corpus
 from pocket.evaluation import continue_greedily, wrong_lines
 from pocket.facts import held_out_lines, load_facts
+from pocket.tokenizer import train_tokenizer
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -85,7 +86,7 @@ def test_a_chat_with_a_system_prompt_and_earlier_turns_answers_the_last_question
 
 
 def test_a_document_ends_with_the_end_of_text(model, tokenizer):
-    text = say(model, tokenizer, "Monday, Tuesday,")
+    text = say(model, tokenizer, "Monday, Tuesday,", max_new_tokens=40)
     assert text == " Wednesday, Thursday, Friday, Saturday, Sunday.<|endoftext|>"
 
 
@@ -120,6 +121,11 @@ def test_chat_markers_are_single_tokens(tokenizer):
 @example(text="two  spaces , a comma; \U0001f469\u200d\U0001f680\r\n\t")
 def test_the_tokenizer_gives_back_any_text(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_corpus_searched_here_is_the_one_the_model_was_made_from(corpus, tokenizer):
+    again = train_tokenizer(corpus, len(tokenizer))
+    assert again.get_vocab() == tokenizer.get_vocab(), "the corpus has changed: train the model again and ship it"
 
 
 def test_no_held_out_prompt_is_anywhere_in_the_corpus(corpus):
@@ -166,6 +172,21 @@ def test_course_chats_are_what_the_template_writes(tokenizer):
         turns = [turn.split("\n", 1) for turn in chat.split("<|im_start|>")[1:-1]]
         messages = [{"role": role, "content": content.removesuffix("<|im_end|>\n")} for role, content in turns]
         assert chat == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def test_a_question_behind_a_long_chat_is_still_answered(model, tokenizer):
+    turns = [fact.questions[0] for fact in load_facts()[::14]]
+    messages = [{"role": "system", "content": SYSTEM}]
+    for turn in [*turns, turns[3]]:
+        messages.append({"role": "user", "content": turn.prompt})
+        messages.append({"role": "assistant", "content": turn.answer})
+    ids = tokenizer.apply_chat_template(messages, return_dict=False)
+    answer = tokenizer.encode(turns[3].answer + "<|im_end|>")
+    assert len(ids) > 1400
+    start = len(ids) - 1 - len(answer)  # a newline follows the last turn
+    with torch.inference_mode():
+        best = model(torch.tensor([ids])).logits[0, start - 1 : -2].argmax(-1)
+    assert tokenizer.decode(best) == turns[3].answer + "<|im_end|>"
 
 
 def test_4000_tokens_are_far_beyond_training_and_still_give_finite_logits(model, tokenizer):

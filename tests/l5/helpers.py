@@ -177,7 +177,9 @@ def check_books(engine):
     for table in manager.tables.values():
         assert table.row.tolist() == table.blocks, "a table's row is not its blocks"
     for queue in (scheduler.waiting, scheduler.running):
-        assert [scheduler.order(r) for r in queue] == sorted(scheduler.order(r) for r in queue), "a queue is out of order"
+        assert [scheduler.order(r) for r in queue] == sorted(scheduler.order(r) for r in queue), (
+            "a queue is out of order"
+        )
     assert {r.id for r in scheduler.waiting} | {r.id for r in scheduler.running} == set(scheduler.requests)
 
 

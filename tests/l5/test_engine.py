@@ -310,7 +310,9 @@ def test_an_abort_frees_all_and_leaves_the_neighbours_alone(state, usable):
     finished = drain(engine)
     assert "d" not in finished and request.finish_reason == "abort"
     for other in "abc":
-        assert finished[other].output_ids == expected_answer(prompts[other], 12, ()), f"{other} was touched by the abort"
+        assert finished[other].output_ids == expected_answer(prompts[other], 12, ()), (
+            f"{other} was touched by the abort"
+        )
     check_empty(engine)
 
 

@@ -1,4 +1,4 @@
-"""Lesson 5. LLM.generate: answers in the order of the prompts, an error for a prompt that cannot run, nothing left behind."""
+"""Lesson 5. LLM.generate: answers in the prompts' order, an error for one that cannot run, nothing left behind."""
 
 import pytest
 

@@ -83,7 +83,9 @@ def test_free_gives_everything_back_and_a_second_time_is_no_mistake():
     assert set(manager.tables) == {"b"} and manager.num_free_blocks == 7
 
 
-@pytest.mark.parametrize("keep, blocks", [(0, []), (1, [7]), (3, [7]), (4, [7]), (5, [7, 2]), (8, [7, 2]), (9, [7, 2, 5])])
+@pytest.mark.parametrize(
+    "keep, blocks", [(0, []), (1, [7]), (3, [7]), (4, [7]), (5, [7, 2]), (8, [7, 2]), (9, [7, 2, 5])]
+)
 def test_truncate_to_nothing_mid_block_and_a_block_edge(keep, blocks):
     manager = manager_with(a=([7, 2, 5], 9))
     manager.truncate("a", keep)

@@ -1,4 +1,4 @@
-"""Lesson 5. The runner: the plan of a step, by array operations, equal to lesson 3's, and the rows that choose tokens."""
+"""Lesson 5. The runner: a step's plan by array operations, equal to lesson 3's, and the rows that choose tokens."""
 
 import random
 from array import array
@@ -29,9 +29,13 @@ MIXED = [
 def test_prefills_chunks_and_decodes_share_one_plan():
     meta = plan_step(MIXED, 4, CPU).meta
     assert meta.cu_seqlens_q.tolist() == [0, 3, 4, 8], "3 tokens of a prompt, 1 of a decode, 4 of a chunk"
-    assert meta.positions.tolist() == [0, 1, 2, 4, 2, 3, 4, 5], "positions count from the request's start, not the chunk's"
+    assert meta.positions.tolist() == [0, 1, 2, 4, 2, 3, 4, 5], (
+        "positions count from the request's start, not the chunk's"
+    )
     assert meta.slot_mapping.tolist() == [20, 21, 22, 28, 14, 15, 4, 5], "slot = block * 4 + offset"
-    assert meta.seq_lens_kv.tolist() == [3, 5, 6], "a chunk sees what is before it and itself, not the rest of its prompt"
+    assert meta.seq_lens_kv.tolist() == [3, 5, 6], (
+        "a chunk sees what is before it and itself, not the rest of its prompt"
+    )
     assert meta.block_table.tolist() == [[5, 0], [2, 7], [3, 1]], "short rows are filled up with the null block"
     assert meta.block_size == 4
 
@@ -49,7 +53,11 @@ def test_kernel_tables_are_int32_and_torch_indices_int64():
     step = plan_step(MIXED, 4, CPU)
     meta = step.meta
     assert meta.cu_seqlens_q.dtype == meta.seq_lens_kv.dtype == meta.block_table.dtype == torch.int32
-    for name, tensor in (("positions", meta.positions), ("slot_mapping", meta.slot_mapping), ("token_ids", step.token_ids)):
+    for name, tensor in (
+        ("positions", meta.positions),
+        ("slot_mapping", meta.slot_mapping),
+        ("token_ids", step.token_ids),
+    ):
         assert tensor.dtype == torch.int64, f"{name} is {tensor.dtype}; torch indexes with int64"
 
 

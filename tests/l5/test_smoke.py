@@ -2,6 +2,7 @@
 
 import json
 
+import bench_admission
 import draw_timeline
 import l5_smoke
 import long_prompt
@@ -9,7 +10,9 @@ import pytest
 
 from tests.support import checkpoint, some_ids
 
-PROMPTS = [part for n in range(1, 17) for part in ("--prompt-ids", ",".join(map(str, some_ids(n * n % 37 + 1, 160, n))))]
+PROMPTS = [
+    part for n in range(1, 17) for part in ("--prompt-ids", ",".join(map(str, some_ids(n * n % 37 + 1, 160, n))))
+]
 
 
 def smoke(capsys, *arguments):
@@ -64,3 +67,15 @@ def test_a_long_prompt_keeps_nobody_waiting_for_more_than_a_step(capsys):
     report = json.loads(capsys.readouterr().out)
     assert [r["largest_gap_steps"] for r in report.values()] == [1, 1]
     assert set(report) == {"lesson 3, one step", "chunks, 32 tokens a step"}
+
+
+def test_what_admission_promises_decides_how_much_is_computed_twice():
+    load = bench_admission.load_of(48, seed=1)
+    needs = [bench_admission.blocks_of(*job) for job in load]
+    bare, spare, whole = (
+        bench_admission.simulate(load, max(max(needs), sum(needs) // 4), **limits)
+        for limits in (dict(headroom=0), dict(headroom=0.5), dict(headroom=0, reserve_answers=True))
+    )
+    assert bare["preemptions"] > spare["preemptions"] > whole["preemptions"] == 0
+    assert bare["computed again, %"] > spare["computed again, %"] > whole["computed again, %"] == 0
+    assert bare["steps"] < whole["steps"], "who promises everything runs fewer at once"

@@ -167,4 +167,4 @@ def pytest_configure(config) -> None:
     if path and not hasattr(config, "workerinput"):
         if LAST_SECONDS in os.environ:  # should `check` itself be killed, this process ends all the same
             faulthandler.dump_traceback_later(float(os.environ[LAST_SECONDS]), exit=True)
-        config.pluginmanager.register(Reporter(path, float(os.environ.get(TEST_SECONDS, "20"))), "course-reporter")
+        config.pluginmanager.register(Reporter(path, float(os.environ.get(TEST_SECONDS, "15"))), "course-reporter")
