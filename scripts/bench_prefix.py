@@ -244,5 +244,5 @@ def run(args) -> Report:
         rows = []
         for name, waves in loads.items():
             alone = name == "nothing shared"
-            rows += measure(name, contenders(model, load_hf, waves, alone), waves, rounds * (3 if alone else 1))
+            rows += measure(name, contenders(model, load_hf, waves, alone), waves, rounds * (4 if alone else 1))
     return Report("prefix", rows, match_times(args.quick))

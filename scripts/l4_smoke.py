@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 
 import torch
-from smoke_common import Outcome, tokenizer_of, compare, load_ours, make_parser, print_json, show
+from smoke_common import Outcome, compare, load_ours, make_parser, print_json, show, tokenizer_of
 
 from mini_engine.attention.contract import load_kernel
 from mini_engine.cli.parser import guard, whole_number

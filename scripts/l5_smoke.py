@@ -9,7 +9,18 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine.stats import Summary
 
-NUM_PROMPTS = 20
+LONG_PROMPTS = (
+    "1 times 7 is 7. 2 times 7 is 14. 3 times 7 is 21. 4 times 7 is 28. 5 times 7 is 35. 6 times 7 is 42.",
+    "Once upon a time there was a brave bear named Bruno. He lived in a quiet forest. One morning Bruno went for a walk "
+    "and found a shiny key. He did not know what to do with it, so he asked an old owl.",
+)
+
+
+def default_prompts() -> list[str]:
+    """Twenty prompts of 3 to 60 tokens; the long ones come in the middle of the others."""
+    from mini_engine.pocket import COURSE_PROMPTS
+
+    return [*COURSE_PROMPTS[8:16], *LONG_PROMPTS, *COURSE_PROMPTS[18:]]
 
 
 def generate(model, prompts, args) -> Outcome:
@@ -78,13 +89,11 @@ def arguments():
 
 
 def main(argv=None) -> int:
-    from mini_engine.pocket import COURSE_PROMPTS
-
     parser = arguments()
     argv = sys.argv[1:] if argv is None else list(argv)
     asked = parser.parse_args(argv)
     if not (asked.prompt or asked.prompt_ids):
-        argv += [part for text in COURSE_PROMPTS[-NUM_PROMPTS:] for part in ("--prompt", text)]
+        argv += [part for text in default_prompts() for part in ("--prompt", text)]
     return run_smoke(5, generate, parser, argv)
 
 

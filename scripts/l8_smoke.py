@@ -8,7 +8,6 @@ from smoke_common import (
     Outcome,
     Report,
     RequestReport,
-    tokenizer_of,
     find_divergence,
     hf_generate,
     load_hf,
@@ -16,6 +15,7 @@ from smoke_common import (
     make_parser,
     print_json,
     show,
+    tokenizer_of,
 )
 
 from mini_engine.cli.parser import guard, whole_number

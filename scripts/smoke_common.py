@@ -16,6 +16,7 @@ from typing import Any
 
 from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin make a busy machine crawl
 REPO = Path(__file__).resolve().parent.parent
 DEFAULT_PROMPTS = ["The capital of France is"]
 

@@ -186,7 +186,7 @@ class Explainer:
         return ""
 
     def _pitfalls(self, result: TestResult) -> list[str]:
-        """The pitfalls that this test shows, then those that others do; where the error speaks for itself, only its own."""
+        """The pitfalls that this test shows, then those that others do, unless the error speaks for itself."""
         bugs = likely_bugs(self.lesson, [result])
         if not general_hints(result.failure):
             bugs = [*dict.fromkeys([*bugs, *likely_bugs(self.lesson, self.results)])]
@@ -242,7 +242,7 @@ def said(failure: Failure) -> list[str]:
         kind = "" if failure.type == "Crash" else f"{failure.type}: "
         words, compared = f"{kind}{failure.message}".removesuffix(": "), ""
         if missing := NOT_RAISED.match(failure.message):
-            words = f"Nothing was raised where a {missing[1]} must be."
+            words = f"Nothing was raised, and {missing[1]} must be."
     lines = words.splitlines()
     if compared:
         lines += ["  " + line for line in ("assert " + compared).splitlines()]

@@ -96,7 +96,7 @@ def _compile(compiler: str, target: Path) -> ctypes.CDLL:
     """Build with the first set of flags that gives a library which can be loaded."""
     for flags in FLAG_SETS:
         command = [compiler, *BASE_FLAGS, *flags, str(SOURCES[0]), "-o", str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
         if done.returncode == 0:
             with contextlib.suppress(OSError):
                 return _open(target)

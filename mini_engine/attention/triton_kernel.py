@@ -91,6 +91,18 @@ def _find_sequence(starts, num_seqs, tile, QUERIES: tl.constexpr):
 
 
 @triton.jit
+def _take_in(score, values, top, weight, total, OPERAND: tl.constexpr):
+    """One step of the online softmax: the largest score so far, the sum of weights and of weighted values, brought up."""
+    new_top = tl.maximum(top, tl.max(score, 1))
+    safe = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row may see none of this split's keys
+    p = tl.exp2(score - safe[:, None])
+    shrink = tl.exp2(top - safe)
+    weight = weight * shrink + tl.sum(p, 1)
+    total = total * shrink[:, None] + tl.dot(p.to(OPERAND), values, input_precision="ieee")
+    return new_top, weight, total
+
+
+@triton.jit
 def _attend(
     q, k_cache, v_cache, starts, kv_lens, table, out, stats, scale, num_seqs, num_rows, max_blocks, split,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -127,22 +139,15 @@ def _attend(
         score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         visible = (token < end)[None, :] & (token[None, :] <= (kv_len - q_len + query)[:, None])
         score = tl.where(visible, score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        safe = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row may see none of this split's keys
-        p = tl.exp2(score - safe[:, None])
-        shrink = tl.exp2(top - safe)
-        weight = weight * shrink + tl.sum(p, 1)
-        total = total * shrink[:, None]
-        total += tl.dot(p.to(OPERAND), values, input_precision="ieee")
-        top = new_top
+        top, weight, total = _take_in(score, values, top, weight, total, OPERAND)
 
-    if PARTIAL:
+    if PARTIAL:  # _merge divides
         at += part.to(tl.int64) * num_rows * KV_HEADS * GROUP
         tl.store(stats + at * 2, top, mask=real)
         tl.store(stats + at * 2 + 1, weight, mask=real)
-        tl.store(out + at[:, None] * DIM + d[None, :], total, mask=element)
     else:
-        tl.store(out + at[:, None] * DIM + d[None, :], total / weight[:, None], mask=element)
+        total = total / weight[:, None]
+    tl.store(out + at[:, None] * DIM + d[None, :], total, mask=element)
 
 
 @triton.jit

@@ -215,7 +215,8 @@ def test_text_is_read_and_written_as_utf_8():
             keywords = {keyword.arg for keyword in call.keywords}
             if any(getattr(argument, "value", None) == "utf-8" for argument in call.args):
                 continue  # given by place: path.read_text("utf-8")
-            is_text = opens_text(call) or keywords & {"text", "universal_newlines"}
+            runs = getattr(call.func, "attr", "") in {"run", "Popen", "check_output"}
+            is_text = opens_text(call) or (runs and keywords & {"text", "universal_newlines"})
             if is_text and "encoding" not in keywords:
                 wrong.append(f"{shown(path)}:{call.lineno}")
     assert not wrong, "without encoding='utf-8' text is read and written in another encoding on Windows"

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OWN_PICTURE = "tests/l5/test_smoke.py::test_the_picture_is_what_this_engine_does"  # of an engine that shares nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lesson", [5, 6, 7])
 def test_the_tests_of_earlier_lessons_pass_with_prefix_sharing(lesson):
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.l8.with_sharing", f"tests/l{lesson}"]

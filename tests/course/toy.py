@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,3 +257,21 @@ class Toy:
             except SystemExit as leave:
                 code = leave.code or 0
         return Said(code, out.getvalue(), err.getvalue())
+
+
+def assert_ends(pid: int) -> None:
+    """A process that was killed is gone as soon as whoever inherited it has looked."""
+    for _ in range(600):
+        if not is_running(pid):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {pid} is still running")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat")
+    return not (state.exists() and state.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z")

@@ -204,7 +204,7 @@ def test_the_peak_is_at_most_a_fifth_above_the_model(tmp_path, untied):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "large"), str(untied)],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=True,
     )
     ratio = float(done.stdout)

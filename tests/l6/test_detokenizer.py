@@ -82,9 +82,7 @@ def test_any_bytes_give_the_full_decode(trained, data):
     by_bytes = {value: index for index, value in enumerate(trained.token_bytes) if len(value) == 1}
     ids = [by_bytes[bytes([b])] for b in data.draw(st.binary(max_size=24))]
     deltas, rest = stream(trained, ids)
-    assert "".join(deltas) + rest == trained.decode(ids), (
-        "invalid bytes become U+FFFD, as many as decoding at once gives"
-    )
+    assert "".join(deltas) + rest == trained.decode(ids), "invalid bytes: as many U+FFFD as decoding at once gives"
 
 
 @pytest.mark.parametrize("text", CORPUS)
@@ -148,7 +146,12 @@ def test_a_token_of_plain_text_is_its_own_bytes():
     assert bytes_of_token("漢") == "漢".encode()
 
 
-SMILE = [b"\xf0\x9f", b"\x98", b"\x80!", b"ok"]  # four tokens: two halves of an emoji, its last byte with more, plain text
+SMILE = [
+    b"\xf0\x9f",
+    b"\x98",
+    b"\x80!",
+    b"ok",
+]  # four tokens: two halves of an emoji, its last byte with more, plain text
 
 
 def test_push_keeps_the_bytes_of_an_unfinished_character_back():

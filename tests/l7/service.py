@@ -168,10 +168,14 @@ class Service:
         """Wait for something that another thread brings about."""
         deadline = time.monotonic() + PATIENCE / 4
         while not holds():
-            if self.unwritten.met:
-                raise self.unwritten.as_error()
+            self.stop_if_unwritten()
             assert time.monotonic() < deadline, f"it never came about: {what}"
             time.sleep(0.005)
+
+    def stop_if_unwritten(self) -> None:
+        """Raise what the server met, if that was an unwritten task."""
+        if self.unwritten.met:
+            raise self.unwritten.as_error()
 
     def wait_until_idle(self) -> None:
         """Nobody waits or runs, and every block is free."""

@@ -25,9 +25,9 @@ WAITS = "a reader waits for one who does not read: give each a queue of its own 
 def test_a_reader_that_is_stuck_holds_up_nobody(service: Service):
     stuck = service.worker.submit_sync([Job([5, 6, 7], SamplingParams(temperature=0, max_tokens=200))])
     found = in_time(lambda: service.post("/v1/completions", SHORT))
+    assert [token for _, delta in stuck for token in delta.token_ids] == greedy((5, 6, 7), 200), "late, but all of it"
     assert found, WAITS
     assert found.body["choices"][0]["token_ids"] == greedy((1, 2), 20)
-    stuck.close()
     service.wait_until_idle()
 
 

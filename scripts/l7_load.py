@@ -1,0 +1,111 @@
+"""Lesson 7. What HTTP costs: the same load through LLM.generate and through the server, turn about, in one run.
+
+The clients are a process of their own. Each reads its answer, streamed or whole, and does no more with it than count.
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from statistics import median
+
+from smoke_common import OneLineParser, guard, print_json, whole_number
+
+CLIENT = "--client"  # with a URL: this process is the clients'
+
+
+def load(args: argparse.Namespace) -> tuple[list[list[int]], dict]:
+    """Prompts that share nothing, and what is asked for each."""
+    prompts = [[300 + i, *range(40, 55)] for i in range(args.requests)]
+    return prompts, {"max_tokens": args.max_new_tokens, "temperature": 0, "ignore_eos": True}
+
+
+async def one_client(host: str, port: int, body: dict, tokens: int) -> None:
+    """Ask over a connection of its own, read to the end, and see that all tokens came."""
+    reader, writer = await asyncio.open_connection(host, port)
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
+    writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + data)
+    tail = b""
+    while piece := await reader.read(65536):
+        tail = (tail + piece)[-600:]
+    writer.close()
+    if b'"completion_tokens":%d' % tokens not in tail:
+        raise RuntimeError(f"an answer is not complete; it ends with {tail!r}")
+
+
+async def clients(args: argparse.Namespace) -> float:
+    """All clients at once; the seconds until the last one is served."""
+    host, port = args.client.removeprefix("http://").split(":")
+    prompts, wanted = load(args)
+    more = {"stream": True, "stream_options": {"include_usage": True}} if args.stream else {}
+    bodies = [{"prompt": prompt} | wanted | more for prompt in prompts]
+    started = time.perf_counter()
+    await asyncio.gather(*(one_client(host, int(port), body, args.max_new_tokens) for body in bodies))
+    return time.perf_counter() - started
+
+
+def over_http(url: str, args: argparse.Namespace, stream: bool) -> float:
+    """The clients' seconds."""
+    options = ["--requests", args.requests, "--max-new-tokens", args.max_new_tokens, *(["--stream"] if stream else [])]
+    command = [sys.executable, __file__, CLIENT, url, *map(str, options)]
+    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, encoding="utf-8").stdout)
+
+
+def measure(args: argparse.Namespace) -> dict[str, float]:
+    """Tokens/s of each way, the median over the rounds, after one that does not count."""
+    from mini_engine.engine.sampling_params import SamplingParams
+    from mini_engine.engine.worker import EngineWorker
+    from mini_engine.llm import LLM
+    from mini_engine.pocket import POCKET_DIR
+    from mini_engine.server.app import create_app
+    from mini_engine.server.background import in_background
+    from mini_engine.server.config import ServerConfig
+    from mini_engine.server.metrics import Metrics
+
+    llm, metrics = LLM.load(args.model or POCKET_DIR), Metrics()
+    prompts, wanted = load(args)
+    seconds: dict[str, list[float]] = {"LLM.generate": [], "HTTP, whole": [], "HTTP, streamed": []}
+    with EngineWorker(llm.engine, llm.tokenizer, args.requests, metrics) as worker:
+        metrics.watch(worker)
+        app = create_app(worker, ServerConfig(max_waiting=args.requests), metrics)
+        with in_background(*app) as url:
+            for _ in range(args.rounds + 1):
+                started = time.perf_counter()
+                llm.generate(prompts, SamplingParams(**wanted), progress=False)
+                seconds["LLM.generate"].append(time.perf_counter() - started)
+                seconds["HTTP, whole"].append(over_http(url, args, stream=False))
+                seconds["HTTP, streamed"].append(over_http(url, args, stream=True))
+    tokens = args.requests * args.max_new_tokens
+    return {way: tokens / median(taken[1:]) for way, taken in seconds.items()}
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.client:
+        print(asyncio.run(clients(args)))
+        return 0
+    speed = measure(args)
+    if args.json:
+        print_json(speed)
+        return 0
+    for way, tokens in speed.items():
+        print(f"{way:16} {tokens:8.0f} tokens/s  {tokens / speed['LLM.generate']:5.0%}")
+    return 0
+
+
+def main(argv=None) -> int:
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
+    parser.add_argument("--requests", type=whole_number(1), default=50, metavar="N", help="at once (default: 50)")
+    parser.add_argument("--max-new-tokens", type=whole_number(1), default=64, metavar="N", help="default: 64")
+    parser.add_argument("--rounds", type=whole_number(1), default=3, metavar="N", help="default: 3, and one before")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument(CLIENT, metavar="URL", help=argparse.SUPPRESS)
+    parser.add_argument("--stream", action="store_true", help=argparse.SUPPRESS)
+    return guard(parser, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
