@@ -11,8 +11,8 @@ from mini_engine.engine.stats import Summary
 
 LONG_PROMPTS = (
     "1 times 7 is 7. 2 times 7 is 14. 3 times 7 is 21. 4 times 7 is 28. 5 times 7 is 35. 6 times 7 is 42.",
-    "Once upon a time there was a brave bear named Bruno. He lived in a quiet forest. One morning Bruno went for a walk "
-    "and found a shiny key. He did not know what to do with it, so he asked an old owl.",
+    "Once upon a time there was a brave bear named Bruno. He lived in a quiet forest. One morning Bruno went for a "
+    "walk and found a shiny key. He did not know what to do with it, so he asked an old owl.",
 )
 
 

@@ -91,8 +91,15 @@ def _find_sequence(starts, num_seqs, tile, QUERIES: tl.constexpr):
 
 
 @triton.jit
+def _slots(row, token, end, BLOCK_SIZE: tl.constexpr):
+    """Where tokens lie, by their sequence's row of the block table. Past `end` nothing is read."""
+    block = tl.load(row + token // BLOCK_SIZE, mask=token < end, other=0)
+    return block.to(tl.int64) * BLOCK_SIZE + token % BLOCK_SIZE
+
+
+@triton.jit
 def _take_in(score, values, top, weight, total, OPERAND: tl.constexpr):
-    """One step of the online softmax: the largest score so far, the sum of weights and of weighted values, brought up."""
+    """One step of the online softmax: the largest score, the sum of weights and the sum of weighted values so far."""
     new_top = tl.maximum(top, tl.max(score, 1))
     safe = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row may see none of this split's keys
     p = tl.exp2(score - safe[:, None])
@@ -111,36 +118,31 @@ def _attend(
     QUERIES: tl.constexpr = ROWS // GROUP
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     seq = _find_sequence(starts, num_seqs, tile, QUERIES)
-    start = tl.load(starts + seq)
-    q_len, kv_len = tl.load(starts + seq + 1) - start, tl.load(kv_lens + seq)
+    start, kv_len = tl.load(starts + seq), tl.load(kv_lens + seq)
+    q_len = tl.load(starts + seq + 1) - start
     first = (tile - start // QUERIES - seq) * QUERIES  # this tile's first query
     seen = tl.minimum(kv_len, kv_len - q_len + first + QUERIES)  # keys that its last query sees
     begin, end = part * split, tl.minimum(seen, part * split + split)
     if first >= q_len or begin >= end:
         return
-
     row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     query = first + row // GROUP
     real = (row < QUERIES * GROUP) & (query < q_len)
     at = (start + query).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP  # place in [T, H_q]
     element = real[:, None] & (d < DIM)[None, :]
     queries = tl.load(q + at[:, None] * DIM + d[None, :], mask=element, other=0.0).to(OPERAND)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
+    top, weight = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     for key in range(begin, end, KEYS):
         token = key + tl.arange(0, KEYS)
-        block = tl.load(table + seq.to(tl.int64) * max_blocks + token // BLOCK_SIZE, mask=token < end, other=0)
-        slot = block.to(tl.int64) * BLOCK_SIZE + token % BLOCK_SIZE
+        slot = _slots(table + seq.to(tl.int64) * max_blocks, token, end, BLOCK_SIZE)
         place = (slot * KV_HEADS + kv_head)[:, None] * DIM + d[None, :]
         owned = (token < end)[:, None] & (d < DIM)[None, :]
         keys = tl.load(k_cache + place, mask=owned, other=0.0).to(OPERAND)  # no change, but the interpreter's dot
         values = tl.load(v_cache + place, mask=owned, other=0.0).to(OPERAND)  # knows no bfloat16
         score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         visible = (token < end)[None, :] & (token[None, :] <= (kv_len - q_len + query)[:, None])
-        score = tl.where(visible, score, float("-inf"))
-        top, weight, total = _take_in(score, values, top, weight, total, OPERAND)
-
+        top, weight, total = _take_in(tl.where(visible, score, float("-inf")), values, top, weight, total, OPERAND)
     if PARTIAL:  # _merge divides
         at += part.to(tl.int64) * num_rows * KV_HEADS * GROUP
         tl.store(stats + at * 2, top, mask=real)

@@ -59,6 +59,6 @@ class Summary:
         speed = self.num_new_tokens / self.seconds if self.seconds else 0.0
         return (
             f"{self.num_new_tokens} new tokens in {self.seconds:.2f} s ({speed:.0f} tokens/s), {self.num_steps} steps; "
-            f"requests ended: {ends}; computed {self.prefill_tokens} tokens in prefill, {self.decode_tokens} in decode; "
+            f"ended: {ends}; {self.prefill_tokens} tokens computed in prefill, {self.decode_tokens} in decode; "
             f"{self.num_preemptions} preemptions; at most {self.most_running} running on {self.most_blocks_held} blocks"
         )

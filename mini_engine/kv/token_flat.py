@@ -140,7 +140,7 @@ class BlockAllocator:
 class Request:
     """One sequence: its tokens, the blocks it holds, and how far its KV is written.
 
-    `cur_len` counts tokens whose KV is in the pool. After a prefill of T tokens it is T: the one just chosen has none yet.
+    `cur_len` counts tokens whose KV is in the pool. After a prefill of T it is T: the token just chosen has none yet.
     """
 
     prompt_ids: list[int]
