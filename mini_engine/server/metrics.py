@@ -22,6 +22,7 @@ class Metrics(Observer):
         self.aborts = self._make(Counter, "aborts", "Requests whose client went away.")
         self.ends = self._make(Counter, "requests", "Requests that have ended, by reason.", ["finish_reason"])
         self.prompt_tokens = self._make(Counter, "prompt_tokens", "Prompt tokens of ended requests.")
+        self.cached = self._make(Counter, "cached_prompt_tokens", "Of those, tokens found in the prefix cache.")
         self.new_tokens = self._make(Counter, "new_tokens", "New tokens of ended requests.")
         self.first = self._make(
             Histogram, "time_to_first_token_seconds", "From a request's arrival to its first token.", buckets=SECONDS
@@ -59,6 +60,7 @@ class Metrics(Observer):
         """Count a request that has ended."""
         self.ends.labels(request.finish_reason).inc()
         self.prompt_tokens.inc(len(request.prompt_ids))
+        self.cached.inc(request.num_cached_tokens)
         self.new_tokens.inc(len(request.output_ids))
         if request.finish_reason == FinishReason.ABORT:
             self.aborts.inc()

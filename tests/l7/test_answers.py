@@ -15,6 +15,8 @@ from mini_engine.server.forms import ChatForm, CompletionForm
 from mini_engine.server.protocol import ChatRequest, CompletionRequest
 from tests.l7.service import flat, tokenizer
 
+PARIS, DOT = tokenizer().encode(" Paris.")
+
 
 def done(prompt_ids, output_ids, cached=0, logprobs=None) -> Request:
     """A request as the engine leaves it: the last token was chosen and never fed."""
@@ -80,7 +82,7 @@ class Fixed:
         self.closed += 1
 
 
-TWO = [(0, TextDelta("Pa", [1753])), (0, TextDelta("ris", [13], FinishReason.LENGTH))]
+TWO = [(0, TextDelta("Pa", [PARIS])), (0, TextDelta("ris", [DOT], FinishReason.LENGTH))]
 
 
 def reply(form, model, body, deltas=TWO, logprobs=None):
@@ -114,7 +116,7 @@ def test_a_whole_completion():
         "index": 0,
         "text": "Paris",
         "logprobs": None,
-        "token_ids": [1753, 13],
+        "token_ids": [PARIS, DOT],
         "finish_reason": "length",
     }
     assert found["usage"]["completion_tokens"] == 2
@@ -153,7 +155,7 @@ def test_a_token_that_completes_no_character_is_no_chunk():
 
 
 def test_a_failure_in_mid_stream_is_the_last_piece():
-    deltas = [(0, TextDelta("Pa", [1753])), (0, TextDelta("", [], FinishReason.ERROR, "lost"))]
+    deltas = [(0, TextDelta("Pa", [PARIS])), (0, TextDelta("", [], FinishReason.ERROR, "lost"))]
     first, last = chunks(CompletionForm(), CompletionRequest, {"prompt": "x"}, deltas)
     assert first["choices"][0]["text"] == "Pa"
     assert last["error"]["type"] == "server_error" and "lost" in last["error"]["message"]

@@ -218,6 +218,7 @@ def test_metrics_and_health(service: Service):
         "mini_engine_requests_running 0.0",
         'mini_engine_tokens_total{phase="prefill"} 3.0',
         'mini_engine_tokens_total{phase="decode"} 4.0',
+        "mini_engine_cached_prompt_tokens_total 0.0",
         "mini_engine_new_tokens_total 5.0",
         "mini_engine_time_to_first_token_seconds_count 1.0",
         "mini_engine_time_between_tokens_seconds_count 4.0",
