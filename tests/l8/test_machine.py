@@ -349,7 +349,7 @@ def test_100_000_calls_keep_tree_manager_pool_and_dictionary_equal():
             super().teardown()
             worlds.append(self.world)
 
-    plan = settings(max_examples=45, stateful_step_count=50, deadline=None, phases=[Phase.generate])
+    plan = settings(max_examples=120, stateful_step_count=50, deadline=None, phases=[Phase.generate])
     run_state_machine_as_test(Machine, settings=plan)
     assert sum(world.calls for world in worlds) >= 100_000
     assert (
