@@ -8,12 +8,13 @@ endif
 RUN = $(PYTHON) scripts/setup_env.py --run
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help setup smoke test lint format site serve-site bench clean
+.PHONY: help setup smoke test serve lint format site serve-site bench clean
 .NOTPARALLEL:
 
 help:
 	@echo "make smoke       run every lesson on the pocket model and compare its tokens with Hugging Face's"
 	@echo "make test        run the tests, which are what the lessons are checked by"
+	@echo "make serve       answer over HTTP at http://127.0.0.1:8000/v1, as OpenAI's API does"
 	@echo "make setup       make .venv and nothing more; the others do it by themselves"
 	@echo "make lint        ruff: rules and formatting"
 	@echo "make format      let ruff mend what it can"
@@ -32,6 +33,9 @@ smoke:
 
 test:
 	@$(RUN) -m pytest $(ARGS)
+
+serve:
+	@$(RUN) -m mini_engine serve $(ARGS)
 
 lint:
 	@$(RUN) -m ruff check .

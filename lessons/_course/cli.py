@@ -2,23 +2,20 @@
 
 import json
 import sys
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from lessons._course.catalog import Lesson, choose, read_lessons
 from lessons._course.checker import TOTAL_SECONDS
 from lessons._course.compare import shown_reference, side_by_side, solutions, unified
+from lessons._course.desk import COMMAND, Desk, run_check, say_how_to_go_on, show_overview
 from lessons._course.places import CourseError, Places
-from lessons._course.progress import Entry, Progress
 from lessons._course.show import View, make_console
 from lessons._course.student import put_aside, start_beside, student_files
 from lessons._course.student import start as write_starters
-from lessons._course.verdict import Verdict, judge, need_files
+from lessons._course.verdict import need_files
 from lessons._course.watch import Saves
 
-COMMAND = "python -m lessons"
 LessonArgument = Annotated[str, typer.Argument(metavar="N", help="the lesson's number")]
 TaskArgument = Annotated[int | None, typer.Argument(metavar="[TASK]", help="the task's number")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
@@ -32,60 +29,10 @@ app = typer.Typer(
 )
 
 
-class Desk:
-    """What every command works with: the places, the lessons, the progress, the console."""
-
-    def __init__(self) -> None:
-        self.view = View(make_console())
-        self.places = Places.find()
-        self.lessons = read_lessons(self.places)
-        self.progress = Progress(self.places.work)
-        if self.progress.warning:
-            make_console(stderr=True).print(self.progress.warning, style="yellow")
-
-    def lesson(self, name: str) -> tuple[Lesson, Entry]:
-        lesson = choose(self.lessons, name)
-        return lesson, self.progress.entry(lesson)
-
-    def shown(self, path) -> str:
-        return self.places.shown(path)
-
-
 @app.callback(invoke_without_command=True)
 def overview(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is None:
         show_overview(Desk(), as_json)
-
-
-def show_overview(desk: Desk, as_json: bool) -> None:
-    entries = {lesson.id: desk.progress.entry(lesson) for lesson in desk.lessons}
-    if as_json:
-        rows = [
-            {"number": x.number, "id": x.id, "title": x.title, "minutes": x.minutes, "tasks": len(x.tasks)}
-            | {key: asdict(entries[x.id])[key] for key in ("started", "tasks_done", "passed", "not_checked")}
-            for x in desk.lessons
-        ]
-        print(json.dumps({"lessons": rows}))
-        return
-    desk.view.overview(desk.lessons, entries)
-    desk.view.line()
-    for line in next_steps(desk, entries):
-        desk.view.line(line)
-
-
-def next_steps(desk: Desk, entries: dict[str, Entry]) -> list[str]:
-    """What to do next, as a line or two."""
-    lesson = next((x for x in desk.lessons if not entries[x.id].passed), None)
-    if lesson is None:
-        return ["You have passed every lesson there is."]
-    entry, n = entries[lesson.id], lesson.number
-    if not entry.started:
-        first = not any(e.started for e in entries.values())
-        doctor = [f"First:  {COMMAND} doctor      is this machine ready?"] if first else []
-        return [*doctor, f"Next:   {COMMAND} start {n}     then read {desk.shown(lesson.page)}"]
-    task = entry.next_task(lesson)
-    what = f"task {task.number}: {task.title}" if task else "all tasks are done, not all tests pass"
-    return [f"Next:   {COMMAND} check {n}     {what}"]
 
 
 @app.command()
@@ -128,14 +75,6 @@ def start(
     say_how_to_go_on(desk, lesson)
 
 
-def say_how_to_go_on(desk: Desk, lesson: Lesson) -> None:
-    n = lesson.number
-    desk.view.line(f"Read:    {desk.shown(lesson.page)}")
-    for task in lesson.tasks:
-        desk.view.line(f"Task {task.number}:  {task.title}  ({task.symbols}, {task.size})")
-    desk.view.line(f"Then:    {COMMAND} check {n}     The first time it is red: nothing is written yet.")
-
-
 @app.command()
 def check(
     number: LessonArgument,
@@ -153,13 +92,6 @@ def check(
     else:
         desk.view.verdict(verdict, verbose)
     raise typer.Exit(0 if verdict.passed else 1)
-
-
-def run_check(desk: Desk, lesson: Lesson, *, quiet: bool = False, **options) -> Verdict:
-    if quiet:
-        return judge(lesson, desk.places, desk.progress, **options)
-    with desk.view.running(lesson) as watcher:
-        return judge(lesson, desk.places, desk.progress, watcher=watcher, **options)
 
 
 @app.command()

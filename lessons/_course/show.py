@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lessons._course.catalog import Lesson
-from lessons._course.checker import Failure, Report
 from lessons._course.compare import Row
 from lessons._course.explain import Advice
 from lessons._course.progress import Entry
+from lessons._course.report import Failure, Report
 from lessons._course.verdict import Verdict
 
 if TYPE_CHECKING:

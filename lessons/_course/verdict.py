@@ -6,10 +6,11 @@ from types import MappingProxyType
 from typing import Any
 
 from lessons._course.catalog import Lesson
-from lessons._course.checker import TEST_SECONDS, TOTAL_SECONDS, Check, Report, TaskReport, Watcher
+from lessons._course.checker import TEST_SECONDS, TOTAL_SECONDS, Check, Watcher
 from lessons._course.explain import Advice, Explainer
 from lessons._course.places import CourseError, Places
 from lessons._course.progress import Entry, Progress, today
+from lessons._course.report import Report, TaskReport
 from lessons._course.runner import Launch, Spawned
 from lessons._course.student import Problem, StudentFile, problems, reference_change, student_files
 

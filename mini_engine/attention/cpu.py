@@ -40,7 +40,10 @@ def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
         raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for triton or torch")
     if dtype not in FUNCTIONS:
         raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
-    return functools.partial(_call, getattr(_library(), FUNCTIONS[dtype]))
+    library = _library()
+    if isinstance(library, UserError):
+        raise UserError(str(library))
+    return functools.partial(_call, getattr(library, FUNCTIONS[dtype]))
 
 
 def _call(
@@ -68,7 +71,15 @@ def _call(
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def _library() -> ctypes.CDLL | UserError:
+    """The compiled kernel, or why there is none: a build that failed is not tried again in this process."""
+    try:
+        return _find_or_build()
+    except UserError as why:
+        return why
+
+
+def _find_or_build() -> ctypes.CDLL:
     """The compiled kernel, from the cache or built into it."""
     kept = cache_dir() / library_name()
     try:

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp
 from mini_engine.errors import UserError
 from mini_engine.server.limits import Gate
 
-CUT_SECONDS = 1  # of the grace, for those who are still there when the rest of it is over
+CUT_SECONDS = 1  # for those who are still there when the grace is over
+ENDING_SECONDS = 5  # of the grace: to cut them off, and for Python itself to end
 
 
 class DrainingServer(uvicorn.Server):
@@ -24,6 +25,11 @@ class DrainingServer(uvicorn.Server):
         self.gate, self.grace_seconds = gate, grace_seconds
         self.deadline = float("inf")
 
+    @property
+    def patience(self) -> float:
+        """How long those inside may take: the grace without what the end itself takes."""
+        return self.grace_seconds - min(ENDING_SECONDS, self.grace_seconds / 2)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """uvicorn's signal handler. A second signal ends the server at once."""
         if self.gate.closed:
@@ -33,7 +39,7 @@ class DrainingServer(uvicorn.Server):
     def drain(self) -> None:
         """Let nobody in, and end when those inside have been served."""
         self.gate.close()
-        self.deadline = min(self.deadline, time.monotonic() + max(0.0, self.grace_seconds - 2 * CUT_SECONDS))
+        self.deadline = min(self.deadline, time.monotonic() + self.patience)
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn asks ten times a second whether to end."""

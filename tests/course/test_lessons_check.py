@@ -209,6 +209,20 @@ def test_an_error_at_import_is_shown_at_its_line(toy):
     assert verdict.advice.where.startswith("work/l0/seats.py:5") and "ZeroDivisionError" in words(verdict)
 
 
+def test_an_error_that_breaks_the_tests_own_setup_is_shown_at_its_line(toy):
+    (toy.places.root / "tests/l0/conftest.py").write_text("import mini_engine.kv.seats\n", encoding="utf-8")
+    toy.write_wrong("FIRST = 0", "FIRST = 1 / 0")
+    verdict = check(toy)
+    assert verdict.advice.headline == "The check could not be carried out."
+    assert verdict.advice.where == "work/l0/seats.py:5" and "ZeroDivisionError" in words(verdict)
+
+
+def test_a_loop_at_the_top_of_a_file_is_told_when_the_time_is_up(toy):
+    seen = toy.places.root / "seen"
+    toy.write_wrong("FIRST = 0", f"FIRST = open({str(seen)!r}, 'w').close()\nwhile True: pass\n")
+    assert "does a loop at the top of a file never end?" in words(check_until(toy, seen.exists))
+
+
 def test_a_deleted_function_is_missed_by_name(toy):
     toy.write_wrong("def double(", "def doubled(")
     verdict = check(toy)

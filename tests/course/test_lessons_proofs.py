@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from lessons._course.catalog import Bug, Lesson, Task, covers, read_lessons
-from lessons._course.checker import TEST_SECONDS, Check, Report
-from lessons._course.explain import Advice, Explainer, shows
+from lessons._course.checker import TEST_SECONDS, Check
+from lessons._course.explain import Advice, Explainer
+from lessons._course.messages import shows
 from lessons._course.places import Places
 from lessons._course.progress import Progress
+from lessons._course.report import Report
 from lessons._course.student import StudentFile, put_aside, start, starter_of, student_files
 from lessons._course.verdict import Verdict, judge
 from lessons._course.warm import warm_launch

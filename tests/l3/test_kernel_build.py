@@ -79,6 +79,7 @@ def test_a_compiler_that_fails_is_told_with_its_complaint(cache, monkeypatch, ca
     assert best_kernel() == "torch"
     err = capfd.readouterr().err
     assert "out of ideas" in err and err.count("Using the torch kernel") == 1, err
+    assert err.count("compiling") == 1, "what failed once is not tried again at every load"
     assert kept(cache) == [], "a failed build leaves nothing behind"
 
 

@@ -1,0 +1,77 @@
+"""Course machinery. What every command works with, and what several of them say."""
+
+import json
+from dataclasses import asdict
+
+from lessons._course.catalog import Lesson, choose, read_lessons
+from lessons._course.places import Places
+from lessons._course.progress import Entry, Progress
+from lessons._course.show import View, make_console
+from lessons._course.verdict import Verdict, judge
+
+COMMAND = "python -m lessons"
+
+
+class Desk:
+    """What every command works with: the places, the lessons, the progress, the console."""
+
+    def __init__(self) -> None:
+        self.view = View(make_console())
+        self.places = Places.find()
+        self.lessons = read_lessons(self.places)
+        self.progress = Progress(self.places.work)
+        if self.progress.warning:
+            make_console(stderr=True).print(self.progress.warning, style="yellow")
+
+    def lesson(self, name: str) -> tuple[Lesson, Entry]:
+        lesson = choose(self.lessons, name)
+        return lesson, self.progress.entry(lesson)
+
+    def shown(self, path) -> str:
+        return self.places.shown(path)
+
+
+def show_overview(desk: Desk, as_json: bool) -> None:
+    entries = {lesson.id: desk.progress.entry(lesson) for lesson in desk.lessons}
+    if as_json:
+        rows = [
+            {"number": x.number, "id": x.id, "title": x.title, "minutes": x.minutes, "tasks": len(x.tasks)}
+            | {key: asdict(entries[x.id])[key] for key in ("started", "tasks_done", "passed", "not_checked")}
+            for x in desk.lessons
+        ]
+        print(json.dumps({"lessons": rows}))
+        return
+    desk.view.overview(desk.lessons, entries)
+    desk.view.line()
+    for line in next_steps(desk, entries):
+        desk.view.line(line)
+
+
+def next_steps(desk: Desk, entries: dict[str, Entry]) -> list[str]:
+    """What to do next, as a line or two."""
+    lesson = next((x for x in desk.lessons if not entries[x.id].passed), None)
+    if lesson is None:
+        return ["You have passed every lesson there is."]
+    entry, n = entries[lesson.id], lesson.number
+    if not entry.started:
+        first = not any(e.started for e in entries.values())
+        doctor = [f"First:  {COMMAND} doctor      is this machine ready?"] if first else []
+        return [*doctor, f"Next:   {COMMAND} start {n}     then read {desk.shown(lesson.page)}"]
+    task = entry.next_task(lesson)
+    what = f"task {task.number}: {task.title}" if task else "all tasks are done, not all tests pass"
+    return [f"Next:   {COMMAND} check {n}     {what}"]
+
+
+def say_how_to_go_on(desk: Desk, lesson: Lesson) -> None:
+    n = lesson.number
+    desk.view.line(f"Read:    {desk.shown(lesson.page)}")
+    for task in lesson.tasks:
+        desk.view.line(f"Task {task.number}:  {task.title}  ({task.symbols}, {task.size})")
+    desk.view.line(f"Then:    {COMMAND} check {n}     The first time it is red: nothing is written yet.")
+
+
+def run_check(desk: Desk, lesson: Lesson, *, quiet: bool = False, **options) -> Verdict:
+    if quiet:
+        return judge(lesson, desk.places, desk.progress, **options)
+    with desk.view.running(lesson) as watcher:
+        return judge(lesson, desk.places, desk.progress, watcher=watcher, **options)
