@@ -97,7 +97,7 @@ class Check:
         log, out, err = folder / "events.jsonl", folder / "tests.out", folder / "tests.err"
         log.touch()
         chosen = self.only or self.lesson.tests
-        options = [*PLUGINS, "-q", "--no-header", "--tb=short"]
+        options = [*PLUGINS, "-q", "--no-header", "--tb=line"]  # the reporter tells what failed, and where
         arguments = ["-m", "pytest", *options, "--rootdir", str(self.places.root), *chosen]
         command = Command(arguments, self._environment() | {"KV_COURSE_REPORT": str(log)}, self.places.root, out, err)
         with log.open(encoding="utf-8") as lines:
@@ -130,9 +130,10 @@ class Check:
         """The tests are over: was it they that were run, and to the end?"""
         end = tail.last if tail.last.get("event") == "end" else None
         running = next((result for result in self.events.values() if result.outcome == "hung"), None)
-        if end is None and code is not None and running:
+        if code is not None and running:
+            what = "Python itself ended here" if end is None else "The tests were interrupted here"
             running.outcome = "failed"
-            running.failure = Failure("Crash", f"Python itself ended here (exit code {code}).\n{last_lines(*outputs)}")
+            running.failure = Failure("Crash", f"{what} (exit code {code}).\n{last_lines(*outputs)}")
         elif end is None and code is not None:
             self.report.trouble = f"the tests broke off (exit code {code}):\n{last_lines(*outputs)}"
         elif not self.events and code is None:

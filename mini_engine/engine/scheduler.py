@@ -112,8 +112,10 @@ class Scheduler:
         """The next step's chunks, with room for them; empty if nobody has anything to compute."""
         spare = self.make_room()
         chunks = self.continue_running(self.config.max_batch_tokens)
-        used = sum(chunk.stop - chunk.start for chunk in chunks)
-        return chunks + self.admit(self.config.max_batch_tokens - used, spare)
+        if self.waiting:
+            used = sum(chunk.stop - chunk.start for chunk in chunks)
+            chunks += self.admit(self.config.max_batch_tokens - used, spare)
+        return chunks
 
     def promised_blocks(self, request: Request) -> int:
         """Blocks that the pool still owes a request which runs: room for the tokens known now, or for all to come."""
