@@ -26,6 +26,7 @@ class PrefixTable(RequestTable):
     num_whole: blocks of `key` that hold, or will hold, its tokens. num_stored: those that are in the tree.
     num_found: tokens that were there when it came; None once they are counted.
     mark: by which a twin finds it while its step is in flight.
+    may_share_last: it was forked or cut, so others may hold its partly filled last block.
     """
 
     def __init__(self, allocator: RefCountedAllocator, key: bytes, namespace: Hashable, node: Node) -> None:
@@ -35,6 +36,7 @@ class PrefixTable(RequestTable):
         self.num_stored = sum(len(part.blocks) for part in node.path())
         self.num_found: int | None = None
         self.mark: Mark | None = None
+        self.may_share_last = False
 
     def adopt(self, blocks: Sequence[int], num_tokens: int) -> None:
         """Begin with blocks of others, which hold the first `num_tokens` tokens."""
@@ -116,19 +118,21 @@ class PrefixCacheManager(KvCacheManager):
 
     def missing_blocks(self, request_id: str, num_tokens: int) -> int:
         """As in lesson 5, and one more where the next token would be written into a block that others read."""
-        return super().missing_blocks(request_id, num_tokens) + self._writes_shared(request_id, num_tokens)
+        table = self.tables[request_id]
+        missing = max(0, -(-num_tokens // self.allocator.block_size) - len(table.blocks))
+        return missing + self._writes_shared(table, num_tokens) if table.may_share_last else missing
 
     def grow(self, request_id: str, num_tokens: int) -> array:
         """As in lesson 5. Prefixes that nobody uses make room, and a shared block is copied before it is written."""
-        table = self.tables[request_id]
+        table, size = self.tables[request_id], self.allocator.block_size
         start = table.num_tokens
-        if missing := self.missing_blocks(request_id, num_tokens):
-            self._make_free(missing)
-            if self._writes_shared(request_id, num_tokens):
+        if num_tokens > len(table.blocks) * size or table.may_share_last:
+            self._make_free(self.missing_blocks(request_id, num_tokens))
+            if self._writes_shared(table, num_tokens):
                 self._copy_on_write(table)
         row = super().grow(request_id, num_tokens)
-        if start // self.block_size < table.num_whole:
-            self._announce(table, start // self.block_size)
+        if start < table.num_whole * size:
+            self._announce(table, start // size)
         return row
 
     def commit(self, request_id: str, token_ids: Sequence[int], num_computed: int) -> None:
@@ -145,6 +149,7 @@ class PrefixCacheManager(KvCacheManager):
         """As in lesson 5. What is written next may differ from what is stored, so only what stays is locked."""
         table = self.tables[request_id]
         super().truncate(request_id, num_tokens)
+        table.may_share_last = True
         self._keep_locked(table, min(table.num_stored, len(table.blocks)))
         table.num_whole = min(table.num_whole, num_tokens // self.block_size)
 
@@ -170,6 +175,7 @@ class PrefixCacheManager(KvCacheManager):
         child.num_whole = min(parent.num_whole, parent.num_stored)  # what it computes may differ from the rest of key
         self.tree.lock(child.node)
         child.adopt(parent.blocks, parent.num_tokens)
+        parent.may_share_last = child.may_share_last = True
         self.tables[child_id] = child
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -189,6 +195,8 @@ class PrefixCacheManager(KvCacheManager):
 
     def _make_free(self, num_blocks: int) -> None:
         """See to it that so many blocks are free, or raise OutOfBlocks and evict nothing."""
+        if num_blocks <= self.allocator.num_free:
+            return
         if num_blocks > self.num_free_blocks:
             raise OutOfBlocks(f"need {num_blocks} blocks, {self.num_free_blocks} free of {self.num_usable_blocks}")
         self.tree.evict(num_blocks - self.allocator.num_free)
@@ -217,9 +225,8 @@ class PrefixCacheManager(KvCacheManager):
                 return index
         return num_blocks
 
-    def _writes_shared(self, request_id: str, num_tokens: int) -> bool:
+    def _writes_shared(self, table: PrefixTable, num_tokens: int) -> bool:
         """Whether the token behind the last one comes into a block that others hold as well."""
-        table = self.tables[request_id]
         index, offset = divmod(table.num_tokens, self.block_size)
         return bool(offset) and num_tokens > table.num_tokens and self.allocator.counts[table.blocks[index]] > 1
 
