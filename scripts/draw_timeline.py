@@ -70,12 +70,18 @@ def record() -> list[Column]:
     from mini_engine.engine.engine import Engine
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.scheduler import SchedulerConfig
+    from mini_engine.kv.manager import KvCacheManager
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.weights import load_model
 
     limits = SchedulerConfig(max_running=4, max_batch_tokens=BUDGET, headroom=0)
     engine = Engine.for_model(
-        load_model(POCKET_DIR), num_blocks=BLOCKS + 1, block_size=BLOCK_SIZE, kernel="torch", limits=limits
+        load_model(POCKET_DIR),
+        num_blocks=BLOCKS + 1,
+        block_size=BLOCK_SIZE,
+        kernel="torch",
+        limits=limits,
+        manager=KvCacheManager,
     )
     recorder = engine.runner = Recorder(engine)
     coming = sorted(JOBS, key=lambda job: job.arrival)

@@ -7,7 +7,7 @@ An abort from within a step (the model or the sampler calls back) is honoured wh
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -86,9 +86,18 @@ class Engine:
         return bool(self.scheduler.requests)
 
     def add_request(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        priority: int = 0,
+        namespace: Hashable = None,
     ) -> Request:
         """Let a prompt wait for its turn. Look at the request as it goes; change nothing in it.
+
+        Args:
+            priority: with the policy "priority", smaller numbers go first.
+            namespace: it shares prefixes with requests of the same namespace only (lesson 8).
 
         Raises:
             UserError: the prompt is empty, too long for the model or for the whole pool, or has ids outside the
@@ -96,7 +105,8 @@ class Engine:
         """
         self.config.check_prompt(prompt_ids, params.max_tokens)
         params.check_fits(self.config.vocab_size, self.config.eos_token_ids)
-        request = Request(request_id, list(prompt_ids), params, priority, params.stop_ids(self.config.eos_token_ids))
+        stop_ids = params.stop_ids(self.config.eos_token_ids)
+        request = Request(request_id, list(prompt_ids), params, priority, stop_ids, namespace)
         self.scheduler.add(request)
         return request
 

@@ -1,6 +1,6 @@
 """Lesson 5. A request is its tokens, how many of them have their KV, and what was asked for. The rest follows."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -23,6 +23,7 @@ class Request:
 
     priority: with the scheduler's policy "priority", smaller numbers go first.
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
+    namespace: with whom it shares what it computes: requests of the same namespace (lesson 8).
     token_ids: the prompt and behind it the answer so far, `output_ids`; only `append` adds to them.
     arrival: its place among all requests that ever came; the scheduler numbers them.
     num_computed_tokens: leading tokens whose KV is written. A preemption sets it back to 0.
@@ -34,6 +35,7 @@ class Request:
     params: SamplingParams
     priority: int = 0
     stop_ids: Collection[int] = ()
+    namespace: Hashable = None
     token_ids: list[int] = field(init=False)
     output_ids: list[int] = field(init=False, default_factory=list)
     logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)

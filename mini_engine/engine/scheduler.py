@@ -171,7 +171,7 @@ class Scheduler:
         chunks = []
         while self.waiting and budget > 0 and len(self.running) < self.config.max_running:
             request, free = self.waiting[0], self.manager.num_free_blocks
-            cached = self.manager.allocate(request.id, request.token_ids)
+            cached = self.manager.allocate(request.id, request.token_ids, request.namespace)
             cost = free - self.manager.num_free_blocks + self.promised_blocks(request)
             if cost + self.config.headroom * len(self.running) > spare:
                 self.manager.free(request.id)

@@ -15,7 +15,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, closing
 from dataclasses import dataclass
@@ -46,11 +46,15 @@ class EngineStopped(RuntimeError):
 
 
 class Job(NamedTuple):
-    """One prompt to be answered. `stops`: strings that end the answer and are not shown."""
+    """One prompt to be answered.
+
+    stops: strings that end the answer and are not shown. namespace: prefixes are shared within it only (lesson 8).
+    """
 
     prompt_ids: Sequence[int]
     params: SamplingParams
     stops: Collection[str] = ()
+    namespace: Hashable = None
 
 
 class Observer:
@@ -261,7 +265,7 @@ class EngineWorker:
         try:
             for index, (request_id, job) in enumerate(zip(answers.ids, jobs, strict=True)):
                 text = AnswerText(self.tokenizer, job.stops)
-                request = self.engine.add_request(request_id, job.prompt_ids, job.params)
+                request = self.engine.add_request(request_id, job.prompt_ids, job.params, namespace=job.namespace)
                 opened[request_id] = OpenAnswer(request, text, answers.mailbox, index, since)
         except Exception as error:
             for request_id in opened:

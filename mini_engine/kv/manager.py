@@ -6,7 +6,7 @@ need not know whether anything is kept. This manager keeps nothing, so its answe
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from mini_engine.errors import OutOfBlocks
@@ -74,8 +74,11 @@ class KvCacheManager:
         """Blocks that `grow` can give now. A manager that keeps prefixes counts those it could evict as well."""
         return self.allocator.num_free
 
-    def allocate(self, request_id: str, token_ids: Sequence[int]) -> int:
+    def allocate(self, request_id: str, token_ids: Sequence[int], namespace: Hashable = None) -> int:
         """Begin a table for a request that has none.
+
+        Args:
+            namespace: with whom it may share what it computes, for a manager that keeps prefixes.
 
         Returns:
             how many of its leading tokens already have their KV, in blocks that the table now holds: 0 here.

@@ -105,7 +105,7 @@ class PrefixCacheManager(KvCacheManager):
         Raises:
             ValueError: the request has a table; nothing was changed.
         """
-        super().allocate(request_id, token_ids)
+        super().allocate(request_id, token_ids, namespace)
         size, width, key = self.block_size, self.tree.width, key_of(token_ids)
         usable = key[: (len(token_ids) - 1) // size * width]
         match = self.tree.match(usable, namespace, lock=True)

@@ -74,7 +74,7 @@ class Service:
             raise ApiError(400, f"{count} answers are asked for at once; this server gives {self.config.max_answers}")
         prompts = [await self.encode(prompt) for prompt in wanted.prompts]
         jobs = [
-            Job(prompt_ids, wanted.params(choice, self.max_tokens - len(prompt_ids)), wanted.stops)
+            Job(prompt_ids, wanted.params(choice, self.max_tokens - len(prompt_ids)), wanted.stops, wanted.cache_salt)
             for prompt_ids in prompts
             for choice in range(wanted.n)
         ]

@@ -23,6 +23,8 @@ class Metrics(Observer):
         self.ends = self._make(Counter, "requests", "Requests that have ended, by reason.", ["finish_reason"])
         self.prompt_tokens = self._make(Counter, "prompt_tokens", "Prompt tokens of ended requests.")
         self.cached = self._make(Counter, "cached_prompt_tokens", "Of those, tokens found in the prefix cache.")
+        self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.hit_rate = self._make(Gauge, "prefix_hit_rate", "Cached prompt tokens / prompt tokens, so far.")
         self.new_tokens = self._make(Counter, "new_tokens", "New tokens of ended requests.")
         self.first = self._make(
             Histogram, "time_to_first_token_seconds", "From a request's arrival to its first token.", buckets=SECONDS
@@ -61,6 +63,9 @@ class Metrics(Observer):
         self.ends.labels(request.finish_reason).inc()
         self.prompt_tokens.inc(len(request.prompt_ids))
         self.cached.inc(request.num_cached_tokens)
+        self.num_prompt_tokens += len(request.prompt_ids)
+        self.num_cached_tokens += request.num_cached_tokens
+        self.hit_rate.set(self.num_cached_tokens / self.num_prompt_tokens)
         self.new_tokens.inc(len(request.output_ids))
         if request.finish_reason == FinishReason.ABORT:
             self.aborts.inc()

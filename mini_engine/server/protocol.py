@@ -90,7 +90,10 @@ class StreamOptions(Body):
 
 
 class Sampling(Body):
-    """What completions and chats have in common. `user` is taken and not used."""
+    """What completions and chats have in common. `user` is taken and not used.
+
+    cache_salt: prefixes are shared with requests of the same salt only (lesson 8); the name is vLLM's.
+    """
 
     model: Text | None = None
     temperature: Number = 1.0
@@ -111,6 +114,7 @@ class Sampling(Body):
     stream_options: StreamOptions | None = None
     return_token_ids: Flag = False
     user: Text | None = None
+    cache_salt: Text | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:

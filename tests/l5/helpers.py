@@ -51,7 +51,7 @@ class CountingManager:
         self.held[request.id] = -(-num_tokens // self.block_size)
         return request
 
-    def allocate(self, request_id, token_ids):
+    def allocate(self, request_id, token_ids, namespace=None):
         self.held[request_id] = -(-self.cached // self.block_size)
         return self.cached
 

@@ -1,0 +1,53 @@
+"""Lesson 8. What a client of lesson 7's server sees of prefix sharing: cached tokens, the hit rate, and a salt of one's own."""
+
+import pytest
+
+from mini_engine.kv.prefix_manager import PrefixCacheManager
+
+pytest.importorskip("fastapi", reason="needs the server's packages")
+
+from tests.l7.service import Service, greedy
+
+PROMPT = list(range(100, 120))  # five blocks of 4 tokens, of which one is always computed
+
+
+@pytest.fixture
+def service():
+    with Service() as service:
+        assert isinstance(service.worker.engine.scheduler.manager, PrefixCacheManager), "sharing is on by default"
+        yield service
+
+
+def ask(service, prompt=PROMPT, **options):
+    """(cached tokens, new tokens) of an answer."""
+    body = {"prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    answer = service.post("/v1/completions", body | options).body
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["token_ids"]
+
+
+def test_the_second_request_finds_what_the_first_computed(service):
+    expected = greedy(tuple(PROMPT), 5)
+    assert ask(service) == (0, expected)
+    assert ask(service) == (16, expected), "the last token is computed anew, so four blocks of five are found"
+
+
+def test_the_metrics_report_the_hit_rate(service):
+    ask(service)
+    ask(service)
+    assert "\nmini_engine_prefix_hit_rate 0.4\n" in service.get("/metrics").body, "16 of 2 × 20 prompt tokens"
+
+
+def test_with_a_salt_only_requests_of_the_same_salt_share(service):
+    expected = greedy(tuple(PROMPT), 5)
+    assert ask(service, cache_salt="ours") == (0, expected)
+    assert ask(service) == (0, expected), "who has no salt must not find it, nor learn that it is there"
+    assert ask(service, cache_salt="theirs") == (0, expected), "nor who has another one"
+    assert ask(service, cache_salt="ours") == (16, expected)
+
+
+def test_answers_of_one_request_share_its_prompt(service):
+    body = {"prompt": PROMPT, "max_tokens": 2, "n": 3, "temperature": 0, "ignore_eos": True}
+    service.post("/v1/completions", body)
+    service.wait_until_idle()
+    manager = service.worker.engine.scheduler.manager
+    assert manager.stats.found_tokens == 2 * 16, "the twins read the first one's blocks in the very same step"
