@@ -75,4 +75,4 @@ def run(args) -> Report:
             found.append(simulate(load, max(max(needs), int(args.share * sum(needs))), **limits))
         rows.append({"promised": name} | {key: sum(f[key] for f in found) / len(found) for key in found[0]})
     note = f"{args.requests} requests at once, a pool of {args.share:g} of what they need together, {len(seeds)} loads"
-    return Report("admission", rows, [note])
+    return Report("admission", rows, [note], drawn="steps")

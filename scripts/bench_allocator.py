@@ -58,7 +58,7 @@ def run(args) -> Report:
     for name, make in makers.items():
         contenders |= {(name, size): take_and_return(worn_allocator(make, size)) for size in sizes}
     timings = take_turns(contenders, args.rounds or (30 if args.quick else 200), "allocator")
-    return Report("allocator", [row(name, size, timing) for (name, size), timing in timings.items()])
+    return Report("allocator", [row(name, size, timing) for (name, size), timing in timings.items()], drawn="µs")
 
 
 def row(name: str, pool_size: int, timing: Timing) -> dict:

@@ -23,6 +23,7 @@ from rich.table import Table
 from mini_engine.errors import UserError
 
 READ_BYTES = 512 << 20  # many times any processor's cache
+MATRIX = 1024  # rows and columns of the matrices by which the rate of arithmetic is measured
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,50 @@ def take_turns(contenders: dict[Any, Callable[[], Any]], rounds: int, title: str
 
 
 def memory_reader(device: str = "cpu") -> Callable[[], Any]:
-    """A contender that reads READ_BYTES once, with all threads: the sum of a tensor far larger than any cache."""
+    """A contender that reads READ_BYTES once, with all threads: the largest number of a tensor far beyond any cache."""
     import torch
 
-    return torch.ones(READ_BYTES // 4, device=device).sum
+    return torch.ones(READ_BYTES // 4, device=device).max
+
+
+# ---------------------------------------------------------------- what the machine can do
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What bounds everything else: bytes read a second, and operations a second of a matrix product, by dtype."""
+
+    read: float
+    matrix: dict[str, float]
+
+    def facts(self) -> dict[str, Any]:
+        """For the report: GB/s and Gflop/s."""
+        matrix = {name: round(rate / 1e9) for name, rate in self.matrix.items()}
+        return {"read_gb_s": round(self.read / 1e9, 1), "matrix_gflop_s": matrix}
+
+
+def measure_rates(device: str = "cpu", seconds: float = 0.3) -> Rates:
+    """The median of a few reads and of a few matrix products in each dtype; about a second in all."""
+    import torch
+
+    def median_of(run: Callable[[], Any]) -> float:
+        taken, end = [], time.perf_counter() + seconds
+        wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+        run()
+        while not taken or (time.perf_counter() < end and len(taken) < 15):
+            wait()
+            begun = time.perf_counter()
+            run()
+            wait()
+            taken.append(time.perf_counter() - begun)
+        return statistics.median(taken)
+
+    read = READ_BYTES / median_of(memory_reader(device))
+    matrix = {}
+    for name in ("float32", "bfloat16"):
+        a = torch.ones(MATRIX, MATRIX, dtype=getattr(torch, name), device=device)
+        matrix[name] = 2 * MATRIX**3 / median_of(lambda a=a: a @ a)
+    return Rates(read, matrix)
 
 
 # ---------------------------------------------------------------- the report
@@ -109,29 +150,28 @@ def git(*arguments: str) -> str:
 
 @dataclass
 class Report:
-    """What a suite found. `rows` are what the table shows and the file holds; a note is a sentence above the table."""
+    """What a suite found. `rows` are what the table shows and the file holds; a note is a sentence above the table.
+
+    drawn: the column that a plot shows as bars; None where a picture says nothing.
+    more: a second table, with columns of its own.
+    """
 
     suite: str
     rows: list[dict[str, Any]]
     notes: list[str] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=describe_machine)
+    drawn: str | None = None
+    more: list[dict[str, Any]] = field(default_factory=list)
 
     def show(self) -> None:
-        """Print the notes and one table; what the first column repeats is shown once."""
+        """Print the notes and the tables; what the first column repeats is shown once."""
         console = Console()
         if not console.is_terminal:
             console.width = 120  # a pipe has no width; nothing in it should be wrapped
-        for line in (self.headline, *self.notes):
+        for line in (self.headline, self.limits, *self.notes):
             console.print(line, markup=False, highlight=False)
-        table = Table()
-        for name, value in self.rows[0].items():
-            table.add_column(name, justify="left" if isinstance(value, str) else "right")
-        shown = None
-        for row in self.rows:
-            first, *figures = row.values()
-            table.add_row("" if first == shown else format_figure(first), *map(format_figure, figures))
-            shown = first
-        console.print(table)
+        for rows in filter(None, (self.rows, self.more)):
+            console.print(as_table(rows))
 
     @property
     def headline(self) -> str:
@@ -139,16 +179,39 @@ class Report:
         state = ", with changes" if m["dirty"] else ""
         return f"{m['cpu']}, {m['threads']} threads, torch {m['torch']}, commit {m['commit']}{state}"
 
-    def write(self, path: Path) -> None:
-        """Write everything as one JSON object.
+    @property
+    def limits(self) -> str:
+        """What the machine itself can do, where it was measured."""
+        if "read_gb_s" not in self.machine:
+            return "the machine's own rates were not measured"
+        matrix = ", ".join(f"{rate} Gflop/s in {dtype}" for dtype, rate in self.machine["matrix_gflop_s"].items())
+        return f"memory is read at {self.machine['read_gb_s']} GB/s, matrices are multiplied at {matrix}"
 
-        Raises:
-            UserError: the file cannot be written.
-        """
-        try:
-            path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{path} cannot be written: {error.strerror}") from error
+    def write(self, path: Path) -> None:
+        """Write everything as one JSON object; UserError where that cannot be done."""
+        write_text(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+
+
+def as_table(rows: list[dict[str, Any]]) -> Table:
+    """For the terminal: text to the left, figures to the right."""
+    table, shown = Table(), None
+    for name, value in rows[0].items():
+        is_text = isinstance(value, str)
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text)
+    for row in rows:
+        first, *figures = row.values()
+        table.add_row("" if first == shown else format_figure(first), *map(format_figure, figures))
+        shown = first
+    return table
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, or raise a UserError that names it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def format_figure(value: Any) -> str:

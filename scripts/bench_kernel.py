@@ -239,4 +239,4 @@ def run(args) -> Report:
             speeds.append(f"{speed / 1e9:.1f}")
     layout = f"{args.heads} query heads on {args.kv_heads} key/value heads of {args.head_dim}, {args.dtype}"
     notes = [f"one layer, {layout}, blocks of {args.block_size}", f"memory read at {', '.join(speeds)} GB/s meanwhile"]
-    return Report("kernel", rows, notes)
+    return Report("kernel", rows, notes, drawn="ms")

@@ -93,7 +93,9 @@ def run(args) -> Report:
                 f"times its step at {lengths[0]}": times,
             }
         )
-    return Report("loop", rows, ["one step chooses one token", *gain(timings, args.stages, lengths[-1])])
+    return Report(
+        "loop", rows, ["one step chooses one token", *gain(timings, args.stages, lengths[-1])], drawn="ms a step"
+    )
 
 
 def gain(timings, stages: list[int], length: int) -> list[str]:

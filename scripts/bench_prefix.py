@@ -194,6 +194,7 @@ def measure(load: str, ready: dict, waves: Waves, rounds: int) -> list[dict]:
             "to first token, s": first[name],
             "times ours ": first[name] / first[SHARING],
             "prefill tokens": passes[name][-1].prefill_tokens or None,
+            "± %": timing.spread * 100,
             "answers as ours": f"{equal(passes[name][-1].answers, passes[SHARING][-1].answers)}/{sum(map(len, waves))}",
         }
         for name, timing in timings.items()
@@ -244,5 +245,5 @@ def run(args) -> Report:
         rows = []
         for name, waves in loads.items():
             alone = name == "nothing shared"
-            rows += measure(name, contenders(model, load_hf, waves, alone), waves, rounds * (4 if alone else 1))
-    return Report("prefix", rows, match_times(args.quick))
+            rows += measure(name, contenders(model, load_hf, waves, alone), waves, rounds * (8 if alone else 1))
+    return Report("prefix", rows, match_times(args.quick), drawn="seconds")

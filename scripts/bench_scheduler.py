@@ -83,7 +83,12 @@ def run(args) -> Report:
         contenders[*case, "step"] = stepping(decoding_scheduler(*shape))
     timings = take_turns(contenders, args.rounds or (40 if args.quick else 200), "scheduler")
     rows = [row(case, shape[0], timings[*case, "decide"], timings[*case, "step"]) for case, shape in cases.items()]
-    return Report("scheduler", rows, ["a step of decodes; the scheduler alone, then with plan, sampler and figures"])
+    return Report(
+        "scheduler",
+        rows,
+        ["a step of decodes; the scheduler alone, then with plan, sampler and figures"],
+        drawn="µs, all but the model",
+    )
 
 
 def row(case, running: int, decide, step) -> dict:

@@ -12,17 +12,11 @@ from pathlib import Path
 
 import torch
 from bench_common import Report, take_turns
+from make_random_qwen3 import SHAPES, write_random
 
 from mini_engine.config import DTYPES
 from mini_engine.errors import UserError
 
-# Qwen3-0.6B's sizes, and a model small enough that two cores serve it at a pleasant speed.
-SHAPES = {
-    "0.6B": dict(
-        vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16
-    ),
-    "small": dict(vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8),
-}
 # transformers' own defaults size its cache for a GPU; on two cores these are several times faster.
 TUNED = dict(page_size=32, num_blocks=128, max_batch_tokens=1024)
 
@@ -35,7 +29,7 @@ def add_arguments(parser) -> None:
     what.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
     what.add_argument("--shape", choices=SHAPES, help="random weights of this size instead")
     parser.add_argument("--requests", type=whole_number(1), default=32, metavar="N", help="default: 32")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
 
 
@@ -157,7 +151,7 @@ def run(args) -> Report:
     note = (
         f"{len(load)} requests, {prompts} prompt tokens, {total} new tokens, {args.dtype} on {model.head_weight.device}"
     )
-    return Report("serve", rows, [note])
+    return Report("serve", rows, [note], drawn="new tokens/s")
 
 
 def equal(answers, others) -> int:
@@ -167,15 +161,13 @@ def equal(answers, others) -> int:
 def both_models(args, folder: Path, device: str):
     """Our model, and a function that loads the same weights as transformers' model, greedy and without end tokens."""
     from smoke_common import pocket_dir
-    from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     from mini_engine.weights import load_model, resolve_checkpoint
 
     dtype, path = DTYPES[args.dtype], args.model or pocket_dir()
     if args.shape:
-        torch.manual_seed(0)
-        shape = dict(num_key_value_heads=8, head_dim=128, tie_word_embeddings=True) | SHAPES[args.shape]
-        Qwen3ForCausalLM(Qwen3Config(**shape)).to(dtype).save_pretrained(folder)
+        write_random(folder, args.shape, args.dtype)
         path = folder
     directory = resolve_checkpoint(path)
 

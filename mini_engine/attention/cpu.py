@@ -1,7 +1,7 @@
 """Lesson 3. The C++ kernel, `paged_cpu.cpp`: compiled when first asked for, kept in the user's cache directory.
 
 The source knows nothing of Python or torch: it takes pointers and sizes, so any C++17 compiler builds it in seconds
-and ctypes calls it.
+and ctypes calls it. Lesson 9's C++ is built in the same way, by `find_or_build`.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -40,10 +40,15 @@ def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
         raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for triton or torch")
     if dtype not in FUNCTIONS:
         raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
+    return functools.partial(_call, c_function(dtype))
+
+
+def c_function(dtype: torch.dtype) -> ctypes._CFuncPtr:
+    """The kernel itself, for those who call it with pointers of their own (lesson 9); UserError if it cannot be built."""
     library = _library()
     if isinstance(library, UserError):
         raise UserError(str(library))
-    return functools.partial(_call, getattr(library, FUNCTIONS[dtype]))
+    return getattr(library, FUNCTIONS[dtype])
 
 
 def _call(
@@ -74,22 +79,35 @@ def _call(
 def _library() -> ctypes.CDLL | UserError:
     """The compiled kernel, or why there is none: a build that failed is not tried again in this process."""
     try:
-        return _find_or_build()
+        return find_or_build(SOURCES, _open)
     except UserError as why:
         return why
 
 
-def _find_or_build() -> ctypes.CDLL:
-    """The compiled kernel, from the cache or built into it."""
-    kept = cache_dir() / library_name()
+def find_or_build(
+    sources: Sequence[Path],
+    open_library: Callable[[Path], ctypes.CDLL],
+    flag_sets: Sequence[Sequence[str]] = FLAG_SETS,
+) -> ctypes.CDLL:
+    """A compiled library, from the cache or built into it.
+
+    Args:
+        sources: the file to compile, then what it includes.
+        open_library: loads it and says what its functions take; OSError if it is damaged.
+        flag_sets: tried in this order.
+
+    Raises:
+        UserError: there is no compiler, or it fails with all of the flags.
+    """
+    kept = cache_dir() / library_name(sources, flag_sets)
     try:
-        return _open(kept)
+        return open_library(kept)
     except OSError:  # never built, or damaged
         pass
     compiler = find_compiler()
-    sys.stderr.write("attention: compiling the C++ kernel, once; this takes a few seconds\n")
+    sys.stderr.write(f"{sources[0].parent.name}: compiling {sources[0].name}, once; this takes a few seconds\n")
     with _build_dir() as (folder, keep):
-        library = _compile(compiler, folder / kept.name)
+        library = _compile(compiler, sources[0], folder / kept.name, open_library, flag_sets)
         if keep:
             (folder / kept.name).replace(kept)  # whole or not at all, whoever else is building
         return library
@@ -103,16 +121,22 @@ def _open(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _compile(compiler: str, target: Path) -> ctypes.CDLL:
+def _compile(
+    compiler: str,
+    source: Path,
+    target: Path,
+    open_library: Callable[[Path], ctypes.CDLL],
+    flag_sets: Sequence[Sequence[str]],
+) -> ctypes.CDLL:
     """Build with the first set of flags that gives a library which can be loaded."""
-    for flags in FLAG_SETS:
-        command = [compiler, *BASE_FLAGS, *flags, str(SOURCES[0]), "-o", str(target)]
+    for flags in flag_sets:
+        command = [compiler, *BASE_FLAGS, *flags, str(source), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
         if done.returncode == 0:
             with contextlib.suppress(OSError):
-                return _open(target)
+                return open_library(target)
     complaint = next((line for line in done.stderr.splitlines() if "error" in line), "no reason given")
-    raise UserError(f"the C++ kernel does not compile with {compiler} ({complaint.strip()})")
+    raise UserError(f"{source.name} does not compile with {compiler} ({complaint.strip()})")
 
 
 def find_compiler() -> str:
@@ -141,19 +165,19 @@ def _build_dir() -> Iterator[tuple[Path, bool]]:
         folder = tempfile.TemporaryDirectory(prefix="building-", dir=cache_dir())
         keep = True
     except OSError as error:
-        sys.stderr.write(f"attention: {cache_dir()} cannot be written ({error.strerror}); building for this run only\n")
+        sys.stderr.write(f"{cache_dir()} cannot be written ({error.strerror}); building for this run only\n")
         folder, keep = tempfile.TemporaryDirectory(prefix="mini_engine-"), False
     with folder as path:
         yield Path(path), keep
 
 
-def library_name() -> str:
+def library_name(sources: Sequence[Path] = SOURCES, flag_sets: Sequence[Sequence[str]] = FLAG_SETS) -> str:
     """Changes with the source, the flags, torch (whose OpenMP the kernel shares) and the processor it is built for."""
     digest = hashlib.sha256()
-    for source in SOURCES:
+    for source in sources:
         digest.update(source.read_bytes())
-    digest.update(repr((BASE_FLAGS, FLAG_SETS, torch.__version__, platform.machine(), _processor())).encode())
-    return f"paged_cpu-{digest.hexdigest()[:16]}{'.dll' if sys.platform == 'win32' else '.so'}"
+    digest.update(repr((BASE_FLAGS, flag_sets, torch.__version__, platform.machine(), _processor())).encode())
+    return f"{sources[0].stem}-{digest.hexdigest()[:16]}{'.dll' if sys.platform == 'win32' else '.so'}"
 
 
 def _processor() -> str:

@@ -1,0 +1,159 @@
+// Lesson 9. Qwen3's decoder layers over packed weights and lesson 3's pool: one call runs them all.
+//
+//   before_attention   norm, q/k/v, norm of each head, RoPE, K and V into their slots
+//   attention          lesson 3's kernel, handed in as a function
+//   after_attention    o and the residual, norm, gate and up, SiLU, down and the residual
+//
+// Plain C at the border, as in lesson 3: pointers and sizes, nothing of Python or torch.
+
+#include "fused.h"
+
+extern "C" {
+struct Shape {  // what all layers have in common
+    int64_t hidden, heads, kv_heads, dim, intermediate;
+    float eps;
+};
+struct Layer {
+    Matrix q, k, v, o, gate, up, down;
+    const void *input_norm, *post_norm, *q_norm, *k_norm;
+};
+struct Step {  // one step's activations, row after row
+    int64_t tokens;
+    void *x, *normed, *qkv, *attended, *activated;  // [tokens, ...]: hidden, hidden, q + k + v, q, intermediate
+    const void *cos, *sin;                          // [tokens, dim]
+    const int64_t* slots;                           // [tokens], where K and V go
+};
+typedef int Attention(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
+                      const int32_t* kv_lens, const int32_t* table, const int64_t* size, float scale, int threads);
+struct Pool {
+    Attention* attention;
+    void *const *k, *const *v;  // each layer's cache
+    const int32_t *starts, *kv_lens, *table;
+    int64_t size[9];  // as lesson 3's kernel wants it
+    float scale;
+};
+}
+
+template <typename T>
+struct Decoder {
+    const Shape& s;
+    const Step& step;
+
+    Rows<T> rows(void* data, int64_t width) const { return {(T*)data, step.tokens, width, width}; }
+    Rows<T> x() const { return rows(step.x, s.hidden); }
+    Rows<T> normed() const { return rows(step.normed, s.hidden); }
+    Rows<T> activated() const { return rows(step.activated, s.intermediate); }
+    Rows<T> attended() const { return rows(step.attended, s.heads * s.dim); }
+    int64_t all_heads() const { return s.heads + 2 * s.kv_heads; }
+
+    // Without caches, K and V stay in their rows of qkv.
+    void before_attention(const Layer& layer, T* k_cache, T* v_cache) const {
+        rms_norm(x(), (const T*)layer.input_norm, s.eps, normed());
+        T* out = (T*)step.qkv;
+        for (const Matrix* m : {&layer.q, &layer.k, &layer.v}) {
+            store_linear(normed(), *m, out);
+            out += m->outputs;
+        }
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < step.tokens; t++) finish_heads(layer, t, k_cache, v_cache);
+    }
+
+    void store_linear(Rows<T> from, const Matrix& m, T* out) const {  // into columns of qkv
+        const int64_t stride = all_heads() * s.dim;
+        linear<T>({from.data, from.count, from.width, from.stride}, m, [=](int64_t row, int64_t at, int n, const float* y) {
+            for (int i = 0; i < n; i++) narrow(y[i], out + row * stride + at + i);
+        });
+    }
+
+    void finish_heads(const Layer& layer, int64_t token, T* k_cache, T* v_cache) const {
+        T* head = (T*)step.qkv + token * all_heads() * s.dim;
+        const T *cos = (const T*)step.cos + token * s.dim, *sin = (const T*)step.sin + token * s.dim;
+        for (int64_t h = 0; h < s.heads + s.kv_heads; h++)
+            norm_and_turn(head + h * s.dim, (const T*)(h < s.heads ? layer.q_norm : layer.k_norm), cos, sin, s.dim, s.eps);
+        if (!k_cache) return;
+        const int64_t width = s.kv_heads * s.dim, slot = step.slots[token] * width;
+        const T* k = head + s.heads * s.dim;
+        std::copy(k, k + width, k_cache + slot);
+        std::copy(k + width, k + 2 * width, v_cache + slot);
+    }
+
+    void after_attention(const Layer& layer) const {
+        add_linear(attended(), layer.o);
+        rms_norm(x(), (const T*)layer.post_norm, s.eps, normed());
+        gate_and_up(layer);
+        add_linear(activated(), layer.down);
+    }
+
+    void add_linear(Rows<T> from, const Matrix& m) const {  // x += from W^T
+        const Rows<T> to = x();
+        linear<T>({from.data, from.count, from.width, from.stride}, m, [=](int64_t row, int64_t at, int n, const float* y) {
+            T* out = to.at(row) + at;
+            for (int i = 0; i < n; i++) narrow(widen(out[i]) + y[i], out + i);
+        });
+#pragma omp barrier
+    }
+
+    // A pair of tiles is one of gate's and the same of up's, so that SiLU * up needs no second look at either.
+    void gate_and_up(const Layer& layer) const {
+        const Rows<T> from = normed(), to = activated();
+        const int64_t size = TILE * words<T>(from.width);
+        const auto tiles_of = [&](int64_t tile, const int32_t** two) {
+            two[0] = (const int32_t*)layer.gate.tiles + tile * size;
+            two[1] = (const int32_t*)layer.up.tiles + tile * size;
+        };
+        each_pair<T>({from.data, from.count, from.width, from.stride}, (to.width + TILE - 1) / TILE, tiles_of,
+                     [&](int64_t first, int rows, int64_t tile, float* sums) {
+            const int count = int(std::min<int64_t>(TILE, to.width - tile * TILE));
+            for (int r = 0; r < rows; r++, sums += 2 * TILE) {
+                for (int i = 0; i < TILE; i += LANES) store(sums + i, silu(load(sums + i)) * load(sums + TILE + i));
+                for (int i = 0; i < count; i++) narrow(sums[i], to.at(first + r) + tile * TILE + i);
+            }
+        });
+#pragma omp barrier
+    }
+};
+
+template <typename T>
+static int run_layers(const Shape& s, const Layer* layers, int count, const Step& step, const Pool& pool, int threads) {
+    const Decoder<T> decoder{s, step};
+    const T* q = (const T*)step.qkv;
+    for (int i = 0; i < count; i++) {
+        T *k = (T*)pool.k[i], *v = (T*)pool.v[i];
+#pragma omp parallel num_threads(threads)
+        decoder.before_attention(layers[i], k, v);
+        const int foreign = pool.attention(q, k, v, step.attended, pool.starts, pool.kv_lens, pool.table, pool.size,
+                                           pool.scale, threads);
+        if (foreign >= 0) return foreign;
+#pragma omp parallel num_threads(threads)
+        decoder.after_attention(layers[i]);
+    }
+    return -1;
+}
+
+template <typename T>
+static void run_linear(const T* x, int64_t rows, int64_t inputs, int64_t stride, const Matrix& m, T* out, int threads) {
+#pragma omp parallel num_threads(threads)
+    linear<T>({x, rows, inputs, stride}, m, [=](int64_t row, int64_t at, int n, const float* y) {
+        for (int i = 0; i < n; i++) narrow(y[i], out + row * m.outputs + at + i);
+    });
+}
+
+// Every function for float and for bfloat16. run_layers returns -1, or the sequence whose block table is wrong.
+#define FUNCTIONS(T, NAME)                                                                                             \
+    extern "C" void linear_##NAME(const void* x, int64_t rows, int64_t inputs, int64_t stride, const Matrix* m,        \
+                                  void* out, int threads) {                                                            \
+        run_linear<T>((const T*)x, rows, inputs, stride, *m, (T*)out, threads);                                        \
+    }                                                                                                                  \
+    extern "C" void before_attention_##NAME(const Shape* shape, const Layer* layer, const Step* step, int threads) {   \
+        _Pragma("omp parallel num_threads(threads)") Decoder<T>{*shape, *step}.before_attention(*layer, nullptr, nullptr); \
+    }                                                                                                                  \
+    extern "C" void after_attention_##NAME(const Shape* shape, const Layer* layer, const Step* step, int threads) {    \
+        _Pragma("omp parallel num_threads(threads)") Decoder<T>{*shape, *step}.after_attention(*layer);                \
+    }                                                                                                                  \
+    extern "C" int run_layers_##NAME(const Shape* shape, const Layer* layers, int count, const Step* step,             \
+                                     const Pool* pool, int threads) {                                                  \
+        return run_layers<T>(*shape, layers, count, *step, *pool, threads);                                            \
+    }
+FUNCTIONS(float, f32)
+FUNCTIONS(bf16, bf16)

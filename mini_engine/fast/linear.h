@@ -1,0 +1,147 @@
+// Lesson 9. y = x W^T over packed weights: every weight is read once a step, in order, and used for all rows.
+//
+// A "word" is 4 bytes: one float, or a pair of bfloat16 that follow each other in a row. Packed, TILE outputs' words lie
+// side by side, so that one 64-byte line holds the same inputs of TILE outputs:
+//
+//   line i of a tile: word i of output 0, word i of output 1, ... word i of output 15
+//
+// The sum of an output is made in one lane, word after word, whoever the row's neighbours are: K alone decides its order.
+
+#pragma once
+#include "../attention/vectors.h"
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#if defined(_OPENMP)
+#include <omp.h>
+static int thread_number() { return omp_get_thread_num(); }
+static int team_size() { return omp_get_num_threads(); }
+#else
+static int thread_number() { return 0; }
+static int team_size() { return 1; }
+#endif
+
+#define UNROLL _Pragma("GCC unroll 16")
+constexpr int TILE = 16;                          // outputs that lie together
+constexpr int PARTS = TILE / LANES;               // vectors in a line
+constexpr int TILES = LANES == 16 ? 2 : 1;        // tiles summed at once: as many sums as the registers hold
+constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 5 : 3;  // rows that share each load of a weight
+
+template <typename T>
+constexpr int PER_WORD = 4 / sizeof(T);
+
+// sum + w . x for one word of each lane's output and the row's word.
+INLINE vec add_product(vec sum, ivec w, int32_t x, float) { return sum + (vec)w * (vec)(ivec{} + x); }
+INLINE vec add_product(vec sum, ivec w, int32_t x, bf16) {
+#if defined(__AVX512BF16__)
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(x));
+#else
+    const ivec odd = ivec{} + int32_t(0xffff0000);
+    sum += (vec)(w << 16) * (vec)((ivec{} + x) << 16);
+    return sum + (vec)(w & odd) * (vec)((ivec{} + x) & odd);
+#endif
+}
+
+struct Ahead {  // what to call up from memory meanwhile: a step of `by` bytes through both tiles for each word
+    const char* tile[2];
+    int64_t by;
+};
+
+// sums[r * 2 * TILE + output] = row r . output, for R rows and TILES tiles of weights.
+template <int R, typename T>
+static void dot(const T* x, int64_t x_stride, int inputs, const int32_t* const* tiles, Ahead ahead, float* sums) {
+    constexpr int V = TILES * PARTS;
+    vec sum[R][V] = {};
+    const auto step = [&](int word, auto x_word) __attribute__((always_inline)) {
+        ivec w[V];
+        UNROLL for (int v = 0; v < V; v++) memcpy(&w[v], tiles[v / PARTS] + word * TILE + v % PARTS * LANES, sizeof w[v]);
+        UNROLL for (int t = 0; t < TILES; t++) prefetch(ahead.tile[t] + word * ahead.by);
+        UNROLL for (int r = 0; r < R; r++) {
+            const int32_t its = x_word(r);
+            UNROLL for (int v = 0; v < V; v++) sum[r][v] = add_product(sum[r][v], w[v], its, T{});
+        }
+    };
+    const int words = inputs / PER_WORD<T>;
+    for (int word = 0; word < words; word++)
+        step(word, [&](int r) {
+            int32_t its;
+            memcpy(&its, x + r * x_stride + word * PER_WORD<T>, 4);
+            return its;
+        });
+    if (inputs % PER_WORD<T>)  // the last input of an odd number: its partner's weight is 0, so it must be no NaN
+        step(words, [&](int r) {
+            int32_t its = 0;
+            memcpy(&its, x + r * x_stride + words * PER_WORD<T>, sizeof(T));
+            return its;
+        });
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int v = 0; v < V; v++) store(sums + r * 2 * TILE + v * LANES, sum[r][v]);
+}
+
+template <int R, typename T>
+static void dot_rows(int rows, const T* x, int64_t x_stride, int inputs, const int32_t* const* tiles, Ahead ahead,
+                     float* sums) {
+    if (rows == R) return dot<R>(x, x_stride, inputs, tiles, ahead, sums);
+    if constexpr (R > 1) dot_rows<R - 1>(rows, x, x_stride, inputs, tiles, ahead, sums);
+}
+
+template <typename T>
+static int64_t words(int64_t inputs) {
+    return (inputs + PER_WORD<T> - 1) / PER_WORD<T>;
+}
+
+template <typename T>
+struct Rows {  // activations: `count` rows of `width`, `stride` apart
+    T* data;
+    int64_t count, width, stride;
+    T* at(int64_t row) const { return data + row * stride; }
+};
+
+// For two tiles of packed weights at a time: write(first row, rows, tile pair, sums [rows][2 * TILE]).
+// To be called by all threads of a team: each owns a range of the pairs. Nobody waits at the end.
+// While a pair is used, the next one is called up, a part of it by each group of rows: memory is never idle.
+template <typename T, typename F, typename G>
+static void each_pair(Rows<const T> x, int64_t pairs, const F& tiles_of, const G& write) {
+    const int64_t groups = (x.count + ROWS - 1) / ROWS, bytes = 4 * TILE * words<T>(x.width);
+    const int64_t end = pairs * (thread_number() + 1) / team_size();
+    for (int64_t pair = pairs * thread_number() / team_size(); pair < end; pair++) {
+        const int32_t *tiles[2], *next[2];
+        tiles_of(pair, tiles);
+        tiles_of(std::min(pair + 1, end - 1), next);
+        for (int64_t group = 0; group < groups; group++) {
+            const int64_t first = x.count * group / groups, rows = x.count * (group + 1) / groups - first;
+            alignas(64) float sums[ROWS * 2 * TILE];
+            for (int t = 0; t < 2; t += TILES) {
+                const Ahead ahead{{(const char*)next[t] + bytes * group / groups, (const char*)next[t + TILES - 1] + bytes * group / groups}, 64 / groups};
+                dot_rows<ROWS>(int(rows), x.at(first), x.stride, int(x.width), tiles + t, ahead, sums + t * TILE);
+            }
+            write(first, int(rows), pair, sums);
+        }
+    }
+}
+
+struct Matrix {  // packed [outputs, inputs], and a bias or nullptr
+    const void *tiles, *bias;
+    int64_t outputs;
+};
+
+// write(row, first output, how many, values) for all outputs of x W^T + bias.
+template <typename T, typename F>
+static void linear(Rows<const T> x, const Matrix& m, const F& write) {
+    const int64_t tiles = (m.outputs + TILE - 1) / TILE, size = TILE * words<T>(x.width);
+    const auto tiles_of = [&](int64_t pair, const int32_t** two) {
+        two[0] = (const int32_t*)m.tiles + 2 * pair * size;
+        two[1] = 2 * pair + 1 < tiles ? two[0] + size : two[0];
+    };
+    each_pair(x, (tiles + 1) / 2, tiles_of, [&](int64_t first, int rows, int64_t pair, float* sums) {
+        const int64_t begin = pair * 2 * TILE;
+        const int count = int(std::min<int64_t>(2 * TILE, m.outputs - begin));
+        for (int r = 0; r < rows; r++, sums += 2 * TILE) {
+            if (m.bias)
+                for (int i = 0; i < count; i++) sums[i] += widen(((const T*)m.bias)[begin + i]);
+            write(first + r, begin, count, sums);
+        }
+    });
+}

@@ -1,0 +1,109 @@
+"""Lesson 9. What `layers.cpp` looks like from Python: its structs, its functions, and how it is built."""
+
+import ctypes
+import functools
+from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+
+from mini_engine.attention.cpu import FLAG_SETS, find_or_build
+from mini_engine.errors import UserError
+
+HERE = Path(__file__).parent
+SOURCES = (
+    *(HERE / name for name in ("layers.cpp", "fused.h", "linear.h")),
+    HERE.parent / "attention" / "vectors.h",
+)
+SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class Matrix(ctypes.Structure):
+    """A packed weight `[outputs, inputs]` and its bias, if it has one."""
+
+    _fields_ = (("tiles", c_void_p), ("bias", c_void_p), ("outputs", c_int64))
+
+
+class Shape(ctypes.Structure):
+    """What all layers have in common."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "dim", "intermediate")),
+        ("eps", c_float),
+    )
+
+
+class Layer(ctypes.Structure):
+    """One layer's weights."""
+
+    _fields_ = (
+        *((name, Matrix) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
+    )
+
+
+class Step(ctypes.Structure):
+    """One step's activations."""
+
+    _fields_ = (
+        ("tokens", c_int64),
+        *((name, c_void_p) for name in ("x", "normed", "qkv", "attended", "activated", "cos", "sin", "slots")),
+    )
+
+
+class Pool(ctypes.Structure):
+    """Lesson 3's kernel, each layer's cache, and the step's tables."""
+
+    _fields_ = (
+        ("attention", c_void_p),
+        *((name, POINTER(c_void_p)) for name in ("k", "v")),
+        *((name, c_void_p) for name in ("starts", "kv_lens", "table")),
+        ("size", c_int64 * 9),
+        ("scale", c_float),
+    )
+
+
+ARGUMENTS = {
+    "linear": (c_void_p, c_int64, c_int64, c_int64, POINTER(Matrix), c_void_p, c_int),
+    "before_attention": (POINTER(Shape), POINTER(Layer), POINTER(Step), c_int),
+    "after_attention": (POINTER(Shape), POINTER(Layer), POINTER(Step), c_int),
+    "run_layers": (POINTER(Shape), POINTER(Layer), c_int, POINTER(Step), POINTER(Pool), c_int),
+}
+
+
+class Functions:
+    """The functions of one dtype: `linear`, `before_attention`, `after_attention`, `run_layers`."""
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        for name, arguments in ARGUMENTS.items():
+            function = getattr(library, f"{name}_{SUFFIXES[dtype]}")
+            function.argtypes, function.restype = arguments, c_int if name == "run_layers" else None
+            setattr(self, name, function)
+
+
+def load(dtype: torch.dtype) -> Functions:
+    """The functions for weights of this dtype, built now if they never were.
+
+    Raises:
+        UserError: not a dtype they know, or they cannot be built here.
+    """
+    if dtype not in SUFFIXES:
+        raise UserError(f"packed weights are float32 or bfloat16, not {dtype}; the torch way takes any dtype")
+    library = _library()
+    if isinstance(library, UserError):
+        raise UserError(str(library))
+    return Functions(library, dtype)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | UserError:
+    """The library, or why there is none: a build that failed is not tried again in this process."""
+    try:
+        return build(FLAG_SETS)
+    except UserError as why:
+        return why
+
+
+def build(flag_sets: tuple[tuple[str, ...], ...]) -> ctypes.CDLL:
+    """The library as the first of `flag_sets` that works builds it: what the processor may use is decided here."""
+    return find_or_build(SOURCES, lambda path: ctypes.CDLL(str(path)), flag_sets)

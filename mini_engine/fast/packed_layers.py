@@ -1,0 +1,181 @@
+"""Lesson 9. Decoder layers and vocabulary head over packed weights, run by `layers.cpp`.
+
+The layers do what lesson 0's do. In lesson 3's pool one call runs them all; a store of another kind is asked between the
+two halves of each layer, as ever.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mini_engine.attention.contract import Kernel, check_inputs
+from mini_engine.attention.cpu import c_function
+from mini_engine.fast import native
+from mini_engine.fast.pack import PackedWeight
+from mini_engine.kv.block_tensor import ForwardMeta, KvPool
+from mini_engine.model.layers import rope_cos_sin
+from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` over a packed weight, whose memory it takes over. Only `forward` needs rows of a tensor's own."""
+
+    def __init__(self, functions: native.Functions, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.packed = PackedWeight(weight)
+        self.bias = bias
+        self.linear = functions.linear
+
+    @property
+    def weight(self) -> Tensor:
+        """The packed tiles."""
+        return self.packed.tiles
+
+    @property
+    def matrix(self) -> native.Matrix:
+        """What C++ is told of it."""
+        bias = None if self.bias is None else self.bias.data_ptr()
+        return native.Matrix(self.packed.tiles.data_ptr(), bias, self.packed.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `[T, in_features]` in the weight's dtype -> `[T, out_features]`; each row as if it were alone."""
+        if x.shape[1:] != (self.packed.in_features,) or x.dtype != self.packed.tiles.dtype:
+            raise ValueError(
+                f"x is {x.dtype} {list(x.shape)}; this layer takes {self.packed.tiles.dtype} "
+                f"[T, {self.packed.in_features}]"
+            )
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        out = x.new_empty(len(x), self.packed.out_features)
+        size = (len(x), x.shape[1], x.stride(0))
+        self.linear(x.data_ptr(), *size, self.matrix, out.data_ptr(), torch.get_num_threads())
+        return out
+
+
+class Activations:
+    """The memory of one step over T tokens, shared by all layers, and the struct that tells C++ where it lies."""
+
+    def __init__(self, x: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, shape: native.Shape) -> None:
+        width = (shape.heads + 2 * shape.kv_heads) * shape.dim
+        self.x, self.cos, self.sin = x, cos, sin
+        self.slots = slot_mapping.contiguous()
+        self.normed = torch.empty_like(x)
+        self.qkv = x.new_empty(len(x), width)
+        self.attended = x.new_empty(len(x), shape.heads * shape.dim)
+        self.activated = x.new_empty(len(x), shape.intermediate)
+        names = ("x", "normed", "qkv", "attended", "activated", "cos", "sin", "slots")
+        self.struct = native.Step(len(x), *(getattr(self, name).data_ptr() for name in names))
+
+
+class PackedDecoderLayer(nn.Module):
+    """Lesson 0's decoder layer in two calls, with the store's part between them."""
+
+    def __init__(self, functions: native.Functions, layer: Qwen3DecoderLayer, shape: native.Shape) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer_idx, self.functions, self.shape = attention.layer_idx, functions, shape
+        norms = (layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm)
+        self.norms = nn.ModuleList(norms)
+        self.linears = nn.ModuleList()
+        for owner in (attention, mlp):
+            for name in [name for name, module in owner.named_children() if isinstance(module, nn.Linear)]:
+                linear = getattr(owner, name)
+                self.linears.append(PackedLinear(functions, linear.weight.data, linear.bias))
+                delattr(owner, name)  # its rows are no more
+        matrices = (linear.matrix for linear in self.linears)
+        self.struct = native.Layer(*matrices, *(norm.weight.data_ptr() for norm in norms))
+
+    def forward(self, step: Activations, kv: KvStore, meta: Any) -> None:
+        """Take `step.x` through the layer, in place."""
+        arguments = (self.shape, self.struct, step.struct, torch.get_num_threads())
+        self.functions.before_attention(*arguments)
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
+        q, k, v = step.qkv.view(len(step.x), -1, self.shape.dim).split((heads, kv_heads, kv_heads), dim=1)
+        kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
+        step.attended.copy_(kv.attend(self.layer_idx, q, meta).reshape(step.attended.shape))
+        self.functions.after_attention(*arguments)
+
+
+class PackedModel(nn.Module):
+    """Decoder layers and the last norm, in place of a loaded model's, whose weights it takes over."""
+
+    def __init__(self, functions: native.Functions, model: Qwen3ForCausalLM) -> None:
+        super().__init__()
+        config = self.config = model.config
+        self.functions = functions
+        self.shape = native.Shape(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            config.intermediate_size,
+            config.rms_norm_eps,
+        )
+        self.layers = nn.ModuleList(PackedDecoderLayer(functions, layer, self.shape) for layer in model.model.layers)
+        self.structs = (native.Layer * len(self.layers))(*(layer.struct for layer in self.layers))
+        self.norm = model.model.norm
+
+    def forward(self, x: Tensor, kv: KvStore, meta: Any) -> Tensor:
+        """The layers over embedded tokens x `[T, hidden_size]`, in place."""
+        step = self.activations(x, meta)
+        if isinstance(kv, KvPool) and isinstance(kv.kernel, Kernel) and kv.kernel.name == "cpu":
+            self.run_layers(step, kv, meta)
+        else:
+            for layer in self.layers:
+                layer(step, kv, meta)
+        return x
+
+    def activations(self, x: Tensor, meta: Any) -> Activations:
+        """Room for the step; ValueError if the plan is for another number of tokens."""
+        if not len(meta.positions) == len(meta.slot_mapping) == len(x):
+            raise ValueError(
+                f"{len(x)} tokens, {len(meta.positions)} positions and {len(meta.slot_mapping)} slots; "
+                "a plan has one of each for every token"
+            )
+        cos, sin = rope_cos_sin(meta.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
+        return Activations(x, cos, sin, meta.slot_mapping, self.shape)
+
+    def run_layers(self, step: Activations, kv: KvPool, meta: ForwardMeta) -> None:
+        """All layers in one call. What could lead C++ astray is refused before it begins.
+
+        Raises:
+            ValueError: the tables do not fit the pool.
+        """
+        q = step.attended.view(len(step.x), -1, self.shape.dim)
+        tables = [table.contiguous() for table in (meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table)]
+        check_inputs(q, kv.K[0], kv.V[0], *tables)
+        self.check_pool(kv, step.slots)
+        pool = self.pool_struct(kv, tables, *step.qkv.shape)
+        threads = torch.get_num_threads()
+        foreign = self.functions.run_layers(self.shape, self.structs, len(self.layers), step.struct, pool, threads)
+        if foreign >= 0:
+            raise ValueError(f"block_table row {foreign} names a block outside the cache's 0 … {kv.num_blocks - 1}")
+
+    def pool_struct(self, kv: KvPool, tables: list[Tensor], num_rows: int, q_stride: int) -> native.Pool:
+        """What lesson 3's kernel is told; it reads q where it lies, among k and v."""
+        _, kv_lens, table = tables
+        caches = [(ctypes.c_void_p * len(side))(*(x.data_ptr() for x in side)) for side in (kv.K, kv.V)]
+        num_blocks, block_size, kv_heads, dim = kv.K[0].shape
+        size = (len(kv_lens), num_rows, self.shape.heads, kv_heads, dim, num_blocks, block_size, table.shape[1], q_stride)
+        return native.Pool(
+            ctypes.cast(c_function(kv.K[0].dtype), ctypes.c_void_p),
+            *caches,
+            *(x.data_ptr() for x in tables),
+            (ctypes.c_int64 * 9)(*size),
+            dim**-0.5,
+        )
+
+    def check_pool(self, kv: KvPool, slots: Tensor) -> None:
+        """ValueError unless it is a pool for this model and all slots are in it."""
+        num_slots, rest = kv.num_blocks * kv.K[0].shape[1], (self.shape.kv_heads, self.shape.dim)
+        if len(kv.K) != len(self.layers) or kv.K[0].shape[2:] != rest:
+            raise ValueError(
+                f"the pool has {len(kv.K)} layers of {list(kv.K[0].shape[2:])}; "
+                f"this model has {len(self.layers)} of {list(rest)}"
+            )
+        if slots.dtype != torch.int64:
+            raise ValueError(f"slot_mapping is {slots.dtype}; slots are int64")
+        if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
+            raise ValueError(f"slots {int(slots.min())} … {int(slots.max())} are not all in 0 … {num_slots - 1}")

@@ -1,0 +1,82 @@
+"""Lesson 9. Fast layers where there is no compiler: what torch alone can do.
+
+q, k and v are one matrix, gate and up another, so oneDNN is called four times a layer, with weights that it has laid
+out for itself. Norm and RoPE look at the heads of q and k as one tensor.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mini_engine.model.layers import apply_rope, rope_cos_sin
+from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
+
+
+class TorchLinear(nn.Module):
+    """`nn.Linear`; a bfloat16 weight in oneDNN's own layout where oneDNN has one for this processor."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, pack: bool = True) -> None:
+        super().__init__()
+        pack = pack and weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if pack else weight
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `[T, in_features]` -> `[T, out_features]`."""
+        if self.weight.is_mkldnn:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
+
+
+def join(*linears: nn.Linear) -> TorchLinear:
+    """One matrix whose outputs are those of `linears`, one after the other; theirs are freed."""
+    weight = torch.cat([linear.weight.data for linear in linears])
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
+    for linear in linears:
+        linear.weight = None
+    return TorchLinear(weight, bias)
+
+
+class TorchDecoderLayer(nn.Module):
+    """Lesson 0's decoder layer in fewer, larger operations."""
+
+    def __init__(self, layer: Qwen3DecoderLayer, heads: tuple[int, int]) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer_idx, self.heads, self.eps = attention.layer_idx, heads, layer.input_layernorm.eps
+        self.qkv, self.o = join(attention.q_proj, attention.k_proj, attention.v_proj), join(attention.o_proj)
+        self.gate_up, self.down = join(mlp.gate_proj, mlp.up_proj), join(mlp.down_proj)
+        norms = (attention.q_norm.weight.data, attention.k_norm.weight.data)
+        self.head_norm = torch.cat([w.expand(n, -1) for w, n in zip(norms, heads, strict=True)])  # [H_q + H_kv, D]
+        self.input_norm, self.post_norm = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
+        heads, kv_heads = self.heads
+        normed = F.rms_norm(x, x.shape[1:], self.input_norm, self.eps)
+        qkv = self.qkv(normed).view(len(x), heads + 2 * kv_heads, -1)
+        qk = qkv[:, : heads + kv_heads]
+        qk = apply_rope(F.rms_norm(qk, qk.shape[2:], eps=self.eps) * self.head_norm, cos, sin)
+        kv.set_kv(self.layer_idx, meta.slot_mapping, qk[:, heads:], qkv[:, heads + kv_heads :])
+        x = x + self.o(kv.attend(self.layer_idx, qk[:, :heads], meta).reshape(len(x), -1))
+        gate, up = self.gate_up(F.rms_norm(x, x.shape[1:], self.post_norm, self.eps)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class TorchModel(nn.Module):
+    """Decoder layers and the last norm, in place of a loaded model's, whose weights it takes over."""
+
+    def __init__(self, model: Qwen3ForCausalLM) -> None:
+        super().__init__()
+        self.config = model.config
+        heads = (self.config.num_attention_heads, self.config.num_key_value_heads)
+        self.layers = nn.ModuleList(TorchDecoderLayer(layer, heads) for layer in model.model.layers)
+        self.norm = model.model.norm
+
+    def forward(self, x: Tensor, kv: KvStore, meta: Any) -> Tensor:
+        """The layers over embedded tokens x `[T, hidden_size]`."""
+        cos, sin = rope_cos_sin(meta.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin, kv, meta)
+        return x

@@ -1,0 +1,116 @@
+"""Lesson 9. The pool behind a slot allocator: its first page is padding, and K and V need not have the same shape.
+
+Some models give keys and values different heads or dimensions: in multi-head latent attention keys are longer than
+values (DeepSeek-V2, 2024). The pool only stores, so it need not mind; a paged kernel does, and is asked only where the
+two shapes agree.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mini_engine.config import Qwen3Config
+from mini_engine.errors import UserError
+from mini_engine.kv import block_tensor
+from mini_engine.kv.block_tensor import ForwardMeta
+
+
+class HeadShape(NamedTuple):
+    """What one token puts into one layer: `[heads, dim]`."""
+
+    heads: int
+    dim: int
+
+
+class KvPool(block_tensor.KvPool):
+    """`[num_pages, page_size, heads, dim]` of K and of V for each layer. What is not said anew is as in lesson 3.
+
+    Args:
+        size: slots for tokens, numbered page_size … page_size + size - 1. The padding page comes on top.
+        k_shape: heads and dimensions of a key; v_shape: of a value, None for the same.
+        kernel: a paged-attention kernel, or None for a pool that only stores.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        num_layers: int,
+        k_shape: tuple[int, int],
+        v_shape: tuple[int, int] | None = None,
+        *,
+        page_size: int = 1,
+        kernel: Callable[..., Tensor] | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if page_size < 1 or size < page_size or size % page_size:
+            raise UserError(
+                f"{size} slots cannot be cut into pages of {page_size}; "
+                "give a page size of at least 1 and a multiple of it as slots"
+            )
+        pages = (size // page_size + 1, page_size)
+        self.k_shape, self.v_shape = HeadShape(*k_shape), HeadShape(*(v_shape or k_shape))
+        self.K = [torch.zeros(*pages, *self.k_shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.V = [torch.zeros(*pages, *self.v_shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.page_size = page_size
+        self.kernel = kernel
+
+    @classmethod
+    def for_model(cls, config: Qwen3Config, size: int, **options) -> "KvPool":
+        """A pool with the layers and key/value heads of this model; `options` are the constructor's."""
+        return cls(size, config.num_hidden_layers, (config.num_key_value_heads, config.head_dim), **options)
+
+    @property
+    def size(self) -> int:
+        """Slots for tokens."""
+        return (self.num_blocks - 1) * self.page_size
+
+    def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write a row of k and of v into each slot of `slot_mapping`, int32 or int64, of this layer.
+
+        k is `[..., heads, dim]` or `[..., heads * dim]`, v likewise with its own; both hold a row for each slot.
+
+        Raises:
+            ValueError: they do not fit each other or the pool; nothing is written. (A GPU looks at the slots only when
+                it writes: to ask it first would be a wait. A slot outside the pool stops it there.)
+        """
+        slots = slot_mapping.flatten()
+        k_rows = _rows_of("k", k, self.k_shape, len(slots))
+        v_rows = _rows_of("v", v, self.v_shape, len(slots))
+        flat_k, flat_v = self.K[layer].flatten(0, 1), self.V[layer].flatten(0, 1)
+        if slots.device.type == "cpu" and ((slots < 0) | (slots >= len(flat_k))).any():
+            raise ValueError(f"slots {slots.tolist()} are not all in 0 … {len(flat_k) - 1}")
+        slots = slots.long()
+        flat_k.index_copy_(0, slots, k_rows)  # flat_k[slots] = k_rows would take -1 for the last slot
+        flat_v.index_copy_(0, slots, v_rows)
+
+    def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of K `[n, heads, dim]` and V in the given slots `[n]`, in that order."""
+        return self.K[layer].flatten(0, 1)[slots], self.V[layer].flatten(0, 1)[slots]
+
+    def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
+        """Attention through the pool's kernel, as in lesson 3; `meta.block_table` names pages.
+
+        Raises:
+            ValueError: there is no kernel, or K and V have different shapes, which the kernels' contract does not know.
+        """
+        if self.kernel is None:
+            raise ValueError("this pool has no attention kernel; give it one, or read K and V with gather")
+        if self.k_shape != self.v_shape:
+            raise ValueError(
+                f"a key is {list(self.k_shape)} and a value {list(self.v_shape)}, and a paged kernel takes one shape "
+                "for both; read them with gather"
+            )
+        return super().attend(layer, q, meta)
+
+
+def _rows_of(name: str, x: Tensor, shape: HeadShape, count: int) -> Tensor:
+    """x as `[count, heads, dim]`."""
+    ends_well = x.shape[-2:] == shape or x.shape[-1:] == (shape.heads * shape.dim,)
+    if not ends_well or x.numel() != count * shape.heads * shape.dim:
+        raise ValueError(
+            f"{name} is {list(x.shape)}; for {count} slots it must be {[count, *shape]}, a row for each slot"
+        )
+    return x.reshape(count, *shape)

@@ -1,0 +1,164 @@
+"""Lesson 9. A decode loop that the host only winds up: tokens, lengths and tables stay on the device.
+
+Every request gets the slots for its whole answer at once, so no step has to ask an allocator. A step then takes its
+tokens from where the last one left them, and nothing is sent or fetched before all answers are done:
+
+    lengths + 1 -> plan from the table -> model -> argmax -> into token_ids and answers
+
+That is one graph, replayed once a token. What it cannot do is what the engine is for: admit, stop early, sample. An
+answer that ends at a stop token is computed to its full length all the same, and cut afterwards.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.gpu.graphs import Capture, no_graph
+from mini_engine.gpu.kv_pool import KvPool
+from mini_engine.gpu.req_to_token import PADDING_ROW, ReqToTokenPool
+from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+from mini_engine.kv.block_tensor import ForwardMeta
+from mini_engine.model.qwen3 import Qwen3ForCausalLM
+
+
+@dataclass(frozen=True)
+class DeviceKv:
+    """The three layers of lesson 9's storage: which row and position -> which slot -> which K and V."""
+
+    table: ReqToTokenPool
+    allocator: TokenToKVPoolAllocator
+    pool: KvPool
+
+    def take(self, length: int) -> int:
+        """A row whose table holds slots for `length` tokens, rounded up to whole pages.
+
+        Raises:
+            OutOfBlocks: there is no row, or not as many slots; nothing was changed.
+            UserError: no row is as long as that.
+        """
+        if self.whole(length) > self.table.max_context_len:
+            raise UserError(
+                f"{length} tokens do not fit a row of {self.table.max_context_len}; shorten them or lengthen the table"
+            )
+        [row] = self.table.alloc(1)
+        try:
+            self.table.write(row, 0, self.allocator.alloc(self.whole(length)))
+        except OutOfBlocks:
+            self.table.free(row)
+            raise
+        return row
+
+    def give_back(self, row: int, length: int) -> None:
+        """The row and its slots are free again."""
+        self.allocator.free(self.table.read(row, self.whole(length)))
+        self.table.free(row)
+
+    def whole(self, length: int) -> int:
+        """Slots of the pages that `length` tokens need."""
+        return -(-length // self.allocator.page_size) * self.allocator.page_size
+
+    @contextmanager
+    def hold(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """A row for each length; all are given back in the end, also if there is not room for all."""
+        rows: list[int] = []
+        try:
+            for length in lengths:
+                rows.append(self.take(length))
+            yield rows
+        finally:
+            with self.allocator.free_group():
+                for row, length in zip(rows, lengths, strict=False):
+                    self.give_back(row, length)
+
+
+class DecodeState:
+    """What the captured step changes. Until `begin`, every row is padding, so the step can be tried out.
+
+    token_ids: `[S]` int64, each request's newest token. seq_lens_kv: `[S]` int32, its tokens before that one.
+    rows: `[S]` int64, where the table has its slots.
+    answers: `[S, max_new_tokens]` int64. step: `[1]` int64, how many columns of `answers` are written.
+    """
+
+    def __init__(self, num_rows: int, max_new_tokens: int, device: torch.device) -> None:
+        self.token_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self.rows = torch.full_like(self.token_ids, PADDING_ROW)
+        self.seq_lens_kv = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        self.answers = torch.zeros(num_rows, max_new_tokens, dtype=torch.int64, device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def begin(self, rows: Sequence[int], prompt_lens: Sequence[int]) -> None:
+        """The prompts are computed; nothing is chosen yet."""
+        self.rows.copy_(torch.tensor(rows))
+        self.seq_lens_kv.copy_(torch.tensor(prompt_lens))
+        self.step.zero_()
+
+    def take(self, logits: Tensor) -> None:
+        """Choose each row's best token, note it, and let it be the next that is fed."""
+        self.token_ids.copy_(logits.argmax(-1))
+        self.answers.index_copy_(1, self.step, self.token_ids[:, None])
+        self.step += 1
+
+
+def plan_prefill(kv: DeviceKv, rows: Sequence[int], lengths: Sequence[int]) -> ForwardMeta:
+    """Whole prompts, one after the other; their slots are in the table."""
+    size, device = kv.allocator.page_size, kv.pool.device
+    ends = torch.tensor([0, *lengths]).cumsum(0)
+    return ForwardMeta(
+        positions=torch.cat([torch.arange(length) for length in lengths]).to(device),
+        slot_mapping=torch.cat([kv.table.read(row, length) for row, length in zip(rows, lengths, strict=True)]).long(),
+        cu_seqlens_q=ends.int().to(device),
+        seq_lens_kv=torch.tensor(lengths, dtype=torch.int32, device=device),
+        block_table=kv.table.block_table(torch.tensor(rows, device=device), size),
+        block_size=size,
+    )
+
+
+@torch.inference_mode()
+def generate_on_device(
+    model: Qwen3ForCausalLM,
+    kv: DeviceKv,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    stop_ids: Collection[int] = (),
+    capture: Capture = no_graph,
+) -> list[list[int]]:
+    """Continue every prompt greedily, all together.
+
+    Returns:
+        the new tokens of each prompt, at most `max_new_tokens`, ended by a token of `stop_ids`.
+
+    Raises:
+        UserError: a prompt cannot be run by this model, or does not fit a row of the table.
+        OutOfBlocks: not all of them fit at once. In both cases nothing has run and nothing is held.
+    """
+    for prompt_ids in prompts:
+        model.config.check_prompt(prompt_ids, max_new_tokens)
+    if not prompts or not max_new_tokens:
+        return [[] for _ in prompts]
+    lengths = [len(prompt_ids) for prompt_ids in prompts]
+    state = DecodeState(len(prompts), max_new_tokens, kv.pool.device)
+
+    def decode() -> None:
+        state.seq_lens_kv += 1
+        meta = kv.table.plan_decode(state.rows, state.seq_lens_kv, kv.allocator.page_size)
+        state.take(model(state.token_ids, kv.pool, meta))
+
+    with kv.hold([length + max_new_tokens - 1 for length in lengths]) as rows:
+        replay = capture(decode)
+        state.begin(rows, lengths)
+        meta = plan_prefill(kv, rows, lengths)
+        fed = torch.tensor([token for prompt_ids in prompts for token in prompt_ids], device=kv.pool.device)
+        state.take(model(fed, kv.pool, meta, rows=meta.cu_seqlens_q[1:].long() - 1))
+        for _ in range(max_new_tokens - 1):
+            replay()
+    return [_until_stop(answer, stop_ids) for answer in state.answers.tolist()]
+
+
+def _until_stop(token_ids: list[int], stop_ids: Collection[int]) -> list[int]:
+    """Up to the first stop token, and with it."""
+    stop = next((i for i, token in enumerate(token_ids) if token in stop_ids), len(token_ids))
+    return token_ids[: stop + 1]

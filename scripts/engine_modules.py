@@ -1,0 +1,136 @@
+"""Course machinery. What the engine's modules say of themselves: their lesson, one line, and whom they import.
+
+All of it is read from the syntax tree, so torch is not needed. `LAYERS` is the order in which modules may know each
+other; tests/course/test_layers.py keeps it.
+"""
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "mini_engine"
+FIRST_LINE = re.compile(r"(?:Lesson (?P<lesson>\d+)|Course machinery)\. (?P<line>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Modules of one height. `places`: packages and modules, named below mini_engine; the longest name wins."""
+
+    name: str
+    says: str
+    places: tuple[str, ...]
+
+
+LAYERS = (
+    Layer(
+        "Faces",
+        "what people and programs talk to",
+        ("server", "cli", "__main__"),
+    ),
+    Layer(
+        "The engine",
+        "takes requests, runs steps, hands out answers",
+        ("llm", "engine.llm", "engine.worker", "engine.mailbox", "engine.engine"),
+    ),
+    Layer(
+        "Inside a step",
+        "who runs, on what plan, which token, which text: the rest of engine/",
+        ("engine",),
+    ),
+    Layer(
+        "KV and attention",
+        "where K and V lie, and how they are read",
+        ("kv", "attention", "fast", "gpu"),
+    ),
+    Layer(
+        "The model",
+        "the network and its files; it knows no lesson",
+        ("model", "weights", "tokenizer", "pocket"),
+    ),
+    Layer(
+        "The ground",
+        "plain facts that everybody may use",
+        ("config", "errors", "cli.parser"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the engine.
+
+    name: below mini_engine, such as `kv.radix`. lesson: its number, None for the course's machinery.
+    line: the first sentence of its docstring. imports: names of the engine's modules that it imports, wherever in the
+    file; needs: those it cannot be loaded without. foreign: packages of others that it imports.
+    """
+
+    name: str
+    path: str
+    lesson: int | None
+    line: str
+    imports: frozenset[str]
+    needs: frozenset[str]
+    foreign: frozenset[str]
+
+    @property
+    def layer(self) -> int:
+        """Its index in LAYERS, from the top."""
+        places = [(place, index) for index, layer in enumerate(LAYERS) for place in layer.places]
+        fits = [(len(place), index) for place, index in places if self.is_in(place)]
+        if not fits:
+            raise LookupError(f"{self.path} is in no layer; add it to LAYERS in scripts/engine_modules.py")
+        return max(fits)[1]
+
+    def is_in(self, place: str) -> bool:
+        """Whether `place` names it or a package that it is in."""
+        return self.name == place or self.name.startswith(place + ".")
+
+
+def read_modules(root: Path = ROOT) -> dict[str, Module]:
+    """Every module of the engine by its name; packages' own `__init__` files say nothing and are left out."""
+    paths = {
+        ".".join(path.relative_to(root / PACKAGE).with_suffix("").parts): path
+        for path in sorted((root / PACKAGE).rglob("*.py"))
+        if path.name != "__init__.py" or path.parent.name == "pocket"
+    }
+    names = {name.removesuffix(".__init__") for name in paths}
+    return {
+        name.removesuffix(".__init__"): _read(name.removesuffix(".__init__"), path, names, root)
+        for name, path in paths.items()
+    }
+
+
+def _read(name: str, path: Path, names: set[str], root: Path) -> Module:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    match = FIRST_LINE.match(ast.get_docstring(tree) or "")
+    said = " ".join(match["line"].split("\n\n")[0].split()) if match else ""
+    lesson = int(match["lesson"]) if match and match["lesson"] else None
+    known = imported(ast.walk(tree))
+    foreign = {full.split(".")[0] for full in known if not full.startswith(PACKAGE)}
+    ours, needs = ({below(full) for full in part} & names - {name} for part in (known, imported(tree.body)))
+    place = path.relative_to(root).as_posix()
+    return Module(name, place, lesson, said, frozenset(ours), frozenset(needs), frozenset(foreign))
+
+
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
+    """Full names that these statements import: `a.b` for `import a.b`, `a.b` and `a.b.c` for `from a.b import c`."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def below(full: str) -> str:
+    """A module's name below mini_engine; of others, what was given."""
+    return full.removeprefix(PACKAGE + ".")
+
+
+def in_order(modules: dict[str, Module]) -> list[Module]:
+    """Modules by lesson, the course's machinery last, and within a lesson from the bottom layer up."""
+    return sorted(modules.values(), key=lambda m: (m.lesson is None, m.lesson, -m.layer, m.name))

@@ -1,0 +1,235 @@
+"""Course machinery. Write a Qwen3 checkpoint of a real shape with random weights: speed needs no download.
+
+Tensors are drawn and written piece by piece, so memory stays small however large the model is. The same seed gives the
+same weights, in one file or in shards. What it answers is nonsense; how fast it answers is the real model's speed.
+"""
+
+import json
+import shutil
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pool_size import memory
+from smoke_common import OneLineParser, guard, pocket_dir, print_json, whole_number
+
+PIECE = 1 << 22  # numbers drawn at a time
+STD = 0.02
+DTYPES = {"bfloat16": "BF16", "float32": "F32"}  # torch's name, safetensors' name
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+QWEN3 = dict(vocab_size=151_936, num_key_value_heads=8, head_dim=128, max_position_embeddings=40_960)
+# From the public config.json files; "small" is ours, for two cores and little time; "pocket" is the pocket model's.
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.6B": QWEN3 | dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
+    "1.7B": QWEN3 | dict(hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16),
+    "4B": QWEN3 | dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32),
+    "8B": QWEN3
+    | dict(hidden_size=4096, intermediate_size=12_288, num_hidden_layers=36, num_attention_heads=32)
+    | dict(tie_word_embeddings=False),
+    "small": QWEN3
+    | dict(vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8),
+    "pocket": dict(vocab_size=2048, hidden_size=192, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4)
+    | dict(num_key_value_heads=2, head_dim=64, max_position_embeddings=8192),
+}
+
+
+def config_of(shape: str, dtype: str, tokenizer: bool = False) -> dict[str, Any]:
+    """config.json of a shape. With the pocket's tokenizer it also has that one's end token."""
+    sizes = SHAPES[shape]
+    end = 2047 if tokenizer or sizes["vocab_size"] < QWEN3["vocab_size"] else 151_645
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "dtype": dtype,
+        "hidden_act": "silu",
+        "initializer_range": STD,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {"rope_theta": 1_000_000.0, "rope_type": "default"},
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "use_sliding_window": False,
+    } | sizes
+
+
+def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the model that directory's config.json describes."""
+    import torch
+
+    from mini_engine.config import Qwen3Config
+    from mini_engine.model.qwen3 import Qwen3ForCausalLM
+
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(Qwen3Config.from_dir(directory))
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def num_elements(shape: Sequence[int]) -> int:
+    """Numbers in a tensor of that shape."""
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def pieces(name: str, shape: Sequence[int], dtype: str, seed: int) -> Iterator[bytes]:
+    """A tensor's bytes, PIECE numbers at a time: ones for a norm, else normally distributed; seeded by its name."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
+    left = num_elements(shape)
+    while left:
+        count = min(left, PIECE)
+        one = len(shape) == 1
+        piece = torch.ones(count) if one else torch.randn(count, generator=generator).mul_(STD)
+        yield piece.to(kind).view(torch.uint8).numpy().tobytes()
+        left -= count
+
+
+def write_file(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, seed: int, show: Callable[[int], Any]):
+    """One safetensors file: the header's length, the header, then the tensors one after the other."""
+    header, start, width = {"__metadata__": {"format": "pt"}}, 0, 2 if dtype == "bfloat16" else 4
+    for name, shape in shapes.items():
+        stop = start + num_elements(shape) * width
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, shape in shapes.items():
+            for piece in pieces(name, shape, dtype, seed):
+                file.write(piece)
+                show(len(piece))
+
+
+def split(shapes: dict[str, tuple[int, ...]], width: int, most: int | None) -> list[dict[str, tuple[int, ...]]]:
+    """Shards of at most so many bytes; a larger tensor has one of its own."""
+    shards, size = [{}], 0
+    for name, shape in shapes.items():
+        own = num_elements(shape) * width
+        if most and shards[-1] and size + own > most:
+            shards.append({})
+            size = 0
+        shards[-1][name] = shape
+        size += own
+    return shards
+
+
+def write_random(
+    directory: Path,
+    shape: str,
+    dtype: str = "bfloat16",
+    seed: int = 0,
+    shard_bytes: int | None = None,
+    tokenizer: bool = False,
+    show: Callable[[int], Any] = lambda count: None,
+) -> int:
+    """Write a checkpoint into `directory`, which exists; the bytes of its weights.
+
+    Args:
+        shard_bytes: the most that one file holds; None for one file.
+        tokenizer: put the pocket model's tokenizer there as well.
+        show: is told of each piece's bytes as they are written.
+
+    Raises:
+        UserError: the disk has no room for it; no weight was written.
+    """
+    from mini_engine.errors import UserError
+
+    write_json(directory / "config.json", config_of(shape, dtype, tokenizer))
+    shapes, width = tensor_shapes(directory), 2 if dtype == "bfloat16" else 4
+    total = sum(map(num_elements, shapes.values())) * width
+    if total > (free := shutil.disk_usage(directory).free):
+        raise UserError(f"the weights take {total / 1e9:.1f} GB and {directory.parent} has {free / 1e9:.1f} GB free")
+    shards = split(shapes, width, shard_bytes)
+    count = len(shards)
+    names = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    if count == 1:
+        names = ["model.safetensors"]
+    else:
+        weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        write_json(directory / "model.safetensors.index.json", index)
+    for name, shard in zip(names, shards, strict=True):
+        write_file(directory / name, shard, dtype, seed, show)
+    for name in TOKENIZER_FILES if tokenizer else ():
+        shutil.copy(pocket_dir() / name, directory)
+    return total
+
+
+def write_json(path: Path, data: dict) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8", newline="\n")
+
+
+def arguments():
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="0.6B", help="default: 0.6B")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default: bfloat16")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/random-qwen3-SHAPE")
+    parser.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="default: 0")
+    parser.add_argument("--shard-size", type=memory, metavar="2GB", help="the most that one file holds (default: all)")
+    parser.add_argument("--tokenizer", action="store_true", help="with the pocket model's tokenizer, for text prompts")
+    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint that is in DIR")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def run(args) -> int:
+    """Write everything, or nothing."""
+    from mini_engine.errors import UserError
+
+    out = args.out or Path("build") / f"random-qwen3-{args.shape}"
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; give a directory, which is made if need be")
+    if out.is_dir() and any(out.iterdir()) and not args.overwrite:
+        raise UserError(f"{out} is not empty; give another --out, or --overwrite to replace the checkpoint in it")
+    if args.shard_size == 0:
+        raise UserError("--shard-size is 0; give an amount such as 2GB, or leave it out for one file")
+    try:
+        total = write_whole(out, args)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
+    facts = {"out": str(out), "shape": args.shape, "dtype": args.dtype, "bytes": total, "seed": args.seed}
+    if args.json:
+        print_json(facts)
+    else:
+        print(f"{out}: Qwen3 of shape {args.shape}, {args.dtype}, {total / 1e9:.2f} GB of random weights")
+    return 0
+
+
+def write_whole(out: Path, args) -> int:
+    """Into a folder beside `out` first, with a bar on a terminal; the old weights go when the new ones are there."""
+    from pocket.checkpoint import all_or_nothing
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    console, width = Console(stderr=True), 2 if args.dtype == "bfloat16" else 4
+    columns = ("writing", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=args.json or not console.is_terminal)
+    with bar, all_or_nothing(out) as directory:
+        write_json(directory / "config.json", config_of(args.shape, args.dtype, args.tokenizer))
+        count = sum(map(num_elements, tensor_shapes(directory).values()))
+        task = bar.add_task("writing", total=count * width)
+        rest = (args.seed, args.shard_size, args.tokenizer, lambda done: bar.advance(task, done))
+        total = write_random(directory, args.shape, args.dtype, *rest)
+        names = {path.name for path in directory.iterdir()}
+    for old in [*out.glob("*.safetensors"), *out.glob("*.safetensors.index.json")]:
+        if old.name not in names:
+            old.unlink()
+    return total
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return guard(arguments(), run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Course machinery. How long `check` and the smoke script of each lesson take on this machine, with all tasks done.
+
+The reference stands in for a student's files, so this is what the check of a right answer takes.
+"""
+
+import json
+import sys
+
+from smoke_all import pick_lessons, run_lesson
+from smoke_common import REPO, OneLineParser, guard
+
+from lessons._course.catalog import Lesson
+from lessons._course.checker import Check
+from lessons._course.places import CourseError, Places
+from mini_engine.errors import UserError
+
+
+def measure(lesson: Lesson, places: Places) -> dict[str, object]:
+    """One lesson: its check, tests and smoke script together, and the smoke script once more by itself."""
+    report = Check(lesson, places, files=[]).run()
+    smoke = run_lesson(lesson, [], REPO, timeout=600)
+    return {
+        "lesson": lesson.number,
+        "title": lesson.title,
+        "minutes": lesson.minutes,
+        "tests": len(report.results),
+        "passed": report.passed and smoke.ok,
+        "check_seconds": round(report.seconds, 1),
+        "smoke_seconds": round(smoke.seconds, 1),
+    }
+
+
+def run(args) -> int:
+    """Measure and print; 1 if a lesson did not pass."""
+    places = Places.find()
+    try:
+        lessons = pick_lessons(places, args.only)
+    except CourseError as error:
+        raise UserError(str(error)) from None
+    found = []
+    for lesson in lessons:
+        found.append(measure(lesson, places))
+        if not args.json:
+            row = found[-1]
+            head = f"lesson {row['lesson']}: {'passed' if row['passed'] else 'FAILED'}, {row['tests']:3d} tests"
+            print(
+                f"{head}, check {row['check_seconds']:5.1f} s, smoke script {row['smoke_seconds']:5.1f} s", flush=True
+            )
+    if args.json:
+        print(json.dumps(found))
+    return 0 if all(row["passed"] for row in found) else 1
+
+
+def main(argv=None) -> int:
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--only", type=lambda text: text.split(","), metavar="0,1", help="only these lessons")
+    parser.add_argument("--json", action="store_true", help="print one JSON array instead of lines")
+    return guard(parser, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Course machinery. What the website's players replay: a recorder for each picture, and the files they write."""

@@ -1,0 +1,93 @@
+"""Course machinery. The picture that stands for a trace where no script runs: one frame, drawn by the player's view."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+
+from site_browser import find_browser, launched
+from smoke_common import REPO
+from traces.tape import Tape
+
+PLAYER = REPO / "site" / "theme" / "assets" / "player"
+WIDTH, MARGIN = 720, 16
+SEAL = re.compile(r"<!-- drawn from ([0-9a-f]{16}) -->")
+
+
+def picture_path(trace_path: Path) -> Path:
+    return trace_path.with_name(trace_path.name.replace(".trace.js", ".svg"))
+
+
+def seal(tape: Tape) -> str:
+    """A digest of all that the picture depends on: the trace, the view, the core, the styles."""
+    parts = [tape.text, tape.poster, *((PLAYER / name).read_text(encoding="utf-8") for name in sources(tape))]
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def sources(tape: Tape) -> tuple[str, ...]:
+    return "player.js", "player.css", f"views/{tape.kind}.js"
+
+
+def is_current(path: Path, tape: Tape) -> bool:
+    """Whether the trace at `path` is this one, and its picture was drawn from it."""
+    picture = picture_path(path)
+    if not path.is_file() or path.read_text(encoding="utf-8") != tape.text or not picture.is_file():
+        return False
+    mark = SEAL.search(picture.read_text(encoding="utf-8"))
+    return mark is not None and mark[1] == seal(tape)
+
+
+def draw_all(tapes: Sequence[Tape], lessons: Path) -> int:
+    """Write the pictures; the exit code. Without a browser to draw them in, say so."""
+    browser_path = find_browser()
+    if browser_path is None or find_spec("playwright") is None:
+        print("the pictures were not drawn: it takes Chromium, and pip install playwright")
+        return 1
+    with launched(browser_path) as browser:
+        for tape in tapes:
+            path = picture_path(lessons / tape.file)
+            path.write_text(draw(browser, tape), encoding="utf-8", newline="\n")
+            print(f"drew {path.relative_to(REPO)}")
+    return 0
+
+
+def draw(browser, tape: Tape) -> str:
+    """The picture's text."""
+    page = browser.new_page()
+    page.set_content("<!doctype html><title>trace</title>")
+    for name in ("player.js", f"views/{tape.kind}.js"):
+        page.add_script_tag(content=(PLAYER / name).read_text(encoding="utf-8"))
+    page.add_script_tag(content=tape.text)
+    drawn = page.evaluate(
+        "([id, frame, width]) => KvPlayer.picture(KV_TRACES[id], frame, width)", [tape.id, tape.poster, WIDTH]
+    )
+    page.close()
+    wide, high = drawn["width"] + 2 * MARGIN, drawn["height"] + 2 * MARGIN
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="kv-art" viewBox="0 0 {wide} {high}" role="img" '
+            f'aria-label="{escape(tape.title + ". " + tape.frames[tape.poster]["say"])}">',
+            f"<!-- drawn from {seal(tape)} -->",
+            f"<style>{style()}</style>",
+            f"<defs>{drawn['defs']}</defs>",
+            f'<rect class="page" width="{wide}" height="{high}" rx="12"/>',
+            f'<g transform="translate({MARGIN} {MARGIN})">',
+            *drawn["lines"],
+            "</g>",
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def style() -> str:
+    """The colours of both schemes, and the rules for shapes, out of the player's style sheet."""
+    text = (PLAYER / "player.css").read_text(encoding="utf-8")
+    light, dark = (block.group(1) for block in re.finditer(r":where\([^{]*\) \{\s*(--kv-a:[^}]*)\}", text))
+    shapes = text.partition("/* shapes")[2].partition("*/")[2].strip()
+    return (
+        f":root {{ {light.strip()} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark.strip()} }} }}\n"
+        f".page {{ fill: var(--kv-panel); stroke: var(--kv-line) }}\n{shapes}"
+    )

@@ -1,0 +1,202 @@
+"""Course machinery. Lesson 2's trace: requests come and go in a pool of six blocks."""
+
+from traces.tape import Tape, ask, listed, plural, ranges
+
+from mini_engine.errors import OutOfBlocks
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 6
+PROMPTS = {
+    "A": "The capital of France is",
+    "B": "Once upon a time",
+    "C": "Count: one, two, three,",
+    "D": "The opposite of hot is cold. The opposite",
+}
+
+
+def tape() -> Tape:
+    scene = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS}
+    return Tape("l2-pool", "l2_token_flat/pool.trace.js", "pool", "One pool, handed out in blocks", scene, poster=15)
+
+
+class Player:
+    """Requests over one real pool, stepped one at a time; each step is a frame or two."""
+
+    def __init__(self, tape: Tape) -> None:
+        from mini_engine.kv.token_flat import BlockAllocator, KvPool
+        from mini_engine.pocket import POCKET_DIR
+        from mini_engine.tokenizer import Tokenizer
+        from mini_engine.weights import load_model
+
+        self.tape = tape
+        self.model, self.tokenizer = load_model(POCKET_DIR), Tokenizer(POCKET_DIR)
+        self.pool = KvPool(self.model.config, BLOCK_SIZE * NUM_BLOCKS)
+        self.allocator = BlockAllocator(BLOCK_SIZE * NUM_BLOCKS, BLOCK_SIZE)
+        self.slots: list[str | None] = [None] * (BLOCK_SIZE * NUM_BLOCKS)
+        self.running: dict[str, Running] = {}
+
+    def show(self, say: str, question=None, wrote=(), read=()) -> None:
+        requests = [running.state(self.tokenizer) for running in self.running.values()]
+        free = list(self.allocator.free_blocks)
+        self.tape.frame(
+            say, question, requests=requests, free=free, slots=list(self.slots), wrote=list(wrote), read=list(read)
+        )
+
+    def arrive(self, name: str) -> "Running":
+        running = self.running[name] = Running(name, self)
+        return running
+
+    def leave(self, name: str) -> list[int]:
+        """The request has ended; the blocks that it gave back."""
+        running = self.running.pop(name)
+        blocks = list(running.request.blocks)
+        running.sequence.release()
+        return blocks
+
+    def texts(self, ids) -> list[str]:
+        return [self.tokenizer.token_bytes[token].decode("utf-8", "replace").strip() for token in ids]
+
+
+class Running:
+    """One request between `plan` and `commit`, as lesson 0's loop drives it."""
+
+    def __init__(self, name: str, player: Player) -> None:
+        from mini_engine.kv.token_flat import PagedSequence, Request
+
+        self.name, self.player = name, player
+        self.token_ids = player.tokenizer.encode(PROMPTS[name])
+        self.request = Request(list(self.token_ids))
+        self.sequence = PagedSequence(self.request, player.pool, player.allocator)
+
+    def state(self, tokenizer) -> dict:
+        return {
+            "name": self.name,
+            "words": self.player.texts(self.token_ids),
+            "blocks": list(self.request.blocks),
+            "slots": len(self.request.slot_indices),
+            "written": self.request.cur_len,
+        }
+
+    def plan(self) -> list[int]:
+        """Room for the next step is taken; the blocks that are new."""
+        before = len(self.request.blocks)
+        self.meta = self.sequence.plan(self.token_ids)
+        return self.request.blocks[before:]
+
+    def run(self) -> tuple[list[int], list[int], str]:
+        """The model runs. The slots written, the slots read, and the word that was chosen."""
+        import torch
+
+        from mini_engine.engine.loop import next_token
+
+        meta = self.meta
+        with torch.inference_mode():
+            fed = torch.tensor(self.token_ids)[meta.positions]
+            logits = self.player.model(fed, self.player.pool, meta, rows=torch.tensor([len(fed) - 1]))
+        wrote = meta.slot_mapping.tolist()
+        for slot, position in zip(wrote, meta.positions.tolist(), strict=True):
+            self.player.slots[slot] = f"{self.name}{position}"
+        self.sequence.commit(meta)
+        self.token_ids.append(next_token(logits[0]))
+        return wrote, meta.kv_indices.tolist(), self.player.texts(self.token_ids[-1:])[0]
+
+
+def record(tape: Tape) -> None:
+    """The story. What it says comes from what the pool and its books did."""
+    player = Player(tape)
+    player.show(
+        f"A pool of {NUM_BLOCKS} blocks, {BLOCK_SIZE} slots each. A slot takes the keys and values of one token. "
+        "All blocks are on the free list."
+    )
+    prefill(player, "A")
+    prefill(player, "B")
+    for name in "AAB":
+        decode(player, name)
+    decode(player, "A")
+    decode(player, "A", is_question=True)
+    end(player, "A", "A's answer is long enough")
+    prefill(player, "C", is_question=True)
+    decode(player, "C")
+    refused(player, "D")
+    decode(player, "B")
+    end(player, "B", "B has ended")
+    prefill(player, "D", again=True)
+    end(player, "C", "C has ended")
+    end(player, "D", "D has ended")
+
+
+def prefill(player: Player, name: str, is_question: bool = False, again: bool = False) -> None:
+    """Two frames: blocks are taken, then the whole prompt is written in one step."""
+    running = player.running[name] if again else player.arrive(name)
+    count = len(running.token_ids)
+    expected = list(player.allocator.free_blocks)
+    blocks = running.plan()
+    tail = "" if len(blocks) * BLOCK_SIZE == count else f" One of them has {len(blocks) * BLOCK_SIZE - count} slots to spare."
+    question = None
+    if len(player.running) == 1 and not again:
+        why = f"{count} / {BLOCK_SIZE}, rounded up. Only the last block of a request can be partly filled."
+        question = ask(f"Request A brings {count} tokens. How many blocks will it take?", len(blocks), (1, 2, 5), why)
+    elif is_question:
+        why = "The last block that came back is the first to go out: its bytes are most likely still in a cache."
+        wrong = (listed(expected[: len(blocks)]), listed(sorted(expected)[: len(blocks)]), listed(sorted(blocks)))
+        question = ask(f"{name} needs {plural(len(blocks), 'block')}. Which will it get?", listed(blocks), wrong, why)
+    first = f"Now {name} fits:" if again else f"Request {name} comes with {count} tokens:"
+    player.show(f"{first} it takes {plural(len(blocks), 'block')}, {listed(blocks)}.{tail}", question)
+    wrote, _, word = running.run()
+    player.show(
+        f"Prefill: one step writes all {count} tokens, into the slots {ranges(wrote)}. The model chooses “{word}”, "
+        "which has no keys and values yet.",
+        wrote=wrote,
+    )
+
+
+def decode(player: Player, name: str, is_question: bool = False) -> None:
+    """One frame, or two where a block is taken first."""
+    running = player.running[name]
+    position = running.request.cur_len
+    free = player.allocator.free_blocks[::-1]
+    blocks = running.plan()
+    if blocks:
+        question = None
+        if is_question:
+            why = "Whichever is next on the free list will do: the request's list of blocks keeps the order."
+            wrong = ["none, it waits", f"{running.request.blocks[-2] + 1}, the neighbour", *free[1:2]]
+            question = ask(f"{name}'s blocks are full. Which block does it get?", blocks[0], wrong, why)
+        player.show(
+            f"Token {position} of {name} needs a slot, and its blocks are full. It takes block {blocks[0]}. "
+            "Blocks need not be neighbours.",
+            question,
+        )
+    wrote, read, word = running.run()
+    block, offset = divmod(wrote[0], BLOCK_SIZE)
+    player.show(
+        f"Decode: {name} feeds one token, position {position}. Its slot is {block} × {BLOCK_SIZE} + {offset} = {wrote[0]}. "
+        f"Attention gathers the slots {ranges(read)}, in this order. Next word: “{word}”.",
+        wrote=wrote,
+        read=read,
+    )
+
+
+def refused(player: Player, name: str) -> None:
+    """A request for which there is no room."""
+    running = player.arrive(name)
+    free = player.allocator.num_free
+    need = -(-len(running.token_ids) // BLOCK_SIZE)
+    try:
+        running.plan()
+    except OutOfBlocks as error:
+        taken = len(running.request.blocks)
+        why = "A call that cannot be carried out changes nothing. Half a reservation would help nobody."
+        question = ask(
+            f"{name} needs {need} blocks, {free} free. How many does it hold after asking?", taken, (0, free, need), why
+        )
+        player.show(f"OutOfBlocks: {error}. Nothing was changed: {name} holds {plural(taken, 'block')}.", question)
+
+
+def end(player: Player, name: str, because: str) -> None:
+    """A request goes, and its blocks come back."""
+    blocks = player.leave(name)
+    player.show(
+        f"{because}: blocks {listed(blocks)} go back. {plural(player.allocator.num_free, 'block')} of {NUM_BLOCKS} "
+        + ("are free, as at the start. " if not player.running else "are free. ")
+        + "What was written stays there until somebody writes over it, and nobody may read it."
+    )

@@ -1,0 +1,254 @@
+"""Course machinery. Lesson 3's trace: block tables, two views of the same bytes, and a kernel that walks a table."""
+
+import math
+from typing import Any
+
+from traces.tape import Tape, ask, listed, plural, ranges
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 8
+PROMPTS = {"A": "Once upon a time", "B": "The capital of France is", "C": "Count: one, two, three"}
+LAYER, HEAD = 1, 0  # whose attention is shown
+
+
+def tape() -> Tape:
+    scene = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS}
+    return Tape("l3-tables", "l3_block_tensor/tables.trace.js", "tables", "Tables, and two views of the bytes", scene, 12)
+
+
+class Watching:
+    """The kernel, and what it was called with in one layer of the last step."""
+
+    def __init__(self) -> None:
+        from mini_engine.attention.reference import paged_attention
+
+        self.kernel, self.calls = paged_attention, []
+
+    def __call__(self, *arguments):
+        self.calls.append(arguments)
+        return self.kernel(*arguments)
+
+    def keys_of(self, s: int, query: int, entry: int) -> tuple[list[int], list[float]]:
+        """Slots of the keys that query number `query` of sequence s finds in entry `entry` of its row, and scores.
+
+        Scores have two decimals, so that whoever checks the sums that are shown finds them right.
+       """
+        q, k_cache, _, starts, lens, table, scale = self.calls[LAYER]
+        start, stop = int(starts[s]), int(starts[s + 1])
+        seen = int(lens[s]) - (stop - start) + query + 1
+        block = int(table[s, entry])
+        count = min(BLOCK_SIZE, seen - entry * BLOCK_SIZE)
+        head = HEAD // (q.shape[1] // k_cache.shape[2])
+        scores = (k_cache[block, :count, head] @ q[start + query, HEAD] * scale).tolist()
+        return [block * BLOCK_SIZE + offset for offset in range(count)], [round(score, 2) for score in scores]
+
+
+class Desk:
+    """One real pool, its allocator, and the requests in it."""
+
+    def __init__(self, tape: Tape) -> None:
+        from mini_engine.kv.block_tensor import BlockAllocator, KvPool
+        from mini_engine.pocket import POCKET_DIR
+        from mini_engine.tokenizer import Tokenizer
+        from mini_engine.weights import load_model
+
+        self.tape = tape
+        self.model, self.tokenizer = load_model(POCKET_DIR), Tokenizer(POCKET_DIR)
+        self.kernel = Watching()
+        self.pool = KvPool(self.model.config, NUM_BLOCKS, BLOCK_SIZE, self.kernel)
+        self.allocator = BlockAllocator(NUM_BLOCKS, BLOCK_SIZE)
+        self.requests: dict[str, Any] = {}
+        self.slots: list[str | None] = [None] * (BLOCK_SIZE * NUM_BLOCKS)
+        self.plan: dict[str, Any] | None = None
+
+    def show(self, say: str, question=None, view: str = "blocks", wrote=(), walk=None) -> None:
+        tables = [
+            {"name": name, "blocks": list(request.table.blocks), "tokens": request.table.num_tokens}
+            for name, request in self.requests.items()
+        ]
+        state = {"view": view, "tables": tables, "slots": list(self.slots), "plan": self.plan, "walk": walk}
+        self.tape.frame(say, question, wrote=list(wrote), free=list(self.allocator.free_blocks), **state)
+
+    def arrive(self, name: str) -> int:
+        from mini_engine.kv.block_tensor import BlockTable, Request
+
+        ids = self.tokenizer.encode(PROMPTS[name])
+        self.requests[name] = Request(ids, BlockTable(self.allocator))
+        return len(ids)
+
+    def reserve(self) -> dict[str, list[int]]:
+        """Room for everybody's next step; the blocks that are new to each."""
+        from mini_engine.kv.block_tensor import reserve_all
+
+        before = {name: len(request.table.blocks) for name, request in self.requests.items()}
+        reserve_all(list(self.requests.values()))
+        return {name: request.table.blocks[before[name] :] for name, request in self.requests.items()}
+
+    def make_plan(self) -> None:
+        import torch
+
+        from mini_engine.kv.block_tensor import plan_packed
+
+        self.meta = plan_packed(list(self.requests.values()), BLOCK_SIZE, torch.device("cpu"))
+        self.plan = {
+            "rows": self.meta.block_table.tolist(),
+            "starts": self.meta.cu_seqlens_q.tolist(),
+            "lens": self.meta.seq_lens_kv.tolist(),
+            "slots": self.meta.slot_mapping.tolist(),
+        }
+
+    def run(self) -> list[int]:
+        """The packed step, as `generate_packed` runs it; the slots that were written."""
+        import torch
+
+        from mini_engine.engine.loop import next_token
+
+        requests, meta = list(self.requests.values()), self.meta
+        fed = [token for request in requests for token in request.token_ids[request.cur_len :]]
+        self.kernel.calls.clear()
+        with torch.inference_mode():
+            logits = self.model(torch.tensor(fed), self.pool, meta, rows=meta.cu_seqlens_q[1:].long() - 1)
+        self.note_writes(meta)
+        for request, row in zip(requests, logits, strict=True):
+            request.cur_len = len(request.token_ids)
+            request.output_ids.append(next_token(row))
+        return meta.slot_mapping.tolist()
+
+    def note_writes(self, meta) -> None:
+        names = list(self.requests)
+        bounds = meta.cu_seqlens_q.tolist()
+        for s, name in enumerate(names):
+            for row in range(bounds[s], bounds[s + 1]):
+                self.slots[int(meta.slot_mapping[row])] = f"{name}{int(meta.positions[row])}"
+
+    def word(self, name: str) -> str:
+        return self.tokenizer.token_bytes[self.requests[name].output_ids[-1]].decode("utf-8", "replace").strip()
+
+
+def record(tape: Tape) -> None:
+    """The story: a mixed step, a decode, a request that comes later, and two walks of the kernel."""
+    desk = Desk(tape)
+    desk.show(
+        f"{NUM_BLOCKS} blocks of {BLOCK_SIZE} slots. Block 0 is the null block: nobody is ever given it, and tables that "
+        "are too short are filled up with it."
+    )
+    first_step(desk)
+    walk(desk, "B", is_first=True)
+    second_step(desk)
+    third_step(desk)
+    walk(desk, "C", query=4)
+    finish(desk)
+
+
+def first_step(desk: Desk) -> None:
+    counts = {name: desk.arrive(name) for name in "AB"}
+    blocks = desk.reserve()
+    desk.show(
+        f"A comes with {counts['A']} tokens and takes block {listed(blocks['A'])}. B has {counts['B']} and takes blocks "
+        f"{listed(blocks['B'])}.",
+        ask("A comes first, and the pool is empty. Which block does it get?", listed(blocks["A"]), ("0", "7"),
+            "Block 0 is the null block. It is never on the free list."),
+    )  # fmt: skip
+    desk.make_plan()
+    rows = desk.plan["rows"]
+    desk.show(
+        f"Both run in one packed step. The block table is a rectangle, so A's row is {rows[0]}: the null block fills it up.",
+        ask("B's row of the block table has two entries. What stands behind A's only block?", rows[0][-1], (-1, "nothing", 4),
+            "Any entry must be a block that exists. What it holds does not matter: nothing is read from there."),
+    )  # fmt: skip
+    desk.show(
+        f"The same bytes as one row of {NUM_BLOCKS * BLOCK_SIZE} slots: the flat view. Nothing has moved in memory; "
+        f"slot = block × {BLOCK_SIZE} + offset.",
+        view="flat",
+    )
+    wrote = desk.run()
+    desk.show(
+        f"Writing goes through the flat view: {len(wrote)} tokens, slots {ranges(wrote)}. The slot mapping is lesson 2's.",
+        view="flat",
+        wrote=wrote,
+    )
+    desk.show(
+        f"Back to the block view, for reading. A chose “{desk.word('A')}”, B chose “{desk.word('B')}”: how did B's last "
+        "token see its history?"
+    )
+
+
+def walk(desk: Desk, name: str, query: int | None = None, is_first: bool = False) -> None:
+    """A frame for each block that a query visits, with the running sum of its softmax."""
+    s = list(desk.requests).index(name)
+    start, stop = desk.plan["starts"][s : s + 2]
+    query = stop - start - 1 if query is None else query
+    position = desk.plan["lens"][s] - (stop - start) + query
+    best, total, seen = -math.inf, 0.0, []
+    row = desk.requests[name].table.blocks[: position // BLOCK_SIZE + 1]
+    for entry, block in enumerate(row):
+        slots, scores = desk.kernel.keys_of(s, query, entry)
+        new = max(best, *scores)
+        factor = math.exp(best - new)
+        total = total * factor + sum(math.exp(score - new) for score in scores)
+        seen += [[slot, score] for slot, score in zip(slots, scores, strict=True)]
+        say = f"Query {name}{position} reads {plural(len(slots), 'key')} of block {block}, where they lie. "
+        if entry == 0:
+            say += f"Largest score {new:.2f}, sum of exp(score − largest) {total:.2f}."
+        elif new > best:
+            say += f"A larger score, {new:.2f}: the sum so far is multiplied by exp({best:.2f} − {new:.2f}) = {factor:.2f}. Sum {total:.2f}."
+        else:
+            say += f"No larger score, so nothing is rescaled. Sum {total:.2f}."
+        question = question_of(desk, name, position, entry, row, is_first)
+        best = new
+        desk.show(say, question, walk={"s": s, "entry": entry, "query": f"{name}{position}", "seen": seen[:], "best": best, "sum": round(total, 2)})  # fmt: skip
+
+
+def question_of(desk: Desk, name: str, position: int, entry: int, row: list[int], is_first: bool):
+    if is_first and entry == 1:
+        keys = position + 1 - BLOCK_SIZE
+        why = f"B has {position + 1} tokens, {BLOCK_SIZE} of them in the block before. The end of its last block is not written."
+        return ask(f"Next comes block {row[1]}. How many of its keys does the query read?", keys, (4, 2, 0), why)
+    if not is_first and entry == 0:
+        why = "Its row of the table is in the order of its tokens, whatever the numbers are."
+        return ask(f"Which block does C's token {position} visit first?", row[0], (min(row), max(row), 0), why)
+    if not is_first and entry == len(row) - 1:
+        keys = position + 1 - entry * BLOCK_SIZE
+        why = f"Query {position} sees keys 0 … {position}: the mask hangs from the bottom right. What comes later is not its business."
+        return ask(f"Block {row[-1]} holds more of C. How many of its keys does this query see?", keys, (2, 3, 4), why)
+    return None
+
+
+def second_step(desk: Desk) -> None:
+    desk.plan = None
+    blocks = desk.reserve()
+    desk.show(f"Decode: a token each. A's block is full, so its table grows by block {listed(blocks['A'])}. B has room.")
+    desk.make_plan()
+    wrote = desk.run()
+    desk.show(
+        f"Two rows in, two slots written: {listed(wrote)}. The table's rows are {listed(desk.plan['rows'])}; "
+        f"A sees {desk.plan['lens'][0]} keys, B {desk.plan['lens'][1]}.",
+        view="flat",
+        wrote=wrote,
+    )
+
+
+def third_step(desk: Desk) -> None:
+    gone = desk.requests.pop("A")
+    blocks = list(gone.table.blocks)
+    gone.table.free()
+    desk.plan = None
+    desk.show(f"A has ended. Its table is empty; blocks {listed(blocks)} are free.")
+    count = desk.arrive("C")
+    blocks = desk.reserve()["C"]
+    desk.show(f"C comes with {count} tokens and takes blocks {listed(blocks)}: freed last, handed out first.")
+    desk.make_plan()
+    plan = desk.plan
+    desk.show(
+        f"B decodes and C has its prompt, in one call. cu_seqlens_q {plan['starts']} says whose rows are whose: "
+        f"B has row 0, C rows 1 … {plan['starts'][2] - 1}.",
+        ask("B feeds 1 token and C feeds 7. How many rows has the packed step?", plan["starts"][-1], (2, 7, 14),
+            "Rows lie one behind the other, with no padding between sequences."),
+    )  # fmt: skip
+    wrote = desk.run()
+    desk.show(f"All {len(wrote)} are written in one go: slots {ranges(wrote)}.", view="flat", wrote=wrote)
+
+
+def finish(desk: Desk) -> None:
+    desk.show(
+        f"One call served a decode and a prompt, and copied nothing. B chose “{desk.word('B')}”, C chose “{desk.word('C')}”."
+    )

@@ -1,0 +1,124 @@
+"""Course machinery. A trace: frames with a state to draw, a sentence that says what happened, sometimes a question.
+
+A trace is a script, `x.trace.js`, that puts one object into `window.KV_TRACES`: a page that was opened from a file may
+load a script and nothing else. It is the same on every machine: no time, fixed seeds, sorted keys.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+VERSION = 1
+LETTERS = "ABCDEF"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question that is put before its frame is shown. `right` is the index of the right one of 2 to 4 options."""
+
+    question: str
+    options: Sequence[str]
+    right: int
+    why: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"question": self.question, "options": list(self.options), "right": self.right, "why": self.why}
+
+
+def ask(question: str, right: Any, others: Sequence[Any], why: str) -> Ask | None:
+    """A question whose right answer comes from the run. The options are in order, so that their place tells nothing.
+
+    None where the run itself gives no sensible choice: the right answer is among the wrong ones.
+    """
+    others = list(dict.fromkeys(map(str, others)))
+    if str(right) in others:
+        others.remove(str(right))
+    if not others:
+        return None
+    options = sorted([str(right), *others], key=in_order)
+    return Ask(question, options, options.index(str(right)), why)
+
+
+def in_order(text: str) -> tuple[float, str]:
+    """Numbers by size, before words by letters."""
+    head = text.split(" ", 1)[0].replace(",", "")
+    return (float(head) if head.lstrip("-").isdigit() else float("inf"), text)
+
+
+@dataclass
+class Tape:
+    """A trace that is being recorded.
+
+    id: by which a page names it, `l2-pool`. file: where it lies below lessons/. kind: the view that draws it.
+    scene: what stays the same in all frames. poster: the frame that stands for it where no script runs.
+    """
+
+    id: str
+    file: str
+    kind: str
+    title: str
+    scene: dict[str, Any]
+    poster: int = 0
+    frames: list[dict[str, Any]] = field(default_factory=list)
+
+    def frame(self, say: str, question: Ask | None = None, **state: Any) -> None:
+        """Add a frame. `question` is asked before it."""
+        frame = {"say": say} | state
+        self.frames.append(frame | {"ask": question.as_dict()} if question else frame)
+
+    def stopped(self, error: BaseException) -> None:
+        """The recorded code has failed: say so behind the last frame."""
+        last = {key: value for key, value in (self.frames[-1] if self.frames else {}).items() if key != "ask"}
+        self.frames.append(last | {"say": f"Here your code stopped: {type(error).__name__}: {error}"})
+
+    @property
+    def text(self) -> str:
+        """The file's text, a frame on each line."""
+        head = {"file": self.file, "id": self.id, "kind": self.kind, "scene": self.scene, "title": self.title}
+        pairs = [f"{dump(key)}: {dump(value)}" for key, value in sorted((head | {"version": VERSION}).items())]
+        frames = ",\n".join(map(dump, self.frames))
+        return "\n".join(
+            [
+                "// Recorded by scripts/record_traces.py: do not edit, record again.",
+                "window.KV_TRACES = window.KV_TRACES || {};",
+                f"window.KV_TRACES[{dump(self.id)}] = {{",
+                *(pair + "," for pair in pairs),
+                f'"frames": [\n{frames}\n]}};\n',
+            ]
+        )
+
+
+def dump(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def read_trace(text: str) -> dict[str, Any]:
+    """The object that a trace file puts into the page."""
+    body = text.split("] = ", 1)[1]
+    return json.loads(body[: body.rindex(";")])
+
+
+Record = Callable[[Tape], None]
+
+
+def plural(count: int, word: str) -> str:
+    """ "1 block", "3 blocks"."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def listed(values: Sequence[Any]) -> str:
+    """ "4", "4 and 1", "4, 1 and 0"."""
+    words = [str(value) for value in values]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def ranges(values: Sequence[int]) -> str:
+    """ "0 … 4, 9": runs of numbers, in the order given, that no line is broken in."""
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ", ".join(f"{run[0]}\u00a0…\u00a0{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

@@ -1,0 +1,147 @@
+"""Course machinery. Lesson 6's trace: tokens are bytes; what the reader sees, what waits, what is never shown."""
+
+from typing import Any
+
+from traces.tape import Tape, ask, plural
+
+STOP = "User:"
+FIRST, SECOND = "A café: 5 €, Us, User: no", "Hi 😀"
+CUT = 1  # tokens by which the second answer is too short
+
+
+def tape() -> Tape:
+    return Tape("l6-bytes", "l6_text/bytes.trace.js", "bytes", "From tokens to characters", {"stop": STOP}, 15)
+
+
+class Answer:
+    """One answer on its way through detokenizer and stop strings."""
+
+    def __init__(self, tape: Tape, tokenizer) -> None:
+        from mini_engine.engine.detokenizer import Detokenizer, StopChecker
+
+        self.tape, self.tokenizer = tape, tokenizer
+        self.detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
+        self.checker = StopChecker([STOP])
+        self.tokens: list[int] = []
+        self.text = self.shown = ""  # what the bytes have become, and what of it the reader has
+        self.stop: str | None = None
+
+    def push(self, token: int) -> str:
+        """The text that this token completes."""
+        self.tokens.append(token)
+        text = self.detokenizer.push(token)
+        self.take(text)
+        return text
+
+    def take(self, text: str) -> None:
+        self.text += text
+        checked = self.checker.push(text)
+        self.shown += checked.text
+        self.stop = checked.stop
+
+    def finish(self) -> None:
+        self.take(self.detokenizer.finish())
+        self.shown += self.checker.finish()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(self.tokenizer.token_bytes[token]) for token in self.tokens)
+
+    def state(self, is_over: bool = False) -> dict[str, Any]:
+        tokens = [{"id": token, "bytes": self.tokenizer.token_bytes[token].hex(" ")} for token in self.tokens]
+        chars = spans_of(self.text, self.num_bytes, is_over)
+        return {"tokens": tokens, "chars": chars, "shown": self.shown, "held": self.checker.held, "stop": self.stop}
+
+
+def spans_of(text: str, num_bytes: int, is_over: bool) -> list[list[Any]]:
+    """Each character with how many bytes it stands for. What never became one stands for all the bytes that are left."""
+    sizes = [len(char.encode()) for char in text]
+    if is_over and sizes:
+        sizes[-1] += num_bytes - sum(sizes)
+    return [list(span) for span in zip(text, sizes, strict=True)]
+
+
+def record(tape: Tape) -> None:
+    from mini_engine.pocket import POCKET_DIR
+    from mini_engine.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(POCKET_DIR)
+    answer = Answer(tape, tokenizer)
+    tape.frame(
+        f"The tokens of an answer will come one by one. Each is a few bytes. The answer ends at the stop string “{STOP}”, "
+        "which the reader must never see, not even a part of it.",
+        **answer.state(),
+    )
+    ends_at_a_stop(answer, tokenizer.encode(FIRST))
+    is_cut_short(Answer(tape, tokenizer), tokenizer.encode(SECOND)[:-CUT])
+
+
+def ends_at_a_stop(answer: Answer, ids: list[int]) -> None:
+    """A frame for each token, but for those that simply pass: they are told together."""
+    tape, passed, state = answer.tape, "", {}
+    for token in ids:
+        held = answer.checker.held
+        text = answer.push(token)
+        if text.isascii() and text and not held and not answer.checker.held and answer.stop is None:
+            passed, state = passed + text, answer.state()
+            continue
+        if passed:
+            tape.frame(f"“{passed}”: plain letters, one byte each. They are shown at once.", **state)
+            passed = ""
+        tape.frame(*tale(answer, token, text, held), **answer.state())
+        if answer.stop is not None:
+            return
+
+
+def tale(answer: Answer, token: int, text: str, held: str):
+    """What happened to a token that did not simply pass, and perhaps a question."""
+    raw = answer.tokenizer.token_bytes[token]
+    waiting = answer.num_bytes - len(answer.text.encode())
+    if not text:
+        why = f"{plural(waiting, 'byte')} of a character {'is' if waiting == 1 else 'are'} there, and more must come. Decoded alone they would be “�”."
+        question = None
+        if not any("ask" in frame for frame in answer.tape.frames):
+            question = ask(f"The next token is the byte {raw.hex()}, the first of an “é”. What does the reader see of it?", "nothing yet", ("�", "é", "Ã"), why)
+        return f"Token {token} is the byte {raw.hex(' ')}. {why} Nothing is shown.", question
+    if not text.isascii():
+        size = len(text.encode())
+        return f"Token {token}, the byte {raw.hex(' ')}, completes {plural(size, 'byte')}: “{text}”. It is shown, whole.", None
+    if answer.stop is not None:
+        question = ask(
+            "The next token is “:”. What does the reader see of “User:”?", "nothing", ("“User”", "“User:”"),
+            "It was held back from its first letter on. A completed stop string is thrown away.",
+        )  # fmt: skip
+        return f"“{text}” completes “{answer.stop}”. The answer ends here, and nothing of the stop string was shown.", question
+    if answer.checker.held:
+        new = held == "" or not answer.checker.held.startswith(held)
+        question = None
+        if new and not any("stop string" in frame.get("ask", {}).get("question", "") for frame in answer.tape.frames):
+            why = f"A stop string may begin here. “{answer.checker.held}” waits until it is clear."
+            question = ask(f"The next token is “{text}”, and the stop string is “{STOP}”. What of it is shown?", repr_of(text, answer.checker.held), ("all of it", "nothing"), why)
+        return f"“{text}”: “{answer.checker.held}” might begin “{STOP}”, so it is held back.", question
+    return f"“{text}”: “{held}{text}” begins no stop string. What was held back is shown.", None
+
+
+def repr_of(text: str, held: str) -> str:
+    """What of `text` is shown, in words."""
+    return "the blank" if text.removesuffix(held) == " " else "all of it" if not held else "nothing"
+
+
+def is_cut_short(answer: Answer, ids: list[int]) -> None:
+    """An answer that reaches its length in the middle of a character."""
+    for token in ids:
+        answer.push(token)
+    answer_state = answer.state()
+    waiting = answer.num_bytes - len(answer.text.encode())
+    answer.tape.frame(
+        f"Another answer, “{answer.text}” and then an emoji of 4 bytes. Its last token allowed has come, and only "
+        f"{plural(waiting, 'byte')} of the emoji {'is' if waiting == 1 else 'are'} there.",
+        **answer_state,
+    )
+    answer.finish()
+    answer.tape.frame(
+        f"It ends here. Bytes that never became a character are shown as “{answer.text[-1]}”: the reader may know that something is missing.",
+        ask("The answer ends in the middle of an emoji. What becomes of its bytes?", answer.text[-1], ("they are left out", "😀", "an error"),
+            "All deltas together are what decoding everything at once gives, and that gives one replacement character."),
+        **answer.state(is_over=True),
+    )  # fmt: skip

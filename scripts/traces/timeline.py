@@ -1,0 +1,148 @@
+"""Course machinery. Lesson 5's trace: six requests in one batch, step by step, with chunks, a preemption, an abort."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from traces.tape import Tape, ask, listed, plural, ranges
+
+BLOCKS, BLOCK_SIZE, BUDGET = 9, 4, 8
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request: before which step it comes, how long its prompt is, how many tokens it wants, when its reader leaves."""
+
+    name: str
+    arrival: int
+    prompt: int
+    answer: int
+    abort: int | None = None
+
+
+JOBS = (
+    Job("A", 0, 6, 11),
+    Job("B", 0, 3, 9),
+    Job("C", 2, 15, 4),
+    Job("D", 3, 4, 5),
+    Job("E", 8, 5, 9, abort=15),
+    Job("F", 10, 3, 3),
+)
+
+
+def tape() -> Tape:
+    jobs = [{"name": job.name, "prompt": job.prompt, "answer": job.answer} for job in JOBS]
+    scene = {"blocks": BLOCKS, "budget": BUDGET, "jobs": jobs}
+    return Tape("l5-timeline", "l5_scheduler/batch.trace.js", "timeline", "One batch, step by step", scene, 16)
+
+
+class Recorder:
+    """A runner that notes what each step computes, and who holds how much, before it runs."""
+
+    def __init__(self, engine) -> None:
+        self.engine, self.runner = engine, engine.runner
+        self.preempted: dict[str, int] = {}
+
+    def run(self, chunks):
+        scheduler = self.engine.scheduler
+        self.cells: dict[str, dict[str, Any]] = {}
+        self.out = []
+        for request in scheduler.waiting:
+            if request.num_preemptions > self.preempted.get(request.id, 0):
+                self.out.append(request.id)
+            self.preempted[request.id] = request.num_preemptions
+            self.cells[request.id] = {"kind": "out" if request.id in self.out else "waits"}
+        for chunk in chunks:
+            request = chunk.request
+            kind = "decode" if not request.is_prefilling else "again" if request.num_preemptions else "prefill"
+            self.cells[request.id] = {"kind": kind, "start": chunk.start, "stop": chunk.stop, "of": len(request.token_ids)}
+        self.held = {name: len(table.blocks) for name, table in scheduler.manager.tables.items()}
+        return self.runner.run(chunks)
+
+
+def record(tape: Tape) -> None:
+    from mini_engine.engine.engine import Engine
+    from mini_engine.engine.sampling_params import SamplingParams
+    from mini_engine.engine.scheduler import SchedulerConfig
+    from mini_engine.pocket import POCKET_DIR
+    from mini_engine.weights import load_model
+
+    limits = SchedulerConfig(max_running=4, max_batch_tokens=BUDGET, headroom=0)
+    engine = Engine.for_model(
+        load_model(POCKET_DIR), num_blocks=BLOCKS + 1, block_size=BLOCK_SIZE, kernel="reference", limits=limits
+    )
+    recorder = engine.runner = Recorder(engine)
+    step, coming = 0, list(JOBS)
+    while engine.has_unfinished or coming:
+        came, gone = [], []
+        for job in [job for job in coming if job.arrival == step]:
+            coming.remove(job)
+            came.append(job.name)
+            params = SamplingParams(temperature=0, max_tokens=job.answer, ignore_eos=True)
+            engine.add_request(job.name, [65 + i for i in range(job.prompt)], params)
+        for job in JOBS:
+            if job.abort == step and engine.abort(job.name):
+                gone.append(job.name)
+        result = engine.step()
+        ended = [request.id for request in result.finished]
+        show(tape, step, recorder, came, gone, ended)
+        step += 1
+
+
+def show(tape: Tape, step: int, recorder: Recorder, came: list[str], gone: list[str], ended: list[str]) -> None:
+    """One step as a frame."""
+    cells, held = recorder.cells, recorder.held
+    for name in gone:
+        cells[name] = {"kind": "aborted"}
+    say = " ".join(sentences(step, cells, recorder.out, came, gone, ended))
+    tape.frame(say, question(tape, cells, held, recorder.out, gone), cells=cells, held=held, ended=ended)
+
+
+def sentences(step, cells, out, came, gone, ended) -> list[str]:
+    """What happened, in the order in which the scheduler decides."""
+    of_kind = {kind: [name for name, cell in cells.items() if cell["kind"] == kind] for kind in ("decode", "prefill", "again", "waits")}
+    said = [f"{listed(came)} {'comes' if len(came) == 1 else 'come'}." if came else ""]
+    said += [f"{listed(gone)}'s reader has left: the request is aborted, its blocks are free." if gone else ""]
+    said += [f"The pool cannot keep all its promises: {listed(out)}, the last to come, is preempted." if out else ""]
+    if names := of_kind["decode"]:
+        each = ", a token each" if len(names) > 1 else ""
+        said.append(f"{listed(names)} {'decode' if len(names) > 1 else 'decodes'}{each}.")
+    for kind, verb in (("prefill", "computes"), ("again", "computes again")):
+        for name in of_kind[kind]:
+            cell = cells[name]
+            said.append(f"{name} {verb} {part_of(cell)}.")
+    said += [f"{listed(of_kind['waits'])} {'waits' if len(of_kind['waits']) == 1 else 'wait'}." if of_kind["waits"] else ""]
+    said += [f"{listed(ended)} {'has' if len(ended) == 1 else 'have'} ended." if ended else ""]
+    total = sum(cell["stop"] - cell["start"] for cell in cells.values() if "stop" in cell)
+    return [f"Step {step}:", *filter(None, said), f"{plural(total, 'token')} in all."]
+
+
+def part_of(cell: dict[str, Any]) -> str:
+    """ "tokens 0 … 5 of 15", "all 6 tokens"."""
+    start, stop, of = cell["start"], cell["stop"], cell["of"]
+    if stop - start == of:
+        return f"all {of} tokens"
+    return f"{'token' if stop - start == 1 else 'tokens'} {ranges(range(start, stop))} of {of}"
+
+
+def question(tape: Tape, cells, held, out, gone):
+    """Once for each of the scheduler's rules, where it is seen for the first time."""
+    asked = {frame["ask"]["question"].split(":")[0] for frame in tape.frames if "ask" in frame}
+    decodes = [name for name, cell in cells.items() if cell["kind"] == "decode"]
+    chunk = next(((name, cell) for name, cell in cells.items() if cell["kind"] == "prefill" and cell["stop"] < cell["of"]), None)
+    if chunk and decodes and "The budget" not in asked:
+        name, cell = chunk
+        why = f"Who decodes comes first: {plural(len(decodes), 'token')}. What is left of the {BUDGET} goes to {name}'s prompt."
+        count = cell["stop"] - cell["start"]
+        return ask(f"The budget: {listed(decodes)} decode, {name} comes with {cell['of']} tokens. How many of them run in this step?", count, (cell["of"], BUDGET, 1), why)
+    if out and "The pool" not in asked:
+        others = [name for name in held if name not in out]
+        why = "The last to come gives way. It has the least to compute again, and nobody who came before is made to wait."
+        return ask("The pool: the next step needs more blocks than are free. Who gives way?", out[0], others[:3], why)
+    again = next((cell for cell in cells.values() if cell["kind"] == "again"), None)
+    if again and "Back again" not in asked:
+        why = "Its blocks were given away, so its keys and values are lost: prompt and answer so far are computed again."
+        return ask("Back again: the preempted request has room now. Where does it go on?", f"at token {again['start']}", ("where it stopped",), why)
+    if gone and "The reader" not in asked:
+        why = "An abort gives everything back between two steps. The others do not notice."
+        return ask(f"The reader: {gone[0]}'s reader leaves. When are its blocks free?", "before this step", ("when its answer would have ended", "after this step"), why)
+    return None

@@ -1,0 +1,212 @@
+"""Course machinery. Lesson 8's trace: chats that begin alike share blocks; the tree splits, caches, and evicts."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from traces.tape import Tape, ask, listed, plural
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 20
+ANSWER = 7  # tokens of an answer
+HEAD_START, STEPS = 2, 40  # steps before B comes to join A; more than any of the others takes
+ARRIVALS = ("A", "B", "C", "DE", "F")
+SYSTEM = "You are a helpful assistant."
+PROMPTS = {
+    "A": "What is the capital of France?",
+    "B": "What is the capital of Japan?",
+    "C": "Count from one to five.",
+    "D": "What is the opposite of hot?",
+    "E": "What is the opposite of hot?",
+    "F": "What is the capital of France?",
+}
+
+
+def tape() -> Tape:
+    scene = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS}
+    return Tape("l8-tree", "l8_radix/tree.trace.js", "tree", "A tree of shared prefixes", scene, 9)
+
+
+def watched(story: "Story"):
+    """Lesson 8's manager, which tells the story what it did."""
+    from mini_engine.kv.prefix_manager import PrefixCacheManager
+
+    class Watched(PrefixCacheManager):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            story.manager, evict = self, self.tree.evict
+
+            def watched_evict(num_blocks):
+                gone = evict(num_blocks)
+                story.evicted(gone)
+                return gone
+
+            self.tree.evict = watched_evict
+
+        def allocate(self, request_id, token_ids, *rest, **options):
+            nodes = story.num_nodes
+            found = super().allocate(request_id, token_ids, *rest, **options)
+            story.came(request_id, len(token_ids), found, story.num_nodes > nodes)
+            return found
+
+        def grow(self, request_id, num_tokens):
+            story.growing = request_id
+            return super().grow(request_id, num_tokens)
+
+        def commit(self, request_id, token_ids, num_computed):
+            stored = self.tree.num_blocks
+            super().commit(request_id, token_ids, num_computed)
+            story.stored(request_id, self.tree.num_blocks - stored)
+
+        def free(self, request_id, computed_ids=()):
+            blocks = list(self.tables[request_id].blocks) if request_id in self.tables else None
+            stored, free = self.tree.num_blocks, self.allocator.num_free
+            super().free(request_id, computed_ids)
+            if blocks is not None:
+                story.left(request_id, self.tree.num_blocks - stored, self.allocator.num_free - free)
+
+    return Watched
+
+
+class Story:
+    """What happened, told from what the manager shows of itself after each call."""
+
+    def __init__(self, tape: Tape, tokenizer) -> None:
+        self.tape, self.tokenizer = tape, tokenizer
+        self.manager: Any = None
+        self.growing = ""
+        self.asked: dict[str, tuple[int, int]] = {}  # request to its tokens, and how many of them were found
+
+    @property
+    def nodes(self) -> list[dict[str, Any]]:
+        """The tree, parents before children; a node is named by its first block, and 0 is the root."""
+        found = []
+
+        def visit(node, parent: int) -> None:
+            for child in node.children.values():
+                name = child.blocks[0]
+                found.append({"blocks": list(child.blocks), "locks": child.locks, "parent": parent, "text": self.text(child)})
+                visit(child, name)
+
+        visit(self.manager.tree.root, 0)
+        return found
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.nodes)
+
+    def text(self, node) -> str:
+        ids = array("I", bytes(node.key)).tolist()
+        return " ".join(self.tokenizer.decode(ids).split())
+
+    def show(self, say: str, question=None, marked: Sequence[int] = (), evicted: Sequence[int] = ()) -> None:
+        manager = self.manager
+        tables = [
+            {"name": name, "blocks": list(table.blocks), "tokens": self.asked[name][0], "found": self.asked[name][1]}
+            for name, table in manager.tables.items()
+        ]
+        state = {"nodes": self.nodes, "tables": tables, "counts": list(manager.allocator.counts)}
+        by_state = manager.blocks_by_state
+        sums = {"free": by_state.free, "held": by_state.held, "cached": by_state.cached}
+        self.tape.frame(say, question, **state, sums=sums, marked=list(marked), evicted=list(evicted))
+
+    def came(self, name: str, tokens: int, found: int, was_split: bool) -> None:
+        self.asked[name] = (tokens, found)
+        blocks = self.manager.tables[name].blocks
+        if not found:
+            self.show(f"{name} asks “{PROMPTS[name]}”: {tokens} tokens with the system prompt. The tree is empty: nothing is found.")
+            return
+        split = " The edge is split where the two part." if was_split else ""
+        twin = [other for other in self.manager.tables if other != name and PROMPTS[other] == PROMPTS[name]]
+        if twin:
+            say = (
+                f"{name} asks the same in the same step. {twin[0]}'s blocks are not even computed, yet {name} may use them: "
+                f"a layer writes the whole step's keys and values before anybody attends. {found} of {tokens} tokens found."
+            )
+        else:
+            say = f"{name} asks “{PROMPTS[name]}”. {found} of its {tokens} tokens are there, in {plural(len(blocks), 'block')}: locked now, not computed again.{split}"
+        self.show(say, self.question_of(name, tokens, found, bool(twin)), marked=blocks)
+
+    def question_of(self, name: str, tokens: int, found: int, is_twin: bool):
+        if is_twin:
+            why = f"Whole blocks that this step fills are shared as well; the last, unfinished one is not. {found} = {found // BLOCK_SIZE} × {BLOCK_SIZE}."
+            question = f"{name} comes in the same step with the same {tokens} tokens as its twin. How many need it not compute?"
+            return ask(question, found, (0, 16, tokens), why)
+        if name == "B":
+            why = f"Its first 19 tokens are A's, and blocks are shared whole: 19 / {BLOCK_SIZE} rounded down is {found // BLOCK_SIZE} blocks."
+            return ask("B's question differs from A's from token 19 on. How many tokens are found?", found, (19, tokens, 0), why)
+        if name == "F":
+            why = "Its end was evicted, its beginning was not: a prefix is of use without its tail."
+            return ask("F asks what A asked. A's answer was evicted meanwhile. How many tokens are found?", found, (0, 24, tokens), why)
+        return None
+
+    def evicted(self, gone: Sequence[int]) -> None:
+        if not gone:
+            return
+        stay = [node["blocks"][-1] for node in self.nodes if node["locks"]]
+        young = [node["blocks"][-1] for node in self.nodes if not node["locks"]]
+        why = "The leaf that nobody uses and that was not used for the longest time loses its end. What is locked stays."
+        question = None
+        if not any("question" in frame.get("ask", {}) and frame["evicted"] for frame in self.tape.frames):
+            wrong = (1, *stay[-1:], *young[-1:])
+            question = ask(f"{self.growing} needs a block, and none is free. Which cached block goes?", listed(gone), wrong, why)
+        self.show(
+            f"{self.growing} needs a block and none is free. The least recently used leaf gives its last one: block {listed(gone)}.",
+            question,
+            evicted=gone,
+        )
+
+    def stored(self, name: str, count: int) -> None:
+        """Only a prompt's blocks: an answer's come in when it ends."""
+        if not count:
+            return
+        tokens, found = self.asked[name]
+        blocks = self.manager.tables[name].blocks
+        first = found // BLOCK_SIZE
+        new = blocks[first : first + count]
+        rest = tokens - found
+        self.show(
+            f"{name}'s prefill: {plural(rest, 'token')} computed. {plural(count, 'whole block')} of them "
+            f"{'goes' if count == 1 else 'go'} into the tree: {listed(new)}. Whoever comes now finds {'it' if count == 1 else 'them'}.",
+            marked=new,
+        )
+
+    def left(self, name: str, count: int, freed: int) -> None:
+        """A request has ended, or was refused before it began."""
+        sums = self.manager.blocks_by_state
+        if count:
+            say = f"{name} has ended. Whole blocks with its answer stay too: {count} more. Nobody runs with them, so they can be evicted."
+        else:
+            say = f"{name} has ended. Its answer is stored already, so its own copies are duplicates: {plural(freed, 'block')} given back."
+        question = None
+        if name == "A":
+            why = "They stay until their room is needed. To the scheduler they count as free."
+            question = ask("A has ended. What becomes of the blocks that only A used?", "cached, evictable", ("free at once", "locked for ever"), why)
+        self.show(f"{say} Free {sums.free}, held {sums.held}, cached {sums.cached}.", question)
+
+
+def record(tape: Tape) -> None:
+    """Chats come one after the other, two of them as twins, until the pool is short."""
+    from mini_engine.engine.engine import Engine
+    from mini_engine.engine.sampling_params import SamplingParams
+    from mini_engine.engine.scheduler import SchedulerConfig
+    from mini_engine.pocket import POCKET_DIR
+    from mini_engine.tokenizer import Tokenizer
+    from mini_engine.weights import load_model
+
+    tokenizer = Tokenizer(POCKET_DIR)
+    story = Story(tape, tokenizer)
+    options = {"kernel": "reference", "manager": watched(story), "limits": SchedulerConfig(headroom=0)}
+    engine = Engine.for_model(load_model(POCKET_DIR), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, **options)
+    story.show(f"An empty tree and a pool of {NUM_BLOCKS - 1} blocks of {BLOCK_SIZE} tokens. Six chats will come, all with one system prompt.")
+    for names in ARRIVALS:
+        for name in names:
+            chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": PROMPTS[name]}]
+            engine.add_request(name, tokenizer.encode_chat(chat), SamplingParams(temperature=0, max_tokens=ANSWER))
+        for _ in range(HEAD_START if names == "A" else STEPS):
+            if engine.has_unfinished:
+                engine.step()
+    stats = story.manager.stats
+    story.show(
+        f"All have ended. {stats.found_tokens} of {stats.asked_tokens} prompt tokens were found, not computed: "
+        f"{100 * stats.hit_rate:.0f} %. The tree keeps what fits."
+    )

@@ -1,0 +1,422 @@
+// Course machinery. Plays traces of the engine: frames that scripts/record_traces.py recorded, drawn by a view.
+//
+// A link with the class kv-player and a trace as its target becomes a player; without scripts the picture in it stays.
+// A view is a pure function, (pen, frame, scene) -> shapes with keys. Shapes with the same key move, others fade in.
+(function () {
+  "use strict";
+  const KV = (window.KvPlayer = Object.assign({ views: {}, pace: 1 }, window.KvPlayer));
+  const SVG = "http://www.w3.org/2000/svg";
+  const BASE = document.currentScript && document.currentScript.src.replace(/[^/]*$/, "");
+  const NARROWEST = 280;
+  const loading = {};
+  const motion = window.matchMedia("(prefers-reduced-motion: reduce)");
+
+  // ---- drawing -----------------------------------------------------------------------------------------------
+
+  // Collects a frame's shapes. Sizes are CSS pixels; whatever is drawn later lies on top.
+  class Pen {
+    constructor(width) {
+      this.width = width;
+      this.height = 0;
+      this.shapes = [];
+    }
+    add(tag, key, x, y, attrs, more) {
+      const shape = Object.assign({ tag, key, x, y, attrs }, more);
+      this.shapes.push(shape);
+      return shape;
+    }
+    rect(key, x, y, width, height, style, more) {
+      return this.add("rect", key, x, y, { class: style, width, height, rx: 4 }, more);
+    }
+    text(key, x, y, words, style, more) {
+      return this.add("text", key, x, y, { class: style || "" }, Object.assign({ words: String(words) }, more));
+    }
+    path(key, x, y, d, style, more) {
+      return this.add("path", key, x, y, { class: style, d }, more);
+    }
+    // A texture over a box: dots (cached), strokes (evicted, preempted) or cross (the null block).
+    texture(key, x, y, width, height, name, more) {
+      if (name === "cross") {
+        return this.path(key, x, y, `M4 4L${round(width - 4)} ${round(height - 4)}M${round(width - 4)} 4L4 ${round(height - 4)}`, "cross", more);
+      }
+      return this.add("rect", key, x, y, { class: "texture", width, height, rx: 4 }, Object.assign({ texture: name }, more));
+    }
+    // What the signs mean: [words, draw(x, y)] each, in a box of 20 by 16; the height that it takes.
+    legend(y, entries) {
+      let x = 0;
+      entries.forEach(([words, sign], i) => {
+        const wide = 40 + words.length * 6.3;
+        if (x && x + wide > this.width + 12) [x, y] = [0, y + 22];
+        sign(x, y, "legend-" + i);
+        this.text("legend-" + i, x + 26, y + 12.5, words, "label muted");
+        x += wide;
+      });
+      return y + 18;
+    }
+    // A request's letter in a disc of its colour.
+    badge(key, x, y, letter, more) {
+      this.add("circle", key + "-disc", x, y, { class: "disc " + letter.toLowerCase(), r: 11 }, more);
+      this.text(key, x, y + 4.5, letter, "badge mid " + letter.toLowerCase(), more);
+    }
+  }
+
+  const round = (number) => Math.round(number * 10) / 10;
+  const place = (shape) => `translate(${round(shape.x)}px,${round(shape.y)}px)`;
+
+  function attributes(shape, textures) {
+    const attrs = {};
+    for (const name in shape.attrs) {
+      const value = shape.attrs[name];
+      attrs[name] = typeof value === "number" ? round(value) : value;
+    }
+    if (shape.texture) attrs.fill = `url(#${textures}-${shape.texture})`;
+    return attrs;
+  }
+
+  // Make the svg show these shapes: move what is there, add what is new, take away what is gone.
+  function paint(svg, shapes, textures, moving) {
+    const known = svg.known || (svg.known = new Map());
+    const gone = new Map(known);
+    let cursor = svg.firstElementChild.nextElementSibling; // behind <defs>
+    for (const shape of shapes) {
+      const key = shape.tag + " " + shape.key;
+      let node = known.get(key);
+      gone.delete(key);
+      const isNew = !node;
+      if (isNew) {
+        node = document.createElementNS(SVG, shape.tag);
+        known.set(key, node);
+      }
+      const attrs = attributes(shape, textures);
+      for (const name in attrs) if (node.getAttribute(name) !== String(attrs[name])) node.setAttribute(name, attrs[name]);
+      if (shape.words !== undefined && node.textContent !== shape.words) node.textContent = shape.words;
+      if (node === cursor) cursor = cursor.nextElementSibling;
+      else svg.insertBefore(node, cursor);
+      if (isNew && moving) {
+        node.style.transform = shape.from ? `translate(${round(shape.from[0])}px,${round(shape.from[1])}px)` : place(shape);
+        node.classList.add("entering");
+        node.getBoundingClientRect(); // so that the way from here is a transition
+        node.classList.remove("entering");
+      }
+      node.style.transform = place(shape);
+    }
+    for (const [key, node] of gone) {
+      known.delete(key);
+      node.remove();
+    }
+  }
+
+  function textureDefs(id) {
+    const pattern = (name, size, inner, turn) =>
+      `<pattern id="${id}-${name}" width="${size}" height="${size}" patternUnits="userSpaceOnUse"${turn}>${inner}</pattern>`;
+    return (
+      pattern("dots", 7, '<circle class="dot" cx="2" cy="2" r="1.3"/>', "") +
+      pattern("strokes", 7, '<path class="stroke" d="M0 0V7"/>', ' patternTransform="rotate(45)"')
+    );
+  }
+
+  // One frame as the text of a picture, as scripts/record_traces.py keeps it for pages without scripts.
+  KV.picture = function (trace, index, width) {
+    const pen = draw(trace, index, width);
+    const escape = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+    const lines = pen.shapes.map((shape) => {
+      const attrs = Object.assign(attributes(shape, "kv"), { transform: `translate(${round(shape.x)} ${round(shape.y)})` });
+      const text = Object.keys(attrs).map((name) => ` ${name}="${escape(attrs[name])}"`).join("");
+      return shape.words === undefined ? `<${shape.tag}${text}/>` : `<${shape.tag}${text}>${escape(shape.words)}</${shape.tag}>`;
+    });
+    return { width, height: Math.ceil(pen.height), defs: textureDefs("kv"), lines };
+  };
+
+  function draw(trace, index, width) {
+    const pen = new Pen(width);
+    KV.views[trace.kind](pen, trace.frames[index], trace.scene, trace.frames, index);
+    return pen;
+  }
+
+  // ---- the player --------------------------------------------------------------------------------------------
+
+  function element(tag, attrs, ...children) {
+    const node = document.createElement(tag);
+    for (const name in attrs) node.setAttribute(name, attrs[name]);
+    node.append(...children);
+    return node;
+  }
+
+  const ICONS = {
+    first: "M5 4v12M16 4L7 10l9 6z",
+    back: "M14 4L5 10l9 6z",
+    next: "M6 4l9 6-9 6z",
+    play: "M6 3l11 7-11 7z",
+    pause: "M5 4h3v12H5zM12 4h3v12h-3z",
+  };
+  let count = 0;
+
+  class Player {
+    constructor(link, trace) {
+      this.trace = trace;
+      this.index = 0;
+      this.playing = false;
+      this.answers = {}; // frame to whether the answer was right
+      this.id = "kv" + ++count;
+      this.looping = link.hasAttribute("data-autoplay") || !!link.closest("[data-autoplay]");
+      this.build();
+      const only = link.parentElement.tagName === "P" && link.parentElement.textContent.trim() === "" ? link.parentElement : link;
+      only.replaceWith(this.figure);
+      new ResizeObserver(() => this.layOut()).observe(this.stage);
+      this.layOut();
+      if (this.looping) this.loop();
+    }
+
+    build() {
+      const { trace, id } = this;
+      this.svg = document.createElementNS(SVG, "svg");
+      this.svg.setAttribute("class", "kv-art");
+      this.svg.setAttribute("role", "img");
+      this.svg.setAttribute("aria-labelledby", id + "-say");
+      this.svg.innerHTML = `<defs>${textureDefs(id)}</defs>`;
+      this.stage = element("div", { class: "kv-stage", tabindex: "0", role: "group", "aria-label": "Picture. Arrow keys step, space plays." }, this.svg);
+      this.number = element("span", { class: "kv-number" });
+      this.words = element("span", { id: id + "-say" });
+      this.say = element("p", { class: "kv-say", "aria-live": "polite" }, this.words);
+      this.quiz = element("div", { class: "kv-quiz", role: "group", "aria-label": "What happens next?", hidden: "" });
+      this.backButton = this.button("back", "Step back", () => this.step(-1));
+      this.playButton = this.button("play", "Play", () => this.toggle());
+      this.nextButton = this.button("next", "Step forward", () => this.step(1));
+      this.slider = element("input", { type: "range", min: "0", max: String(trace.frames.length - 1), value: "0", "aria-label": "Step" });
+      this.slider.addEventListener("input", () => this.user(() => this.show(Number(this.slider.value))));
+      this.asking = element("input", { type: "checkbox", id: id + "-ask" });
+      this.asking.addEventListener("change", () => this.user(() => this.closeQuestion()));
+      this.score = element("span", { class: "kv-score" });
+      const ask = element("label", { class: "kv-ask", for: id + "-ask" }, this.asking, "What happens next?");
+      const has = trace.frames.some((frame) => frame.ask);
+      const head = element("div", { class: "kv-head" }, element("strong", {}, trace.title), ...(has ? [element("span", {}, this.score, ask)] : []));
+      const bar = element("div", { class: "kv-bar" }, this.backButton, this.playButton, this.nextButton, this.slider, this.number);
+      this.figure = element("figure", { class: "kv-figure", "aria-label": trace.title, "data-trace": trace.id }, head, this.stage, this.say, this.quiz, bar);
+      this.figure.addEventListener("keydown", (event) => this.key(event));
+      this.figure.player = this;
+    }
+
+    button(icon, label, act) {
+      const button = element("button", { type: "button", "aria-label": label, title: label });
+      button.innerHTML = `<svg viewBox="0 0 20 20" aria-hidden="true"><path d="${ICONS[icon]}"/></svg>`;
+      button.addEventListener("click", () => this.user(act));
+      return button;
+    }
+
+    // Whatever a reader does ends the gentle loop.
+    user(act) {
+      this.looping = false;
+      act();
+    }
+
+    key(event) {
+      if (event.altKey || event.ctrlKey || event.metaKey) return;
+      const last = this.trace.frames.length - 1;
+      const acts = {
+        ArrowRight: () => this.step(1),
+        ArrowLeft: () => this.step(-1),
+        Home: () => this.show(0),
+        End: () => this.show(last),
+        " ": () => this.toggle(),
+      };
+      const onControl = /^(BUTTON|INPUT)$/.test(event.target.tagName) && event.target !== this.slider;
+      if (!acts[event.key] || (event.key === " " && onControl)) return;
+      event.preventDefault();
+      this.user(acts[event.key]);
+    }
+
+    get open() {
+      return !this.quiz.hidden;
+    }
+
+    // A frame forward or back. In quiz mode a frame that asks is shown once it is answered.
+    step(by) {
+      this.pause();
+      this.advance(by);
+    }
+
+    advance(by) {
+      const to = this.index + by;
+      if (to < 0 || to >= this.trace.frames.length) return;
+      if (by > 0 && this.asking.checked && this.trace.frames[to].ask && !(to in this.answers)) this.question(to);
+      else this.show(to);
+    }
+
+    show(index) {
+      this.closeQuestion();
+      this.index = Math.max(0, Math.min(index, this.trace.frames.length - 1));
+      this.render(true);
+    }
+
+    toggle() {
+      if (this.playing) return this.pause();
+      if (this.index === this.trace.frames.length - 1) this.show(0);
+      this.play();
+    }
+
+    play() {
+      this.playing = true;
+      this.face("pause", "Pause");
+      if (this.open) return;
+      this.wait();
+    }
+
+    pause() {
+      this.playing = false;
+      clearTimeout(this.timer);
+      this.face("play", "Play");
+    }
+
+    face(icon, label) {
+      this.playButton.querySelector("path").setAttribute("d", ICONS[icon]);
+      this.playButton.setAttribute("aria-label", label);
+      this.playButton.title = label;
+    }
+
+    // Long enough to read what was said.
+    wait() {
+      clearTimeout(this.timer);
+      const words = this.trace.frames[this.index].say.length;
+      this.timer = setTimeout(() => this.tick(), (1300 + 38 * words) * KV.pace);
+    }
+
+    tick() {
+      if (!this.playing) return;
+      if (this.index === this.trace.frames.length - 1) {
+        if (!this.looping) return this.pause();
+        this.show(0);
+      } else this.advance(1);
+      if (!this.open) this.wait();
+    }
+
+    // Plays round and round while it is in view, until somebody touches it. Not where motion is unwelcome.
+    loop() {
+      if (motion.matches || !window.IntersectionObserver) {
+        this.looping = false;
+        return;
+      }
+      this.say.setAttribute("aria-live", "off");
+      new IntersectionObserver(([entry]) => {
+        if (!this.looping) return;
+        if (entry.isIntersecting) this.play();
+        else this.pause();
+      }).observe(this.stage);
+    }
+
+    // ---- what happens next? ----
+
+    question(to) {
+      const { ask } = this.trace.frames[to];
+      clearTimeout(this.timer);
+      this.quiz.replaceChildren(element("p", { class: "kv-question" }, ask.question));
+      const options = element("div", { class: "kv-options" });
+      ask.options.forEach((option, i) => {
+        const button = element("button", { type: "button" }, option);
+        button.addEventListener("click", () => this.user(() => this.answer(to, i)));
+        options.append(button);
+      });
+      this.quiz.append(options);
+      this.quiz.hidden = false;
+      this.asked = to;
+      if (!this.playing || this.figure.contains(document.activeElement)) options.firstChild.focus({ preventScroll: true });
+    }
+
+    answer(to, chosen) {
+      const { ask } = this.trace.frames[to];
+      const right = chosen === ask.right;
+      this.answers[to] = right;
+      const buttons = [...this.quiz.querySelectorAll(".kv-options button")];
+      buttons.forEach((button, i) => {
+        button.disabled = true;
+        if (i === ask.right) button.classList.add("right");
+        else if (i === chosen) button.classList.add("wrong");
+      });
+      const verdict = element("p", { class: "kv-why", role: "status" }, element("strong", {}, right ? "Right. " : `No: ${ask.options[ask.right]}. `), ask.why);
+      const on = element("button", { type: "button", class: "kv-on" }, "Show it");
+      on.addEventListener("click", () =>
+        this.user(() => {
+          this.show(to);
+          this.stage.focus({ preventScroll: true });
+          if (this.playing) this.wait();
+        }),
+      );
+      this.quiz.append(verdict, on);
+      on.focus({ preventScroll: true });
+      this.tally();
+    }
+
+    tally() {
+      const given = Object.values(this.answers);
+      this.score.textContent = given.length ? `${given.filter(Boolean).length} of ${given.length} right` : "";
+    }
+
+    closeQuestion() {
+      this.quiz.hidden = true;
+      this.quiz.replaceChildren();
+    }
+
+    // ---- showing ----
+
+    layOut() {
+      const width = Math.max(NARROWEST, Math.floor(this.stage.clientWidth));
+      if (width === this.width || !this.stage.clientWidth) return;
+      this.width = width;
+      const height = Math.ceil(Math.max(...this.trace.frames.map((_, i) => draw(this.trace, i, width).height)));
+      this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+      this.svg.setAttribute("width", width);
+      this.svg.setAttribute("height", height);
+      this.say.style.minHeight = "";
+      let tallest = 0;
+      for (const frame of this.trace.frames) {
+        this.words.textContent = frame.say;
+        tallest = Math.max(tallest, this.say.offsetHeight);
+      }
+      this.say.style.minHeight = tallest + "px";
+      this.render(false);
+    }
+
+    render(animated) {
+      const { trace, index } = this;
+      const moving = animated && !motion.matches;
+      this.svg.classList.toggle("moving", moving);
+      paint(this.svg, draw(trace, index, this.width).shapes, this.id, moving);
+      const words = trace.frames[index].say;
+      if (this.words.textContent !== words) this.words.textContent = words;
+      this.slider.value = index;
+      this.slider.setAttribute("aria-valuetext", `Step ${index + 1} of ${trace.frames.length}`);
+      this.slider.style.setProperty("--done", `${(100 * index) / (trace.frames.length - 1)}%`);
+      this.number.textContent = `${index + 1} / ${trace.frames.length}`;
+      this.backButton.disabled = index === 0;
+      this.nextButton.disabled = index === trace.frames.length - 1;
+      this.figure.dataset.index = index;
+    }
+  }
+
+  // ---- finding and loading -----------------------------------------------------------------------------------
+
+  function load(url) {
+    return (loading[url] ||= new Promise((done, failed) => {
+      const script = element("script", { src: url });
+      script.addEventListener("load", done);
+      script.addEventListener("error", failed);
+      document.head.append(script);
+    }));
+  }
+
+  const trace = (link) => {
+    const all = Object.values(window.KV_TRACES || {});
+    return all.find((one) => one.id === link.dataset.trace) || all.find((one) => (link.href || "").endsWith(`/${one.file}`));
+  };
+
+  async function upgrade(link) {
+    if (!trace(link)) await load(link.href);
+    const found = trace(link);
+    if (!found) return;
+    if (!KV.views[found.kind]) await load(`${BASE}views/${found.kind}.js`);
+    new Player(link, found);
+  }
+
+  KV.start = () => document.querySelectorAll("a.kv-player").forEach((link) => upgrade(link).catch(() => {})); // the picture stays
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", KV.start);
+  else KV.start();
+})();

@@ -1,0 +1,40 @@
+"""Course machinery. The built website and a browser, for the tests that look at pages as a reader does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from site_browser import Site, build_sites, find_browser, launched, served
+
+
+@pytest.fixture(scope="session")
+def site_folders(tmp_path_factory) -> dict[str, Path]:
+    """The site, built strictly for a server (`http`) and for reading from a disk (`file`)."""
+    pytest.importorskip("material", reason="the site is built with mkdocs-material: pip install --group docs")
+    folders = {kind: tmp_path_factory.mktemp("site") / kind for kind in ("http", "file")}
+    build_sites(folders)
+    return folders
+
+
+@pytest.fixture(scope="session")
+def site_http(site_folders) -> Iterator[Site]:
+    """The site behind a web server on this machine."""
+    with served(site_folders["http"]) as base:
+        yield Site(site_folders["http"], base, is_file=False)
+
+
+@pytest.fixture(scope="session")
+def site_file(site_folders) -> Site:
+    """The site as files, opened without any server."""
+    return Site.on_disk(site_folders["file"])
+
+
+@pytest.fixture(scope="module")  # not the session: while it lives, no other test can run an event loop of its own
+def browser() -> Iterator:
+    """A Chromium; skips where there is none."""
+    pytest.importorskip("playwright", reason="needs playwright: pip install --group test")
+    executable = find_browser()
+    if executable is None:
+        pytest.skip("needs Chromium or Chrome on the PATH: on Debian and Ubuntu, apt-get install chromium")
+    with launched(executable) as found:
+        yield found

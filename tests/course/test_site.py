@@ -1,0 +1,214 @@
+"""Course machinery. The website as a reader meets it: each page, light and dark, wide and narrow, served and from disk.
+
+What a browser shows depends on the pages alone, never on how fast it shows them: scripts/site_report.py has the times.
+"""
+
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+from site_browser import DESKTOP, PHONE, ROOT, Site, build_sites, visiting
+
+from lessons._course.catalog import read_lessons
+from lessons._course.places import Places
+
+SOURCES = sorted(path.relative_to(ROOT / "lessons").as_posix() for path in (ROOT / "lessons").rglob("*.md"))
+AXE = ROOT / "tests" / "course" / "vendor" / "axe" / "axe.min.js"
+HOME_LIMIT = 500_000  # bytes, without fonts
+SCHEMES = {"light": "default", "dark": "slate"}  # as the theme names them
+ALL_RULES, CONTRAST = None, ["color-contrast"]
+LOOKS = [("light", DESKTOP, ALL_RULES), ("light", PHONE, []), ("dark", PHONE, ALL_RULES), ("dark", DESKTOP, CONTRAST)]
+FONTS = (".woff2", ".woff", ".ttf")
+each_page = pytest.mark.parametrize("source", SOURCES)
+each_way = pytest.mark.parametrize("way", ["http", "file"])
+
+STICKS_OUT = """() => [...document.querySelectorAll("body, .kv-hero *, .md-content *, .md-footer *")].filter(part => {
+    const box = part.getBoundingClientRect();
+    if (part === document.body) return document.documentElement.scrollWidth > innerWidth;
+    if (!box.width || box.right <= innerWidth + 1) return false;
+    for (let up = part.parentElement; up; up = up.parentElement)
+        if (getComputedStyle(up).overflowX !== "visible" && up.getBoundingClientRect().right <= innerWidth + 1)
+            return false;
+    return true;
+}).slice(0, 3).map(part => "wider than the window: " + part.outerHTML.slice(0, 120))"""
+
+RUN_AXE = """async rules => (await axe.run(document, {resultTypes: ["violations"], runOnly: rules})).violations.flatMap(
+    found => found.nodes.slice(0, 3).map(node => `${found.id}: ${found.help}: ${node.html.slice(0, 160)} ${
+        [...node.any, ...node.all, ...node.none].map(check => check.message).join("; ").slice(0, 300)}`))"""
+
+TWO_FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+@pytest.fixture
+def site(way: str, request: pytest.FixtureRequest) -> Site:
+    return request.getfixturevalue(f"site_{way}")
+
+
+@each_page
+@each_way
+def test_a_page_shows_well_and_asks_nobody_else(source, way, site, browser):
+    """Both schemes, both widths. Served, axe looks too: contrast, names, landmarks, what the keyboard reaches."""
+    found = []
+    with visiting(browser, site, reduced_motion="reduce") as visitor:
+        visitor.page.goto(site.url(source))
+        if way == "http":
+            visitor.page.evaluate(AXE.read_text(encoding="utf-8"))
+        for scheme, width, rules in LOOKS:
+            visitor.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            visitor.page.set_viewport_size({"width": width, "height": 844})
+            visitor.page.wait_for_function("name => document.body.dataset.mdColorScheme === name", arg=SCHEMES[scheme])
+            visitor.page.evaluate(TWO_FRAMES)
+            said = visitor.page.evaluate(STICKS_OUT)
+            if way == "http" and rules != []:
+                said += visitor.page.evaluate(RUN_AXE, rules)
+            found += [f"{scheme}, {width} pixels wide: {text}" for text in said]
+        found += visitor.complaints
+    assert not found, f"{source}:\n" + "\n".join(found)
+
+
+@each_way
+def test_search_finds_a_block_table(way, site, browser):
+    with visiting(browser, site) as visitor:
+        visitor.page.goto(site.url())
+        visitor.page.locator(".md-search__input").click()
+        visitor.page.locator(".md-search__input").type("block table")
+        results = visitor.page.locator(".md-search-result__item")
+        results.first.wait_for()
+        assert "block table" in " ".join(results.all_inner_texts()).lower()
+        results.first.locator("a").first.click()
+        visitor.page.wait_for_selector("h1")
+        assert visitor.page.url.startswith(site.base) and visitor.page.url != site.url()
+        assert not visitor.complaints
+
+
+def test_the_palette_button_changes_the_pictures_too(site_http, browser):
+    with visiting(browser, site_http, scheme="light") as visitor:
+        visitor.page.goto(site_http.url("l0_the_loop/README.md"))
+        picture = visitor.page.locator(".md-content img").first
+        light = picture.screenshot()
+        for _ in range(2):  # the system's colours, light, dark
+            visitor.page.locator("label[for^=__palette]:visible").click()
+        assert visitor.page.evaluate("document.body.dataset.mdColorScheme") == "slate"
+        visitor.page.wait_for_timeout(300)
+        assert picture.screenshot() != light, "the picture keeps its light colours on a dark page"
+
+
+def test_the_home_page_is_light(site_http, browser):
+    sent: dict[str, int] = {}
+    with visiting(browser, site_http) as visitor:
+        visitor.page.on("response", lambda reply: sent.update({reply.url: len(reply.body())}))
+        visitor.page.goto(site_http.url(), wait_until="networkidle")
+    weights = {url: size for url, size in sent.items() if not url.endswith(FONTS)}
+    heaviest = sorted(weights.items(), key=lambda item: -item[1])[:6]
+    assert sum(weights.values()) < HOME_LIMIT, f"{sum(weights.values())} bytes; the heaviest: {heaviest}"
+
+
+def test_a_formula_and_a_diagram_are_drawn_without_another_host(tmp_path, browser):
+    """No page has to have one; a page that gets one finds what it needs in the site."""
+    docs, theme = tmp_path / "lessons", ROOT / "site" / "theme"
+    docs.mkdir()
+    (docs / "README.md").write_text("# Home\n", encoding="utf-8")
+    (docs / "two.md").write_text("# Two\n\n$x_1$\n\n```mermaid\ngraph LR\n  A --> B\n```\n", encoding="utf-8")
+    settings = {"INHERIT": str(ROOT / "mkdocs.yml"), "theme": {"custom_dir": str(theme)}, "watch": [], "nav": None}
+    (tmp_path / "mkdocs.yml").write_text(json.dumps(settings), encoding="utf-8")
+    build_sites({"file": tmp_path / "site"}, config=tmp_path / "mkdocs.yml")
+    site = Site.on_disk(tmp_path / "site")
+    with visiting(browser, site) as visitor:
+        visitor.page.goto(site.url("two.md"))
+        visitor.page.wait_for_selector(".katex")
+        visitor.page.wait_for_selector("div.mermaid")  # the theme puts the drawing in place of the text
+        assert not visitor.complaints
+
+
+class Links(HTMLParser):
+    """The links, pictures, scripts and anchors of one built page."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.anchors, self.targets, self.fetched = set(), [], []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
+        if tag == "link" and given.get("rel") in {"canonical", "prev", "next"}:
+            return
+        for name in ("href", "src"):
+            if given.get(name):
+                (self.targets if tag == "a" else self.fetched).append(given[name])
+
+
+def built(folder: Path, link: str, base: str) -> tuple[Path, str]:
+    """The file in the build that a link on the page `base` (a path from the folder) leads to, and the anchor."""
+    parts = urlsplit(urljoin("https://site/" + base, link))
+    path = folder / unquote(parts.path).lstrip("/")
+    return (path / "index.html" if path.is_dir() or parts.path.endswith("/") else path), unquote(parts.fragment)
+
+
+@pytest.mark.parametrize("way", ["http", "file"])
+def test_every_link_and_anchor_leads_somewhere(way, site_folders):
+    folder = site_folders[way]
+    pages = {path: Links(path) for path in sorted(folder.rglob("*.html"))}
+    dead = []
+    for path, page in pages.items():
+        base = path.relative_to(folder).as_posix()
+        if base == "404.html":  # its links are from the site's root, wherever that is
+            continue
+        outside = [link for link in page.fetched if re.match(r"(https?:)?//", link)]
+        assert not outside, f"{base} would fetch {outside}"
+        for link in page.targets + page.fetched:
+            if re.match(r"[a-z][a-z0-9+.-]*:", link):
+                continue
+            file, anchor = built(folder, link, base)
+            known = pages[file].anchors if file in pages else ()
+            if not file.is_file() or (anchor and anchor not in known and not anchor.startswith("__")):
+                dead.append(f"{base}: {link}")
+    assert not dead, "these lead nowhere:\n" + "\n".join(dead)
+
+
+# What the site is made of
+
+
+def test_the_menu_has_each_lesson_by_its_title():
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for lesson in read_lessons(Places.find()):
+        assert f"- {lesson.number}. {lesson.title}: {lesson.id}/README.md\n" in menu, (
+            f"mkdocs.yml: lesson {lesson.number}"
+        )
+
+
+def test_what_comes_from_npm_is_as_it_came():
+    """site/vendored.json has the hash of each file; scripts/vendor_site_assets.py --check asks npm itself."""
+    known = json.loads((ROOT / "site" / "vendored.json").read_text(encoding="utf-8"))
+    folders = (ROOT / "site" / "theme" / "assets" / "vendor", ROOT / "tests" / "course" / "vendor")
+    there = {
+        path.relative_to(ROOT).as_posix(): path for folder in folders for path in folder.rglob("*") if path.is_file()
+    }
+    assert set(there) == set(known), "run python scripts/vendor_site_assets.py"
+    for name, path in there.items():
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == known[name]["sha256"], f"{name} was changed by hand"
+    folders_with_licence = {Path(name).parts[:-1] for name in known if "LICENSE" in name}
+    assert len(folders_with_licence) == len({entry["package"] for entry in known.values()}), (
+        "a package has no licence here"
+    )
+
+
+def test_the_lock_file_pins_what_is_asked_for_and_names_no_machine():
+    asked = json.loads((ROOT / "site" / "package.json").read_text(encoding="utf-8"))["dependencies"]
+    locked = json.loads((ROOT / "site" / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    vendored = json.loads((ROOT / "site" / "vendored.json").read_text(encoding="utf-8"))
+    assert {name: locked[f"node_modules/{name}"]["version"] for name in asked} == asked
+    assert {entry["package"] for entry in vendored.values()} == {f"{name} {version}" for name, version in asked.items()}
+    for package in locked.values():
+        assert package.get("resolved", "https://registry.npmjs.org/").startswith("https://registry.npmjs.org/")
+
+
+def test_the_first_screen_s_commands_are_those_of_the_readme():
+    hero = (ROOT / "site" / "theme" / "partials" / "hero.html").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"<b>(.+?)</b>", hero)
+    assert commands and all(f"\n{command} " in readme for command in commands)

@@ -1,0 +1,241 @@
+"""Course machinery. The pages beside the lessons say what the source says, and the glossary's terms are found."""
+
+import ast
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree.ElementTree import fromstring
+
+import api_page
+import draw_map
+import generated
+import pytest
+from engine_modules import read_modules
+
+from lessons._course.catalog import read_lessons
+from lessons._course.pages import Page
+from lessons._course.places import Places
+
+markdown = pytest.importorskip("markdown")
+import glossary_terms  # noqa: E402 (needs markdown)
+
+ROOT = Path(__file__).resolve().parents[2]
+LESSONS = read_lessons(Places.find())
+GLOSSARY = (ROOT / "lessons" / "glossary.md").read_text(encoding="utf-8")
+TERMS = glossary_terms.read_terms(GLOSSARY)
+FIRST_ROW = '| <a id="block"></a>block | slots in a row, `16` of them | 2 |'
+
+
+# The home page and the teachers' page
+
+
+def table(page: str, head: str) -> list[list[str]]:
+    """The rows of the table on a page whose head begins with `head`, as cells."""
+    lines = (ROOT / "lessons" / page).read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(head))
+    rows = lines[start + 2 : lines.index("", start)]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_home_page_s_table_says_what_each_lesson_toml_says():
+    expected = []
+    for lesson in LESSONS:
+        needs = ", ".join(map(str, lesson.needs))
+        needed = f"lesson{'s' if len(lesson.needs) > 1 else ''} {needs}" if needs else "nothing"
+        expected.append([str(lesson.number), f"[{lesson.title}]({lesson.id}/README.md)", str(lesson.minutes), needed])
+    told = [[cells[0], cells[1], cells[3], cells[4]] for cells in table("README.md", "| | lesson | the idea |")]
+    assert told == expected, "lessons/README.md and the lesson.toml files differ in number, title, minutes or needs"
+
+
+def test_the_teachers_table_says_what_each_lesson_toml_says():
+    expected = [
+        [str(lesson.number), lesson.title, str(lesson.minutes), str(len(lesson.tasks)), str(len(lesson.bugs))]
+        for lesson in LESSONS
+    ]
+    told = [cells[:5] for cells in table("teachers.md", "| lesson | title | minutes |")]
+    assert told == expected, "lessons/teachers.md and the lesson.toml files differ"
+
+
+def test_the_teachers_page_answers_each_guess():
+    section = Page.read(ROOT / "lessons" / "teachers.md").section("Answers to the guesses")
+    told = re.findall(r"^\| (\d+) \|", section, re.MULTILINE)
+    assert told == [str(lesson.number) for lesson in LESSONS]
+
+
+# How the pieces fit
+
+
+def test_the_map_and_its_tables_are_those_of_the_source():
+    page = draw_map.PAGE.read_text(encoding="utf-8")
+    for path, text in draw_map.files(page).items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: python scripts/draw_map.py"
+
+
+def test_the_map_shows_every_module_and_every_step_of_the_list():
+    modules, picture = read_modules(), draw_map.PICTURE.read_text(encoding="utf-8")
+    fromstring(picture)
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", picture)
+    assert not {name.rpartition(".")[2] for name in modules} - set(words)
+    steps = draw_map.steps_of(draw_map.PAGE.read_text(encoding="utf-8"))
+    assert set(steps) <= set(modules)
+    told = {number for numbers in steps.values() for number in numbers}
+    assert told == set(range(1, max(told) + 1)), "a step of the list links to no module"
+
+
+def test_the_life_of_a_request_names_what_is_there():
+    section = Page.read(draw_map.PAGE).section("The life of one request")
+    linked = re.findall(r"\[`([\w.]+)`\]\(\.\./(mini_engine/[\w/]+\.py)\)", section)
+    assert len(linked) > 10
+    for symbol, file in linked:
+        assert is_defined(symbol, (ROOT / file).read_text(encoding="utf-8")), f"{file} defines no {symbol}"
+
+
+def is_defined(symbol: str, source: str) -> bool:
+    """A class, a function or a method, also one that a class inherits from its base in the same file."""
+    body = ast.parse(source).body
+    for name in symbol.split("."):
+        found = next((node for node in body if getattr(node, "name", "") == name), None)
+        if found is None:
+            return False
+        body = found.body
+    return True
+
+
+def test_a_gap_without_its_two_comments_is_told():
+    page = "a <!-- begin: x --> old <!-- end: x --> b"
+    assert generated.fill(page, "x", "new") == "a <!-- begin: x -->\n\nnew\n\n<!-- end: x --> b"
+    with pytest.raises(ValueError, match="begin: y"):
+        generated.fill("nothing here", "y", "new")
+
+
+def test_check_names_the_file_and_changes_nothing(tmp_path, capsys):
+    path = tmp_path / "page.md"
+    path.write_text("old", encoding="utf-8")
+    assert generated.settle({path: "new"}, True, "python x.py") == 1
+    assert path.read_text(encoding="utf-8") == "old" and "page.md is out of date" in capsys.readouterr().err
+    assert generated.settle({path: "new"}, False, "python x.py") == 0
+    assert generated.settle({path: "new"}, True, "python x.py") == 0
+
+
+# The API page
+
+
+def test_the_api_page_is_that_of_the_source():
+    assert api_page.PAGE.read_text(encoding="utf-8") == api_page.page(), "out of date: python scripts/api_page.py"
+
+
+def test_the_api_page_has_every_heading_once():
+    """GitHub and the website number headings of one name differently, so a link to one would break."""
+    anchors = [heading.text for heading in Page.read(api_page.PAGE).headings]
+    assert len(anchors) == len(set(anchors))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f(a: int = 1, *, b: str='x') -> None: ...", 'def f(a: int = 1, *, b: str = "x") -> None'),
+        ("async def f(): ...", "async def f()"),
+        ("def f(a=1): ...", "def f(a=1)"),
+    ],
+)
+def test_a_signature_is_written_as_in_the_source(source, expected):
+    assert api_page.signature(ast.parse(source).body[0]) == expected
+
+
+def test_a_long_signature_has_an_argument_a_line():
+    source = f"def f(first: dict[str, int], second: str = {'x' * 80!r}) -> None: ..."
+    lines = api_page.signature(ast.parse(source).body[0]).splitlines()
+    assert lines[1] == "    first: dict[str, int]," and lines[-1] == ") -> None" and len(lines) == 4
+
+
+def test_a_docstring_becomes_lists_and_blocks():
+    fields, picture, raises = (
+        "name: words\n    go on.\nother, more: words.",
+        "    a  b",
+        "Raises:\n    ValueError: if\n        not.",
+    )
+    docstring = "\n\n".join(["Do: this.", fields, picture, raises])
+    assert api_page.prose(docstring) == [
+        "Do: this.",
+        "- `name`: words go on.\n- `other, more`: words.",
+        "```text\na  b\n```",
+        "**Raises**",
+        "- `ValueError`: if not.",
+    ]
+
+
+# The glossary
+
+
+def convert(text: str, page: str = "l2_token_flat/README.md", glossary: str = FIRST_ROW) -> str:
+    """Convert as mkdocs does: it registers a processor that knows which page this is."""
+    md = markdown.Markdown(extensions=["tables", "toc"])
+    finder = glossary_terms.Finder(glossary_terms.read_terms(glossary))
+    md.treeprocessors.register(glossary_terms.GlossaryTerms(md, finder, frozenset(["glossary.md"])), "terms", 2)
+    processor = markdown.treeprocessors.Treeprocessor(md)
+    processor.file = SimpleNamespace(src_uri=page)
+    md.treeprocessors.register(processor, "relpath", 0)
+    return md.convert(text)
+
+
+def test_every_row_of_the_glossary_is_read_and_leads_to_a_lesson():
+    rows = [line for line in GLOSSARY.splitlines() if line.startswith("| ") and not re.match(r"\| (term|---) ", line)]
+    assert len(rows) == len(TERMS) > 60, "a row begins with | <a id=…></a>term | meaning | lesson |"
+    for row in rows:
+        assert re.fullmatch(r"\d+", row.strip("| ").rpartition("|")[2].strip()), f"no lesson in {row!r}"
+
+
+def test_no_word_has_two_rows_and_no_anchor_is_there_twice():
+    ids = [term.id for term in TERMS]
+    names = [name for term in TERMS for name in term.names]
+    assert len(ids) == len(set(ids)) and len(names) == len(set(names))
+
+
+def test_the_first_use_becomes_a_link_with_its_meaning_and_the_second_stays():
+    html = convert("A block, and a block.")
+    link = '<a class="term" href="../glossary.md#block" title="slots in a row, 16 of them">block</a>'
+    assert html == f"<p>A {link}, and a block.</p>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["## A block", "`block`", "[a block](x.md)", "    block", "| block |\n| --- |\n| x |", "blocking", "sub-block"],
+)
+def test_headings_code_links_and_parts_of_words_stay(text):
+    assert 'class="term"' not in convert(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["Blocks come.", "two blocks", "**block**", "| x |\n| --- |\n| block |", "- a *block*"]
+)
+def test_plurals_capitals_and_what_stands_in_lists_and_cells_are_found(text):
+    assert convert(text).count('class="term"') == 1
+
+
+def test_two_words_of_one_line_keep_their_order_and_their_text():
+    glossary = FIRST_ROW + '\n| <a id="slot"></a>slot | a place | 2 |'
+    html = convert("Before *x* a slot, then a block, then done.", glossary=glossary)
+    assert re.sub(r"<a [^>]*>|</a>", "", html) == "<p>Before <em>x</em> a slot, then a block, then done.</p>"
+    assert re.findall(r"#(\w+)", html) == ["slot", "block"]
+
+
+def test_the_longer_of_two_terms_wins_across_a_line_s_end():
+    glossary = FIRST_ROW + '\n| <a id="table"></a>block table, BlockTable | blocks in order | 2 |'
+    html = convert("the block\ntable and the BlockTable and a block", glossary=glossary)
+    assert re.findall(r"#(\w+)", html) == ["table", "block"]
+
+
+@pytest.mark.parametrize(
+    ("mark", "page", "linked"),
+    [
+        (" data-quiet", "l2_token_flat/README.md", False),
+        (' data-not="l2 l3"', "l2_token_flat/README.md", False),
+        (' data-not="l2 l3"', "l4_sampler/README.md", True),
+        ("", "glossary.md", False),
+        ("", "api.md", True),
+    ],
+)
+def test_a_word_can_be_left_alone_everywhere_or_on_some_pages(mark, page, linked):
+    html = convert("a block", page, FIRST_ROW.replace('"></a>', f'"{mark}></a>'))
+    assert ('class="term"' in html) == linked
+    assert not linked or f'href="{"" if "/" not in page else "../"}glossary.md#block"' in html
