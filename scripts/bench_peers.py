@@ -82,12 +82,15 @@ def loads_of(groups: list[str], vocab_size: int, quick: bool) -> dict[str, Jobs]
             loads[f"decode, {count} at once"] = [(ids(64), 8 if quick else 32) for _ in range(count)]
     if "ragged" in groups:
         lengths = [[max(4, int(most * chance.random() ** 2)) for most in (256, 96)] for _ in range(24)]
-        loads["ragged, 24 requests"] = [(ids(own), wanted) for own, wanted in lengths[: 4 if quick else 24]]
+        jobs = [(ids(own), wanted) for own, wanted in lengths[: 4 if quick else 24]]
+        loads[f"ragged, {len(jobs)} requests"] = jobs
     if "shared" in groups:
         start = ids(128 if quick else 512)
-        loads["shared beginning, 16 × (512 + 16)"] = [(start + ids(16), 16) for _ in range(4 if quick else 16)]
+        count = 4 if quick else 16
+        loads[f"shared beginning, {count} × ({len(start)} + 16)"] = [(start + ids(16), 16) for _ in range(count)]
     if "prefill" in groups:
-        loads["prefill, 8 × 256"] = [(ids(256), 1) for _ in range(2 if quick else 8)]
+        count = 2 if quick else 8
+        loads[f"prefill, {count} × 256"] = [(ids(256), 1) for _ in range(count)]
     return loads
 
 
@@ -112,8 +115,8 @@ def weight_bytes(directory: Path, width: int) -> int:
 # ---------------------------------------------------------------- engines
 
 
-def start(name: str, args, model: Path, stack: ExitStack) -> tuple[Peer, str]:
-    """The engine's process with the model loaded, warmed up, and its version.
+def start(name: str, args, model: Path, stack: ExitStack) -> tuple[Peer, dict]:
+    """The engine's process with the model loaded and warmed up, and what it said of itself.
 
     Raises:
         PeerError: it cannot run here.
@@ -132,12 +135,12 @@ def start(name: str, args, model: Path, stack: ExitStack) -> tuple[Peer, str]:
         environment["OMP_NUM_THREADS"] = str(args.threads)
     peer = stack.enter_context(Peer(name, python, environment))
     asked = {"do": "load", "engine": name, "model": str(model.resolve()), "dtype": args.dtype}
-    version = peer.ask(asked | {"threads": threads_of(args)}, timeout=900)["version"]
+    facts = peer.ask(asked | {"threads": threads_of(args)}, timeout=900)
     chance = random.Random(1)
     for count in (1, 8):
         jobs = [(chance.choices(range(100), k=40), 4) for _ in range(count)]
         peer.ask({"do": "run", "jobs": jobs})
-    return peer, version
+    return peer, facts
 
 
 def threads_of(args) -> int:
@@ -146,19 +149,20 @@ def threads_of(args) -> int:
     return args.threads or torch.get_num_threads()
 
 
-def start_all(args, model: Path, stack: ExitStack, notes: list[str]) -> dict[str, Peer]:
-    """Those that run here; the others are named in the notes."""
-    ready, wanted = {}, args.peers or NAMES
+def start_all(args, model: Path, stack: ExitStack, notes: list[str]) -> tuple[dict[str, Peer], dict[str, int]]:
+    """Those that run here, and the bytes of each one's KV pool; the others are named in the notes."""
+    ready, pools, wanted = {}, {}, args.peers or NAMES
     for name in wanted:
         sys.stderr.write(f"loading {name}\n")
         try:
-            ready[name], version = start(name, args, model, stack)
-            notes.append(f"{name}: {version}")
+            ready[name], facts = start(name, args, model, stack)
+            pools[name] = facts["pool_bytes"]
+            notes.append(f"{name}: {facts['version']}")
         except PeerError as why:
             notes.append(f"left out: {name}; {why}")
     if not ready:
         raise UserError(f"no engine can run: {'; '.join(notes)}")
-    return ready
+    return ready, pools
 
 
 # ---------------------------------------------------------------- rounds
@@ -236,14 +240,15 @@ def run(args) -> Report:
     notes = [f"{model}, {args.dtype}, {threads_of(args)} threads, {num_bytes / 1e9:.2f} GB of weights read for a step"]
     rows = []
     with ExitStack() as stack:
-        ready = start_all(args, model, stack, notes)
+        ready, pools = start_all(args, model, stack, notes)
         for name, jobs in loads.items():
             found = rounds_of(ready, jobs, args.rounds or (1 if args.quick else 3), notes)
             notes.append(f"{name}: memory is read at {READ_BYTES / statistics.median(found['']) / 1e9:.1f} GB/s")
             rows += rows_of(name, jobs, found, num_bytes)
         peaks = {name: peer.quit() for name, peer in ready.items()}
     more = [
-        {"engine": name, "peak memory, GB": peak / 1e9, "× weights": peak / num_bytes}
+        {"engine": name, "peak memory, GB": peak / 1e9, "its KV pool, GB": pools[name] / 1e9}
+        | {"× weights and pool": peak / (num_bytes + pools[name])}
         for name, peak in peaks.items()
         if peak
     ]

@@ -14,7 +14,7 @@ def add_arguments(parser) -> None:
     """The options of this suite: none of its own."""
 
 
-def decoding_scheduler(running: int, history: int, num_blocks: int | None = None):
+def decoding_scheduler(running: int, history: int, num_blocks: int | None = None, room: int = ROOM):
     """A scheduler with so many requests that decode, each behind so many tokens."""
     from mini_engine.engine.request import Request
     from mini_engine.engine.sampler import Sampled
@@ -22,11 +22,11 @@ def decoding_scheduler(running: int, history: int, num_blocks: int | None = None
     from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
     from mini_engine.kv.manager import KvCacheManager
 
-    needed = running * ((history + ROOM) // 16 + 1) + 1
+    needed = running * ((history + room) // 16 + 1) + 1
     limits = SchedulerConfig(max_running=running, max_batch_tokens=running * history, max_chunk_tokens=history)
     scheduler = Scheduler(KvCacheManager(num_blocks or needed, 16), limits)
     for i in range(running):
-        scheduler.add(Request(str(i), [1] * history, SamplingParams(temperature=0, max_tokens=ROOM)))
+        scheduler.add(Request(str(i), [1] * history, SamplingParams(temperature=0, max_tokens=room)))
     scheduler.update(scheduler.schedule(), [Sampled(1, None)] * running)
     return scheduler
 

@@ -37,13 +37,13 @@ LAYERS = (
     ),
     Layer(
         "Inside a step",
-        "who runs, on what plan, which token, which text: the rest of engine/",
-        ("engine",),
+        "who runs, on what plan, which token, which text",
+        ("engine", "gpu"),
     ),
     Layer(
         "KV and attention",
         "where K and V lie, and how they are read",
-        ("kv", "attention", "fast", "gpu"),
+        ("kv", "attention", "fast", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
     ),
     Layer(
         "The model",

@@ -1,8 +1,8 @@
 """Course machinery. One engine in a process of its own, asked over pipes: a line of JSON in, a line of JSON out.
 
-    {"do": "load", "engine": NAME, "model": DIR, "dtype": "bfloat16", "threads": 2}   -> {"version": ...}
-    {"do": "run", "jobs": [[[prompt ids], tokens wanted], ...]}                       -> a `Watch`'s figures
-    {"do": "quit"}                                                                    -> {"peak_bytes": ...}
+    {"do": "load", "engine": NAME, "model": DIR, "dtype": "bfloat16", "threads": 2}   -> version, pool_bytes
+    {"do": "run", "jobs": [[[prompt ids], tokens wanted], ...]}                       -> a Watch's figures
+    {"do": "quit"}                                                                    -> peak_bytes
 
 An answer may also be {"error": "..."}. This file is run by other environments' Pythons, so it imports nothing of the
 course but for the course's own engine, and nothing that an engine prints gets into the answers.
@@ -17,6 +17,8 @@ from pathlib import Path
 
 Jobs = list  # of [prompt ids, tokens wanted]
 Run = Callable[[Jobs], Iterator[dict[int, int]]]  # after each step: job's number to how many tokens it has by then
+Loaded = tuple[str, int, Run]  # version, bytes of its KV pool, and what runs jobs
+POOL_BYTES = 2**30
 BATCH_TOKENS = 2048  # of a step, for every engine that can be told
 
 
@@ -49,10 +51,10 @@ class Watch:
         }
 
 
-# ---------------------------------------------------------------- engines: load(request) -> (version, run)
+# ---------------------------------------------------------------- engines: each loads one
 
 
-def load_ours(request: dict) -> tuple[str, Run]:
+def load_ours(request: dict) -> Loaded:
     """This course's engine: "ours plain" as lessons 0 to 8 leave it, the others with lesson 9's layers."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     import torch
@@ -69,7 +71,7 @@ def load_ours(request: dict) -> tuple[str, Run]:
 
         model = speed_up(model)
     limits = SchedulerConfig(max_batch_tokens=BATCH_TOKENS, max_chunk_tokens=BATCH_TOKENS)
-    engine = Engine.for_model(model, kv_bytes=2**30, limits=limits, manager=PrefixCacheManager)
+    engine = Engine.for_model(model, kv_bytes=POOL_BYTES, limits=limits, manager=PrefixCacheManager)
 
     def run(jobs: Jobs) -> Iterator[dict[int, int]]:
         engine.scheduler.manager.clear()
@@ -79,7 +81,7 @@ def load_ours(request: dict) -> tuple[str, Run]:
             names = engine.step().new_tokens
             yield {int(name): len(requests[int(name)].output_ids) for name in names}
 
-    return f"torch {torch.__version__}", run
+    return f"torch {torch.__version__}", engine.runner.pool.bytes, run
 
 
 def load_transformers(request: dict):
@@ -95,7 +97,7 @@ def load_transformers(request: dict):
     return model, transformers.__version__
 
 
-def load_padded(request: dict) -> tuple[str, Run]:
+def load_padded(request: dict) -> Loaded:
     """`generate`: one batch, padded on the left, as many steps as the longest answer has tokens."""
     import torch
 
@@ -116,10 +118,10 @@ def load_padded(request: dict) -> tuple[str, Run]:
         for step, when in enumerate(times, 1):
             yield {"at": when} | dict.fromkeys(range(len(jobs)), step)
 
-    return version, run
+    return version, 0, run
 
 
-def load_generate_batch(request: dict) -> tuple[str, Run]:
+def load_generate_batch(request: dict) -> Loaded:
     """What `generate_batch` runs on, kept between calls, with sizes that suit a processor."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -141,12 +143,20 @@ def load_generate_batch(request: dict) -> tuple[str, Run]:
                     done += result.is_finished()
                     yield {names[result.request_id]: len(result.generated_tokens)}
 
-    return version, run
+    return version, config.num_blocks * config.page_size * kv_bytes_per_token(model), run
 
 
-def load_vllm(request: dict) -> tuple[str, Run]:
+def kv_bytes_per_token(model) -> int:
+    """K and V of one token in all layers of a transformers model."""
+    config = model.config
+    return 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers * model.dtype.itemsize
+
+
+def load_vllm(request: dict) -> Loaded:
     """vLLM's CPU build, compiled, prefix cache on, in this very process."""
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1")
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE=str(POOL_BYTES >> 30), VLLM_NO_USAGE_STATS="1"
+    )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     import vllm
 
@@ -168,7 +178,7 @@ def load_vllm(request: dict) -> tuple[str, Run]:
         while engine.has_unfinished_requests():
             yield {int(out.request_id): len(out.outputs[0].token_ids) for out in engine.step()}
 
-    return vllm.__version__, run
+    return vllm.__version__, POOL_BYTES, run
 
 
 ENGINES = {
@@ -211,8 +221,8 @@ def answer(request: dict, state: dict) -> dict:
         import torch
 
         torch.set_num_threads(request["threads"])
-        version, state["run"] = ENGINES[request["engine"]](request)
-        return {"version": version}
+        version, pool_bytes, state["run"] = ENGINES[request["engine"]](request)
+        return {"version": version, "pool_bytes": pool_bytes}
     if request["do"] == "run":
         return measured(state["run"], request["jobs"])
     return {"peak_bytes": peak_bytes()}

@@ -60,7 +60,7 @@ def show(rows: list[dict]) -> None:
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0].removeprefix("Course machinery. "))
-    parser.add_argument("--only", default="", metavar="TEXT", help="pages whose path has this in it")
+    parser.add_argument("--only", default="", metavar="TEXT", help="pages whose path begins with this")
     parser.add_argument("--loads", type=int, default=3, help="loads of a page, of which the middle time counts")
     parser.add_argument("--shots", action="store_true", help="also take pictures of each page, into build/shots")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -73,7 +73,7 @@ def report(args: argparse.Namespace, executable: str, folder: Path) -> list[dict
     shots.mkdir(parents=True, exist_ok=True)
     with served(folder / "site") as base, launched(executable) as browser:
         site = Site(folder / "site", base, is_file=False)
-        chosen = [source for source in site.pages if args.only in source]
+        chosen = [source for source in site.pages if source.startswith(args.only)]
         rows = [measure(browser, site, source, args.loads) for source in chosen]
         for source in chosen if args.shots else []:
             shoot(browser, site, source, shots)

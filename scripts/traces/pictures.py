@@ -21,13 +21,10 @@ def picture_path(trace_path: Path) -> Path:
 
 
 def seal(tape: Tape) -> str:
-    """A digest of all that the picture depends on: the trace, the view, the core, the styles."""
-    parts = [tape.text, tape.poster, *((PLAYER / name).read_text(encoding="utf-8") for name in sources(tape))]
-    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
-
-
-def sources(tape: Tape) -> tuple[str, ...]:
-    return "player.js", "player.css", f"views/{tape.kind}.js"
+    """A digest of all that the picture depends on: the trace, the view, and how shapes are drawn and coloured."""
+    core = (PLAYER / "player.js").read_text(encoding="utf-8").partition("// ---- the player")[0]
+    view = (PLAYER / "views" / f"{tape.kind}.js").read_text(encoding="utf-8")
+    return hashlib.sha256("\n".join((tape.text, str(tape.poster), core, view, style())).encode()).hexdigest()[:16]
 
 
 def is_current(path: Path, tape: Tape) -> bool:

@@ -7,7 +7,7 @@
 
   // What is wider than the page scrolls in a box of its own; the keyboard has to reach that box.
   function reach() {
-    each(".md-typeset__scrollwrap, .kv-hero__commands, pre > code", function (box) {
+    each(".md-typeset__scrollwrap, .md-typeset p:has(> img), .kv-hero__commands, pre > code", function (box) {
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
       else box.removeAttribute("tabindex");
     });

@@ -1,0 +1,424 @@
+"""Course machinery. The benchmarks: what they draw and write, how they ask other engines, and that nothing is compared
+before the tokens agree. Nothing here depends on the clock."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import bench
+import bench_ladder
+import bench_peers
+import bench_plot
+import bench_step
+import ladder_page
+import ladder_rungs
+import make_random_qwen3
+import peer_protocol
+import peer_worker
+import pytest
+import torch
+from bench_common import Report, Timing
+
+from mini_engine.errors import UserError
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.weights import load_model
+from tests.support import checkpoint, write_checkpoint
+
+LADDER = bench_ladder.FOLDER
+FAMILY = "two, tied, wide heads"
+
+
+# ---------------------------------------------------------------- the ladder's page
+
+
+@pytest.fixture(scope="module")
+def committed() -> Report:
+    return ladder_page.read_report(LADDER / "ladder.json")
+
+
+def test_the_ladders_page_says_what_its_figures_say(committed):
+    page = (LADDER / "README.md").read_text(encoding="utf-8")
+    assert ladder_page.filled(page, committed) == page, "run `python scripts/bench.py ladder --write`, or undo the edit"
+
+
+def test_the_ladders_picture_is_drawn_from_its_figures(committed, tmp_path):
+    pytest.importorskip("matplotlib")
+    ladder_page.draw_ladder(committed.rows, tmp_path / "ladder.svg")
+    drawn, kept = ((folder / "ladder.svg").read_text(encoding="utf-8") for folder in (tmp_path, LADDER))
+    assert drawn == kept, "the picture is older than the figures or than the code that draws it"
+
+
+def test_the_committed_ladder_rises(committed):
+    rows = {int(row["lesson"].split()[0]): row for row in committed.rows}
+    assert list(rows) == sorted(rows) and {0, 1, 2, 3, 5, 8} <= set(rows), "every lesson that changes how work is done"
+    for lesson, before in ((1, 0), (3, 2), (5, 3), (8, 5)):
+        assert rows[lesson]["new tokens/s"] > rows[before]["new tokens/s"], f"lesson {lesson} is made for speed"
+    assert rows[2]["waste %"] < rows[1]["waste %"] / 4, "blocks are there to leave little empty"
+    assert rows[8]["KiB a request"] < rows[5]["KiB a request"], "a shared beginning is kept once"
+    assert rows[0]["prefill tokens"] > rows[1]["prefill tokens"] > rows[8]["prefill tokens"]
+
+
+def test_a_page_that_has_lost_a_place_is_refused_before_anything_is_written(committed, tmp_path):
+    (tmp_path / "README.md").write_text("# Empty\n", encoding="utf-8")
+    with pytest.raises(UserError, match="no <!-- ladder: "):
+        ladder_page.write_page(committed, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+
+
+def test_one_value_far_beyond_the_others_does_not_hide_them():
+    assert ladder_page.longest([1.0, 2.0, 3.0]) == 3.0
+    assert ladder_page.longest([100.0, 2.0, 3.0]) == pytest.approx(4.8), "a broken bar, and 3 fills most of the room"
+    assert ladder_page.longest([0.0, 0.0]) == 0.0 and ladder_page.longest([5.0]) == 5.0
+
+
+# ---------------------------------------------------------------- the rungs
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A small model and a load for it."""
+    model = load_model(checkpoint(FAMILY))
+    return model, ladder_rungs.make_load(5, model.config.vocab_size, common=32, own=24, answer=9, share=0.6)
+
+
+def all_rungs(model, load):
+    return {
+        0: ladder_rungs.lesson_0(model),
+        1: ladder_rungs.lesson_1(model, load),
+        2: ladder_rungs.lesson_2(model, load),
+        3: ladder_rungs.lesson_3(model, load),
+        5: ladder_rungs.engine_rung(model, load, KvCacheManager),
+        8: ladder_rungs.engine_rung(model, load, PrefixCacheManager),
+    }
+
+
+def test_all_lessons_give_the_same_tokens_and_count_what_they_compute(small):
+    model, load = small
+    done = {lesson: run(load) for lesson, run in all_rungs(model, load).items()}
+    bench_ladder.check_equal({lesson: [each] for lesson, each in done.items()})
+    figures = {lesson: each.figures(load, 1024) for lesson, each in done.items()}
+    for lesson in (1, 2, 3, 5):
+        assert figures[lesson]["prefill_tokens"] == load.prompt_tokens, f"lesson {lesson} computes each prompt once"
+    assert figures[8]["prefill_tokens"] == load.prompt_tokens - 4 * 32, "four of five find the 32 shared tokens there"
+    lengths = [len(prompt) + i for prompt, wanted in load.jobs for i in range(wanted)]
+    assert figures[0]["prefill_tokens"] == sum(lengths) - (load.new_tokens - 5), (
+        "lesson 0 feeds the whole text each time"
+    )
+    assert all(len(each.first_tokens) == 5 for each in done.values()), "each request has one first token"
+    assert figures[0]["waste"] is None and figures[2]["waste"] < figures[1]["waste"]
+    assert figures[8]["kv_kib_a_request"] < figures[5]["kv_kib_a_request"]
+
+
+def test_a_rung_can_run_again_and_gives_the_same(small):
+    model, load = small
+    for lesson, run in all_rungs(model, load).items():
+        first, second = run(load), run(load)
+        assert first.answers == second.answers and first.fed == second.fed, f"lesson {lesson} left something behind"
+
+
+def test_the_load_is_the_same_at_every_call_and_its_prompts_begin_alike():
+    one, two = (ladder_rungs.make_load(6, 100, common=8, own=20, answer=10, share=0.4) for _ in range(2))
+    assert one == two
+    assert len({tuple(prompt[:8]) for prompt, _ in one.jobs}) == 1 and len({tuple(p) for p, _ in one.jobs}) == 6
+    assert max(len(prompt) + wanted for prompt, wanted in one.jobs) <= one.longest
+
+
+def test_a_batch_of_lesson_3_fits_into_the_pool():
+    load = ladder_rungs.make_load(20, 100, common=8, own=90, answer=40, share=0.3)
+    found = ladder_rungs.batches(load)
+    assert [job for batch in found for job in batch] == load.jobs and len(found) > 1
+    for batch in found:
+        assert sum(-(-(len(prompt) + wanted - 1) // 16) for prompt, wanted in batch) <= load.pool_blocks
+
+
+def test_other_tokens_are_told_and_not_compared():
+    same, other = (SimpleNamespace(answers=answers) for answers in ([[1, 2], [3]], [[1, 2], [4]]))
+    bench_ladder.check_equal({0: [same], 1: [same, same]})
+    with pytest.raises(UserError, match="lesson 8 answers 1 of 2 requests otherwise than lesson 0"):
+        bench_ladder.check_equal({0: [same], 8: [same, other]})
+
+
+def test_a_quick_ladder_runs_and_writes(tmp_path, capsys):
+    out = tmp_path / "ladder.json"
+    arguments = ["ladder", "--quick", "--model", str(checkpoint(FAMILY)), "--requests", "2", "--json", str(out)]
+    assert bench.main([*arguments, "--lessons", "1,3,8"]) == 0
+    written = json.loads(out.read_text(encoding="utf-8"))
+    assert [row["lesson"].split()[0] for row in written["rows"]] == ["1", "3", "8"]
+    assert written["machine"]["read_gb_s"] > 0 and "dirty" in written["machine"], "a figure without a machine is none"
+    assert "memory is read at" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ladder", "--lessons", "1,4"], "give some of 0,1,2,3,5,8,9"),
+        (["ladder", "--quick", "--write"], "leave out --quick and --lessons"),
+        (["ladder", "--plot", "ladder.txt"], ".svg, .png, .pdf"),
+        (["ladder", "--model", "nowhere"], "no directory nowhere"),
+        (["peers", "--peers", "oars"], "'oars' is none of ours"),
+        (["peers", "--shape", "9B"], "--shape 9B: choose one of 0.6B"),
+        (["step", "--batches", "0"], "no list of whole numbers above 0"),
+        (["stairs"], "there is no suite 'stairs'"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments, said, capsys, monkeypatch):
+    monkeypatch.setattr("bench_common.measure_rates", lambda device: None)
+    try:
+        code = bench.main(arguments)
+    except SystemExit as leave:
+        code = leave.code
+    err = capsys.readouterr().err
+    assert code == 2 and said in err and "Traceback" not in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("suite", bench.suites())
+def test_every_suite_has_help(suite, capsys):
+    with pytest.raises(SystemExit) as leave:
+        bench.main([suite, "--help"])
+    assert leave.value.code == 0 and "--plot" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def test_a_picture_has_the_same_bytes_each_time_and_colours_for_the_dark(tmp_path):
+    pytest.importorskip("matplotlib")
+    report = Report("toy", [{"a": "x", "b": "one", "ms": 1.0}, {"a": "x", "b": "two", "ms": 2.5}], [], {}, "ms")
+    for name in ("1.svg", "2.svg"):
+        bench_plot.draw_bars(report, tmp_path / name)
+    one, two = (tmp_path / name for name in ("1.svg", "2.svg"))
+    assert one.read_bytes() == two.read_bytes(), "no date, no random ids"
+    text = one.read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in text and 'aria-label="toy: ms"' in text
+
+
+def test_a_report_without_a_column_to_draw_says_so(tmp_path):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(UserError, match="suite toy has nothing to draw"):
+        bench_plot.draw_bars(Report("toy", [{"a": 1}], [], {}), tmp_path / "x.svg")
+
+
+def test_without_matplotlib_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match="pip install matplotlib"):
+        bench_plot.check_plot(Path("x.svg"))
+
+
+# ---------------------------------------------------------------- engines in processes of their own
+
+FAKE = """
+import json, os, sys, time
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["do"] == "load":
+        print(json.dumps({"version": "1", "pool_bytes": 0}), flush=True)
+    elif asked["do"] == "quit":
+        print(json.dumps({"peak_bytes": 7}), flush=True)
+    elif asked.get("how") == "refuse":
+        print(json.dumps({"error": "I would rather not"}), flush=True)
+    elif asked.get("how") == "die":
+        sys.stderr.write("first words\\nlast words\\n"); sys.stderr.flush(); os._exit(3)
+    elif asked.get("how") == "babble":
+        print("hello", flush=True)
+    elif asked.get("how") == "sleep":
+        time.sleep(60)
+    else:
+        print(json.dumps({"seconds": 2.0, "decode_tokens": 6, "decode_seconds": 1.0}), flush=True)
+"""
+
+
+@pytest.fixture
+def fake(tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text(FAKE, encoding="utf-8")
+    return worker
+
+
+def test_a_peer_answers_and_ends(fake):
+    with peer_protocol.Peer("fake", worker=fake) as peer:
+        assert peer.ask({"do": "load"})["version"] == "1"
+        assert peer.ask({"do": "run", "jobs": []})["decode_tokens"] == 6
+        assert peer.quit() == 7
+    assert peer.process.poll() is not None, "no process stays behind"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("refuse", "I would rather not"),
+        ("die", "its process ended; it last said: last words"),
+        ("babble", "which is no JSON"),
+        ("sleep", "did not answer within 1 s"),
+    ],
+)
+def test_what_goes_wrong_in_a_peer_is_a_sentence(fake, how, said):
+    with peer_protocol.Peer("fake", worker=fake) as peer, pytest.raises(peer_protocol.PeerError, match=said):
+        peer.ask({"do": "run", "how": how}, timeout=1 if how == "sleep" else 60)
+    assert peer.process.poll() is not None, "no process stays behind"
+
+
+def test_an_interpreter_that_is_not_there_is_a_sentence(fake):
+    with pytest.raises(peer_protocol.PeerError, match="nowhere/python cannot be started"):
+        peer_protocol.Peer("fake", python="nowhere/python", worker=fake)
+
+
+class Scripted:
+    """A peer that answers as often as it is told to, and then fails."""
+
+    def __init__(self, often: int) -> None:
+        self.often, self.asked, self.closed = often, 0, False
+
+    def ask(self, what):
+        self.asked += 1
+        if self.asked > self.often:
+            raise peer_protocol.PeerError("enough")
+        return {"seconds": 2.0, "decode_tokens": 6, "decode_seconds": 1.0}
+
+    def close(self):
+        self.closed = True
+
+
+def test_an_engine_that_fails_is_out_and_the_others_go_on(monkeypatch):
+    monkeypatch.setattr(bench_peers, "memory_reader", lambda: lambda: None)
+    good, bad, notes = Scripted(9), Scripted(1), []
+    ready = {"ours": good, "bad": bad}
+    found = bench_peers.rounds_of(ready, [([1, 2], 3)], 3, notes)
+    assert good.asked == 3 and bad.asked == 2 and bad.closed and list(ready) == ["ours"]
+    assert notes == ["left out from here: bad; enough"] and set(found) == {"", "ours"}
+    [row] = bench_peers.rows_of("ragged, 1 requests", [([1, 2], 3)], found, 100)
+    assert row["tokens/s"] == 1.5 and row["ours is ×"] == 1.0 and row["% of memory"] is None
+
+
+def test_what_a_speed_counts_depends_on_the_load():
+    figures = {"seconds": 2.0, "decode_tokens": 6, "decode_seconds": 0.5}
+    jobs = [([1, 2, 3, 4], 4), ([1, 2], 4)]
+    assert bench_peers.speed("decode, 2 at once", jobs, figures) == 12.0, "decoding alone, without the prefill"
+    assert bench_peers.speed("ragged, 2 requests", jobs, figures) == 4.0, "all answers over all the time"
+    assert bench_peers.speed("prefill, 2", jobs, figures) == 3.0, "prompt tokens over all the time"
+
+
+def test_the_watch_counts_decoding_from_when_all_have_begun():
+    watch = peer_worker.Watch([[[1], 3], [[1], 2]])
+    for counts in ({0: 1}, {0: 2, 1: 1}, {0: 3, 1: 2}):
+        watch.note(counts)
+    assert watch.tokens_before == 3 and watch.figures()["decode_tokens"] == 2
+    unfinished = peer_worker.Watch([[[1], 3]])
+    unfinished.note({0: 2})
+    with pytest.raises(RuntimeError, match="3 tokens were wanted and 2 came"):
+        unfinished.figures()
+
+
+def test_our_engine_and_transformers_answer_in_processes_of_their_own(tmp_path):
+    model = write_checkpoint(tmp_path, num_hidden_layers=1)
+    for name in ("ours plain", "transformers generate"):
+        with peer_protocol.Peer(name) as peer:
+            asked = {"do": "load", "engine": name, "model": str(model), "dtype": "float32", "threads": 1}
+            assert peer.ask(asked)["version"]
+            found = peer.ask({"do": "run", "jobs": [[[1, 2, 3], 4], [[5], 2]]})
+            assert found["decode_tokens"] == 4, "six tokens, and the two first ones come from the prefill"
+            assert "error" not in found and found["seconds"] >= found["decode_seconds"] > 0
+            with pytest.raises(peer_protocol.PeerError, match="KeyError"):
+                peer.ask({"do": "load", "engine": "nobody", "threads": 1})
+            assert peer.quit() >= 0
+
+
+def test_a_load_has_the_same_prompts_at_every_call():
+    groups = list(bench_peers.GROUPS)
+    one, two = (bench_peers.loads_of(groups, 1000, quick=False) for _ in range(2))
+    assert one == two
+    assert [len(jobs) for jobs in one.values()] == [1, 8, 16, 32, 24, 16, 8]
+    shared = next(jobs for name, jobs in one.items() if name.startswith("shared"))
+    assert len({tuple(ids[:512]) for ids, _ in shared}) == 1 and {len(ids) for ids, _ in shared} == {528}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_reads_each_weight_once_and_an_embedding_not_at_all(tmp_path, tied):
+    directory = write_checkpoint(tmp_path, tie_word_embeddings=tied)
+    parameters = {name: p.numel() for name, p in load_model(directory).named_parameters()}
+    expected = sum(n for name, n in parameters.items() if tied or name != "model.embed_tokens.weight")
+    assert bench_peers.weight_bytes(directory, 2) == 2 * expected
+
+
+# ---------------------------------------------------------------- a step's parts
+
+
+def test_a_steps_parts_make_up_the_step():
+    times = {"step": 10, "model": 8, "linears": 5, "attention": 2, "sampling": 0.5, "schedule and plan": 0.5}
+    parts = bench_step.parts_of({name: Timing([value]) for name, value in times.items()})
+    assert list(parts) == list(bench_step.PARTS) and sum(parts.values()) == 10
+    assert parts["rest of the model"] == 1 and parts["rest of the engine"] == 1
+
+
+def test_a_limit_is_bytes_or_arithmetic_whichever_takes_longer():
+    config = load_model(checkpoint(FAMILY)).config
+    rates = SimpleNamespace(read=1e9, matrix={"bfloat16": 1e12})
+    one, many = (bench_step.limits(config, 10**6, n, 100, rates, torch.bfloat16)["linears"] for n in (1, 4000))
+    assert one == pytest.approx(1e-3), "few rows: the weights must be read"
+    assert many == pytest.approx(4000 * 10**6 / 1e12), "many rows: two operations for each weight and row"
+
+
+def test_the_linears_of_a_model_are_found_with_the_head():
+    model = load_model(checkpoint(FAMILY))
+    found = bench_step.linears_of(model)
+    assert len(found) == 7 * model.config.num_hidden_layers + 1
+    for linear, inputs in found:
+        assert linear(torch.zeros(2, inputs)).shape[0] == 2
+
+
+# ---------------------------------------------------------------- random checkpoints
+
+
+def make(tmp_path, *options: str) -> int:
+    return make_random_qwen3.main(["--shape", "pocket", "--out", str(tmp_path / "m"), *options])
+
+
+def test_a_random_checkpoint_runs_here_and_in_transformers_alike(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert make(tmp_path, "--dtype", "float32", "--tokenizer", "--shard-size", "2MB") == 0
+    assert len(list((tmp_path / "m").glob("*.safetensors"))) > 1
+    ids = AutoTokenizer.from_pretrained(tmp_path / "m").encode("The capital of France is")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
+    ours, no_cache = load_model(tmp_path / "m"), ladder_rungs.no_cache
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([ids])).logits[0]
+        got = ours(torch.tensor(ids), no_cache.NoCache(), no_cache.Recompute().plan(ids))
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert got.std() > 0.01, "random weights, not empty ones"
+
+
+def test_shards_and_seeds(tmp_path):
+    for name, options in {"one": [], "two": ["--shard-size", "1MB"], "three": ["--seed", "1"]}.items():
+        assert make(tmp_path / name, *options) == 0
+    one, two, three = (load_model(tmp_path / name / "m").state_dict() for name in ("one", "two", "three"))
+    assert all(torch.equal(one[key], two[key]) for key in one), "where a tensor lies does not change it"
+    assert not torch.equal(one["model.embed_tokens.weight"], three["model.embed_tokens.weight"])
+
+
+def test_a_checkpoint_is_replaced_only_when_asked_and_then_wholly(tmp_path, capsys):
+    assert make(tmp_path, "--shard-size", "1MB") == 0
+    assert make(tmp_path) == 2 and "is not empty; give another --out, or --overwrite" in capsys.readouterr().err
+    assert make(tmp_path, "--overwrite") == 0
+    left = {path.name for path in (tmp_path / "m").iterdir()}
+    assert left == {"config.json", "model.safetensors"}, "no shard and no index of the old one stays behind"
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(make_random_qwen3.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert make(tmp_path) == 2
+    err = capsys.readouterr().err
+    assert "the weights take" in err and err.count("\n") == 1
+    assert not list(tmp_path.rglob("*.safetensors")) and not (tmp_path / "m").exists()
+
+
+def test_the_public_shapes_have_their_public_sizes():
+    """Parameters as the models' cards give them, in billions."""
+    for shape, billions in {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19}.items():
+        sizes = make_random_qwen3.SHAPES[shape]
+        hidden, inner, layers = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_hidden_layers"]
+        q, kv = sizes["num_attention_heads"] * 128, sizes["num_key_value_heads"] * 128
+        heads = 1 if sizes.get("tie_word_embeddings", True) else 2
+        count = layers * (2 * hidden * (q + kv) + 3 * hidden * inner) + heads * sizes["vocab_size"] * hidden
+        assert count / 1e9 == pytest.approx(billions, rel=0.01)
