@@ -12,6 +12,7 @@ from mini_engine.engine.answer import AnswerText, TextDelta
 from mini_engine.engine.llm import LLM as OfflineLLM
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.fast import speed_up
 from mini_engine.kv.default import default_manager
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.tokenizer import Tokenizer
@@ -39,11 +40,19 @@ class LLM(OfflineLLM):
         path_or_hub_id: str | Path,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        fast: bool | None = None,
         **options: Any,
     ) -> "LLM":
-        """Model and tokenizer of a checkpoint directory or hub id; UserError says what is wrong with it."""
+        """Model and tokenizer of a checkpoint directory or hub id; UserError says what is wrong with it.
+
+        Args:
+            fast: with lesson 9's layers; None is wherever there are any, which is on the CPU.
+        """
         directory = resolve_checkpoint(path_or_hub_id)
-        return cls(load_model(directory, dtype, device), Tokenizer(directory), **options)
+        model = load_model(directory, dtype, device)
+        if fast or (fast is None and torch.device(device).type == "cpu"):
+            speed_up(model)
+        return cls(model, Tokenizer(directory), **options)
 
     def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
         """Token ids of a text, of a conversation (a list of messages), or as given."""

@@ -185,7 +185,7 @@ def costs(timings: dict, load, args) -> list[dict[str, Any]]:
     """The second table: beside lesson 5's `LLM.generate` of greedy tokens in the same turns; HTTP has its own load."""
     rows = [
         {"lesson": name, "new tokens/s": rounded(load.new_tokens / timing.median), "± %": rounded(timing.spread * 100)}
-        | {"% of lesson 5": rounded(100 * timings[GREEDY].median / timing.median)}
+        | {"% left": rounded(100 * timings[GREEDY].median / timing.median)}
         for name, timing in timings.items()
         if name not in RUNGS
     ]
@@ -205,7 +205,7 @@ def http_costs(args) -> list[dict[str, Any]]:
         return []
     streamed, offline = speed["HTTP, streamed"], speed["LLM.generate"]
     share = rounded(100 * streamed / offline)
-    return [{"lesson": OVER_HTTP, "new tokens/s": rounded(streamed), "± %": None, "% of lesson 5": share}]
+    return [{"lesson": OVER_HTTP, "new tokens/s": rounded(streamed), "± %": None, "% left": share}]
 
 
 def check_equal(passes: dict[int, list]) -> None:

@@ -36,6 +36,7 @@ NAMES = (
     "vllm",
 )
 GROUPS = ("decode", "ragged", "shared", "prefill")
+PAUSE = 0.3  # seconds before each run: the threads of the engine before stop spinning within a fifth of one
 Jobs = list[tuple[list[int], int]]
 
 
@@ -153,9 +154,10 @@ def start_all(args, model: Path, stack: ExitStack, notes: list[str]) -> tuple[di
     """Those that run here, and the bytes of each one's KV pool; the others are named in the notes."""
     ready, pools, wanted = {}, {}, args.peers or NAMES
     for name in wanted:
-        sys.stderr.write(f"loading {name}\n")
+        begun = time.perf_counter()
         try:
             ready[name], facts = start(name, args, model, stack)
+            sys.stderr.write(f"{name} is ready, {time.perf_counter() - begun:.0f} s\n")
             pools[name] = facts["pool_bytes"]
             notes.append(f"{name}: {facts['version']}")
         except PeerError as why:
@@ -168,18 +170,22 @@ def start_all(args, model: Path, stack: ExitStack, notes: list[str]) -> tuple[di
 # ---------------------------------------------------------------- rounds
 
 
-def rounds_of(ready: dict[str, Peer], jobs: Jobs, rounds: int, notes: list[str]) -> dict[str, list[dict]]:
+def rounds_of(
+    ready: dict[str, Peer], jobs: Jobs, rounds: int, notes: list[str], title: str = ""
+) -> dict[str, list[dict]]:
     """Every engine's figures for a load, a run of each in turns; an engine that fails is out from then on.
 
     The key "" holds the seconds that reading READ_BYTES took in each round.
     """
     found: dict[str, list] = {name: [] for name in ("", *ready)}
     read = memory_reader()
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         found[""].append(min(seconds_of(read) for _ in range(5)))
         for name, peer in list(ready.items()):
+            time.sleep(PAUSE)
             try:
                 found[name].append(peer.ask({"do": "run", "jobs": jobs}))
+                sys.stderr.write(f"{title}, round {number}: {name} {found[name][-1]['seconds']:.2f} s\n")
             except PeerError as why:
                 notes.append(f"left out from here: {name}; {why}")
                 peer.close()
@@ -242,7 +248,7 @@ def run(args) -> Report:
     with ExitStack() as stack:
         ready, pools = start_all(args, model, stack, notes)
         for name, jobs in loads.items():
-            found = rounds_of(ready, jobs, args.rounds or (1 if args.quick else 3), notes)
+            found = rounds_of(ready, jobs, args.rounds or (1 if args.quick else 3), notes, name)
             notes.append(f"{name}: memory is read at {READ_BYTES / statistics.median(found['']) / 1e9:.1f} GB/s")
             rows += rows_of(name, jobs, found, num_bytes)
         peaks = {name: peer.quit() for name, peer in ready.items()}

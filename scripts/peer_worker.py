@@ -243,8 +243,9 @@ def main() -> None:
         answers.write(json.dumps(said) + "\n")
         answers.flush()
         if request["do"] == "quit":
-            answers.close()
-            os._exit(0)  # an engine's threads and children may not want to end
+            break
+    answers.close()
+    os._exit(0)  # an engine's threads and children may not want to end
 
 
 if __name__ == "__main__":

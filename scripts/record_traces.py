@@ -23,7 +23,14 @@ class Recorder(NamedTuple):
     record: Record
 
 
-NAMES = {"l2-pool": "pool", "l3-tables": "tables", "l8-tree": "tree", "l5-timeline": "timeline", "l4-logits": "logits", "l6-bytes": "text_bytes"}
+NAMES = {
+    "l2-pool": "pool",
+    "l3-tables": "tables",
+    "l8-tree": "tree",
+    "l5-timeline": "timeline",
+    "l4-logits": "logits",
+    "l6-bytes": "text_bytes",
+}
 
 
 def recorder(name: str) -> Recorder:
@@ -40,6 +47,23 @@ def record(name: str) -> Tape:
     return tape
 
 
+def record_whatever_happens(name: str) -> Tape:
+    """Run code that may be wrong. If it fails, the trace ends there and says why.
+
+    Raises:
+        Exception: it failed before anything could be shown.
+    """
+    start, story = recorder(name)
+    tape = start()
+    try:
+        story(tape)
+    except Exception as error:
+        if not tape.frames:
+            raise
+        tape.stopped(error)
+    return tape
+
+
 def path_of(tape: Tape) -> Path:
     return LESSONS / tape.file
 
@@ -48,10 +72,16 @@ def run(args) -> int:
     from traces.pictures import draw_all, is_current
 
     names = args.only or list(NAMES)
+    if args.to:
+        for tape in map(record_whatever_happens, names):
+            (args.to / Path(tape.file).name).write_text(tape.text, encoding="utf-8", newline="\n")
+        return 0
     tapes = [record(name) for name in names]
     if args.check:
         old = [path_of(tape).name for tape in tapes if not is_current(path_of(tape), tape)]
-        print(f"out of date: {', '.join(old)}; record again" if old else f"{len(tapes)} traces are what this engine does")
+        print(
+            f"out of date: {', '.join(old)}; record again" if old else f"{len(tapes)} traces are what this engine does"
+        )
         return 1 if old else 0
     for tape in tapes:
         path_of(tape).write_text(tape.text, encoding="utf-8", newline="\n")
@@ -62,7 +92,12 @@ def run(args) -> int:
 def main(argv=None) -> int:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=list(NAMES), metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a trace or picture is out of date")
+    parser.add_argument(
+        "--to", type=Path, metavar="DIR", help="write only the traces, there, of code that may be wrong"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if a trace or picture is out of date"
+    )
     return guard(parser, run, argv)
 
 

@@ -65,7 +65,7 @@ class BuildError(RuntimeError):
 
 def build(folder: Path, *, offline: bool, config: Path = ROOT / "mkdocs.yml") -> subprocess.Popen:
     """Begin a strict build of the site into `folder`."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(config), "-d", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(folder)]
     env = os.environ | {"OFFLINE": str(offline).lower(), "NO_MKDOCS_2_WARNING": "1", "PYTHONIOENCODING": "utf-8"}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=pipe, stderr=subprocess.STDOUT, encoding="utf-8")

@@ -81,11 +81,19 @@ def check(
     task: Annotated[int | None, typer.Option("--task", metavar="K", help="Only the tests of task K.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the first failure in full.")] = False,
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="For all of it.")] = TOTAL_SECONDS,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Instead of tests: your own run as a picture that plays.")
+    ] = False,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="With --trace: open the page in a browser.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Run lesson N's tests and smoke script against your file, and say what to do next. Exit code 0: it passes."""
     desk = Desk()
     lesson, _ = desk.lesson(number)
+    if trace:
+        from lessons._course.trace import show_own_run  # here, not above: few runs need it
+
+        raise typer.Exit(0 if show_own_run(desk, lesson, seconds=time_limit, browser=browser, as_json=as_json) else 1)
     verdict = run_check(desk, lesson, task=task, seconds=time_limit, quiet=as_json)
     if as_json:
         print(json.dumps(verdict.as_dict()))

@@ -12,6 +12,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument(
+        "--fast", action=argparse.BooleanOptionalAction, help="lesson 9's packed layers (default: on the CPU)"
+    )
     parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
     parser.add_argument(
         "--num-blocks", type=whole_number(2), metavar="N", help="blocks of the KV pool (default: 1 GiB)"
@@ -55,6 +58,7 @@ def load_llm(args: argparse.Namespace):
         args.model or POCKET_DIR,
         dtype=DTYPES[dtype],
         device="cuda" if has_gpu else "cpu",
+        fast=args.fast,
         block_size=args.block_size,
         num_blocks=args.num_blocks,
     )

@@ -4,30 +4,25 @@
 #pragma once
 #include "linear.h"
 
-#include <vector>
-
 template <typename T>
 static float inverse_rms(const T* x, int64_t n, float eps) {
     vec sum = {};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        vec y;
-        for (int j = 0; j < LANES; j++) y[j] = widen(x[i + j]);
+    for (int64_t i = 0; i < n; i += LANES) {
+        const vec y = load_some(x + i, n - i);
         sum += y * y;
     }
-    float total = fold_lanes(sum, plus)[0];
-    for (; i < n; i++) total += widen(x[i]) * widen(x[i]);
-    return 1 / std::sqrt(total / float(n) + eps);
+    return 1 / std::sqrt(fold_lanes(sum, plus)[0] / float(n) + eps);
 }
 
 template <typename T>
 static void rms_norm(const Rows<T>& x, const T* weight, float eps, const Rows<T>& out) {
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < x.count; r++) {
-        const T* from = x.at(r);
-        T* to = out.at(r);
-        const float factor = inverse_rms(from, x.width, eps);
-        for (int64_t i = 0; i < x.width; i++) narrow(widen(from[i]) * factor * widen(weight[i]), to + i);
+        const float factor = inverse_rms(x.at(r), x.width, eps);
+        for (int64_t i = 0; i < x.width; i += LANES) {
+            const int64_t left = x.width - i;
+            store_some(out.at(r) + i, load_some(x.at(r) + i, left) * factor * load_some(weight + i, left), left);
+        }
     }
 }
 
@@ -35,12 +30,12 @@ static void rms_norm(const Rows<T>& x, const T* weight, float eps, const Rows<T>
 template <typename T>
 static void norm_and_turn(T* head, const T* weight, const T* cos, const T* sin, int64_t dim, float eps) {
     const float factor = inverse_rms(head, dim, eps);
-    const int64_t half = dim / 2;
-    for (int64_t i = 0; i < half; i++) {
-        const float a = widen(head[i]) * factor * widen(weight[i]);
-        const float b = widen(head[i + half]) * factor * widen(weight[i + half]);
-        narrow(a * widen(cos[i]) - b * widen(sin[i]), head + i);
-        narrow(b * widen(cos[i + half]) + a * widen(sin[i + half]), head + i + half);
+    for (int64_t i = 0, j = dim / 2; i < dim / 2; i += LANES, j += LANES) {
+        const int64_t left = dim / 2 - i;
+        const vec a = load_some(head + i, left) * factor * load_some(weight + i, left);
+        const vec b = load_some(head + j, left) * factor * load_some(weight + j, left);
+        store_some(head + i, a * load_some(cos + i, left) - b * load_some(sin + i, left), left);
+        store_some(head + j, b * load_some(cos + j, left) + a * load_some(sin + j, left), left);
     }
 }
 

@@ -61,8 +61,8 @@ struct Decoder {
 
     void store_linear(Rows<T> from, const Matrix& m, T* out) const {  // into columns of qkv
         const int64_t stride = all_heads() * s.dim;
-        linear<T>({from.data, from.count, from.width, from.stride}, m, [=](int64_t row, int64_t at, int n, const float* y) {
-            for (int i = 0; i < n; i++) narrow(y[i], out + row * stride + at + i);
+        linear<T>({from.data, from.count, from.width, from.stride}, m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
+            store_some(out + row * stride + at, sum, n);
         });
     }
 
@@ -87,9 +87,8 @@ struct Decoder {
 
     void add_linear(Rows<T> from, const Matrix& m) const {  // x += from W^T
         const Rows<T> to = x();
-        linear<T>({from.data, from.count, from.width, from.stride}, m, [=](int64_t row, int64_t at, int n, const float* y) {
-            T* out = to.at(row) + at;
-            for (int i = 0; i < n; i++) narrow(widen(out[i]) + y[i], out + i);
+        linear<T>({from.data, from.count, from.width, from.stride}, m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
+            store_some(to.at(row) + at, load_some(to.at(row) + at, n) + sum, n);
         });
 #pragma omp barrier
     }
@@ -103,12 +102,12 @@ struct Decoder {
             two[1] = (const int32_t*)layer.up.tiles + tile * size;
         };
         each_pair<T>({from.data, from.count, from.width, from.stride}, (to.width + TILE - 1) / TILE, tiles_of,
-                     [&](int64_t first, int rows, int64_t tile, float* sums) {
-            const int count = int(std::min<int64_t>(TILE, to.width - tile * TILE));
-            for (int r = 0; r < rows; r++, sums += 2 * TILE) {
-                for (int i = 0; i < TILE; i += LANES) store(sums + i, silu(load(sums + i)) * load(sums + TILE + i));
-                for (int i = 0; i < count; i++) narrow(sums[i], to.at(first + r) + tile * TILE + i);
-            }
+                     [&](int64_t first, int rows, int64_t tile, const float* sums) {
+            for (int r = 0; r < rows; r++, sums += 2 * TILE)
+                for (int i = 0; i < TILE; i += LANES) {
+                    const int64_t at = tile * TILE + i, count = to.width - at;
+                    if (count > 0) store_some(to.at(first + r) + at, silu(load(sums + i)) * load(sums + TILE + i), count);
+                }
         });
 #pragma omp barrier
     }
@@ -134,8 +133,8 @@ static int run_layers(const Shape& s, const Layer* layers, int count, const Step
 template <typename T>
 static void run_linear(const T* x, int64_t rows, int64_t inputs, int64_t stride, const Matrix& m, T* out, int threads) {
 #pragma omp parallel num_threads(threads)
-    linear<T>({x, rows, inputs, stride}, m, [=](int64_t row, int64_t at, int n, const float* y) {
-        for (int i = 0; i < n; i++) narrow(y[i], out + row * m.outputs + at + i);
+    linear<T>({x, rows, inputs, stride}, m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
+        store_some(out + row * m.outputs + at, sum, n);
     });
 }
 

@@ -32,6 +32,36 @@ constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 5 : 3;  // rows that share 
 template <typename T>
 constexpr int PER_WORD = 4 / sizeof(T);
 
+// Up to LANES elements from or to memory; lanes past the count are 0, or are not written.
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+template <typename T>
+INLINE vec load_some(const T* p, int64_t count) {
+    vec x = {};
+    if (count < LANES)
+        for (int i = 0; i < count; i++) x[i] = widen(p[i]);
+    else if constexpr (sizeof(T) == 4)
+        x = load((const float*)p);
+    else {
+        halves upper;
+        memcpy(&upper, p, sizeof upper);
+        x = (vec)(__builtin_convertvector(upper, uvec) << 16);
+    }
+    return x;
+}
+template <typename T>
+INLINE void store_some(T* p, vec x, int64_t count) {
+    if (count < LANES)
+        for (int i = 0; i < count; i++) narrow(x[i], p + i);
+    else if constexpr (sizeof(T) == 4)
+        store((float*)p, x);
+    else {  // `narrow` for all lanes
+        const uvec bits = (uvec)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        const halves upper = __builtin_convertvector(x != x ? uvec{} + 0x7fc0 : rounded, halves);
+        memcpy(p, &upper, sizeof upper);
+    }
+}
+
 // sum + w . x for one word of each lane's output and the row's word.
 INLINE vec add_product(vec sum, ivec w, int32_t x, float) { return sum + (vec)w * (vec)(ivec{} + x); }
 INLINE vec add_product(vec sum, ivec w, int32_t x, bf16) {
@@ -127,7 +157,7 @@ struct Matrix {  // packed [outputs, inputs], and a bias or nullptr
     int64_t outputs;
 };
 
-// write(row, first output, how many, values) for all outputs of x W^T + bias.
+// write(row, first output, how many, sums) for up to LANES outputs at a time of x W^T + bias.
 template <typename T, typename F>
 static void linear(Rows<const T> x, const Matrix& m, const F& write) {
     const int64_t tiles = (m.outputs + TILE - 1) / TILE, size = TILE * words<T>(x.width);
@@ -135,13 +165,14 @@ static void linear(Rows<const T> x, const Matrix& m, const F& write) {
         two[0] = (const int32_t*)m.tiles + 2 * pair * size;
         two[1] = 2 * pair + 1 < tiles ? two[0] + size : two[0];
     };
-    each_pair(x, (tiles + 1) / 2, tiles_of, [&](int64_t first, int rows, int64_t pair, float* sums) {
-        const int64_t begin = pair * 2 * TILE;
-        const int count = int(std::min<int64_t>(2 * TILE, m.outputs - begin));
-        for (int r = 0; r < rows; r++, sums += 2 * TILE) {
-            if (m.bias)
-                for (int i = 0; i < count; i++) sums[i] += widen(((const T*)m.bias)[begin + i]);
-            write(first + r, begin, count, sums);
-        }
+    each_pair(x, (tiles + 1) / 2, tiles_of, [&](int64_t first, int rows, int64_t pair, const float* sums) {
+        for (int r = 0; r < rows; r++)
+            for (int i = 0; i < 2 * TILE; i += LANES) {
+                const int64_t at = pair * 2 * TILE + i, count = m.outputs - at;
+                if (count <= 0) break;
+                vec sum = load(sums + r * 2 * TILE + i);
+                if (m.bias) sum += load_some((const T*)m.bias + at, count);
+                write(first + r, at, count, sum);
+            }
     });
 }

@@ -68,13 +68,26 @@ class Row:
     def show(self, stage: str, say: str, question=None, u: float | None = None, chosen: int | None = None) -> None:
         probs = self.probs
         rows = [
-            {"id": token, "word": self.word(token), "logit": number(float(self.logits[0, token])), "prob": round(probs[token], 3)}
+            {
+                "id": token,
+                "word": self.word(token),
+                "logit": number(float(self.logits[0, token])),
+                "prob": round(probs[token], 3),
+            }
             for token in self.shown
         ]
         listed = [index for index, token in enumerate(self.shown) if token == chosen]
         state: dict[str, Any] = {"chosen": listed[0] if listed else None, "u": u, "kept": self.kept}
         text = self.tokenizer.decode([*self.asked.prompt_ids, *self.asked.output_ids])
-        self.tape.frame(say, question, stage=stage, rows=rows, rest=round(1 - sum(probs[token] for token in self.shown), 3) + 0.0, text=text, **state)
+        self.tape.frame(
+            say,
+            question,
+            stage=stage,
+            rows=rows,
+            rest=round(1 - sum(probs[token] for token in self.shown), 3) + 0.0,
+            text=text,
+            **state,
+        )
 
 
 def number(value: float) -> float | None:
@@ -114,19 +127,27 @@ def changed(row: Row, before) -> list[int]:
 def sentence(row: Row, name: str, before, kept: int) -> str:
     best = int(row.logits[0].argmax())
     if name == "penalise_repetition":
-        said = [f"“{row.word(token)}” {before[0, token]:.2f} → {row.logits[0, token]:.2f}" for token in changed(row, before)]
-        return f"Repetition penalty: what is in the prompt or the answer has its logit divided by 1.3 (multiplied, if negative). {'; '.join(said)}."
+        said = [
+            f"“{row.word(token)}” {before[0, token]:.2f} → {row.logits[0, token]:.2f}" for token in changed(row, before)
+        ]
+        return (
+            "Repetition penalty: what is in the prompt or the answer has its logit divided by 1.3 (multiplied, "
+            f"if negative). {'; '.join(said)}."
+        )
     if name == "divide_by_temperature":
         old = float(before.softmax(dim=-1)[0, best])
         return (
-            f"Temperature: every logit is divided by 0.7. The differences grow, and the best gain: “{row.word(best)}” goes "
+            "Temperature: every logit is divided by 0.7. The differences grow, and the best gain: "
+            f"“{row.word(best)}” goes "
             f"from {old:.3f} to {row.probs[best]:.3f}. Above 1 it would be the other way round."
         )
     gone = f"{kept - row.kept:,} tokens get the logit −∞; {row.kept} stay"
     if name == "keep_top_k":
         return f"Top-k: only the 8 best. {gone}, and share what the others had."
     if name == "keep_top_p":
-        return f"Top-p: from the best down, until they make up 0.85 together. The one that crosses the line stays. {gone}."
+        return (
+            f"Top-p: from the best down, until they make up 0.85 together. The one that crosses the line stays. {gone}."
+        )
     if name == "keep_min_p":
         return f"Min-p: whatever is less than half as likely as the best goes. {gone}."
     return f"{gone}."
@@ -136,10 +157,17 @@ def question(row: Row, name: str, before, kept: int):
     if name == "penalise_repetition" and (hit := changed(row, before)):
         why = f"Only what is in the prompt or the answer is penalised, and “{row.word(hit[0])}” is in the prompt."
         wrong = [row.word(token) for token in row.shown if token not in hit][:2]
-        return ask("Repetition penalty 1.3 comes first. Whose logit falls?", row.word(hit[0]), (*wrong, "every token's"), why)
+        return ask(
+            "Repetition penalty 1.3 comes first. Whose logit falls?", row.word(hit[0]), (*wrong, "every token's"), why
+        )
     if name == "keep_top_k":
         why = "The other logits become −∞, and stay −∞ whatever follows."
-        return ask(f"Top-k 8 comes next. How many of the {kept:,} tokens can still be drawn?", row.kept, ("0", "100", f"{kept:,}"), why)
+        return ask(
+            f"Top-k 8 comes next. How many of the {kept:,} tokens can still be drawn?",
+            row.kept,
+            ("0", "100", f"{kept:,}"),
+            why,
+        )
     return None
 
 
@@ -163,7 +191,11 @@ def chosen_by(row: Row, neighbours: int = 0) -> int:
 
 def drawing(row: Row) -> None:
     u, token = number_of(row), chosen_by(row)
-    row.show("draw", f"The draw: the probabilities of the {row.kept} that are left, laid end to end in the vocabulary's order, from 0 to 1.")
+    row.show(
+        "draw",
+        f"The draw: the probabilities of the {row.kept} that are left, laid end to end in the vocabulary's order, "
+        "from 0 to 1.",
+    )
     why = "Each token has a stretch as long as its probability; the number falls on one of them."
     words = [row.word(other) for other in row.shown if row.logits[0, other] > float("-inf")]
     row.show(
@@ -182,21 +214,28 @@ def again(row: Row) -> None:
     row.show(
         "draw",
         f"The same request in a batch of 8: {same}. No generator, no state: only seed and position count.",
-        ask("The same request runs beside seven others. Which token is drawn?", row.word(beside), ("it depends on the others",),
-            "A hash of seed and position stands in for a generator. Neither batch nor order is an input."),
+        ask(
+            "The same request runs beside seven others. Which token is drawn?",
+            row.word(beside),
+            ("it depends on the others",),
+            "A hash of seed and position stands in for a generator. Neither batch nor order is an input.",
+        ),
         u=round(u, 3),
         chosen=beside,
-    )  # fmt: skip
+    )
     row.asked.output_ids.append(token)
     row.model_logits()
-    row.show("logits", f"“{row.word(token)}” is appended and fed. The model gives new logits, for position {row.position}.")
+    row.show(
+        "logits", f"“{row.word(token)}” is appended and fed. The model gives new logits, for position {row.position}."
+    )
     from mini_engine.engine.sampler import process
 
     process(row.logits, [row.asked])
     u, token = number_of(row), chosen_by(row)
     row.show(
         "draw",
-        f"All steps again, {row.kept} {'token stays' if row.kept == 1 else 'tokens stay'}; position {row.position} has the "
+        f"All steps again, {row.kept} {'token stays' if row.kept == 1 else 'tokens stay'}; position {row.position} "
+        "has the "
         f"number {u:.3f}: “{row.word(token)}”.",
         u=round(u, 3),
         chosen=token,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from site_browser import find_browser, launched
 from smoke_common import REPO
+
 from traces.tape import Tape
 
 PLAYER = REPO / "site" / "theme" / "assets" / "player"

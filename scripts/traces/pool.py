@@ -1,8 +1,7 @@
 """Course machinery. Lesson 2's trace: requests come and go in a pool of six blocks."""
 
-from traces.tape import Tape, ask, listed, plural, ranges
-
 from mini_engine.errors import OutOfBlocks
+from traces.tape import Tape, ask, listed, plural, ranges
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 6
 PROMPTS = {
@@ -130,7 +129,11 @@ def prefill(player: Player, name: str, is_question: bool = False, again: bool = 
     count = len(running.token_ids)
     expected = list(player.allocator.free_blocks)
     blocks = running.plan()
-    tail = "" if len(blocks) * BLOCK_SIZE == count else f" One of them has {len(blocks) * BLOCK_SIZE - count} slots to spare."
+    tail = (
+        ""
+        if len(blocks) * BLOCK_SIZE == count
+        else f" One of them has {len(blocks) * BLOCK_SIZE - count} slots to spare."
+    )
     question = None
     if len(player.running) == 1 and not again:
         why = f"{count} / {BLOCK_SIZE}, rounded up. Only the last block of a request can be partly filled."
@@ -169,7 +172,8 @@ def decode(player: Player, name: str, is_question: bool = False) -> None:
     wrote, read, word = running.run()
     block, offset = divmod(wrote[0], BLOCK_SIZE)
     player.show(
-        f"Decode: {name} feeds one token, position {position}. Its slot is {block} × {BLOCK_SIZE} + {offset} = {wrote[0]}. "
+        f"Decode: {name} feeds one token, position {position}. Its slot is {block} × {BLOCK_SIZE} + {offset} = "
+        f"{wrote[0]}. "
         f"Attention gathers the slots {ranges(read)}, in this order. Next word: “{word}”.",
         wrote=wrote,
         read=read,

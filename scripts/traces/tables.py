@@ -12,7 +12,9 @@ LAYER, HEAD = 1, 0  # whose attention is shown
 
 def tape() -> Tape:
     scene = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS}
-    return Tape("l3-tables", "l3_block_tensor/tables.trace.js", "tables", "Tables, and two views of the bytes", scene, 12)
+    return Tape(
+        "l3-tables", "l3_block_tensor/tables.trace.js", "tables", "Tables, and two views of the bytes", scene, 12
+    )
 
 
 class Watching:
@@ -31,7 +33,7 @@ class Watching:
         """Slots of the keys that query number `query` of sequence s finds in entry `entry` of its row, and scores.
 
         Scores have two decimals, so that whoever checks the sums that are shown finds them right.
-       """
+        """
         q, k_cache, _, starts, lens, table, scale = self.calls[LAYER]
         start, stop = int(starts[s]), int(starts[s + 1])
         seen = int(lens[s]) - (stop - start) + query + 1
@@ -128,7 +130,8 @@ def record(tape: Tape) -> None:
     """The story: a mixed step, a decode, a request that comes later, and two walks of the kernel."""
     desk = Desk(tape)
     desk.show(
-        f"{NUM_BLOCKS} blocks of {BLOCK_SIZE} slots. Block 0 is the null block: nobody is ever given it, and tables that "
+        f"{NUM_BLOCKS} blocks of {BLOCK_SIZE} slots. Block 0 is the null block: nobody is ever given it, and tables "
+        "that "
         "are too short are filled up with it."
     )
     first_step(desk)
@@ -143,18 +146,28 @@ def first_step(desk: Desk) -> None:
     counts = {name: desk.arrive(name) for name in "AB"}
     blocks = desk.reserve()
     desk.show(
-        f"A comes with {counts['A']} tokens and takes block {listed(blocks['A'])}. B has {counts['B']} and takes blocks "
+        f"A comes with {counts['A']} tokens and takes block {listed(blocks['A'])}. B has {counts['B']} and takes "
+        "blocks "
         f"{listed(blocks['B'])}.",
-        ask("A comes first, and the pool is empty. Which block does it get?", listed(blocks["A"]), ("0", "7"),
-            "Block 0 is the null block. It is never on the free list."),
-    )  # fmt: skip
+        ask(
+            "A comes first, and the pool is empty. Which block does it get?",
+            listed(blocks["A"]),
+            ("0", "7"),
+            "Block 0 is the null block. It is never on the free list.",
+        ),
+    )
     desk.make_plan()
     rows = desk.plan["rows"]
     desk.show(
-        f"Both run in one packed step. The block table is a rectangle, so A's row is {rows[0]}: the null block fills it up.",
-        ask("B's row of the block table has two entries. What stands behind A's only block?", rows[0][-1], (-1, "nothing", 4),
-            "Any entry must be a block that exists. What it holds does not matter: nothing is read from there."),
-    )  # fmt: skip
+        f"Both run in one packed step. The block table is a rectangle, so A's row is {rows[0]}: the null block fills "
+        "it up.",
+        ask(
+            "B's row of the block table has two entries. What stands behind A's only block?",
+            rows[0][-1],
+            (-1, "nothing", 4),
+            "Any entry must be a block that exists. What it holds does not matter: nothing is read from there.",
+        ),
+    )
     desk.show(
         f"The same bytes as one row of {NUM_BLOCKS * BLOCK_SIZE} slots: the flat view. Nothing has moved in memory; "
         f"slot = block × {BLOCK_SIZE} + offset.",
@@ -162,12 +175,14 @@ def first_step(desk: Desk) -> None:
     )
     wrote = desk.run()
     desk.show(
-        f"Writing goes through the flat view: {len(wrote)} tokens, slots {ranges(wrote)}. The slot mapping is lesson 2's.",
+        f"Writing goes through the flat view: {len(wrote)} tokens, slots {ranges(wrote)}. The slot mapping is lesson "
+        "2's.",
         view="flat",
         wrote=wrote,
     )
     desk.show(
-        f"Back to the block view, for reading. A chose “{desk.word('A')}”, B chose “{desk.word('B')}”: how did B's last "
+        f"Back to the block view, for reading. A chose “{desk.word('A')}”, B chose “{desk.word('B')}”: how did B's "
+        "last "
         "token see its history?"
     )
 
@@ -190,25 +205,45 @@ def walk(desk: Desk, name: str, query: int | None = None, is_first: bool = False
         if entry == 0:
             say += f"Largest score {new:.2f}, sum of exp(score − largest) {total:.2f}."
         elif new > best:
-            say += f"A larger score, {new:.2f}: the sum so far is multiplied by exp({best:.2f} − {new:.2f}) = {factor:.2f}. Sum {total:.2f}."
+            say += (
+                f"A larger score, {new:.2f}: the sum so far is multiplied by exp({best:.2f} − {new:.2f}) = "
+                f"{factor:.2f}. Sum {total:.2f}."
+            )
         else:
             say += f"No larger score, so nothing is rescaled. Sum {total:.2f}."
         question = question_of(desk, name, position, entry, row, is_first)
         best = new
-        desk.show(say, question, walk={"s": s, "entry": entry, "query": f"{name}{position}", "seen": seen[:], "best": best, "sum": round(total, 2)})  # fmt: skip
+        desk.show(
+            say,
+            question,
+            walk={
+                "s": s,
+                "entry": entry,
+                "query": f"{name}{position}",
+                "seen": seen[:],
+                "best": best,
+                "sum": round(total, 2),
+            },
+        )
 
 
 def question_of(desk: Desk, name: str, position: int, entry: int, row: list[int], is_first: bool):
     if is_first and entry == 1:
         keys = position + 1 - BLOCK_SIZE
-        why = f"B has {position + 1} tokens, {BLOCK_SIZE} of them in the block before. The end of its last block is not written."
+        why = (
+            f"B has {position + 1} tokens, {BLOCK_SIZE} of them in the block before. The end of its last block is "
+            "not written."
+        )
         return ask(f"Next comes block {row[1]}. How many of its keys does the query read?", keys, (4, 2, 0), why)
     if not is_first and entry == 0:
         why = "Its row of the table is in the order of its tokens, whatever the numbers are."
         return ask(f"Which block does C's token {position} visit first?", row[0], (min(row), max(row), 0), why)
     if not is_first and entry == len(row) - 1:
         keys = position + 1 - entry * BLOCK_SIZE
-        why = f"Query {position} sees keys 0 … {position}: the mask hangs from the bottom right. What comes later is not its business."
+        why = (
+            f"Query {position} sees keys 0 … {position}: the mask hangs from the bottom right. What comes later is "
+            "not its business."
+        )
         return ask(f"Block {row[-1]} holds more of C. How many of its keys does this query see?", keys, (2, 3, 4), why)
     return None
 
@@ -216,7 +251,9 @@ def question_of(desk: Desk, name: str, position: int, entry: int, row: list[int]
 def second_step(desk: Desk) -> None:
     desk.plan = None
     blocks = desk.reserve()
-    desk.show(f"Decode: a token each. A's block is full, so its table grows by block {listed(blocks['A'])}. B has room.")
+    desk.show(
+        f"Decode: a token each. A's block is full, so its table grows by block {listed(blocks['A'])}. B has room."
+    )
     desk.make_plan()
     wrote = desk.run()
     desk.show(
@@ -241,14 +278,19 @@ def third_step(desk: Desk) -> None:
     desk.show(
         f"B decodes and C has its prompt, in one call. cu_seqlens_q {plan['starts']} says whose rows are whose: "
         f"B has row 0, C rows 1 … {plan['starts'][2] - 1}.",
-        ask("B feeds 1 token and C feeds 7. How many rows has the packed step?", plan["starts"][-1], (2, 7, 14),
-            "Rows lie one behind the other, with no padding between sequences."),
-    )  # fmt: skip
+        ask(
+            "B feeds 1 token and C feeds 7. How many rows has the packed step?",
+            plan["starts"][-1],
+            (2, 7, 14),
+            "Rows lie one behind the other, with no padding between sequences.",
+        ),
+    )
     wrote = desk.run()
     desk.show(f"All {len(wrote)} are written in one go: slots {ranges(wrote)}.", view="flat", wrote=wrote)
 
 
 def finish(desk: Desk) -> None:
     desk.show(
-        f"One call served a decode and a prompt, and copied nothing. B chose “{desk.word('B')}”, C chose “{desk.word('C')}”."
+        f"One call served a decode and a prompt, and copied nothing. B chose “{desk.word('B')}”, C chose "
+        f"“{desk.word('C')}”."
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 VERSION = 1
-LETTERS = "ABCDEF"
+MOST_FRAMES = 60
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,13 @@ class Tape:
     frames: list[dict[str, Any]] = field(default_factory=list)
 
     def frame(self, say: str, question: Ask | None = None, **state: Any) -> None:
-        """Add a frame. `question` is asked before it."""
+        """Add a frame. `question` is asked before it.
+
+        Raises:
+            RuntimeError: there are so many already that what is recorded may never end.
+        """
+        if len(self.frames) == MOST_FRAMES:
+            raise RuntimeError(f"it goes on for more than {MOST_FRAMES} steps")
         frame = {"say": say} | state
         self.frames.append(frame | {"ask": question.as_dict()} if question else frame)
 

@@ -54,7 +54,7 @@ class Answer:
 
 
 def spans_of(text: str, num_bytes: int, is_over: bool) -> list[list[Any]]:
-    """Each character with how many bytes it stands for. What never became one stands for all the bytes that are left."""
+    """Each character, and how many bytes it stands for. What never became one stands for all that are left."""
     sizes = [len(char.encode()) for char in text]
     if is_over and sizes:
         sizes[-1] += num_bytes - sum(sizes)
@@ -68,7 +68,8 @@ def record(tape: Tape) -> None:
     tokenizer = Tokenizer(POCKET_DIR)
     answer = Answer(tape, tokenizer)
     tape.frame(
-        f"The tokens of an answer will come one by one. Each is a few bytes. The answer ends at the stop string “{STOP}”, "
+        "The tokens of an answer will come one by one. Each is a few bytes. The answer ends at the stop string "
+        f"“{STOP}”, "
         "which the reader must never see, not even a part of it.",
         **answer.state(),
     )
@@ -98,26 +99,47 @@ def tale(answer: Answer, token: int, text: str, held: str):
     raw = answer.tokenizer.token_bytes[token]
     waiting = answer.num_bytes - len(answer.text.encode())
     if not text:
-        why = f"{plural(waiting, 'byte')} of a character {'is' if waiting == 1 else 'are'} there, and more must come. Decoded alone they would be “�”."
+        why = (
+            f"{plural(waiting, 'byte')} of a character {'is' if waiting == 1 else 'are'} there, and more must "
+            "come. Decoded alone they would be “�”."
+        )
         question = None
         if not any("ask" in frame for frame in answer.tape.frames):
-            question = ask(f"The next token is the byte {raw.hex()}, the first of an “é”. What does the reader see of it?", "nothing yet", ("�", "é", "Ã"), why)
+            question = ask(
+                f"The next token is the byte {raw.hex()}, the first of an “é”. What does the reader see of it?",
+                "nothing yet",
+                ("�", "é", "Ã"),
+                why,
+            )
         return f"Token {token} is the byte {raw.hex(' ')}. {why} Nothing is shown.", question
     if not text.isascii():
         size = len(text.encode())
-        return f"Token {token}, the byte {raw.hex(' ')}, completes {plural(size, 'byte')}: “{text}”. It is shown, whole.", None
+        return (
+            f"Token {token}, the byte {raw.hex(' ')}, completes {plural(size, 'byte')}: “{text}”. It is shown, whole.",
+            None,
+        )
     if answer.stop is not None:
         question = ask(
-            "The next token is “:”. What does the reader see of “User:”?", "nothing", ("“User”", "“User:”"),
+            "The next token is “:”. What does the reader see of “User:”?",
+            "nothing",
+            ("“User”", "“User:”"),
             "It was held back from its first letter on. A completed stop string is thrown away.",
-        )  # fmt: skip
-        return f"“{text}” completes “{answer.stop}”. The answer ends here, and nothing of the stop string was shown.", question
+        )
+        return (
+            f"“{text}” completes “{answer.stop}”. The answer ends here, and nothing of the stop string was shown.",
+            question,
+        )
     if answer.checker.held:
         new = held == "" or not answer.checker.held.startswith(held)
         question = None
         if new and not any("stop string" in frame.get("ask", {}).get("question", "") for frame in answer.tape.frames):
             why = f"A stop string may begin here. “{answer.checker.held}” waits until it is clear."
-            question = ask(f"The next token is “{text}”, and the stop string is “{STOP}”. What of it is shown?", repr_of(text, answer.checker.held), ("all of it", "nothing"), why)
+            question = ask(
+                f"The next token is “{text}”, and the stop string is “{STOP}”. What of it is shown?",
+                repr_of(text, answer.checker.held),
+                ("all of it", "nothing"),
+                why,
+            )
         return f"“{text}”: “{answer.checker.held}” might begin “{STOP}”, so it is held back.", question
     return f"“{text}”: “{held}{text}” begins no stop string. What was held back is shown.", None
 
@@ -140,8 +162,13 @@ def is_cut_short(answer: Answer, ids: list[int]) -> None:
     )
     answer.finish()
     answer.tape.frame(
-        f"It ends here. Bytes that never became a character are shown as “{answer.text[-1]}”: the reader may know that something is missing.",
-        ask("The answer ends in the middle of an emoji. What becomes of its bytes?", answer.text[-1], ("they are left out", "😀", "an error"),
-            "All deltas together are what decoding everything at once gives, and that gives one replacement character."),
+        f"It ends here. Bytes that never became a character are shown as “{answer.text[-1]}”: the reader may know "
+        "that something is missing.",
+        ask(
+            "The answer ends in the middle of an emoji. What becomes of its bytes?",
+            answer.text[-1],
+            ("they are left out", "😀", "an error"),
+            "All deltas together are what decoding everything at once gives, and that gives one replacement character.",
+        ),
         **answer.state(is_over=True),
-    )  # fmt: skip
+    )

@@ -10,7 +10,7 @@ BLOCKS, BLOCK_SIZE, BUDGET = 9, 4, 8
 
 @dataclass(frozen=True)
 class Job:
-    """A request: before which step it comes, how long its prompt is, how many tokens it wants, when its reader leaves."""
+    """A request: before which step it comes, its prompt's length, the tokens it wants, when its reader leaves."""
 
     name: str
     arrival: int
@@ -54,7 +54,12 @@ class Recorder:
         for chunk in chunks:
             request = chunk.request
             kind = "decode" if not request.is_prefilling else "again" if request.num_preemptions else "prefill"
-            self.cells[request.id] = {"kind": kind, "start": chunk.start, "stop": chunk.stop, "of": len(request.token_ids)}
+            self.cells[request.id] = {
+                "kind": kind,
+                "start": chunk.start,
+                "stop": chunk.stop,
+                "of": len(request.token_ids),
+            }
         self.held = {name: len(table.blocks) for name, table in scheduler.manager.tables.items()}
         return self.runner.run(chunks)
 
@@ -99,7 +104,10 @@ def show(tape: Tape, step: int, recorder: Recorder, came: list[str], gone: list[
 
 def sentences(step, cells, out, came, gone, ended) -> list[str]:
     """What happened, in the order in which the scheduler decides."""
-    of_kind = {kind: [name for name, cell in cells.items() if cell["kind"] == kind] for kind in ("decode", "prefill", "again", "waits")}
+    of_kind = {
+        kind: [name for name, cell in cells.items() if cell["kind"] == kind]
+        for kind in ("decode", "prefill", "again", "waits")
+    }
     said = [f"{listed(came)} {'comes' if len(came) == 1 else 'come'}." if came else ""]
     said += [f"{listed(gone)}'s reader has left: the request is aborted, its blocks are free." if gone else ""]
     said += [f"The pool cannot keep all its promises: {listed(out)}, the last to come, is preempted." if out else ""]
@@ -110,7 +118,9 @@ def sentences(step, cells, out, came, gone, ended) -> list[str]:
         for name in of_kind[kind]:
             cell = cells[name]
             said.append(f"{name} {verb} {part_of(cell)}.")
-    said += [f"{listed(of_kind['waits'])} {'waits' if len(of_kind['waits']) == 1 else 'wait'}." if of_kind["waits"] else ""]
+    said += [
+        f"{listed(of_kind['waits'])} {'waits' if len(of_kind['waits']) == 1 else 'wait'}." if of_kind["waits"] else ""
+    ]
     said += [f"{listed(ended)} {'has' if len(ended) == 1 else 'have'} ended." if ended else ""]
     total = sum(cell["stop"] - cell["start"] for cell in cells.values() if "stop" in cell)
     return [f"Step {step}:", *filter(None, said), f"{plural(total, 'token')} in all."]
@@ -128,21 +138,46 @@ def question(tape: Tape, cells, held, out, gone):
     """Once for each of the scheduler's rules, where it is seen for the first time."""
     asked = {frame["ask"]["question"].split(":")[0] for frame in tape.frames if "ask" in frame}
     decodes = [name for name, cell in cells.items() if cell["kind"] == "decode"]
-    chunk = next(((name, cell) for name, cell in cells.items() if cell["kind"] == "prefill" and cell["stop"] < cell["of"]), None)
+    chunk = next(
+        ((name, cell) for name, cell in cells.items() if cell["kind"] == "prefill" and cell["stop"] < cell["of"]), None
+    )
     if chunk and decodes and "The budget" not in asked:
         name, cell = chunk
-        why = f"Who decodes comes first: {plural(len(decodes), 'token')}. What is left of the {BUDGET} goes to {name}'s prompt."
+        why = (
+            f"Who decodes comes first: {plural(len(decodes), 'token')}. What is left of the {BUDGET} goes to "
+            f"{name}'s prompt."
+        )
         count = cell["stop"] - cell["start"]
-        return ask(f"The budget: {listed(decodes)} decode, {name} comes with {cell['of']} tokens. How many of them run in this step?", count, (cell["of"], BUDGET, 1), why)
+        return ask(
+            f"The budget: {listed(decodes)} decode, {name} comes with {cell['of']} tokens. How many of them run in "
+            "this step?",
+            count,
+            (cell["of"], BUDGET, 1),
+            why,
+        )
     if out and "The pool" not in asked:
         others = [name for name in held if name not in out]
-        why = "The last to come gives way. It has the least to compute again, and nobody who came before is made to wait."
+        why = (
+            "The last to come gives way. It has the least to compute again, and nobody who came before is made to wait."
+        )
         return ask("The pool: the next step needs more blocks than are free. Who gives way?", out[0], others[:3], why)
     again = next((cell for cell in cells.values() if cell["kind"] == "again"), None)
     if again and "Back again" not in asked:
-        why = "Its blocks were given away, so its keys and values are lost: prompt and answer so far are computed again."
-        return ask("Back again: the preempted request has room now. Where does it go on?", f"at token {again['start']}", ("where it stopped",), why)
+        why = (
+            "Its blocks were given away, so its keys and values are lost: prompt and answer so far are computed again."
+        )
+        return ask(
+            "Back again: the preempted request has room now. Where does it go on?",
+            f"at token {again['start']}",
+            ("where it stopped",),
+            why,
+        )
     if gone and "The reader" not in asked:
         why = "An abort gives everything back between two steps. The others do not notice."
-        return ask(f"The reader: {gone[0]}'s reader leaves. When are its blocks free?", "before this step", ("when its answer would have ended", "after this step"), why)
+        return ask(
+            f"The reader: {gone[0]}'s reader leaves. When are its blocks free?",
+            "before this step",
+            ("when its answer would have ended", "after this step"),
+            why,
+        )
     return None

@@ -84,7 +84,9 @@ class Story:
         def visit(node, parent: int) -> None:
             for child in node.children.values():
                 name = child.blocks[0]
-                found.append({"blocks": list(child.blocks), "locks": child.locks, "parent": parent, "text": self.text(child)})
+                found.append(
+                    {"blocks": list(child.blocks), "locks": child.locks, "parent": parent, "text": self.text(child)}
+                )
                 visit(child, name)
 
         visit(self.manager.tree.root, 0)
@@ -113,30 +115,57 @@ class Story:
         self.asked[name] = (tokens, found)
         blocks = self.manager.tables[name].blocks
         if not found:
-            self.show(f"{name} asks “{PROMPTS[name]}”: {tokens} tokens with the system prompt. The tree is empty: nothing is found.")
+            self.show(
+                f"{name} asks “{PROMPTS[name]}”: {tokens} tokens with the system prompt. The tree is empty: nothing "
+                "is found."
+            )
             return
         split = " The edge is split where the two part." if was_split else ""
         twin = [other for other in self.manager.tables if other != name and PROMPTS[other] == PROMPTS[name]]
         if twin:
             say = (
-                f"{name} asks the same in the same step. {twin[0]}'s blocks are not even computed, yet {name} may use them: "
-                f"a layer writes the whole step's keys and values before anybody attends. {found} of {tokens} tokens found."
+                f"{name} asks the same in the same step. {twin[0]}'s blocks are not even computed, yet {name} may "
+                "use them: "
+                f"a layer writes the whole step's keys and values before anybody attends. {found} of {tokens} tokens "
+                "found."
             )
         else:
-            say = f"{name} asks “{PROMPTS[name]}”. {found} of its {tokens} tokens are there, in {plural(len(blocks), 'block')}: locked now, not computed again.{split}"
+            say = (
+                f"{name} asks “{PROMPTS[name]}”. {found} of its {tokens} tokens are there, in "
+                f"{plural(len(blocks), 'block')}: locked now, not computed again.{split}"
+            )
         self.show(say, self.question_of(name, tokens, found, bool(twin)), marked=blocks)
 
     def question_of(self, name: str, tokens: int, found: int, is_twin: bool):
         if is_twin:
-            why = f"Whole blocks that this step fills are shared as well; the last, unfinished one is not. {found} = {found // BLOCK_SIZE} × {BLOCK_SIZE}."
-            question = f"{name} comes in the same step with the same {tokens} tokens as its twin. How many need it not compute?"
+            why = (
+                f"Whole blocks that this step fills are shared as well; the last, unfinished one is not. {found} = "
+                f"{found // BLOCK_SIZE} × {BLOCK_SIZE}."
+            )
+            question = (
+                f"{name} comes in the same step with the same {tokens} tokens as its twin. How many need it "
+                "not compute?"
+            )
             return ask(question, found, (0, 16, tokens), why)
         if name == "B":
-            why = f"Its first 19 tokens are A's, and blocks are shared whole: 19 / {BLOCK_SIZE} rounded down is {found // BLOCK_SIZE} blocks."
-            return ask("B's question differs from A's from token 19 on. How many tokens are found?", found, (19, tokens, 0), why)
+            why = (
+                f"Its first 19 tokens are A's, and blocks are shared whole: 19 / {BLOCK_SIZE} rounded down is "
+                f"{found // BLOCK_SIZE} blocks."
+            )
+            return ask(
+                "B's question differs from A's from token 19 on. How many tokens are found?",
+                found,
+                (19, tokens, 0),
+                why,
+            )
         if name == "F":
             why = "Its end was evicted, its beginning was not: a prefix is of use without its tail."
-            return ask("F asks what A asked. A's answer was evicted meanwhile. How many tokens are found?", found, (0, 24, tokens), why)
+            return ask(
+                "F asks what A asked. A's answer was evicted meanwhile. How many tokens are found?",
+                found,
+                (0, 24, tokens),
+                why,
+            )
         return None
 
     def evicted(self, gone: Sequence[int]) -> None:
@@ -144,13 +173,18 @@ class Story:
             return
         stay = [node["blocks"][-1] for node in self.nodes if node["locks"]]
         young = [node["blocks"][-1] for node in self.nodes if not node["locks"]]
-        why = "The leaf that nobody uses and that was not used for the longest time loses its end. What is locked stays."
+        why = (
+            "The leaf that nobody uses and that was not used for the longest time loses its end. What is locked stays."
+        )
         question = None
         if not any("question" in frame.get("ask", {}) and frame["evicted"] for frame in self.tape.frames):
             wrong = (1, *stay[-1:], *young[-1:])
-            question = ask(f"{self.growing} needs a block, and none is free. Which cached block goes?", listed(gone), wrong, why)
+            question = ask(
+                f"{self.growing} needs a block, and none is free. Which cached block goes?", listed(gone), wrong, why
+            )
         self.show(
-            f"{self.growing} needs a block and none is free. The least recently used leaf gives its last one: block {listed(gone)}.",
+            f"{self.growing} needs a block and none is free. The least recently used leaf gives its last one: block "
+            f"{listed(gone)}.",
             question,
             evicted=gone,
         )
@@ -166,7 +200,8 @@ class Story:
         rest = tokens - found
         self.show(
             f"{name}'s prefill: {plural(rest, 'token')} computed. {plural(count, 'whole block')} of them "
-            f"{'goes' if count == 1 else 'go'} into the tree: {listed(new)}. Whoever comes now finds {'it' if count == 1 else 'them'}.",
+            f"{'goes' if count == 1 else 'go'} into the tree: {listed(new)}. Whoever comes now finds "
+            f"{'it' if count == 1 else 'them'}.",
             marked=new,
         )
 
@@ -174,13 +209,24 @@ class Story:
         """A request has ended, or was refused before it began."""
         sums = self.manager.blocks_by_state
         if count:
-            say = f"{name} has ended. Whole blocks with its answer stay too: {count} more. Nobody runs with them, so they can be evicted."
+            say = (
+                f"{name} has ended. Whole blocks with its answer stay too: {count} more. Nobody runs with them, so "
+                "they can be evicted."
+            )
         else:
-            say = f"{name} has ended. Its answer is stored already, so its own copies are duplicates: {plural(freed, 'block')} given back."
+            say = (
+                f"{name} has ended. Its answer is stored already, so its own copies are duplicates: "
+                f"{plural(freed, 'block')} given back."
+            )
         question = None
         if name == "A":
             why = "They stay until their room is needed. To the scheduler they count as free."
-            question = ask("A has ended. What becomes of the blocks that only A used?", "cached, evictable", ("free at once", "locked for ever"), why)
+            question = ask(
+                "A has ended. What becomes of the blocks that only A used?",
+                "cached, evictable",
+                ("free at once", "locked for ever"),
+                why,
+            )
         self.show(f"{say} Free {sums.free}, held {sums.held}, cached {sums.cached}.", question)
 
 
@@ -197,7 +243,10 @@ def record(tape: Tape) -> None:
     story = Story(tape, tokenizer)
     options = {"kernel": "reference", "manager": watched(story), "limits": SchedulerConfig(headroom=0)}
     engine = Engine.for_model(load_model(POCKET_DIR), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, **options)
-    story.show(f"An empty tree and a pool of {NUM_BLOCKS - 1} blocks of {BLOCK_SIZE} tokens. Six chats will come, all with one system prompt.")
+    story.show(
+        f"An empty tree and a pool of {NUM_BLOCKS - 1} blocks of {BLOCK_SIZE} tokens. Six chats will come, all with "
+        "one system prompt."
+    )
     for names in ARRIVALS:
         for name in names:
             chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": PROMPTS[name]}]

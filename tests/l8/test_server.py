@@ -1,4 +1,4 @@
-"""Lesson 8. What a client of lesson 7's server sees of prefix sharing: cached tokens, the hit rate, and a salt of one's own."""
+"""Lesson 8. What a client of lesson 7's server sees of sharing: cached tokens, the hit rate, a salt of its own."""
 
 import pytest
 

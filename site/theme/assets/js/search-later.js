@@ -1,40 +1,47 @@
-/* The index of the search is the heaviest file of a page. It is fetched when somebody goes near the search box. */
+/* Search is the heaviest part of a page: its index and its worker. Both wait until somebody goes near the search box.
+   The theme asks for them at once, through XMLHttpRequest and Worker; should it ask in another way, nothing is delayed. */
 (function () {
   "use strict";
-  var open = XMLHttpRequest.prototype.open;
-  var send = XMLHttpRequest.prototype.send;
-  var waiting = [];
-  var wanted = false;
+  const later = [];
+  let wanted = false;
+  const whenWanted = (act) => (wanted ? act() : later.push(act));
 
+  const { open, send } = XMLHttpRequest.prototype;
   XMLHttpRequest.prototype.open = function (method, url) {
     this.isSearchIndex = String(url).endsWith("search/search_index.json");
     return open.apply(this, arguments);
   };
   XMLHttpRequest.prototype.send = function () {
-    var request = this;
-    var given = arguments;
-    if (wanted || !request.isSearchIndex) return send.apply(request, given);
-    waiting.push(function () {
-      send.apply(request, given);
-    });
+    if (this.isSearchIndex) whenWanted(() => send.apply(this, arguments));
+    else send.apply(this, arguments);
   };
 
+  const NativeWorker = window.Worker;
+  class LateWorker extends EventTarget {
+    constructor(url) {
+      super();
+      whenWanted(() => {
+        this.worker = new NativeWorker(url);
+        this.worker.addEventListener("message", ({ data }) => this.dispatchEvent(new MessageEvent("message", { data })));
+      });
+    }
+    postMessage(message) {
+      whenWanted(() => this.worker.postMessage(message));
+    }
+  }
+  if (location.protocol !== "file:") { // there the worker is another, from iframe-worker
+    window.Worker = function (url, options) {
+      return /\/workers\/search\./.test(url) ? new LateWorker(url) : new NativeWorker(url, options);
+    };
+  }
+
   function go() {
-    if (wanted) return;
     wanted = true;
-    waiting.forEach(function (sendNow) {
-      sendNow();
-    });
+    later.splice(0).forEach((act) => act());
   }
-  function isSearch(element) {
-    return element.closest && element.closest(".md-search, [for='__search']");
+  const isSearch = (element) => element.closest && element.closest(".md-search, [for='__search']");
+  for (const name of ["focusin", "pointerover", "touchstart"]) {
+    document.addEventListener(name, (event) => isSearch(event.target) && go(), { passive: true });
   }
-  ["focusin", "pointerover", "touchstart"].forEach(function (name) {
-    document.addEventListener(name, function (event) {
-      if (isSearch(event.target)) go();
-    }, { passive: true });
-  });
-  document.addEventListener("change", function (event) {
-    if (event.target.id === "__search") go();
-  });
+  document.addEventListener("change", (event) => event.target.id === "__search" && go());
 })();

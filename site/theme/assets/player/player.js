@@ -154,7 +154,7 @@
   class Player {
     constructor(link, trace) {
       this.trace = trace;
-      this.index = 0;
+      this.index = Math.min(Number(link.dataset.start || 0), trace.frames.length - 1);
       this.playing = false;
       this.answers = {}; // frame to whether the answer was right
       this.id = "kv" + ++count;

@@ -1,0 +1,165 @@
+"""Course machinery. `check N --trace`: the lesson's recorder over the student's files, and a page that plays it.
+
+The page is one file: player, view, styles and traces are in it, so that it opens from a disk and needs no server.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+import webbrowser
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from lessons._course.catalog import Lesson
+from lessons._course.checker import last_lines, python_environment
+from lessons._course.desk import COMMAND, Desk
+from lessons._course.places import CourseError, Places
+from lessons._course.runner import Command, Spawned, run_until
+from lessons._course.student import StudentFile, student_files
+from lessons._course.verdict import need_files
+
+RECORDER = "scripts/record_traces.py"
+PLAYER = Path("site/theme/assets/player")
+PAGE = "trace.html"
+
+
+@dataclass(frozen=True)
+class OwnRun:
+    """A student's trace beside the course's.
+
+    differs_at: the index of the first frame that is not the same; None where all are.
+    """
+
+    mine: dict[str, Any]
+    course: dict[str, Any]
+
+    @property
+    def differs_at(self) -> int | None:
+        pairs = zip(self.mine["frames"], self.course["frames"], strict=False)
+        same = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
+        if same is None and len(self.mine["frames"]) != len(self.course["frames"]):
+            return min(len(self.mine["frames"]), len(self.course["frames"]))
+        return same
+
+    @property
+    def verdict(self) -> str:
+        at = self.differs_at
+        if at is None:
+            return f"All {len(self.mine['frames'])} steps are the course's own."
+        if at == len(self.mine["frames"]):
+            return f"Your run ends after step {at}; the course's goes on."
+        return f"From step {at + 1} on your run is another one than the course's. Both pictures begin there."
+
+
+def show_own_run(desk: Desk, lesson: Lesson, *, seconds: float, browser: bool, as_json: bool) -> bool:
+    """Record, write the page, say where it is, open it. Whether the run is the course's.
+
+    Raises:
+        CourseError: the lesson has no trace, the student has not started, or nothing could be recorded.
+    """
+    recorded = course_trace(lesson)
+    files = student_files(lesson, desk.places)
+    need_files(files, lesson, desk.places)
+    run = OwnRun(record(lesson, desk.places, files, recorded, seconds), read_trace(recorded))
+    page = desk.places.work / f"l{lesson.number}" / PAGE
+    page.write_text(page_of(lesson, run, desk.places), encoding="utf-8", newline="\n")
+    at = run.differs_at
+    if as_json:
+        print(json.dumps({"lesson": lesson.number, "page": str(page), "equal": at is None, "differs_at": at}))
+    else:
+        desk.view.line(run.verdict, "bold green" if at is None else "bold yellow")
+        desk.view.line(f"Your run, to play: {desk.shown(page)}")
+        if browser and has_screen():
+            webbrowser.open(page.as_uri())
+    return at is None
+
+
+def course_trace(lesson: Lesson) -> Path:
+    """The lesson's recorded trace.
+
+    Raises:
+        CourseError: it has none.
+    """
+    found = sorted(lesson.folder.glob("*.trace.js"))
+    if not found:
+        raise CourseError(
+            f"Lesson {lesson.number} has no picture that plays; check it with: {COMMAND} check {lesson.number}"
+        )
+    return found[0]
+
+
+def read_trace(path: Path) -> dict[str, Any]:
+    """The object that a trace file puts into its page."""
+    body = path.read_text(encoding="utf-8").partition("] = ")[2]
+    return json.loads(body[: body.rindex(";")])
+
+
+def record(lesson: Lesson, places: Places, files: list[StudentFile], recorded: Path, seconds: float) -> dict[str, Any]:
+    """What the student's files do, told by the lesson's recorder in a process of its own."""
+    overlay = {file.import_name: str(file.path) for file in files}
+    env = python_environment(places) | {"KV_COURSE_OVERLAY": json.dumps(overlay)}
+    with tempfile.TemporaryDirectory(prefix="lessons-", ignore_cleanup_errors=True) as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        arguments = [RECORDER, "--only", read_trace(recorded)["id"], "--to", folder]
+        job = Spawned(Command(arguments, env, places.root, out, err))
+        code = run_until(job, time.monotonic() + seconds, lambda: None)
+        if code is None:
+            raise CourseError(f"Your run did not end within {seconds:g} s; a loop in your file may never end.")
+        if code:
+            last = last_lines(out, err, count=1)
+            raise CourseError(f"Your file could not be run ({last}); {COMMAND} check {lesson.number} says more.")
+        return read_trace(Path(folder) / recorded.name)
+
+
+def page_of(lesson: Lesson, run: OwnRun, places: Places) -> str:
+    """The page's text: the student's run, and below it the course's where they differ."""
+    at, kind = run.differs_at, run.course["kind"]
+    mine, course = run.mine | {"id": "mine"}, run.course | {"id": "course"}
+    shown = {"mine": mine}
+    if at is not None:  # the questions' answers are right for a run that is right
+        mine["frames"] = [{key: value for key, value in frame.items() if key != "ask"} for frame in mine["frames"]]
+        mine["title"], course["title"] = "Your run", "The course's run"
+        shown["course"] = course
+    read = {
+        name: (places.root / PLAYER / name).read_text(encoding="utf-8")
+        for name in ("player.css", "player.js", f"views/{kind}.js")
+    }
+    traces = json.dumps(shown, ensure_ascii=False).replace("</", "<\\/")
+    links = "\n".join(
+        f'<p><a class="kv-player" data-trace="{name}" data-start="{at or 0}" href="#"></a></p>' for name in shown
+    )
+    title = f"Lesson {lesson.number}: {escape(lesson.title)}"
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}: your run</title>
+<style>
+{read["player.css"]}
+body {{ max-width: 760px; margin: 0 auto; padding: 12px; font-family: system-ui, sans-serif }}
+body {{ background: var(--kv-well); color: var(--kv-ink) }}
+</style>
+<body data-md-color-scheme="default">
+<script>if (matchMedia("(prefers-color-scheme: dark)").matches) document.body.dataset.mdColorScheme = "slate";</script>
+<main>
+<h1>{title}</h1>
+<p>{escape(run.verdict)}</p>
+{links}
+</main>
+<script>window.KV_TRACES = {traces};</script>
+<script>{read["player.js"]}</script>
+<script>{read[f"views/{kind}.js"]}</script>
+</body>
+</html>
+"""
+
+
+def has_screen() -> bool:
+    """Whether there is somebody to open a browser for. Without a display, one for terminals might take this one."""
+    if not sys.stdout.isatty():
+        return False
+    return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

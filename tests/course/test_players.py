@@ -1,0 +1,253 @@
+"""Course machinery. The players, as a reader uses them: each is played, stepped, asked and read aloud on each page."""
+
+import pytest
+import record_traces
+from site_browser import DESKTOP, PHONE, ROOT, Site, visiting
+from traces.pictures import PLAYER, draw, picture_path
+from traces.tape import read_trace
+
+from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
+
+LESSONS = ROOT / "lessons"
+PATHS = {name: LESSONS / record_traces.recorder(name).tape().file for name in record_traces.NAMES}
+TRACES = {name: read_trace(path.read_text(encoding="utf-8")) for name, path in PATHS.items()}
+PAGES = {"README.md": "l2-pool"} | {f"{path.parent.name}/README.md": name for name, path in PATHS.items()}
+MOST_BYTES = 58_000
+HURRY = "() => { KvPlayer.pace = 0.004; }"
+SMALLEST_TEXT = 11
+each_page = pytest.mark.parametrize("page", PAGES)
+
+
+class Shown:
+    """A player on a page that is open."""
+
+    def __init__(self, page, name: str) -> None:
+        self.page, self.trace = page, TRACES[name]
+        self.frames = self.trace["frames"]
+        self.figure = page.locator(f".kv-figure[data-trace={name}]")
+        self.figure.wait_for()
+
+    @property
+    def index(self) -> int:
+        return int(self.figure.get_attribute("data-index"))
+
+    def button(self, name: str):
+        return self.figure.get_by_role("button", name=name, exact=True)
+
+    def is_at(self, index: int) -> None:
+        """It shows this frame, and says it."""
+        assert self.index == index
+        assert self.figure.locator(".kv-say").inner_text().split() == self.frames[index]["say"].split()
+        assert self.figure.locator(".kv-number").inner_text() == f"{index + 1} / {len(self.frames)}"
+
+
+@pytest.fixture(params=["http", "file"])
+def site(request) -> Site:
+    return request.getfixturevalue(f"site_{request.param}")
+
+
+@each_page
+def test_a_player_plays_to_its_end_steps_back_and_passes_its_quiz(page, site, browser):
+    with visiting(browser, site, reduced_motion="reduce") as visitor:
+        visitor.page.goto(site.url(page))
+        shown = Shown(visitor.page, PAGES[page])
+        last = len(shown.frames) - 1
+        visitor.page.evaluate(HURRY)
+        shown.button("Play").click()
+        at_its_end = "([node, last]) => node.dataset.index == last"
+        visitor.page.wait_for_function(at_its_end, arg=[shown.figure.element_handle(), last])
+        shown.is_at(last)
+        shown.button("Step back").click()
+        shown.is_at(last - 1)
+        passes_its_quiz(shown)
+        assert not visitor.complaints
+
+
+def passes_its_quiz(shown: Shown) -> None:
+    """Every question answered rightly, one frame after the other."""
+    shown.figure.locator("input[type=range]").fill("0")
+    shown.figure.get_by_label("What happens next?").first.check()
+    asked = 0
+    for index, frame in enumerate(shown.frames[1:], 1):
+        shown.button("Step forward").click()
+        if "ask" in frame:
+            asked += 1
+            assert shown.index == index - 1, "it asks before it shows"
+            quiz = shown.figure.locator(".kv-quiz")
+            assert quiz.locator(".kv-question").inner_text() == frame["ask"]["question"]
+            quiz.locator(".kv-options button").nth(frame["ask"]["right"]).click()
+            assert quiz.locator(".kv-why").inner_text().startswith("Right.")
+            quiz.get_by_role("button", name="Show it").click()
+        assert shown.index == index
+    assert shown.figure.locator(".kv-score").inner_text() == f"{asked} of {asked} right"
+
+
+def test_a_wrong_answer_is_told_and_counted(site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url("l2_token_flat/README.md"))
+        shown = Shown(visitor.page, "l2-pool")
+        shown.figure.get_by_label("What happens next?").first.check()
+        shown.button("Step forward").click()
+        ask = shown.frames[1]["ask"]
+        shown.figure.locator(".kv-options button").nth((ask["right"] + 1) % len(ask["options"])).click()
+        assert shown.figure.locator(".kv-why").inner_text().startswith(f"No: {ask['options'][ask['right']]}.")
+        assert shown.figure.locator(".kv-score").inner_text() == "0 of 1 right"
+
+
+def test_the_keyboard_does_it_all(site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url("l5_scheduler/README.md"))
+        shown = Shown(visitor.page, "l5-timeline")
+        last = len(shown.frames) - 1
+        shown.figure.locator(".kv-stage").focus()
+        steps = [
+            ("ArrowRight", 1),
+            ("ArrowRight", 2),
+            ("ArrowLeft", 1),
+            ("End", last),
+            ("ArrowRight", last),
+            ("Home", 0),
+        ]
+        for key, index in steps:
+            visitor.page.keyboard.press(key)
+            shown.is_at(index)
+        visitor.page.keyboard.press(" ")
+        shown.button("Pause").wait_for()
+        visitor.page.keyboard.press(" ")
+        shown.button("Play").wait_for()
+        slider = shown.figure.get_by_role("slider")
+        slider.focus()
+        visitor.page.keyboard.press("ArrowRight")
+        shown.is_at(1)
+        assert slider.get_attribute("aria-valuetext") == f"Step 2 of {last + 1}"
+
+
+def test_the_home_pages_loop_goes_round_and_stops_when_touched(site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url())
+        shown = Shown(visitor.page, "l2-pool")
+        shown.button("Pause").wait_for()
+        visitor.page.evaluate(HURRY)
+        visitor.page.wait_for_function("node => node.dataset.index > 3", arg=shown.figure.element_handle())
+        visitor.page.wait_for_function("node => node.dataset.index < 3", arg=shown.figure.element_handle())
+        shown.button("Step forward").click()
+        shown.button("Play").wait_for()
+        assert shown.figure.evaluate("node => node.player.looping") is False
+
+
+def test_where_motion_is_unwelcome_nothing_moves_by_itself(site_http, browser):
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        visitor.page.goto(site_http.url())
+        shown = Shown(visitor.page, "l2-pool")
+        shown.button("Play").wait_for()
+        shown.button("Step forward").click()
+        assert shown.figure.locator("svg.moving").count() == 0
+        assert shown.figure.evaluate(MOVING) == 0
+
+
+MOVING = """figure => [...figure.querySelectorAll(".kv-stage svg *")].filter(
+    part => getComputedStyle(part).transitionDuration !== "0s").length"""
+
+
+@each_page
+def test_without_scripts_the_picture_stays(page, site_http, browser):
+    with visiting(browser, site_http, java_script_enabled=False) as visitor:
+        visitor.page.goto(site_http.url(page))
+        picture = visitor.page.locator("a.kv-player img").first
+        assert picture.is_visible() and picture.bounding_box()["height"] > 150
+        assert picture.get_attribute("alt")
+        assert visitor.page.locator(".kv-figure").count() == 0
+
+
+@each_page
+def test_every_frame_fits_and_can_be_read(page, site_http, browser):
+    """Wide and narrow: nothing sticks out of the picture, no text is smaller than it may be, controls suit a finger."""
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        visitor.page.goto(site_http.url(page))
+        shown = Shown(visitor.page, PAGES[page])
+        for width in (DESKTOP, PHONE):
+            visitor.page.set_viewport_size({"width": width, "height": 844})
+            visitor.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            found = shown.figure.evaluate(MISFITS, SMALLEST_TEXT)
+            assert not found, f"{width} pixels wide: {found}"
+            for control in shown.figure.locator(".kv-bar button, .kv-bar input, .kv-ask").all():
+                assert control.bounding_box()["height"] >= 36
+
+
+MISFITS = """(figure, smallest) => {
+    const found = [], svg = figure.querySelector(".kv-stage svg"), player = figure.player;
+    for (let index = 0; index < player.trace.frames.length; index++) {
+        player.show(index);
+        const room = svg.getBoundingClientRect();
+        for (const part of svg.querySelectorAll(":scope > :not(defs)")) {
+            const box = part.getBoundingClientRect();
+            if (!box.width && !box.height) continue;
+            if (box.left < room.left - 2 || box.right > room.right + 2 || box.bottom > room.bottom + 2)
+                found.push(`${index}: ${part.outerHTML.slice(0, 100)} is outside`);
+            const scale = room.width / svg.viewBox.baseVal.width;
+            if (part.tagName === "text" && parseFloat(getComputedStyle(part).fontSize) * scale < smallest - 0.1)
+                found.push(`${index}: ${part.textContent} is too small`);
+        }
+    }
+    return found.slice(0, 4);
+}"""
+
+
+@each_page
+def test_axe_finds_nothing_while_a_player_asks(page, site_http, browser):
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        visitor.page.goto(site_http.url(page))
+        shown = Shown(visitor.page, PAGES[page])
+        first = next(index for index, frame in enumerate(shown.frames) if "ask" in frame)
+        shown.figure.locator("input[type=range]").fill(str(first - 1))
+        shown.figure.get_by_label("What happens next?").first.check()
+        shown.button("Step forward").click()
+        visitor.page.evaluate(AXE.read_text(encoding="utf-8"))
+        assert not visitor.page.evaluate(RUN_AXE, ALL_RULES)
+        shown.figure.locator(".kv-options button").first.click()
+        assert not visitor.page.evaluate(RUN_AXE, ALL_RULES)
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_the_pictures_are_what_the_players_draw(name, browser):
+    tape = record_traces.recorder(name).tape()
+    tape.frames += TRACES[name]["frames"]
+    assert draw(browser, tape) == picture_path(PATHS[name]).read_text(encoding="utf-8"), "run scripts/record_traces.py"
+
+
+def bare_page(folder, links: str) -> str:
+    """The address of a page that has nothing but these links and the player."""
+    script = f'<script src="{(PLAYER / "player.js").as_uri()}"></script>'
+    path = folder / "page.html"
+    path.write_text(f'<!doctype html><html lang="en"><title>Players</title>{links}{script}', encoding="utf-8")
+    return path.as_uri()
+
+
+def test_several_players_live_on_one_page_from_a_disk(tmp_path, browser):
+    link = '<p><a class="kv-player" data-trace="{}" href="{}">a trace</a></p>'
+    links = "".join(link.format(name, path.as_uri()) for name, path in PATHS.items())
+    page = browser.new_page()
+    page.goto(bare_page(tmp_path, links * 2))
+    page.wait_for_function("count => document.querySelectorAll('.kv-figure').length === count", arg=2 * len(PATHS))
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(node => node.id)")
+    assert len(set(ids)) == len(ids)
+    page.locator(".kv-figure").nth(1).get_by_role("button", name="Step forward").click()
+    at = page.evaluate("[...document.querySelectorAll('.kv-figure')].map(node => node.dataset.index)")
+    assert at == ["0", "1"] + ["0"] * (2 * len(PATHS) - 2)
+    page.close()
+
+
+def test_a_trace_that_is_missing_leaves_the_picture(tmp_path, browser):
+    page = browser.new_page()
+    page.goto(bare_page(tmp_path, '<a class="kv-player" data-trace="no" href="no.trace.js">still here</a>'))
+    page.wait_for_timeout(200)
+    assert page.locator("a.kv-player").inner_text() == "still here"
+    page.close()
+
+
+def test_the_player_is_small_and_asks_for_nothing():
+    files = [path for path in PLAYER.rglob("*") if path.suffix in (".js", ".css")]
+    assert sum(len(path.read_bytes()) for path in files) < MOST_BYTES
+    text = "".join(path.read_text(encoding="utf-8") for path in files).replace("http://www.w3.org/2000/svg", "")
+    for word in ("http:", "https:", "fetch(", "XMLHttpRequest", "import ", "localStorage"):
+        assert word not in text

@@ -1,0 +1,282 @@
+"""Course machinery. Recorded traces: they are what this engine does, nothing in them is impossible, a bug shows."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import record_traces
+from traces.pictures import PLAYER, is_current, picture_path
+from traces.tape import MOST_FRAMES, VERSION, Tape, ask, listed, ranges, read_trace
+
+from lessons._course.catalog import read_lessons
+from lessons._course.places import WORK_VARIABLE, Places
+
+PLACES = Places.find()
+PATHS = {name: record_traces.LESSONS / record_traces.recorder(name).tape().file for name in record_traces.NAMES}
+TRACES = {name: read_trace(path.read_text(encoding="utf-8")) for name, path in PATHS.items()}
+MOST_BYTES = 40_000
+each_trace = pytest.mark.parametrize("name", TRACES)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@each_trace
+def test_recorded_again_a_trace_is_the_committed_one(name):
+    tape = record_traces.record(name)
+    assert tape.text == PATHS[name].read_text(encoding="utf-8"), (
+        f"{PATHS[name].name} is not what the engine does now: run scripts/record_traces.py and look at what has changed"
+    )
+    assert is_current(PATHS[name], tape), "its picture was drawn from something else: run scripts/record_traces.py"
+
+
+@each_trace
+def test_a_trace_is_small_and_has_what_a_player_needs(name):
+    trace, path = TRACES[name], PATHS[name]
+    assert trace["version"] == VERSION and trace["id"] == name and trace["title"]
+    assert path.as_posix().endswith("/" + trace["file"])
+    assert (PLAYER / "views" / f"{trace['kind']}.js").is_file()
+    assert 8 <= len(trace["frames"]) <= 30
+    assert len(path.read_bytes()) < MOST_BYTES
+    states = {frozenset(frame) - {"ask"} for frame in trace["frames"]}
+    assert len(states) == 1, "every frame tells the same things, so that a view never meets a missing one"
+    assert all(frame["say"].strip() for frame in trace["frames"])
+
+
+@each_trace
+def test_questions_have_one_right_answer_among_two_to_four(name):
+    asked = [frame["ask"] for frame in TRACES[name]["frames"] if "ask" in frame]
+    assert len(asked) >= 3
+    assert "ask" not in TRACES[name]["frames"][0], "nothing has happened yet that one could go on from"
+    for question in asked:
+        options = question["options"]
+        assert 2 <= len(options) <= 4 and len(set(options)) == len(options)
+        assert question["right"] in range(len(options))
+        assert question["question"].endswith("?") and question["why"].endswith((".", "?"))
+
+
+@each_trace
+def test_the_picture_is_well_formed_and_says_what_it_shows(name):
+    root = ElementTree.parse(picture_path(PATHS[name])).getroot()
+    assert root.tag == SVG + "svg" and root.get("role") == "img" and root.get("aria-label")
+    assert not root.findall(f".//{SVG}script") and not root.findall(f".//{SVG}image")
+    assert "prefers-color-scheme: dark" in root.findtext(SVG + "style")
+
+
+@each_trace
+def test_each_trace_is_placed_on_its_lessons_page(name):
+    page = PATHS[name].parent / "README.md"
+    shown = f"]({picture_path(PATHS[name]).name})]({PATHS[name].name})"
+    assert shown in page.read_text(encoding="utf-8")
+
+
+def frames(name):
+    return TRACES[name]["frames"], TRACES[name]["scene"]
+
+
+def test_in_the_pool_each_block_is_free_or_held_by_one():
+    steps, scene = frames("l2-pool")
+    for step in steps:
+        held = [block for request in step["requests"] for block in request["blocks"]]
+        assert sorted(held + step["free"]) == list(range(scene["num_blocks"]))
+        for request in step["requests"]:
+            assert request["written"] <= request["slots"] == len(request["blocks"]) * scene["block_size"]
+            slots = [step["slots"][block * scene["block_size"] + i] for block in request["blocks"] for i in range(4)]
+            assert slots[: request["written"]] == [f"{request['name']}{i}" for i in range(request["written"])]
+    assert not steps[-1]["requests"], "everything came back"
+
+
+def test_in_the_tables_nobody_holds_the_null_block_and_rows_name_their_blocks():
+    steps, scene = frames("l3-tables")
+    for step in steps:
+        held = [block for table in step["tables"] for block in table["blocks"]]
+        assert sorted([0, *held, *step["free"]]) == list(range(scene["num_blocks"]))
+        for table, row in zip(step["tables"], step["plan"]["rows"] if step["plan"] else [], strict=False):
+            assert row == table["blocks"] + [0] * (len(row) - len(table["blocks"]))
+        if walk := step["walk"]:
+            owned = step["tables"][walk["s"]]["blocks"]
+            assert {slot // scene["block_size"] for slot, _ in walk["seen"]} <= set(owned)
+            assert walk["best"] == max(score for _, score in walk["seen"])
+
+
+def test_around_the_tree_free_held_and_cached_are_the_pool_and_counts_are_the_holders():
+    steps, scene = frames("l8-tree")
+    for step in steps:
+        assert sum(step["sums"].values()) == scene["num_blocks"] - 1
+        in_tree = [block for node in step["nodes"] for block in node["blocks"]]
+        assert len(set(in_tree)) == len(in_tree)
+        holders = Counter(in_tree)
+        for table in step["tables"]:
+            holders.update(table["blocks"])
+        assert [holders[block] for block in range(scene["num_blocks"])] == step["counts"]
+        assert not set(step["evicted"]) & set(in_tree)
+    assert any(step["evicted"] for step in steps) and any(max(step["counts"]) > 2 for step in steps)
+
+
+def test_in_the_batch_no_step_goes_over_its_budget_or_the_pool():
+    steps, scene = frames("l5-timeline")
+    for step in steps:
+        assert sum(cell["stop"] - cell["start"] for cell in step["cells"].values() if "stop" in cell) <= scene["budget"]
+        assert sum(step["held"].values()) <= scene["blocks"]
+    kinds = {cell["kind"] for step in steps for cell in step["cells"].values()}
+    assert kinds == {"prefill", "decode", "again", "waits", "out", "aborted"}
+    done = {job["name"] for job in scene["jobs"]} - {"E"}  # whose reader leaves
+    assert {name for step in steps for name in step["ended"]} == done
+
+
+def test_the_logits_make_probabilities_and_the_number_falls_on_the_chosen_token():
+    steps, _ = frames("l4-logits")
+    for step in steps:
+        rows = step["rows"]
+        assert sum(row["prob"] for row in rows) + step["rest"] == pytest.approx(1, abs=0.01)
+        assert all(row["prob"] == 0 for row in rows if row["logit"] is None)
+        if step["chosen"] is not None:
+            chosen = rows[step["chosen"]]["id"]
+            start = sum(row["prob"] for row in rows if row["id"] < chosen)
+            assert start - 0.01 <= step["u"] <= start + rows[step["chosen"]]["prob"] + 0.01
+
+
+def test_of_the_text_each_byte_belongs_to_one_character_and_no_stop_string_shows():
+    steps, scene = frames("l6-bytes")
+    for step in steps:
+        num_bytes = sum(len(token["bytes"].split()) for token in step["tokens"])
+        assert sum(size for _, size in step["chars"]) <= num_bytes
+        text = "".join(char for char, _ in step["chars"])
+        assert text.startswith(step["shown"] + step["held"])
+        assert not any(step["shown"].endswith(scene["stop"][:size]) for size in range(1, len(scene["stop"]) + 1))
+
+
+def test_a_bug_in_the_allocator_shows_in_the_trace(monkeypatch):
+    """Handing out from the other end of the free list breaks no rule of lesson 2, and is another story."""
+    from mini_engine.kv.token_flat import BlockAllocator
+
+    def oldest_first(self, n):
+        blocks, self.free_blocks = self.free_blocks[:n], self.free_blocks[n:]
+        self.held.update(blocks)
+        return blocks
+
+    monkeypatch.setattr(BlockAllocator, "alloc_blocks", oldest_first)
+    assert record_traces.record("l2-pool").text != PATHS["l2-pool"].read_text(encoding="utf-8")
+
+
+def test_a_bug_in_the_tree_shows_in_the_trace(monkeypatch):
+    from mini_engine.kv.radix_node import Node
+
+    split = Node.split
+
+    def forgets_its_locks(self, num_blocks, width):
+        upper = split(self, num_blocks, width)
+        upper.locks = 0
+        return upper
+
+    monkeypatch.setattr(Node, "split", forgets_its_locks)
+    assert record_traces.record_whatever_happens("l8-tree").text != PATHS["l8-tree"].read_text(encoding="utf-8")
+
+
+def test_check_says_what_is_out_of_date(tmp_path, monkeypatch, capsys):
+    (tmp_path / "l6_text").mkdir()
+    for path in (PATHS["l6-bytes"], picture_path(PATHS["l6-bytes"])):
+        (tmp_path / "l6_text" / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(record_traces, "LESSONS", tmp_path)
+    assert record_traces.main(["--check", "--only", "l6-bytes"]) == 0
+    copy = tmp_path / "l6_text" / "bytes.trace.js"
+    copy.write_text(copy.read_text(encoding="utf-8").replace("held back", "held up", 1), encoding="utf-8")
+    assert record_traces.main(["--check", "--only", "l6-bytes"]) == 1
+    assert "bytes.trace.js" in capsys.readouterr().out
+
+
+def test_what_never_ends_is_not_recorded_for_ever():
+    tape = Tape("x", "x.trace.js", "pool", "x", {})
+    with pytest.raises(RuntimeError, match="more than"):
+        for _ in range(MOST_FRAMES + 1):
+            tape.frame("again")
+
+
+def test_a_trace_reads_back_as_it_was_written():
+    tape = Tape("x", "x.trace.js", "pool", "“x”; </script>", {"n": 1})
+    tape.frame("one", ask("How many?", 1, (2, 3, 1), "So."), state=[1, None])
+    asked = {"question": "How many?", "options": ["1", "2", "3"], "right": 0, "why": "So."}
+    assert read_trace(tape.text)["frames"] == [{"say": "one", "state": [1, None], "ask": asked}]
+
+
+def test_a_question_whose_wrong_answers_are_all_right_is_not_asked():
+    assert ask("Which?", 4, (4, "4"), "") is None
+
+
+def test_lists_and_ranges_in_words():
+    assert [listed([4]), listed([4, 1]), listed([4, 1, 0])] == ["4", "4 and 1", "4, 1 and 0"]
+    assert ranges([4, 5, 6, 9, 2, 3]).replace("\u00a0", " ") == "4 … 6, 9, 2, 3"
+
+
+def check_trace(number: int, work: Path, *options: str) -> subprocess.CompletedProcess:
+    """`check N --trace`, with `work` as the student's folder."""
+    command = [sys.executable, "-m", "lessons", "check", str(number), "--trace", *options]
+    env = os.environ | {WORK_VARIABLE: str(work)}
+    return subprocess.run(command, cwd=PLACES.root, env=env, capture_output=True, encoding="utf-8", check=False)
+
+
+def fill_with_the_reference(number: int, work: Path) -> Path:
+    """The student's folder of a lesson, with the reference's modules in it."""
+    lesson = next(lesson for lesson in read_lessons(PLACES) if lesson.number == number)
+    folder = work / f"l{number}"
+    folder.mkdir()
+    for module in lesson.modules:
+        source = PLACES.root / module
+        (folder / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    return folder
+
+
+def traces_of(page: Path) -> dict:
+    text = page.read_text(encoding="utf-8").partition("window.KV_TRACES = ")[2].partition(";</script>")[0]
+    return json.loads(text)
+
+
+def test_a_right_run_of_the_students_own_is_the_courses(tmp_path):
+    folder = fill_with_the_reference(2, tmp_path)
+    done = check_trace(2, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All 24 steps are the course's own" in done.stdout
+    shown = traces_of(folder / "trace.html")
+    assert list(shown) == ["mine"] and shown["mine"]["frames"] == TRACES["l2-pool"]["frames"]
+
+
+def test_a_wrong_run_shows_what_the_students_own_code_does(tmp_path):
+    folder = fill_with_the_reference(2, tmp_path)
+    file = folder / "token_flat.py"
+    right = "self.free_blocks[cut:][::-1]"
+    source = file.read_text(encoding="utf-8")
+    assert right in source
+    file.write_text(source.replace(right, "self.free_blocks[cut:]"), encoding="utf-8")
+    done = check_trace(2, tmp_path, "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 1 and not told["equal"] and told["differs_at"] == 1
+    shown = traces_of(Path(told["page"]))
+    assert shown["mine"]["frames"][1]["requests"][0]["blocks"] == [1, 0]
+    assert shown["course"]["frames"] == TRACES["l2-pool"]["frames"]
+    assert not any("ask" in frame for frame in shown["mine"]["frames"]), "its answers would be those of another run"
+
+
+def test_a_run_that_fails_is_shown_up_to_there(tmp_path):
+    folder = fill_with_the_reference(6, tmp_path)
+    file = folder / "detokenizer.py"
+    source = file.read_text(encoding="utf-8")
+    right = "        text = self.held + text\n"
+    assert right in source
+    bug = "        if 'U' in text:\n            raise KeyError('U')\n"
+    file.write_text(source.replace(right, right + bug), encoding="utf-8")
+    done = check_trace(6, tmp_path, "--no-open")
+    assert done.returncode == 1 and "another one than the course's" in done.stdout
+    last = traces_of(folder / "trace.html")["mine"]["frames"][-1]
+    assert "KeyError" in last["say"] and last["shown"] == "A café: 5 €"
+
+
+def test_what_cannot_be_traced_is_said_in_a_sentence(tmp_path):
+    assert "has no picture that plays" in check_trace(7, tmp_path).stderr
+    assert "is not there yet" in check_trace(6, tmp_path).stderr
+    folder = fill_with_the_reference(6, tmp_path)
+    (folder / "tokenizer.py").write_text("def broken(:\n", encoding="utf-8")
+    done = check_trace(6, tmp_path)
+    assert done.returncode == 2 and "could not be run" in done.stderr and "Traceback" not in done.stderr
