@@ -189,7 +189,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """Write everything as one JSON object; UserError where that cannot be done."""
-        write_text(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+        save_text(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
 
 def as_table(rows: list[dict[str, Any]]) -> Table:
@@ -205,7 +205,7 @@ def as_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def write_text(path: Path, text: str) -> None:
+def save_text(path: Path, text: str) -> None:
     """Write a file, or raise a UserError that names it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

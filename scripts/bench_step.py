@@ -3,20 +3,22 @@
 A step is timed whole; then the model alone, all its linears alone, its attention alone, the sampler, and the engine
 with no model in it. What is left over between them is the rest: norms, RoPE, activation and the write of K and V in the
 model, and in the engine what Python does between those. A part's limit is the time to read its bytes, or to do its
-arithmetic if that is longer, at the rates that were measured just before.
+arithmetic if that is longer, at the rates that were measured: reading in the same turns, arithmetic just before.
 """
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench_common import Report, Timing, take_turns
+from bench_common import READ_BYTES, Report, Timing, memory_reader, take_turns
 from bench_peers import checkpoint_of
 
 HISTORY, ROOM = 256, 256
 BATCHES = (1, 8, 16, 32)
 PARTS = ("linears", "attention", "rest of the model", "sampling", "schedule and plan", "rest of the engine")
+READ = ("", "read")  # the contender that reads memory and does nothing else
 PLAIN, FAST = "lessons 0 to 8", "lesson 9"
 
 
@@ -169,10 +171,12 @@ def run(args) -> Report:
                 for variant, model in models.items()
                 for what, work in contenders(model, batch, args.history).items()
             }
-            timings = take_turns(turns, rounds, f"{batch} at once")
+            timings = take_turns(turns | {READ: memory_reader()}, rounds, f"{batch} at once")
+        rates = replace(args.rates, read=READ_BYTES / timings.pop(READ).median)  # as it was meanwhile
+        notes.append(f"{batch} at once: memory is read at {rates.read / 1e9:.1f} GB/s")
         for variant, model in models.items():
             own = {what: timing for (whose, what), timing in timings.items() if whose == variant}
-            least = limits(model.config, num_bytes, batch, args.history, args.rates, dtype)
+            least = limits(model.config, num_bytes, batch, args.history, rates, dtype)
             rows += rows_of(variant, batch, own, least)
     return Report("step", rows, notes, drawn="ms")
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench_common import Report, format_figure, write_text
+from bench_common import Report, format_figure, save_text
 from bench_plot import BAR, INK, LINE, MUTED, SOFT, canvas
 
 from mini_engine.errors import UserError
@@ -89,8 +89,8 @@ def write_page(report: Report, folder: Path) -> None:
     """Renew page, picture and figures; all of them from the same report, or none if the page has lost its places."""
     page = filled((folder / PAGE).read_text(encoding="utf-8"), report)
     draw_ladder(report.rows, folder / PICTURE)
-    write_text(folder / FIGURES, json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n")
-    write_text(folder / PAGE, page)
+    save_text(folder / FIGURES, json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n")
+    save_text(folder / PAGE, page)
 
 
 # ---------------------------------------------------------------- the picture

@@ -44,7 +44,7 @@ def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
 
 
 def c_function(dtype: torch.dtype) -> ctypes._CFuncPtr:
-    """The kernel itself, for those who call it with pointers of their own (lesson 9); UserError if it cannot be built."""
+    """The kernel itself, for callers with pointers of their own (lesson 9); UserError if it cannot be built."""
     library = _library()
     if isinstance(library, UserError):
         raise UserError(str(library))

@@ -44,6 +44,7 @@ struct Decoder {
     Rows<T> normed() const { return rows(step.normed, s.hidden); }
     Rows<T> activated() const { return rows(step.activated, s.intermediate); }
     Rows<T> attended() const { return rows(step.attended, s.heads * s.dim); }
+    static Rows<const T> readable(const Rows<T>& r) { return {r.data, r.count, r.width, r.stride}; }
     int64_t all_heads() const { return s.heads + 2 * s.kv_heads; }
 
     // Without caches, K and V stay in their rows of qkv.
@@ -61,7 +62,7 @@ struct Decoder {
 
     void store_linear(Rows<T> from, const Matrix& m, T* out) const {  // into columns of qkv
         const int64_t stride = all_heads() * s.dim;
-        linear<T>({from.data, from.count, from.width, from.stride}, m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
+        linear(readable(from), m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
             store_some(out + row * stride + at, sum, n);
         });
     }
@@ -69,8 +70,10 @@ struct Decoder {
     void finish_heads(const Layer& layer, int64_t token, T* k_cache, T* v_cache) const {
         T* head = (T*)step.qkv + token * all_heads() * s.dim;
         const T *cos = (const T*)step.cos + token * s.dim, *sin = (const T*)step.sin + token * s.dim;
-        for (int64_t h = 0; h < s.heads + s.kv_heads; h++)
-            norm_and_turn(head + h * s.dim, (const T*)(h < s.heads ? layer.q_norm : layer.k_norm), cos, sin, s.dim, s.eps);
+        for (int64_t h = 0; h < s.heads + s.kv_heads; h++) {
+            const void* weight = h < s.heads ? layer.q_norm : layer.k_norm;
+            norm_and_turn(head + h * s.dim, (const T*)weight, cos, sin, s.dim, s.eps);
+        }
         if (!k_cache) return;
         const int64_t width = s.kv_heads * s.dim, slot = step.slots[token] * width;
         const T* k = head + s.heads * s.dim;
@@ -87,7 +90,7 @@ struct Decoder {
 
     void add_linear(Rows<T> from, const Matrix& m) const {  // x += from W^T
         const Rows<T> to = x();
-        linear<T>({from.data, from.count, from.width, from.stride}, m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
+        linear(readable(from), m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
             store_some(to.at(row) + at, load_some(to.at(row) + at, n) + sum, n);
         });
 #pragma omp barrier
@@ -101,12 +104,13 @@ struct Decoder {
             two[0] = (const int32_t*)layer.gate.tiles + tile * size;
             two[1] = (const int32_t*)layer.up.tiles + tile * size;
         };
-        each_pair<T>({from.data, from.count, from.width, from.stride}, (to.width + TILE - 1) / TILE, tiles_of,
+        each_pair(readable(from), (to.width + TILE - 1) / TILE, tiles_of,
                      [&](int64_t first, int rows, int64_t tile, const float* sums) {
             for (int r = 0; r < rows; r++, sums += 2 * TILE)
                 for (int i = 0; i < TILE; i += LANES) {
                     const int64_t at = tile * TILE + i, count = to.width - at;
-                    if (count > 0) store_some(to.at(first + r) + at, silu(load(sums + i)) * load(sums + TILE + i), count);
+                    const vec active = silu(load(sums + i)) * load(sums + TILE + i);
+                    if (count > 0) store_some(to.at(first + r) + at, active, count);
                 }
         });
 #pragma omp barrier
@@ -145,10 +149,12 @@ static void run_linear(const T* x, int64_t rows, int64_t inputs, int64_t stride,
         run_linear<T>((const T*)x, rows, inputs, stride, *m, (T*)out, threads);                                        \
     }                                                                                                                  \
     extern "C" void before_attention_##NAME(const Shape* shape, const Layer* layer, const Step* step, int threads) {   \
-        _Pragma("omp parallel num_threads(threads)") Decoder<T>{*shape, *step}.before_attention(*layer, nullptr, nullptr); \
+        const Decoder<T> decoder{*shape, *step};                                                                       \
+        _Pragma("omp parallel num_threads(threads)") decoder.before_attention(*layer, nullptr, nullptr);               \
     }                                                                                                                  \
     extern "C" void after_attention_##NAME(const Shape* shape, const Layer* layer, const Step* step, int threads) {    \
-        _Pragma("omp parallel num_threads(threads)") Decoder<T>{*shape, *step}.after_attention(*layer);                \
+        const Decoder<T> decoder{*shape, *step};                                                                       \
+        _Pragma("omp parallel num_threads(threads)") decoder.after_attention(*layer);                                  \
     }                                                                                                                  \
     extern "C" int run_layers_##NAME(const Shape* shape, const Layer* layers, int count, const Step* step,             \
                                      const Pool* pool, int threads) {                                                  \

@@ -1,11 +1,12 @@
 // Lesson 9. y = x W^T over packed weights: every weight is read once a step, in order, and used for all rows.
 //
-// A "word" is 4 bytes: one float, or a pair of bfloat16 that follow each other in a row. Packed, TILE outputs' words lie
-// side by side, so that one 64-byte line holds the same inputs of TILE outputs:
+// A "word" is 4 bytes: one float, or a pair of bfloat16 that follow each other in a row. Packed, the words of TILE
+// outputs lie side by side, so that one 64-byte line holds the same inputs of TILE outputs:
 //
 //   line i of a tile: word i of output 0, word i of output 1, ... word i of output 15
 //
-// The sum of an output is made in one lane, word after word, whoever the row's neighbours are: K alone decides its order.
+// The sum of an output is made in one lane, word after word, whoever the row's neighbours are: the number of inputs
+// alone decides its order.
 
 #pragma once
 #include "../attention/vectors.h"
@@ -86,7 +87,8 @@ static void dot(const T* x, int64_t x_stride, int inputs, const int32_t* const* 
     vec sum[R][V] = {};
     const auto step = [&](int word, auto x_word) __attribute__((always_inline)) {
         ivec w[V];
-        UNROLL for (int v = 0; v < V; v++) memcpy(&w[v], tiles[v / PARTS] + word * TILE + v % PARTS * LANES, sizeof w[v]);
+        UNROLL for (int v = 0; v < V; v++)
+            memcpy(&w[v], tiles[v / PARTS] + word * TILE + v % PARTS * LANES, sizeof w[v]);
         UNROLL for (int t = 0; t < TILES; t++) prefetch(ahead.tile[t] + word * ahead.by);
         UNROLL for (int r = 0; r < R; r++) {
             const int32_t its = x_word(r);
@@ -143,8 +145,9 @@ static void each_pair(Rows<const T> x, int64_t pairs, const F& tiles_of, const G
         for (int64_t group = 0; group < groups; group++) {
             const int64_t first = x.count * group / groups, rows = x.count * (group + 1) / groups - first;
             alignas(64) float sums[ROWS * 2 * TILE];
+            const int64_t part = bytes * group / groups;
             for (int t = 0; t < 2; t += TILES) {
-                const Ahead ahead{{(const char*)next[t] + bytes * group / groups, (const char*)next[t + TILES - 1] + bytes * group / groups}, 64 / groups};
+                const Ahead ahead{{(const char*)next[t] + part, (const char*)next[t + TILES - 1] + part}, 64 / groups};
                 dot_rows<ROWS>(int(rows), x.at(first), x.stride, int(x.width), tiles + t, ahead, sums + t * TILE);
             }
             write(first, int(rows), pair, sums);

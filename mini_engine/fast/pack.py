@@ -41,8 +41,8 @@ class PackedWeight:
         """
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:
             raise IndexError(f"ids {int(ids.min())} … {int(ids.max())} are not all in 0 … {self.out_features - 1}")
-        words = self.tiles.view(torch.int32)[ids // TILE, :, ids % TILE]  # [T, words, 1]
-        return words.view(self.tiles.dtype).flatten(1)[:, : self.in_features]
+        words = self.tiles.view(torch.int32)[..., 0][ids // TILE, :, ids % TILE]  # [T, words]
+        return words.contiguous().view(self.tiles.dtype)[:, : self.in_features].contiguous()
 
 
 def interleave(rows: Tensor, tiles: Tensor) -> None:

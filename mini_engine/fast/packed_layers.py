@@ -1,7 +1,7 @@
 """Lesson 9. Decoder layers and vocabulary head over packed weights, run by `layers.cpp`.
 
-The layers do what lesson 0's do. In lesson 3's pool one call runs them all; a store of another kind is asked between the
-two halves of each layer, as ever.
+The layers do what lesson 0's do. Over lesson 3's pool one call runs them all; a store of another kind is asked between
+the two halves of each layer, as ever.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` over a packed weight, whose memory it takes over. Only `forward` needs rows of a tensor's own."""
+    """`nn.Linear` over a packed weight, whose memory it takes over."""
 
     def __init__(self, functions: native.Functions, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -158,7 +158,8 @@ class PackedModel(nn.Module):
         _, kv_lens, table = tables
         caches = [(ctypes.c_void_p * len(side))(*(x.data_ptr() for x in side)) for side in (kv.K, kv.V)]
         num_blocks, block_size, kv_heads, dim = kv.K[0].shape
-        size = (len(kv_lens), num_rows, self.shape.heads, kv_heads, dim, num_blocks, block_size, table.shape[1], q_stride)
+        layout = (self.shape.heads, kv_heads, dim, num_blocks, block_size)
+        size = (len(kv_lens), num_rows, *layout, table.shape[1], q_stride)
         return native.Pool(
             ctypes.cast(c_function(kv.K[0].dtype), ctypes.c_void_p),
             *caches,

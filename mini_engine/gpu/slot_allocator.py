@@ -138,8 +138,8 @@ class TokenToKVPoolAllocator:
                 f"{len(slots)} slots as {slots.dtype} are not whole pages of {self.page_size}; "
                 "free every slot of a page in one call, as int32 or int64"
             )
-        inside = (slots >= self.page_size) & (slots < self.num_slots)
-        astray = ~(inside & self.is_held[slots.clamp(0, self.num_slots - 1)])
+        last = self.num_slots - 1
+        astray = (slots > last) | ~self.is_held[slots.clamp(0, last)]  # below 0 asks for slot 0, which nobody holds
         twice = slots[1:] == slots[:-1]
         torn = slots != self._whole_pages(slots)
         if not torch.cat((astray, twice, torn)).any():

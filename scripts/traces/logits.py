@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from traces.tape import Tape, ask
+from traces.tape import Tape, ask, plural
 
 PROMPT = "This is the word. The"
 SHOWN = 11  # the best tokens; the others are one row together
@@ -141,7 +141,8 @@ def sentence(row: Row, name: str, before, kept: int) -> str:
             f"“{row.word(best)}” goes "
             f"from {old:.3f} to {row.probs[best]:.3f}. Above 1 it would be the other way round."
         )
-    gone = f"{kept - row.kept:,} tokens get the logit −∞; {row.kept} stay"
+    lost = kept - row.kept
+    gone = f"{plural(lost, 'token')} {'gets' if lost == 1 else 'get'} the logit −∞; {row.kept} stay"
     if name == "keep_top_k":
         return f"Top-k: only the 8 best. {gone}, and share what the others had."
     if name == "keep_top_p":

@@ -168,6 +168,11 @@ def first_step(desk: Desk) -> None:
             "Any entry must be a block that exists. What it holds does not matter: nothing is read from there.",
         ),
     )
+    write_flat(desk)
+
+
+def write_flat(desk: Desk) -> None:
+    """The other view, through which the step writes, and back."""
     desk.show(
         f"The same bytes as one row of {NUM_BLOCKS * BLOCK_SIZE} slots: the flat view. Nothing has moved in memory; "
         f"slot = block × {BLOCK_SIZE} + offset.",

@@ -110,7 +110,7 @@ Record = Callable[[Tape], None]
 
 def plural(count: int, word: str) -> str:
     """ "1 block", "3 blocks"."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 def listed(values: Sequence[Any]) -> str:

@@ -97,21 +97,8 @@ def ends_at_a_stop(answer: Answer, ids: list[int]) -> None:
 def tale(answer: Answer, token: int, text: str, held: str):
     """What happened to a token that did not simply pass, and perhaps a question."""
     raw = answer.tokenizer.token_bytes[token]
-    waiting = answer.num_bytes - len(answer.text.encode())
     if not text:
-        why = (
-            f"{plural(waiting, 'byte')} of a character {'is' if waiting == 1 else 'are'} there, and more must "
-            "come. Decoded alone they would be “�”."
-        )
-        question = None
-        if not any("ask" in frame for frame in answer.tape.frames):
-            question = ask(
-                f"The next token is the byte {raw.hex()}, the first of an “é”. What does the reader see of it?",
-                "nothing yet",
-                ("�", "é", "Ã"),
-                why,
-            )
-        return f"Token {token} is the byte {raw.hex(' ')}. {why} Nothing is shown.", question
+        return tale_of_a_part(answer, token, raw)
     if not text.isascii():
         size = len(text.encode())
         return (
@@ -130,21 +117,40 @@ def tale(answer: Answer, token: int, text: str, held: str):
             question,
         )
     if answer.checker.held:
-        new = held == "" or not answer.checker.held.startswith(held)
-        question = None
-        if new and not any("stop string" in frame.get("ask", {}).get("question", "") for frame in answer.tape.frames):
-            why = f"A stop string may begin here. “{answer.checker.held}” waits until it is clear."
-            question = ask(
-                f"The next token is “{text}”, and the stop string is “{STOP}”. What of it is shown?",
-                repr_of(text, answer.checker.held),
-                ("all of it", "nothing"),
-                why,
-            )
-        return f"“{text}”: “{answer.checker.held}” might begin “{STOP}”, so it is held back.", question
+        return tale_of_a_wait(answer, text)
     return f"“{text}”: “{held}{text}” begins no stop string. What was held back is shown.", None
 
 
-def repr_of(text: str, held: str) -> str:
+def tale_of_a_part(answer: Answer, token: int, raw: bytes):
+    """A character has begun and is not complete."""
+    waiting = answer.num_bytes - len(answer.text.encode())
+    there, alone = ("is", "it") if waiting == 1 else ("are", "they")
+    why = f"{plural(waiting, 'byte')} of a character {there} there, and more must come. Alone {alone} would be “�”."
+    question = None
+    if not any("ask" in frame for frame in answer.tape.frames):
+        question = ask(
+            f"The next token is the byte {raw.hex()}, the first of an “é”. What does the reader see of it?",
+            "nothing yet",
+            ("�", "é", "Ã"),
+            why,
+        )
+    return f"Token {token} is the byte {raw.hex(' ')}. {why} Nothing is shown.", question
+
+
+def tale_of_a_wait(answer: Answer, text: str):
+    """What may begin a stop string is held back."""
+    held, question = answer.checker.held, None
+    if not any("stop string" in frame.get("ask", {}).get("question", "") for frame in answer.tape.frames):
+        question = ask(
+            f"The next token is “{text}”, and the stop string is “{STOP}”. What of it is shown?",
+            shown_of(text, held),
+            ("all of it", "nothing"),
+            f"A stop string may begin here. “{held}” waits until it is clear.",
+        )
+    return f"“{text}”: “{held}” might begin “{STOP}”, so it is held back.", question
+
+
+def shown_of(text: str, held: str) -> str:
     """What of `text` is shown, in words."""
     return "the blank" if text.removesuffix(held) == " " else "all of it" if not held else "nothing"
 

@@ -134,6 +134,18 @@ def part_of(cell: dict[str, Any]) -> str:
     return f"{'token' if stop - start == 1 else 'tokens'} {ranges(range(start, stop))} of {of}"
 
 
+def budget_question(name: str, cell: dict[str, Any], decodes: list[str]):
+    count = cell["stop"] - cell["start"]
+    return ask(
+        f"The budget: {listed(decodes)} decode, {name} comes with {cell['of']} tokens. How many of them run in this "
+        "step?",
+        count,
+        (cell["of"], BUDGET, 1),
+        f"Who decodes comes first: {plural(len(decodes), 'token')}. What is left of the {BUDGET} goes to {name}'s "
+        "prompt.",
+    )
+
+
 def question(tape: Tape, cells, held, out, gone):
     """Once for each of the scheduler's rules, where it is seen for the first time."""
     asked = {frame["ask"]["question"].split(":")[0] for frame in tape.frames if "ask" in frame}
@@ -142,19 +154,7 @@ def question(tape: Tape, cells, held, out, gone):
         ((name, cell) for name, cell in cells.items() if cell["kind"] == "prefill" and cell["stop"] < cell["of"]), None
     )
     if chunk and decodes and "The budget" not in asked:
-        name, cell = chunk
-        why = (
-            f"Who decodes comes first: {plural(len(decodes), 'token')}. What is left of the {BUDGET} goes to "
-            f"{name}'s prompt."
-        )
-        count = cell["stop"] - cell["start"]
-        return ask(
-            f"The budget: {listed(decodes)} decode, {name} comes with {cell['of']} tokens. How many of them run in "
-            "this step?",
-            count,
-            (cell["of"], BUDGET, 1),
-            why,
-        )
+        return budget_question(*chunk, decodes)
     if out and "The pool" not in asked:
         others = [name for name in held if name not in out]
         why = (

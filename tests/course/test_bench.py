@@ -52,7 +52,9 @@ def test_the_ladders_picture_is_drawn_from_its_figures(committed, tmp_path):
 
 def test_the_committed_ladder_rises(committed):
     rows = {int(row["lesson"].split()[0]): row for row in committed.rows}
-    assert list(rows) == sorted(rows) and {0, 1, 2, 3, 5, 8, 9} <= set(rows), "every lesson that changes how work is done"
+    assert list(rows) == sorted(rows) and {0, 1, 2, 3, 5, 8, 9} <= set(rows), (
+        "every lesson that changes how work is done"
+    )
     for lesson, before in ((1, 0), (3, 2), (5, 3), (8, 5), (9, 8)):
         assert rows[lesson]["new tokens/s"] > rows[before]["new tokens/s"], f"lesson {lesson} is made for speed"
     assert rows[2]["waste %"] < rows[1]["waste %"] / 4, "blocks are there to leave little empty"

@@ -251,3 +251,11 @@ def test_the_player_is_small_and_asks_for_nothing():
     text = "".join(path.read_text(encoding="utf-8") for path in files).replace("http://www.w3.org/2000/svg", "")
     for word in ("http:", "https:", "fetch(", "XMLHttpRequest", "import ", "localStorage"):
         assert word not in text
+
+
+def test_a_picture_that_leads_to_a_trace_becomes_a_player_and_no_other_link_does():
+    markdown = pytest.importorskip("markdown", reason="the site's Markdown: pip install --group docs")
+    text = "[![a pool](pool.svg)](pool.trace.js) and [a page](pool.md)"
+    html = markdown.markdown(text, extensions=["scripts.player_links"])
+    assert '<a class="kv-player" href="pool.trace.js">' in html
+    assert html.count("kv-player") == 1

@@ -138,6 +138,15 @@ def test_what_is_not_held_cannot_be_freed(numbers):
     refused(allocator, ValueError, "not held", lambda: allocator.free(slots_of(*numbers)))
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_what_lies_outside_the_pool_cannot_be_freed_though_all_of_it_is_held(page_size):
+    allocator = TokenToKVPoolAllocator(8, page_size)
+    allocator.alloc(8)
+    for first in (0, -page_size, allocator.num_slots, 100 * page_size):
+        page = torch.arange(first, first + page_size, dtype=torch.int32)
+        refused(allocator, ValueError, "not held", lambda page=page: allocator.free(page))
+
+
 def test_a_slot_cannot_be_freed_twice():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(5)

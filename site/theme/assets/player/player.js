@@ -178,7 +178,7 @@
       this.number = element("span", { class: "kv-number" });
       this.words = element("span", { id: id + "-say" });
       this.say = element("p", { class: "kv-say", "aria-live": "polite" }, this.words);
-      this.quiz = element("div", { class: "kv-quiz", role: "group", "aria-label": "What happens next?", hidden: "" });
+      this.quiz = element("div", { class: "kv-quiz", role: "group", tabindex: "-1", "aria-label": "What happens next?", hidden: "" });
       this.backButton = this.button("back", "Step back", () => this.step(-1));
       this.playButton = this.button("play", "Play", () => this.toggle());
       this.nextButton = this.button("next", "Step forward", () => this.step(1));
@@ -318,7 +318,7 @@
       this.quiz.append(options);
       this.quiz.hidden = false;
       this.asked = to;
-      if (!this.playing || this.figure.contains(document.activeElement)) options.firstChild.focus({ preventScroll: true });
+      if (!this.playing || this.figure.contains(document.activeElement)) this.quiz.focus({ preventScroll: true });
     }
 
     answer(to, chosen) {
@@ -358,7 +358,9 @@
     // ---- showing ----
 
     layOut() {
-      const width = Math.max(NARROWEST, Math.floor(this.stage.clientWidth));
+      const style = getComputedStyle(this.stage);
+      const room = this.stage.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+      const width = Math.max(NARROWEST, Math.floor(room));
       if (width === this.width || !this.stage.clientWidth) return;
       this.width = width;
       const height = Math.ceil(Math.max(...this.trace.frames.map((_, i) => draw(this.trace, i, width).height)));

@@ -13,7 +13,7 @@
     const holders = frame.tables.filter((table) => table.blocks.includes(block)).map((table) => table.name);
     if (frame.evicted.includes(block)) return { style: "free", texture: "strokes", holders };
     if (holders.length === 1) return { style: "held " + holders[0].toLowerCase(), holders };
-    if (holders.length) return { style: "plain", double: true, holders };
+    if (holders.length) return { style: "both", double: true, holders };
     return frame.counts[block] ? { style: "plain", texture: "dots", holders } : { style: "free", holders };
   }
 
@@ -36,7 +36,7 @@
   function legend(pen, y) {
     return pen.legend(y, [
       ["held by one", sign(pen, { style: "held a" })],
-      ["shared", sign(pen, { style: "plain", double: true })],
+      ["shared", sign(pen, { style: "both", double: true })],
       ["cached", sign(pen, { style: "plain", texture: "dots" })],
       ["evicted", sign(pen, { style: "free", texture: "strokes" })],
       ["how many hold it", (x, y, key) => pen.text(key + "-count", x + 4, y + 12, "×2", "small muted")],

@@ -1,0 +1,262 @@
+"""Lesson 9. A fast model is the same model: its tokens through every store, rows that keep to themselves, refusals."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mini_engine.attention.contract import load_kernel
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.loop import generate
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.errors import UserError
+from mini_engine.fast import native, speed_up
+from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
+from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
+from mini_engine.kv.no_cache import NoCache, Recompute
+from mini_engine.kv.token_flat import BlockAllocator as FlatAllocator
+from mini_engine.kv.token_flat import KvPool as FlatPool
+from mini_engine.kv.token_flat import PagedSequence
+from mini_engine.kv.token_flat import Request as FlatRequest
+from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.weights import load_model
+from tests.support import FAMILIES, both, checkpoint, hf_greedy, some_ids
+
+FAMILY = "two, tied, wide heads"
+LENGTHS = [1, 2, 7, 15, 16, 17, 33, 63]
+NEW = 12
+
+
+def has_compiler():
+    try:
+        native.load(torch.float32)
+    except UserError:
+        return False
+    return True
+
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
+ways = pytest.mark.parametrize("way", [pytest.param("packed", marks=needs_compiler), "torch"])
+
+
+def fast_model(family=FAMILY, way="packed", dtype=torch.float32):
+    return speed_up(load_model(checkpoint(family), dtype), way)
+
+
+def make_pool(model, num_blocks=80, block_size=8, kernel="auto"):
+    dtype = model.head_weight.dtype
+    pool = KvPool(model.config, num_blocks, block_size, load_kernel(kernel, "cpu", dtype), dtype)
+    for tensor in (*pool.K, *pool.V):
+        tensor.fill_(float("nan"))  # the null block, and every slot that nobody has written
+    return pool, BlockAllocator(num_blocks, block_size)
+
+
+def fed(requests):
+    return torch.tensor([token for r in requests for token in r.token_ids[r.cur_len :]])
+
+
+# ---------------------------------------------------------------- tokens
+
+
+def stores(config):
+    """A store for one sequence of every kind that lessons 0 to 2 have, with the sequence's plan."""
+    yield NoCache(), Recompute()
+    contiguous = ContiguousKv(config, 100)
+    yield contiguous, CachedSequence(contiguous)
+    flat, allocator = FlatPool(config, 96), FlatAllocator(96)
+    yield flat, PagedSequence(FlatRequest([]), flat, allocator)
+
+
+@ways
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_equal_hugging_face_through_every_store_of_one_sequence(family, way):
+    model, hf = fast_model(family, way), both(family)[1]
+    prompt = some_ids(17, hf.config.vocab_size, seed=17)
+    want = hf_greedy(hf, prompt, NEW)
+    for kv, sequence in stores(model.config):
+        if isinstance(sequence, PagedSequence):
+            sequence.request.prompt_ids = prompt
+        assert generate(model, kv, sequence, prompt, NEW) == want, f"{type(kv).__name__} gives other tokens"
+
+
+@ways
+@pytest.mark.parametrize("kernel", ["auto", "torch", "reference"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_equal_hugging_face_in_batches_and_chunks(family, kernel, way):
+    model, hf = fast_model(family, way), both(family)[1]
+    engine = Engine.for_model(model, num_blocks=80, block_size=8, kernel=kernel)
+    prompts = [some_ids(length, hf.config.vocab_size, seed=length) for length in LENGTHS]
+    params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
+    requests = [engine.add_request(str(i), prompt, params) for i, prompt in enumerate(prompts)]
+    while engine.has_unfinished:
+        engine.step()
+    for request in requests:
+        assert request.error is None
+        want = hf_greedy(hf, request.prompt_ids, NEW)
+        assert request.output_ids == want, f"the prompt of {len(request.prompt_ids)} tokens gets others than alone"
+
+
+@ways
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_logits_are_the_slow_models_to_rounding(family, way):
+    slow, fast = load_model(checkpoint(family), torch.bfloat16), fast_model(family, way, torch.bfloat16)
+    ids = torch.tensor(some_ids(33, slow.config.vocab_size))
+    with torch.inference_mode():
+        meta = Recompute().plan(ids.tolist())
+        want, got = (model(ids, NoCache(), meta).float() for model in (slow, fast))
+        exact = both(family)[0](ids, NoCache(), meta)
+    own = float((want - exact).norm() / exact.norm())
+    assert float((got - exact).norm() / exact.norm()) < 1.3 * own + 1e-3, "farther from float32 than bfloat16 has to be"
+
+
+# ---------------------------------------------------------------- rows of a batch
+
+
+def forward(model, requests, pool, allocator):
+    """Logits of each request's last token; the requests take this step as done."""
+    reserve_all(requests)
+    meta = plan_packed(requests, allocator.block_size, pool.device)
+    with torch.inference_mode():
+        logits = model(fed(requests), pool, meta, rows=meta.cu_seqlens_q[1:].long() - 1)
+    for request in requests:
+        request.cur_len = len(request.token_ids)
+    return logits
+
+
+def alone(model, prompt, tokens):
+    """Logits behind a prompt and behind each of `tokens`, `[1 + len(tokens), vocab]`, nobody else being there."""
+    pool, allocator = make_pool(model)
+    request = Request(list(prompt), BlockTable(allocator))
+    rows = [forward(model, [request], pool, allocator)]
+    for token in tokens:
+        request.output_ids.append(token)
+        rows.append(forward(model, [request], pool, allocator))
+    return torch.cat(rows)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_has_the_same_bits_in_every_batch(family, dtype):
+    model = fast_model(family, dtype=dtype)
+    prompts = [some_ids(length, model.config.vocab_size, seed=length) for length in LENGTHS]
+    tokens = some_ids(3, model.config.vocab_size, seed=99)
+    want = [alone(model, prompt, tokens) for prompt in prompts]
+    pool, allocator = make_pool(model)
+    requests = []
+    for step in range(len(LENGTHS) + 3):  # one more comes at every step: decodes and whole prompts side by side
+        if step < len(LENGTHS):
+            requests.append(Request(list(prompts[step]), BlockTable(allocator)))
+        logits = forward(model, requests, pool, allocator)
+        for i, (request, row) in enumerate(zip(requests, logits, strict=True)):
+            at = len(request.output_ids)
+            if at <= len(tokens):
+                assert torch.equal(row, want[i][at]), f"prompt {i}, new token {at}: other bits than alone"
+            request.output_ids.append(tokens[at] if at < len(tokens) else 0)
+
+
+@needs_compiler
+def test_padded_rows_change_nothing():
+    model = fast_model()
+    pool, allocator = make_pool(model)
+    request = Request(some_ids(9, model.config.vocab_size), BlockTable(allocator))
+    reserve_all([request])
+    meta = plan_packed([request], 8, pool.device)
+    with torch.inference_mode():
+        want = model(fed([request]), pool, meta)
+        padded = replace(
+            meta,
+            positions=torch.cat((meta.positions, torch.zeros(3, dtype=torch.int64))),
+            slot_mapping=torch.cat((meta.slot_mapping, torch.arange(3))),  # in the null block
+        )
+        got = model(torch.cat((fed([request]), torch.zeros(3, dtype=torch.int64))), pool, padded)
+    assert torch.equal(got[:9], want)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.fixture
+def step():
+    """A fast model, a pool, a plan for 9 tokens, and the tokens."""
+    model = fast_model()
+    pool, allocator = make_pool(model)
+    request = Request(some_ids(9, model.config.vocab_size), BlockTable(allocator))
+    reserve_all([request])
+    return model, pool, plan_packed([request], 8, pool.device), fed([request])
+
+
+@needs_compiler
+@pytest.mark.parametrize("stray", [-1, 640])
+def test_slots_outside_the_pool_are_refused_before_anything_is_written(step, stray):
+    model, pool, meta, ids = step
+    slots = meta.slot_mapping.clone()
+    slots[4] = stray
+    with pytest.raises(ValueError, match=str(stray)):
+        model(ids, pool, replace(meta, slot_mapping=slots))
+    assert pool.K[0].isnan().all(), "C++ would have written past the pool, or wrapped around"
+
+
+@needs_compiler
+@pytest.mark.parametrize("stray", [-1, 80])
+def test_blocks_outside_the_pool_are_refused(step, stray):
+    model, pool, meta, ids = step
+    table = meta.block_table.clone()
+    table[0, 1] = stray
+    with pytest.raises(ValueError, match="block_table row 0"):
+        model(ids, pool, replace(meta, block_table=table))
+
+
+@needs_compiler
+def test_a_plan_for_other_tokens_is_refused(step):
+    model, pool, meta, ids = step
+    with pytest.raises(ValueError, match="8 tokens, 9 positions"):
+        model(ids[:8], pool, meta)
+    with pytest.raises(ValueError, match="8 slots"):
+        model(ids, pool, replace(meta, slot_mapping=meta.slot_mapping[:8]))
+
+
+@needs_compiler
+def test_another_models_pool_is_refused(step):
+    model, _, meta, ids = step
+    other = make_pool(fast_model("four, with biases"))[0]
+    with pytest.raises(ValueError, match=r"the cache 32|this model has"):
+        model(ids, other, meta)
+
+
+@needs_compiler
+@pytest.mark.parametrize("stray", [-1, 160])
+def test_tokens_outside_the_vocabulary_are_refused(step, stray):
+    model, pool, meta, ids = step
+    ids[3] = stray
+    with pytest.raises(IndexError):
+        model(ids, pool, meta)
+
+
+def test_a_way_that_there_is_not_is_refused():
+    model = load_model(checkpoint(FAMILY))
+    with pytest.raises(UserError, match="choose one of auto, packed, torch"):
+        speed_up(model, "faster")
+    with pytest.raises(UserError, match="on meta"), torch.device("meta"):
+        speed_up(Qwen3ForCausalLM(model.config))
+    assert type(model) is Qwen3ForCausalLM, "what is refused is left as it was"
+
+
+def test_a_model_is_made_fast_in_place_and_once():
+    model = load_model(checkpoint(FAMILY))
+    assert speed_up(model) is model
+    layers = model.model
+    assert speed_up(model).model is layers
+    assert (model.head_weight.dtype, model.head_weight.device.type) == (torch.float32, "cpu")
+
+
+def test_float16_goes_the_torch_way(capfd):
+    model = load_model(checkpoint(FAMILY), torch.float16)
+    with pytest.raises(UserError, match="float32 or bfloat16"):
+        speed_up(model, "packed")
+    speed_up(model)
+    ids = torch.tensor(some_ids(9, model.config.vocab_size))
+    with torch.inference_mode():
+        got = model(ids, NoCache(), Recompute().plan(ids.tolist()))
+    assert got.dtype == torch.float16 and got.isfinite().all()
+    assert "Using torch's" in capfd.readouterr().err

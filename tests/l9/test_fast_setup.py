@@ -1,0 +1,81 @@
+"""Lesson 9. Fast layers where there is no compiler, and the memory that making a model fast takes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mini_engine.attention import cpu
+from mini_engine.engine.loop import generate
+from mini_engine.fast import native, speed_up
+from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
+from mini_engine.weights import load_model
+from tests.l9.test_fast_model import FAMILY, NEW, ways
+from tests.support import both, checkpoint, hf_greedy, some_ids, write_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_without_a_compiler_torch_does_the_work_and_says_so(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    for cached in (native._library, cpu._library):
+        cached.cache_clear()
+    try:
+        model, hf = speed_up(load_model(checkpoint(FAMILY))), both(FAMILY)[1]
+        err = capfd.readouterr().err
+        assert err.count("no-such-compiler") == 1 and "Using torch's" in err, err
+        prompt = some_ids(17, hf.config.vocab_size, seed=17)
+        contiguous = ContiguousKv(model.config, 100)
+        got = generate(model, contiguous, CachedSequence(contiguous), prompt, NEW)
+        assert got == hf_greedy(hf, prompt, NEW)
+    finally:
+        for cached in (native._library, cpu._library):
+            cached.cache_clear()
+
+
+MEASURE = """
+import json, resource, sys, torch
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.fast import speed_up
+from mini_engine.weights import load_model
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+def answer(model, num_blocks):
+    engine = Engine.for_model(model, num_blocks=num_blocks)
+    engine.add_request("a", list(range(1, 40)), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    while engine.has_unfinished:
+        engine.step()
+
+small, large, way = sys.argv[1:]
+answer(speed_up(load_model(small, torch.bfloat16), way), 9)  # whatever is loaded at the first use
+before = peak()
+model = load_model(large, torch.bfloat16)
+weights = sum(p.nbytes for p in model.parameters())
+answer(speed_up(model, way), 9)
+print(json.dumps({"weights": weights, "took": peak() - before}))
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="NOT CHECKED: peak memory is asked of POSIX")
+@ways
+@pytest.mark.parametrize("tied", [True, False])
+def test_loading_and_packing_need_little_more_than_the_weights(tmp_path, tied, way):
+    sizes = dict(vocab_size=48_000, hidden_size=768, intermediate_size=3072, num_hidden_layers=4, head_dim=64)
+    write_checkpoint(tmp_path, **sizes, tie_word_embeddings=tied, dtype="bfloat16")
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(checkpoint(FAMILY)), str(tmp_path), way],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["weights"] > 100e6, "too small to tell a copy of the weights from what else there is"
+    assert found["took"] < 1.3 * found["weights"], f"{found['took']} bytes for {found['weights']} of weights"

@@ -1,0 +1,178 @@
+"""Lesson 9. A packed linear layer: where each weight lies, and rows that do not know of each other."""
+
+import functools
+
+import pytest
+import torch
+
+from mini_engine.attention.cpu import find_compiler
+from mini_engine.errors import UserError
+from mini_engine.fast import native
+from mini_engine.fast.pack import TILE, PackedWeight
+from mini_engine.fast.packed_layers import PackedLinear
+
+DTYPES = [torch.float32, torch.bfloat16]
+SHAPES = [(1, 1), (7, 5), (16, 64), (33, 50), (48, 77), (100, 131)]  # outputs, inputs: whole tiles and words, and not
+QWEN_INPUTS = [1024, 2048, 3072]  # of Qwen3-0.6B's matrices
+INSTRUCTIONS = {  # what the compiler may use, in the same source
+    "plain": (),
+    "AVX2": ("-march=x86-64-v3",),
+    "AVX-512 without bfloat16": ("-march=native", "-mno-avx512bf16"),
+    "one thread": ("-march=native", "-fno-openmp"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiler():
+    try:
+        find_compiler()
+    except UserError as why:
+        pytest.skip(f"NOT CHECKED: packed weights in C++; {why}")
+
+
+@functools.cache
+def functions(dtype):
+    return native.load(dtype)
+
+
+def make(outputs, inputs, dtype, seed=0, bias=False):
+    """A weight, and its packed layer."""
+    torch.manual_seed(seed)
+    weight = torch.randn(outputs, inputs).to(dtype)
+    extra = torch.randn(outputs).to(dtype) if bias else None
+    return weight, extra, PackedLinear(functions(dtype), weight.clone(), extra)
+
+
+def relative_error(got, x, weight, bias=None):
+    want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    return float((got.double() - want).abs().max() / want.abs().max())
+
+
+def rounding(dtype):
+    return 1e-5 if dtype == torch.float32 else 5e-3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs, inputs", SHAPES)
+def test_every_weight_lies_where_the_layout_says(outputs, inputs, dtype):
+    weight, _, layer = make(outputs, inputs, dtype)
+    tiles = layer.packed.tiles
+    per_word = tiles.shape[3]
+    assert per_word == 4 // weight.element_size(), "a word is 4 bytes"
+    for row in range(outputs):
+        words = tiles[row // TILE, :, row % TILE].flatten()
+        assert torch.equal(words[:inputs], weight[row]), f"row {row} is not output {row % TILE} of its tile"
+        assert not words[inputs:].any(), "padding is zero, or it would be multiplied into the sums"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_whole_tiles_are_packed_where_they_lie(dtype):
+    weight = torch.randn(64, 32).to(dtype)
+    place = weight.data_ptr()
+    assert PackedWeight(weight).tiles.data_ptr() == place, "a second copy of the weights is a second model in memory"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs, inputs", SHAPES)
+def test_rows_come_back_out_of_the_tiles(outputs, inputs, dtype):
+    weight, _, layer = make(outputs, inputs, dtype)
+    ids = torch.tensor([outputs - 1, 0, outputs // 2, 0])
+    assert torch.equal(layer.packed.rows(ids), weight[ids]), "the embedding of a tied model is read in this way"
+    assert layer.packed.rows(ids[:0]).shape == (0, inputs)
+
+
+@pytest.mark.parametrize("stray", [-1, 33])
+def test_a_row_that_is_not_there_is_refused(stray):
+    _, _, layer = make(33, 50, torch.float32)
+    with pytest.raises(IndexError, match=str(stray)):  # 33 lies in the padding of the last tile
+        layer.packed.rows(torch.tensor([0, stray]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs, inputs", SHAPES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_results_are_the_product(outputs, inputs, dtype, bias):
+    weight, extra, layer = make(outputs, inputs, dtype, bias=bias)
+    for rows in (0, 1, 2, 5, 12, 13, 30, 64, 100):
+        x = torch.randn(rows, inputs).to(dtype)
+        got = layer(x)
+        assert got.shape == (rows, outputs) and got.dtype == dtype
+        if rows:
+            assert relative_error(got, x, weight, extra) < rounding(dtype), f"wrong with {rows} rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inputs", [5, 50, 77, *QWEN_INPUTS])
+def test_a_row_gives_the_same_bits_in_every_batch(inputs, dtype):
+    _, _, layer = make(48, inputs, dtype)
+    x = torch.randn(70, inputs).to(dtype)
+    alone = torch.cat([layer(row[None]) for row in x])
+    for rows in (*range(2, 41), 64, 70):
+        assert torch.equal(layer(x[:rows]), alone[:rows]), (
+            f"with {rows} rows the order of a sum is another one; it must depend on the number of inputs alone"
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_change_no_bit(dtype):
+    _, _, layer = make(200, 50, dtype)
+    x, before = torch.randn(17, 50).to(dtype), torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            results.append(layer(x))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results), "a sum is one thread's work from end to end"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inputs", [50, 77])
+def test_a_row_of_nan_stays_a_row_of_nan(inputs, dtype):
+    _, _, layer = make(33, inputs, dtype)
+    x = torch.randn(9, inputs).to(dtype)
+    want = layer(x)
+    x[4] = float("nan")
+    got = layer(x)
+    assert got[4].isnan().all(), "what went wrong must be seen"
+    kept = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert torch.equal(got[kept], want[kept]), "a row reads past its end, or into its neighbour"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_do_not_lie_together(dtype):
+    weight, _, layer = make(33, 50, dtype)
+    wide = torch.randn(9, 120).to(dtype)
+    for x in (wide[:, 10:60], wide[::2, 10:60], wide.T[10:60].T, wide[:, ::2][:, :50]):
+        assert torch.equal(layer(x), layer(x.clone(memory_format=torch.contiguous_format)))
+    odd = torch.randn(50, 33).to(dtype).T  # a weight that does not lie together
+    x = wide[:, :50].contiguous()
+    assert relative_error(PackedLinear(functions(dtype), odd)(x), x, odd) < rounding(dtype)
+    assert relative_error(layer(x), x, weight) < rounding(dtype)
+
+
+def test_what_does_not_fit_is_refused():
+    _, _, layer = make(33, 50, torch.bfloat16)
+    for x in (torch.zeros(2, 50), torch.zeros(2, 51).bfloat16(), torch.zeros(50).bfloat16()):
+        with pytest.raises(ValueError, match=r"takes torch\.bfloat16"):
+            layer(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_other_instructions_give_the_same_results(name, dtype):
+    if name == "AVX2" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("NOT CHECKED: AVX2; this processor has none")
+    try:
+        other = native.Functions(native.build((INSTRUCTIONS[name],)), dtype)
+    except UserError as why:
+        pytest.skip(f"NOT CHECKED: {name}; {why}")
+    for outputs, inputs in SHAPES:
+        weight, bias, layer = make(outputs, inputs, dtype, bias=True)
+        x = torch.randn(14, inputs).to(dtype)
+        got = PackedLinear(other, weight.clone(), bias)(x)
+        assert relative_error(got, x, weight, bias) < rounding(dtype)
+        torch.testing.assert_close(got, layer(x), atol=rounding(dtype) * 8, rtol=rounding(dtype) * 4)
+        alone = torch.cat([PackedLinear(other, weight.clone(), bias)(row[None]) for row in x])
+        assert torch.equal(got, alone), "a row's bits depend on the batch with these instructions"
