@@ -1,4 +1,4 @@
-"""Lesson 9. With fast layers, the tests in which earlier lessons' tokens equal Hugging Face's pass as they are."""
+"""Course machinery. With fast layers, the tests in which earlier lessons' tokens equal Hugging Face's pass as they are."""
 
 import os
 import subprocess
