@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from mini_engine.engine.answer import AnswerText, TextDelta
+from mini_engine.engine.fast_parts import fast_layers, fast_runner
 from mini_engine.engine.llm import LLM as OfflineLLM
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.fast import speed_up
 from mini_engine.kv.default import default_manager
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.tokenizer import Tokenizer
@@ -46,13 +46,16 @@ class LLM(OfflineLLM):
         """Model and tokenizer of a checkpoint directory or hub id; UserError says what is wrong with it.
 
         Args:
-            fast: with lesson 9's layers; None is wherever there are any, which is on the CPU.
+            fast: with what lesson 9 has for this device: fast layers on the CPU, captured decode steps on a GPU. None
+                takes the layers and not the capture, which is for those who ask.
         """
         directory = resolve_checkpoint(path_or_hub_id)
         model = load_model(directory, dtype, device)
-        if fast or (fast is None and torch.device(device).type == "cpu"):
-            speed_up(model)
-        return cls(model, Tokenizer(directory), **options)
+        llm = cls(model if fast is False else fast_layers(model), Tokenizer(directory), **options)
+        if fast:
+            engine = llm.engine
+            engine.runner = fast_runner(model, engine.runner.pool, engine.scheduler.config.max_running)
+        return llm
 
     def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
         """Token ids of a text, of a conversation (a list of messages), or as given."""

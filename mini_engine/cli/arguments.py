@@ -13,7 +13,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument(
-        "--fast", action=argparse.BooleanOptionalAction, help="lesson 9's packed layers (default: on the CPU)"
+        "--fast",
+        action=argparse.BooleanOptionalAction,
+        help="lesson 9's packed layers on the CPU (default), captured steps on a GPU",
     )
     parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
     parser.add_argument(

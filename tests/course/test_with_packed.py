@@ -1,4 +1,4 @@
-"""Course machinery. With fast layers, the tests in which earlier lessons' tokens equal Hugging Face's pass as they are."""
+"""Course machinery. With fast layers, the tests of earlier lessons that compare tokens with Hugging Face pass."""
 
 import os
 import subprocess

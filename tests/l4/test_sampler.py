@@ -42,7 +42,9 @@ def test_greedy_rows_cost_one_argmax_no_sort_no_softmax_no_copy():
         token_ids = choose(logits, [row(temperature=0, top_p=0.5, top_k=3, min_p=0.1)] * 5)
     assert token_ids.tolist() == logits.argmax(-1).tolist()
     names = [name for name, _ in operations.seen]
-    assert names in (["max"], ["argmax"]), f"torch was asked for {names}: what keeps the best token cannot matter to a greedy row"
+    assert names in (["max"], ["argmax"]), (
+        f"torch was asked for {names}: what keeps the best token cannot matter to a greedy row"
+    )
 
 
 def test_only_rows_that_need_work_are_worked_on(monkeypatch):

@@ -3,7 +3,6 @@
 import json
 
 import bench_admission
-import draw_timeline
 import l5_smoke
 import long_prompt
 import pytest
@@ -49,16 +48,6 @@ def test_tokens_are_equal_in_chunks_of_any_size(capsys, options):
 def test_what_will_not_do_exits_2_with_one_line(capsys, options, words):
     code, error = smoke(capsys, *options)
     assert code == 2 and words in error and len(error.strip().splitlines()) == 1, error
-
-
-def test_the_picture_is_what_this_engine_does(capsys):
-    assert draw_timeline.main(["--check"]) == 0, "run scripts/draw_timeline.py and look at what has changed"
-
-
-def test_an_outdated_picture_is_noticed(capsys, tmp_path):
-    old = tmp_path / "old.svg"
-    assert draw_timeline.main(["--check", "--output", str(old)]) == 1
-    assert not old.exists()
 
 
 def test_a_long_prompt_keeps_nobody_waiting_for_more_than_a_step(capsys):
