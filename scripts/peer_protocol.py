@@ -17,6 +17,7 @@ from typing import Any
 WORKER = Path(__file__).with_name("peer_worker.py")
 TAIL = 300  # characters of what a dead process said last
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+WAITING = "OMP_WAIT_POLICY"  # smoke_common's choice is for busy machines; here every engine's threads wait as by default
 
 
 class PeerError(RuntimeError):
@@ -49,7 +50,7 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=self.log,
                 encoding="utf-8",
-                env=os.environ | QUIET | (environment or {}),
+                env={name: value for name, value in os.environ.items() if name != WAITING} | QUIET | (environment or {}),
             )
         except OSError as error:
             self.log.close()
