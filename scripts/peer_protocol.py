@@ -17,7 +17,7 @@ from typing import Any
 WORKER = Path(__file__).with_name("peer_worker.py")
 TAIL = 300  # characters of what a dead process said last
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-WAITING = "OMP_WAIT_POLICY"  # smoke_common's choice is for busy machines; here every engine's threads wait as by default
+WAITING = "OMP_WAIT_POLICY"  # smoke_common's choice suits busy machines; here every engine's threads wait by default
 
 
 class PeerError(RuntimeError):
@@ -42,6 +42,7 @@ class Peer:
         worker: Path = WORKER,
     ) -> None:
         self.name = name
+        inherited = {name: value for name, value in os.environ.items() if name != WAITING}
         self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed in close)
         try:
             self.process = subprocess.Popen(
@@ -50,7 +51,7 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=self.log,
                 encoding="utf-8",
-                env={name: value for name, value in os.environ.items() if name != WAITING} | QUIET | (environment or {}),
+                env=inherited | QUIET | (environment or {}),
             )
         except OSError as error:
             self.log.close()
