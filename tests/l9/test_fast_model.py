@@ -1,5 +1,6 @@
 """Lesson 9. A fast model is the same model: its tokens through every store, rows that keep to themselves, refusals."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -36,6 +37,7 @@ def has_compiler():
 
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
+LONG = pytest.mark.skipif("KV_COURSE_REPORT" in os.environ, reason="takes long: `make test` runs it, `check` does not")
 ways = pytest.mark.parametrize("way", [pytest.param("packed", marks=needs_compiler), "torch"])
 
 

@@ -13,7 +13,7 @@ from mini_engine.engine.loop import generate
 from mini_engine.fast import native, speed_up
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.weights import load_model
-from tests.l9.test_fast_model import FAMILY, NEW, ways
+from tests.l9.test_fast_model import FAMILY, LONG, NEW, ways
 from tests.support import both, checkpoint, hf_greedy, some_ids, write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +63,7 @@ print(json.dumps({"weights": weights, "took": peak() - before}))
 """
 
 
+@LONG
 @pytest.mark.skipif(os.name != "posix", reason="NOT CHECKED: peak memory is asked of POSIX")
 @ways
 @pytest.mark.parametrize("tied", [True, False])

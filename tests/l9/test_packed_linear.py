@@ -10,6 +10,7 @@ from mini_engine.errors import UserError
 from mini_engine.fast import native
 from mini_engine.fast.pack import TILE, PackedWeight
 from mini_engine.fast.packed_layers import PackedLinear
+from tests.l9.test_fast_model import LONG
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1), (7, 5), (16, 64), (33, 50), (48, 77), (100, 131)]  # outputs, inputs: whole tiles and words, and not
@@ -161,6 +162,7 @@ def test_what_does_not_fit_is_refused():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", INSTRUCTIONS)
+@LONG
 def test_other_instructions_give_the_same_results(name, dtype):
     if name == "AVX2" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         pytest.skip("NOT CHECKED: AVX2; this processor has none")
