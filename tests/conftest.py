@@ -1,6 +1,7 @@
 """Course machinery. What all tests share: no chance, no deadlines, one thread; GPU tests only on a GPU."""
 
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -8,6 +9,10 @@ import pytest
 # The tests' tensors are tiny: a second thread gains nothing, and on a busy machine its spinning costs three times the
 # time. torch reads this when a test first imports it, and the processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A script's background job ignores Ctrl-C, and so would the processes that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples at every run: a student's test never fails by chance, and CI sees what the student sees.
 hypothesis.settings.register_profile("course", derandomize=True, deadline=None, print_blob=False)
