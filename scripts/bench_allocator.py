@@ -57,6 +57,8 @@ def run(args) -> Report:
     contenders = {("a list, no checks", size): bare_list(size) for size in sizes}
     for name, make in makers.items():
         contenders |= {(name, size): take_and_return(worn_allocator(make, size)) for size in sizes}
+    fresh = {size: take_and_return(block_tensor.BlockAllocator(size, 16)) for size in sizes}
+    contenders |= {("lesson 3, in a pool not used yet", size): run for size, run in fresh.items()}
     timings = take_turns(contenders, args.rounds or (30 if args.quick else 200), "allocator")
     return Report("allocator", [row(name, size, timing) for (name, size), timing in timings.items()], drawn="µs")
 
