@@ -2,7 +2,7 @@
 
 import sys
 
-from smoke_common import Outcome, make_parser, run_smoke, whole_number
+from smoke_common import Outcome, make_parser, run_smoke, whole_number, with_prompts
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
@@ -90,11 +90,7 @@ def arguments():
 
 def main(argv=None) -> int:
     parser = arguments()
-    argv = sys.argv[1:] if argv is None else list(argv)
-    asked = parser.parse_args(argv)
-    if not (asked.prompt or asked.prompt_ids):
-        argv += [part for text in default_prompts() for part in ("--prompt", text)]
-    return run_smoke(5, generate, parser, argv)
+    return run_smoke(5, generate, parser, with_prompts(argv, parser, default_prompts()))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from smoke_common import (
     print_json,
     show,
     tokenizer_of,
+    with_prompts,
 )
 
 from mini_engine.cli.parser import guard, whole_number
@@ -180,11 +181,7 @@ def main(argv=None) -> int:
     from mini_engine.pocket import COURSE_PROMPTS
 
     parser = arguments()
-    argv = sys.argv[1:] if argv is None else list(argv)
-    asked = parser.parse_args(argv)
-    if not (asked.prompt or asked.prompt_ids):
-        argv += [part for text in COURSE_PROMPTS[-3:] for part in ("--prompt", text)]
-    return guard(parser, smoke, argv)
+    return guard(parser, smoke, with_prompts(argv, parser, COURSE_PROMPTS[-3:]))
 
 
 if __name__ == "__main__":

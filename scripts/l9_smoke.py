@@ -4,7 +4,7 @@ import copy
 import sys
 from collections.abc import Callable
 
-from smoke_common import Outcome, make_parser, run_smoke, whole_number
+from smoke_common import Outcome, make_parser, run_smoke, whole_number, with_prompts
 
 from mini_engine.errors import UserError
 
@@ -117,11 +117,7 @@ def main(argv=None) -> int:
     from mini_engine.pocket import COURSE_PROMPTS
 
     parser = arguments()
-    argv = sys.argv[1:] if argv is None else list(argv)
-    asked = parser.parse_args(argv)
-    if not (asked.prompt or asked.prompt_ids):
-        argv += [part for text in COURSE_PROMPTS[::3] for part in ("--prompt", text)]
-    return run_smoke(9, generate, parser, argv)
+    return run_smoke(9, generate, parser, with_prompts(argv, parser, COURSE_PROMPTS[::3]))
 
 
 if __name__ == "__main__":

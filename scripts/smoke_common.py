@@ -7,6 +7,7 @@ generating. `run_smoke` does the rest. Exit codes: 0 tokens equal, 1 they differ
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -93,6 +94,13 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
+
+
+def with_prompts(argv: Sequence[str] | None, parser: argparse.ArgumentParser, prompts: Sequence[str]) -> list[str]:
+    """The arguments of a script that has prompts of its own: those, where none are asked for."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    asked = parser.parse_args(argv)
+    return argv if asked.prompt or asked.prompt_ids else [*argv, *(p for text in prompts for p in ("--prompt", text))]
 
 
 def run_smoke(
