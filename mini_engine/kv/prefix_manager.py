@@ -118,8 +118,7 @@ class PrefixCacheManager(KvCacheManager):
 
     def missing_blocks(self, request_id: str, num_tokens: int) -> int:
         """As in lesson 5, and one more where the next token would be written into a block that others read."""
-        table = self.tables[request_id]
-        missing = max(0, -(-num_tokens // self.allocator.block_size) - len(table.blocks))
+        table, missing = self.tables[request_id], super().missing_blocks(request_id, num_tokens)
         return missing + self._writes_shared(table, num_tokens) if table.may_share_last else missing
 
     def grow(self, request_id: str, num_tokens: int) -> array:
