@@ -38,21 +38,25 @@ def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
     """
     if device.type != "cpu":
         raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for triton or torch")
-    if dtype not in FUNCTIONS:
-        raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
-    return functools.partial(_call, c_function(dtype))
+    c_function(dtype)
+    return paged_attention
 
 
 def c_function(dtype: torch.dtype) -> ctypes._CFuncPtr:
-    """The kernel itself, for callers with pointers of their own (lesson 9); UserError if it cannot be built."""
+    """The kernel itself, for callers with pointers of their own (lesson 9).
+
+    Raises:
+        UserError: not a dtype it knows, or it cannot be built here.
+    """
+    if dtype not in FUNCTIONS:
+        raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
     library = _library()
     if isinstance(library, UserError):
         raise UserError(str(library))
     return getattr(library, FUNCTIONS[dtype])
 
 
-def _call(
-    function: ctypes._CFuncPtr,
+def paged_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -61,15 +65,18 @@ def _call(
     block_table: Tensor,
     scale: float,
 ) -> Tensor:
+    """As the contract says. q's dtype chooses the function: one for float32 would read past the end of bfloat16."""
+    function = c_function(q.dtype)
     num_rows, heads, dim = q.shape
     if q.stride()[1:] != (dim, 1):
         q = q.contiguous()
     tables = [x.contiguous() for x in (cu_seqlens_q, seq_lens_kv, block_table)]
     num_blocks, block_size, kv_heads, _ = k_cache.shape
-    size = (len(seq_lens_kv), num_rows, heads, kv_heads, dim, num_blocks, block_size, block_table.shape[1], q.stride(0))
     out = q.new_empty(q.shape)
+    layout = (heads, kv_heads, dim, num_blocks, block_size, block_table.shape[1], q.stride(0), out.stride(0))
+    size = (ctypes.c_int64 * 10)(len(seq_lens_kv), num_rows, *layout)
     pointers = [x.data_ptr() for x in (q, k_cache, v_cache, out, *tables)]
-    foreign = function(*pointers, (ctypes.c_int64 * 9)(*size), scale, torch.get_num_threads())
+    foreign = function(*pointers, size, scale, torch.get_num_threads())
     if foreign >= 0:
         raise ValueError(f"block_table row {foreign} names a block outside the cache's 0 … {num_blocks - 1}")
     return out

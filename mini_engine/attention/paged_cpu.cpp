@@ -37,21 +37,58 @@ struct Floats : std::vector<Vector> {
 
 // ---------------------------------------------------------------- one tile of keys
 
+// What is multiplied: single floats, or, where the processor has an instruction for them, pairs of bfloat16. They are two
+// neighbours in a query and a key, then the weights of two keys and their values. Queries and weights lie as Numbers.
+template <typename T>
+struct Products {
+    typedef float Number;
+    static constexpr int PIECES = PER_LOAD<T>, KEYS = 1;  // vectors that a key's load gives; keys in a product of values
+    static void load_key(const T* p, vec* x) { load_split(p, x); }
+    static void load_values(const T* const* value, int d, vec* x) { load_split(value[0] + d, x); }
+    static vec load_weight(const float* p) { return vec{} + p[0]; }
+    static vec add(vec sum, vec a, vec b) { return sum + a * b; }
+};
+#if defined(__AVX512BF16__)
+template <>
+struct Products<bf16> {
+    typedef bf16 Number;
+    static constexpr int PIECES = 1, KEYS = 2;
+    static uvec words(const void* p) {
+        uvec x;
+        memcpy(&x, p, sizeof x);
+        return x;
+    }
+    static void load_key(const bf16* p, vec* x) { x[0] = (vec)words(p); }
+    static void load_values(const bf16* const* value, int d, vec* x) {  // the even elements of both, then the odd ones
+        const uvec a = words(value[0] + d), b = words(value[1] + d);
+        x[0] = (vec)(b << 16 | (a & 0xffff));
+        x[1] = (vec)((b & 0xffff0000) | a >> 16);
+    }
+    static vec load_weight(const bf16* p) {
+        uint32_t pair;
+        memcpy(&pair, p, sizeof pair);
+        return (vec)(uvec{} + pair);
+    }
+    static vec add(vec sum, vec a, vec b) { return add_pairs(sum, (ivec)a, (ivec)b); }
+};
+#endif
+
 // scores[row * LANES + j] = q[row] . key[j]. Meanwhile the same lines of the keys `ahead` are called up.
 template <int R, typename T>
-INLINE void score(const float* q, const T* const* key, const T* const* ahead, int width, float* scores) {
-    constexpr int KEYS = std::min(LANES, SUMS / R), P = PER_LOAD<T>;
+INLINE void score(const typename Products<T>::Number* q, const T* const* key, const T* const* ahead, int width,
+                  float* scores) {
+    constexpr int KEYS = std::min(LANES, SUMS / R), P = Products<T>::PIECES;
     vec products[R][LANES];
     for (int j = 0; j < LANES; j += KEYS) {
         vec sum[R][KEYS] = {};
-        for (int d = 0; d < width; d += P * LANES) {
+        for (int d = 0; d < width; d += PER_LOAD<T> * LANES) {
             vec k[KEYS][P];
-            for (int i = 0; i < KEYS; i++) load_split(key[j + i] + d, k[i]);
+            for (int i = 0; i < KEYS; i++) Products<T>::load_key(key[j + i] + d, k[i]);
             for (int i = 0; i < KEYS && ahead; i++) prefetch(ahead[j + i] + d);
             for (int r = 0; r < R; r++)
                 for (int p = 0; p < P; p++) {
-                    const vec x = load(q + r * width + d + p * LANES);
-                    for (int i = 0; i < KEYS; i++) sum[r][i] += k[i][p] * x;
+                    const vec x = load((const float*)(q + r * width + d + p * LANES));
+                    for (int i = 0; i < KEYS; i++) sum[r][i] = Products<T>::add(sum[r][i], k[i][p], x);
                 }
         }
         for (int r = 0; r < R; r++)
@@ -60,11 +97,12 @@ INLINE void score(const float* q, const T* const* key, const T* const* ahead, in
     for (int r = 0; r < R; r++) store(scores + r * LANES, sum_each(products[r]));
 }
 
-// Scores become weights 2^(score - maximum); what was summed under a smaller maximum is scaled down first.
-static NOINLINE void softmax_update(float* scores, int visible, float* sums, int record) {
+// Scores become weights 2^(score - maximum), as Numbers; what was summed under a smaller maximum is scaled down first.
+template <typename Number>
+static NOINLINE void softmax_update(float* scores, float scale, int visible, float* sums, int record) {
     ivec lane;
     for (int j = 0; j < LANES; j++) lane[j] = j;
-    const vec s = lane < ivec{} + visible ? load(scores) : vec{} - INFINITY;
+    const vec s = lane < ivec{} + visible ? load(scores) * scale : vec{} - INFINITY;
     const float top = std::max(sums[MAXIMUM], fold_lanes(s, larger)[0]);
     if (top != sums[MAXIMUM]) {
         const vec factor = exp2(vec{} + (sums[MAXIMUM] - top));
@@ -73,10 +111,10 @@ static NOINLINE void softmax_update(float* scores, int visible, float* sums, int
     }
     const vec weights = exp2(s - top);
     store(sums + WEIGHTS, load(sums + WEIGHTS) + weights);
-    store(scores, weights);
+    store((Number*)scores, weights);
 }
 
-// sums[row] += weights[row * LANES + j] * value[j], for the vectors from d on: V at a time, then half as many.
+// sums[row] += weights[row][j] * value[j], for the vectors from d on: V at a time, then half as many.
 template <int R, int V, typename T>
 INLINE void add_values(const float* weights, const T* const* value, const T* const* ahead, int count, int d, int width,
                        int record, float* sums) {
@@ -84,11 +122,14 @@ INLINE void add_values(const float* weights, const T* const* value, const T* con
         vec sum[R][V], v[V];
         for (int r = 0; r < R; r++)
             for (int i = 0; i < V; i++) sum[r][i] = load(sums + r * record + d + i * LANES);
-        for (int j = 0; j < count; j++) {
-            for (int i = 0; i < V; i += PER_LOAD<T>) load_split(value[j] + d + i * LANES, v + i);
-            for (int i = 0; i < V && ahead; i += PER_LOAD<T>) prefetch(ahead[j] + d + i * LANES);
-            for (int r = 0; r < R; r++)
-                for (int i = 0; i < V; i++) sum[r][i] += v[i] * weights[r * LANES + j];
+        for (int j = 0; j < count; j += Products<T>::KEYS) {
+            for (int i = 0; i < V; i += PER_LOAD<T>) Products<T>::load_values(value + j, d + i * LANES, v + i);
+            for (int i = 0; i < V && ahead; i += PER_LOAD<T>)
+                for (int k = j; k < j + Products<T>::KEYS; k++) prefetch(ahead[k] + d + i * LANES);
+            for (int r = 0; r < R; r++) {
+                const vec w = Products<T>::load_weight((const typename Products<T>::Number*)(weights + r * LANES) + j);
+                for (int i = 0; i < V; i++) sum[r][i] = Products<T>::add(sum[r][i], v[i], w);
+            }
         }
         for (int r = 0; r < R; r++)
             for (int i = 0; i < V; i++) store(sums + r * record + d + i * LANES, sum[r][i]);
@@ -137,8 +178,9 @@ struct Attention {
     T* out;
     const int32_t *starts, *kv_lens, *table;
     int num_seqs, num_rows, heads, kv_heads, dim, num_blocks, block_size, max_blocks;
-    int64_t q_stride;
+    int64_t q_stride, out_stride;
     float scale;
+    typedef typename Products<T>::Number Number;
 
     int group() const { return heads / kv_heads; }
     int width() const { return (dim * int(sizeof(T)) + 4 * LANES - 1) / (4 * LANES) * PER_LOAD<T> * LANES; }  // dim, padded
@@ -169,10 +211,11 @@ struct Attention {
 
     struct Workspace {  // one thread's
         Floats q, scores, stretch, sums;
-        std::vector<T> padded;  // keys and values of a tile, where the head dimension does not fill whole loads
+        std::vector<T> row, padded;  // one query; keys and values of a tile, where a head does not fill whole loads
         Workspace(const Attention& a, int64_t rows)
             : q(rows * a.width()), scores(rows * LANES), stretch(rows * a.record()), sums(rows * a.record()),
-              padded(a.dim == a.width() ? 0 : 2 * LANES * a.width()) {}
+              row(a.width()), padded(a.dim == a.width() ? 0 : 2 * LANES * a.width()) {}
+        Number* query(int64_t at) { return (Number*)q.at(0) + at; }
     };
 
     Places of_head(Places p, int head, Workspace& w) const {  // one head's part of them, padded with zeros to whole loads
@@ -188,8 +231,7 @@ struct Attention {
     }
 
     void attend(const Tile& t, int begin, int end, float* sums, Workspace& w) const {
-        for (int r = 0; r < rows(t); r++)
-            for (int d = 0; d < dim; d++) *w.q.at(r * width() + split_place<T>(d)) = widen(q[row_at(t, r, q_stride) + d]) * scale;
+        for (int r = 0; r < rows(t); r++) take_query(q + row_at(t, r, q_stride), w.row.data(), w.query(r * width()));
         clear(sums, rows(t), record());
         for (int first = begin; first < end; first += SPLIT) {
             const int last = std::min(end, first + SPLIT);
@@ -204,27 +246,42 @@ struct Attention {
         }
     }
 
+    void take_query(const T* from, T* row, Number* to) const {
+        std::fill(std::copy(from, from + dim, row), row + width(), T{});
+        vec x[PER_LOAD<T>];
+        for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
+            Products<T>::load_key(row + d, x);
+            for (int p = 0; p < Products<T>::PIECES; p++) store((float*)(to + d + p * LANES), x[p]);
+        }
+    }
+
     void add_tile(const Tile& t, int head, int key, const Places& now, const Places& next, Workspace& w) const {
         const int n = t.queries * group(), wide = width(), rec = record(), at = (t.first_head + head) * dim;
         const Places p = of_head(now, t.first_head + head, w);
-        float *q = w.q.at(head * n * wide), *scores = w.scores.at(0), *sums = w.stretch.at(head * n * rec);
+        const Number* q = w.query(head * n * wide);
+        float *scores = w.scores.at(0), *sums = w.stretch.at(head * n * rec);
         const T *keys_ahead[LANES], *values_ahead[LANES];
         for (int j = 0; j < LANES; j++) keys_ahead[j] = next.key[j] + at, values_ahead[j] = next.value[j] + at;
         for_rows(n, [&](auto R, int r) {
-            score<R>(q + r * wide, p.key, r ? nullptr : keys_ahead, wide, scores + r * LANES);
+            score<R, T>(q + r * wide, p.key, r ? nullptr : keys_ahead, wide, scores + r * LANES);
         });
         for (int r = 0; r < n; r++)
-            softmax_update(scores + r * LANES, keys_seen(t, r / group()) - key, sums + r * rec, rec);
+            softmax_update<Number>(scores + r * LANES, scale, keys_seen(t, r / group()) - key, sums + r * rec, rec);
         for_rows(n, [&](auto R, int r) {
             add_values<R, SUMS / R>(scores + r * LANES, p.value, r ? nullptr : values_ahead, p.count, 0, wide, rec,
                                     sums + r * rec + VALUES);
         });
     }
 
-    void finish(const Tile& t, const float* sums) const {
+    void finish(const Tile& t, const float* sums, Workspace& w) const {
         for (int r = 0; r < rows(t); r++, sums += record()) {
             const float weight = fold_lanes(load(sums + WEIGHTS), plus)[0];
-            for (int d = 0; d < dim; d++) narrow(sums[VALUES + split_place<T>(d)] / weight, out + row_at(t, r, heads * dim) + d);
+            vec x[PER_LOAD<T>];
+            for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
+                for (int p = 0; p < PER_LOAD<T>; p++) x[p] = load(sums + VALUES + d + p * LANES) / weight;
+                store_joined(w.row.data() + d, x);
+            }
+            std::copy(w.row.data(), w.row.data() + dim, out + row_at(t, r, out_stride));
         }
     }
 
@@ -279,7 +336,7 @@ struct Attention {
                 const Tile& t = tiles[task.tile];
                 float* sums = t.parts < 0 ? w.sums.at(0) : parts.at(t.parts + task.begin / SPLIT * rows(t) * record());
                 attend(t, task.begin, task.end, sums, w);
-                if (t.parts < 0) finish(t, sums);
+                if (t.parts < 0) finish(t, sums, w);
             }
 #pragma omp for
             for (int i = 0; i < num_tiles; i++) {
@@ -288,11 +345,10 @@ struct Attention {
                 float* sums = parts.at(t.parts);
                 const int size = rows(t) * record();
                 for (int n = 1; n * SPLIT < keys_seen(t, t.queries - 1); n++) merge(sums, sums + n * size, rows(t), record());
-                finish(t, sums);
+                finish(t, sums, w);
             }
         }
-        const int64_t done = int64_t(starts[num_seqs]) * heads * dim;
-        memset((void*)(out + done), 0, (int64_t(num_rows) * heads * dim - done) * sizeof(T));
+        for (int64_t r = starts[num_seqs]; r < num_rows; r++) std::fill_n(out + r * out_stride, heads * dim, T{});
     }
 };
 
@@ -301,13 +357,13 @@ static int run(const void* q, const void* k, const void* v, void* out, const int
                const int32_t* table, const int64_t* size, float scale, int threads) {
     const Attention<T> a{(const T*)q, (const T*)k, (const T*)v, (T*)out, starts, kv_lens, table,
                          int(size[0]), int(size[1]), int(size[2]), int(size[3]), int(size[4]),
-                         int(size[5]), int(size[6]), int(size[7]), size[8], scale * 1.44269504088896f};  // log2(e)
+                         int(size[5]), int(size[6]), int(size[7]), size[8], size[9], scale * 1.44269504088896f};  // log2(e)
     const int foreign = a.foreign_block();
     if (foreign < 0) a.run(threads);
     return foreign;
 }
 
-// size: num_seqs, num_rows, heads, kv_heads, dim, num_blocks, block_size, max_blocks, q_stride.
+// size: num_seqs, num_rows, heads, kv_heads, dim, num_blocks, block_size, max_blocks, q_stride, out_stride.
 // Returns -1, or the sequence whose block table names a block that does not exist; then nothing was written.
 extern "C" int paged_attention_f32(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
                                    const int32_t* kv_lens, const int32_t* table, const int64_t* size, float scale,

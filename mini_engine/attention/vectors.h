@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, SUMS = 16;  // floats in a vector; sums that fit the registers with room to spare
@@ -19,6 +22,8 @@ constexpr int LANES = 4, SUMS = 8;
 #define INLINE static inline __attribute__((always_inline))
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 struct bf16 {
     uint16_t bits;  // the upper half of a float
 };
@@ -29,6 +34,14 @@ INLINE vec load(const float* p) {
     return x;
 }
 INLINE void store(float* p, vec x) { memcpy(p, &x, sizeof x); }
+INLINE uvec rounded(vec x) {  // bfloat16 in the upper halves: to nearest, ties to even; NaN stays NaN
+    const uvec bits = (uvec)x;
+    return x != x ? uvec{} + 0x7fc00000 : (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000;
+}
+INLINE void store(bf16* p, vec x) {
+    const halves upper = __builtin_convertvector(rounded(x) >> 16, halves);
+    memcpy(p, &upper, sizeof upper);
+}
 
 // A load of 4 * LANES bytes gives 4 / sizeof(T) vectors: one of float, or two of bfloat16, its even and its odd elements.
 template <typename T>
@@ -40,13 +53,12 @@ INLINE void load_split(const bf16* p, vec* x) {
     x[0] = (vec)(pairs << 16);
     x[1] = (vec)(pairs & int32_t(0xffff0000));
 }
-INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }  // into the second-level cache: the first is too small
-
-template <typename T>
-INLINE int split_place(int d) {  // where element d comes to lie among the floats of such loads
-    const int load = PER_LOAD<T> * LANES;
-    return d / load * load + d % PER_LOAD<T> * LANES + d % load / PER_LOAD<T>;
+INLINE void store_joined(float* p, const vec* x) { store(p, x[0]); }  // what load_split would load as x
+INLINE void store_joined(bf16* p, const vec* x) {
+    const uvec pairs = rounded(x[0]) >> 16 | rounded(x[1]);
+    memcpy(p, &pairs, sizeof pairs);
 }
+INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }  // into the second-level cache: the first is too small
 
 INLINE float widen(float x) { return x; }
 INLINE float widen(bf16 x) {
@@ -61,6 +73,20 @@ INLINE void narrow(float x, bf16* p) {  // to nearest, ties to even; NaN stays N
     memcpy(&bits, &x, 4);
     p->bits = x != x ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
+
+// ---------------------------------------------------------------- pairs of bfloat16
+
+#if defined(__AVX512BF16__)
+INLINE vec add_pairs(vec sum, ivec a, ivec b) {  // sum + both products of each lane's pair
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+#else
+INLINE vec add_pairs(vec sum, ivec a, ivec b) {
+    const int32_t odd = 0xffff0000;
+    sum += (vec)(a << 16) * (vec)(b << 16);
+    return sum + (vec)(a & odd) * (vec)(b & odd);
+}
+#endif
 
 // ---------------------------------------------------------------- moving lanes
 

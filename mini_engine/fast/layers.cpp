@@ -17,11 +17,15 @@ struct Layer {
     Matrix q, k, v, o, gate, up, down;
     const void *input_norm, *post_norm, *q_norm, *k_norm;
 };
-struct Step {  // one step's activations, row after row
+struct Memory {  // rows, `stride` elements from one to the next
+    void* data;
+    int64_t stride;
+};
+struct Step {  // one step's activations
     int64_t tokens;
-    void *x, *normed, *qkv, *attended, *activated;  // [tokens, ...]: hidden, hidden, q + k + v, q, intermediate
-    const void *cos, *sin;                          // [tokens, dim]
-    const int64_t* slots;                           // [tokens], where K and V go
+    Memory x, normed, qkv, attended, activated;  // [tokens, ...]: hidden, hidden, q + k + v, q, intermediate
+    const void *cos, *sin;                       // [tokens, dim]
+    const int64_t* slots;                        // [tokens], where K and V go
 };
 typedef int Attention(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
                       const int32_t* kv_lens, const int32_t* table, const int64_t* size, float scale, int threads);
@@ -29,7 +33,7 @@ struct Pool {
     Attention* attention;
     void *const *k, *const *v;  // each layer's cache
     const int32_t *starts, *kv_lens, *table;
-    int64_t size[9];  // as lesson 3's kernel wants it
+    int64_t size[10];  // as lesson 3's kernel wants it
     float scale;
 };
 }
@@ -39,36 +43,35 @@ struct Decoder {
     const Shape& s;
     const Step& step;
 
-    Rows<T> rows(void* data, int64_t width) const { return {(T*)data, step.tokens, width, width}; }
+    Rows<T> rows(const Memory& m, int64_t width) const { return {(T*)m.data, step.tokens, width, m.stride}; }
     Rows<T> x() const { return rows(step.x, s.hidden); }
     Rows<T> normed() const { return rows(step.normed, s.hidden); }
     Rows<T> activated() const { return rows(step.activated, s.intermediate); }
     Rows<T> attended() const { return rows(step.attended, s.heads * s.dim); }
+    Rows<T> qkv() const { return rows(step.qkv, (s.heads + 2 * s.kv_heads) * s.dim); }
     static Rows<const T> readable(const Rows<T>& r) { return {r.data, r.count, r.width, r.stride}; }
-    int64_t all_heads() const { return s.heads + 2 * s.kv_heads; }
 
     // Without caches, K and V stay in their rows of qkv.
     void before_attention(const Layer& layer, T* k_cache, T* v_cache) const {
         rms_norm(x(), (const T*)layer.input_norm, s.eps, normed());
-        T* out = (T*)step.qkv;
+        Rows<T> out = qkv();
         for (const Matrix* m : {&layer.q, &layer.k, &layer.v}) {
             store_linear(normed(), *m, out);
-            out += m->outputs;
+            out.data += m->outputs;
         }
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < step.tokens; t++) finish_heads(layer, t, k_cache, v_cache);
     }
 
-    void store_linear(Rows<T> from, const Matrix& m, T* out) const {  // into columns of qkv
-        const int64_t stride = all_heads() * s.dim;
+    void store_linear(Rows<T> from, const Matrix& m, Rows<T> to) const {
         linear(readable(from), m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
-            store_some(out + row * stride + at, sum, n);
+            store_some(to.at(row) + at, sum, n);
         });
     }
 
     void finish_heads(const Layer& layer, int64_t token, T* k_cache, T* v_cache) const {
-        T* head = (T*)step.qkv + token * all_heads() * s.dim;
+        T* head = qkv().at(token);
         const T *cos = (const T*)step.cos + token * s.dim, *sin = (const T*)step.sin + token * s.dim;
         for (int64_t h = 0; h < s.heads + s.kv_heads; h++) {
             const void* weight = h < s.heads ? layer.q_norm : layer.k_norm;
@@ -120,13 +123,12 @@ struct Decoder {
 template <typename T>
 static int run_layers(const Shape& s, const Layer* layers, int count, const Step& step, const Pool& pool, int threads) {
     const Decoder<T> decoder{s, step};
-    const T* q = (const T*)step.qkv;
     for (int i = 0; i < count; i++) {
         T *k = (T*)pool.k[i], *v = (T*)pool.v[i];
 #pragma omp parallel num_threads(threads)
         decoder.before_attention(layers[i], k, v);
-        const int foreign = pool.attention(q, k, v, step.attended, pool.starts, pool.kv_lens, pool.table, pool.size,
-                                           pool.scale, threads);
+        const int foreign = pool.attention(step.qkv.data, k, v, step.attended.data, pool.starts, pool.kv_lens, pool.table,
+                                           pool.size, pool.scale, threads);
         if (foreign >= 0) return foreign;
 #pragma omp parallel num_threads(threads)
         decoder.after_attention(layers[i]);

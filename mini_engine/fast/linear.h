@@ -11,10 +11,6 @@
 #pragma once
 #include "../attention/vectors.h"
 
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
-
 #if defined(_OPENMP)
 #include <omp.h>
 static int thread_number() { return omp_get_thread_num(); }
@@ -29,13 +25,12 @@ constexpr int TILE = 16;                          // outputs that lie together
 constexpr int PARTS = TILE / LANES;               // vectors in a line
 constexpr int TILES = LANES == 16 ? 2 : 1;        // tiles summed at once: as many sums as the registers hold
 constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 5 : 3;  // rows that share each load of a weight
+constexpr int MANY_ROWS = 8 * ROWS;               // of each thread: enough to share out rows instead of weights
 
 template <typename T>
 constexpr int PER_WORD = 4 / sizeof(T);
 
 // Up to LANES elements from or to memory; lanes past the count are 0, or are not written.
-typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
 template <typename T>
 INLINE vec load_some(const T* p, int64_t count) {
     vec x = {};
@@ -54,26 +49,13 @@ template <typename T>
 INLINE void store_some(T* p, vec x, int64_t count) {
     if (count < LANES)
         for (int i = 0; i < count; i++) narrow(x[i], p + i);
-    else if constexpr (sizeof(T) == 4)
-        store((float*)p, x);
-    else {  // `narrow` for all lanes
-        const uvec bits = (uvec)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-        const halves upper = __builtin_convertvector(x != x ? uvec{} + 0x7fc0 : rounded, halves);
-        memcpy(p, &upper, sizeof upper);
-    }
+    else
+        store(p, x);
 }
 
 // sum + w . x for one word of each lane's output and the row's word.
 INLINE vec add_product(vec sum, ivec w, int32_t x, float) { return sum + (vec)w * (vec)(ivec{} + x); }
-INLINE vec add_product(vec sum, ivec w, int32_t x, bf16) {
-#if defined(__AVX512BF16__)
-    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(x));
-#else
-    const ivec odd = ivec{} + int32_t(0xffff0000);
-    sum += (vec)(w << 16) * (vec)((ivec{} + x) << 16);
-    return sum + (vec)(w & odd) * (vec)((ivec{} + x) & odd);
-#endif
-}
+INLINE vec add_product(vec sum, ivec w, int32_t x, bf16) { return add_pairs(sum, w, ivec{} + x); }
 
 struct Ahead {  // what to call up from memory meanwhile: a step of `by` bytes through both tiles for each word
     const char* tile[2];
@@ -131,26 +113,36 @@ struct Rows {  // activations: `count` rows of `width`, `stride` apart
     T* at(int64_t row) const { return data + row * stride; }
 };
 
+struct Range {
+    int64_t begin, end;
+    int64_t size() const { return end - begin; }
+};
+static Range own_part(int64_t count) {  // this thread's
+    return {count * thread_number() / team_size(), count * (thread_number() + 1) / team_size()};
+}
+
 // For two tiles of packed weights at a time: write(first row, rows, tile pair, sums [rows][2 * TILE]).
-// To be called by all threads of a team: each owns a range of the pairs. Nobody waits at the end.
+// To be called by all threads of a team. Few rows: each owns some pairs for all rows, so every weight is read by one.
+// Many rows: each owns some rows for all pairs, so it finds in its own cache what it wrote. Nobody waits at the end.
 // While a pair is used, the next one is called up, a part of it by each group of rows: memory is never idle.
 template <typename T, typename F, typename G>
-static void each_pair(Rows<const T> x, int64_t pairs, const F& tiles_of, const G& write) {
-    const int64_t groups = (x.count + ROWS - 1) / ROWS, bytes = 4 * TILE * words<T>(x.width);
-    const int64_t end = pairs * (thread_number() + 1) / team_size();
-    for (int64_t pair = pairs * thread_number() / team_size(); pair < end; pair++) {
+static void each_pair(Rows<const T> x, int64_t count, const F& tiles_of, const G& write) {
+    const bool many = x.count >= MANY_ROWS * team_size();
+    const Range rows = many ? own_part(x.count) : Range{0, x.count}, pairs = many ? Range{0, count} : own_part(count);
+    const int64_t groups = (rows.size() + ROWS - 1) / ROWS, bytes = 4 * TILE * words<T>(x.width);
+    for (int64_t pair = pairs.begin; pair < pairs.end; pair++) {
         const int32_t *tiles[2], *next[2];
         tiles_of(pair, tiles);
-        tiles_of(std::min(pair + 1, end - 1), next);
+        tiles_of(std::min(pair + 1, pairs.end - 1), next);
         for (int64_t group = 0; group < groups; group++) {
-            const int64_t first = x.count * group / groups, rows = x.count * (group + 1) / groups - first;
+            const Range r{rows.begin + group * ROWS, std::min(rows.begin + (group + 1) * ROWS, rows.end)};
             alignas(64) float sums[ROWS * 2 * TILE];
-            const int64_t part = bytes * group / groups;
+            const int64_t part = bytes * group / groups, step = (64 + groups - 1) / groups;
             for (int t = 0; t < 2; t += TILES) {
-                const Ahead ahead{{(const char*)next[t] + part, (const char*)next[t + TILES - 1] + part}, 64 / groups};
-                dot_rows<ROWS>(int(rows), x.at(first), x.stride, int(x.width), tiles + t, ahead, sums + t * TILE);
+                const Ahead ahead{{(const char*)next[t] + part, (const char*)next[t + TILES - 1] + part}, step};
+                dot_rows<ROWS>(int(r.size()), x.at(r.begin), x.stride, int(x.width), tiles + t, ahead, sums + t * TILE);
             }
-            write(first, int(rows), pair, sums);
+            write(r.begin, int(r.size()), pair, sums);
         }
     }
 }

@@ -42,12 +42,19 @@ class Layer(ctypes.Structure):
     )
 
 
+class Memory(ctypes.Structure):
+    """Rows, `stride` elements from one to the next."""
+
+    _fields_ = (("data", c_void_p), ("stride", c_int64))
+
+
 class Step(ctypes.Structure):
     """One step's activations."""
 
     _fields_ = (
         ("tokens", c_int64),
-        *((name, c_void_p) for name in ("x", "normed", "qkv", "attended", "activated", "cos", "sin", "slots")),
+        *((name, Memory) for name in ("x", "normed", "qkv", "attended", "activated")),
+        *((name, c_void_p) for name in ("cos", "sin", "slots")),
     )
 
 
@@ -58,7 +65,7 @@ class Pool(ctypes.Structure):
         ("attention", c_void_p),
         *((name, POINTER(c_void_p)) for name in ("k", "v")),
         *((name, c_void_p) for name in ("starts", "kv_lens", "table")),
-        ("size", c_int64 * 9),
+        ("size", c_int64 * 10),
         ("scale", c_float),
     )
 

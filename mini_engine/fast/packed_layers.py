@@ -18,6 +18,19 @@ from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.model.layers import rope_cos_sin
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
 
+LINE_BYTES = 64
+
+
+def apart(like: Tensor, width: int) -> Tensor:
+    """Room for len(like) rows of `width` that begin an odd number of cache lines after one another.
+
+    A cache finds its lines by the lower bits of their addresses. Rows a power of two apart share those bits, so a dozen
+    of them push each other out of the first-level cache.
+    """
+    size = like.element_size()
+    lines = -(-width * size // LINE_BYTES) | 1
+    return like.new_empty(len(like), lines * LINE_BYTES // size)[:, :width]
+
 
 class PackedLinear(nn.Module):
     """`nn.Linear` over a packed weight, whose memory it takes over."""
@@ -46,8 +59,7 @@ class PackedLinear(nn.Module):
                 f"x is {x.dtype} {list(x.shape)}; this layer takes {self.packed.tiles.dtype} "
                 f"[T, {self.packed.in_features}]"
             )
-        if x.stride(1) != 1:
-            x = x.contiguous()
+        x = apart(x, x.shape[1]).copy_(x)
         out = x.new_empty(len(x), self.packed.out_features)
         size = (len(x), x.shape[1], x.stride(0))
         self.linear(x.data_ptr(), *size, self.matrix, out.data_ptr(), torch.get_num_threads())
@@ -61,12 +73,14 @@ class Activations:
         width = (shape.heads + 2 * shape.kv_heads) * shape.dim
         self.x, self.cos, self.sin = x, cos, sin
         self.slots = slot_mapping.contiguous()
-        self.normed = torch.empty_like(x)
         self.qkv = x.new_empty(len(x), width)
-        self.attended = x.new_empty(len(x), shape.heads * shape.dim)
-        self.activated = x.new_empty(len(x), shape.intermediate)
-        names = ("x", "normed", "qkv", "attended", "activated", "cos", "sin", "slots")
-        self.struct = native.Step(len(x), *(getattr(self, name).data_ptr() for name in names))
+        self.normed = apart(x, shape.hidden)
+        self.attended = apart(x, shape.heads * shape.dim)
+        self.activated = apart(x, shape.intermediate)
+        rows = (
+            native.Memory(r.data_ptr(), r.stride(0)) for r in (x, self.normed, self.qkv, self.attended, self.activated)
+        )
+        self.struct = native.Step(len(x), *rows, *(r.data_ptr() for r in (cos, sin, self.slots)))
 
 
 class PackedDecoderLayer(nn.Module):
@@ -143,28 +157,28 @@ class PackedModel(nn.Module):
         Raises:
             ValueError: the tables do not fit the pool.
         """
-        q = step.attended.view(len(step.x), -1, self.shape.dim)
+        q = step.qkv.view(len(step.x), -1, self.shape.dim)[:, : self.shape.heads]
         tables = [table.contiguous() for table in (meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table)]
         check_inputs(q, kv.K[0], kv.V[0], *tables)
         self.check_pool(kv, step.slots)
-        pool = self.pool_struct(kv, tables, *step.qkv.shape)
+        pool = self.pool_struct(kv, tables, step)
         threads = torch.get_num_threads()
         foreign = self.functions.run_layers(self.shape, self.structs, len(self.layers), step.struct, pool, threads)
         if foreign >= 0:
             raise ValueError(f"block_table row {foreign} names a block outside the cache's 0 … {kv.num_blocks - 1}")
 
-    def pool_struct(self, kv: KvPool, tables: list[Tensor], num_rows: int, q_stride: int) -> native.Pool:
+    def pool_struct(self, kv: KvPool, tables: list[Tensor], step: Activations) -> native.Pool:
         """What lesson 3's kernel is told; it reads q where it lies, among k and v."""
         _, kv_lens, table = tables
         caches = [(ctypes.c_void_p * len(side))(*(x.data_ptr() for x in side)) for side in (kv.K, kv.V)]
         num_blocks, block_size, kv_heads, dim = kv.K[0].shape
-        layout = (self.shape.heads, kv_heads, dim, num_blocks, block_size)
-        size = (len(kv_lens), num_rows, *layout, table.shape[1], q_stride)
+        layout = (self.shape.heads, kv_heads, dim, num_blocks, block_size, table.shape[1])
+        size = (len(kv_lens), len(step.x), *layout, step.qkv.stride(0), step.attended.stride(0))
         return native.Pool(
             ctypes.cast(c_function(kv.K[0].dtype), ctypes.c_void_p),
             *caches,
             *(x.data_ptr() for x in tables),
-            (ctypes.c_int64 * 9)(*size),
+            (ctypes.c_int64 * 10)(*size),
             dim**-0.5,
         )
 

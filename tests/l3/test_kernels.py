@@ -325,6 +325,18 @@ def test_a_kernel_that_cannot_work_here_says_why():
         load_kernel("triton", "cpu")
 
 
+@DTYPES
+def test_a_kernel_loaded_for_one_dtype_is_right_for_another(dtype):
+    """`load_kernel("cpu")` alone means float32. Taken at its word, C++ would read past the end of bfloat16."""
+    case = make_case(MIXED, dtype=dtype)
+    try:
+        kernels = [load_kernel("cpu", "cpu", other) for other in TOLERANCE]
+    except UserError as why:
+        pytest.skip(f"NOT CHECKED: the cpu kernel; {why}")
+    for kernel in kernels:
+        assert relative_error(kernel(*case.inputs), case.expected()) < TOLERANCE[dtype], "the dtype is q's own"
+
+
 def test_auto_on_a_cpu_says_once_where_it_settles_for_less(capfd):
     names = {load_kernel("auto", "cpu", torch.float16).name for _ in range(2)}
     assert names == {"torch"}, "the C++ kernel has no float16; torch does"

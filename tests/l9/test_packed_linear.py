@@ -9,7 +9,7 @@ from mini_engine.attention.cpu import find_compiler
 from mini_engine.errors import UserError
 from mini_engine.fast import native
 from mini_engine.fast.pack import TILE, PackedWeight
-from mini_engine.fast.packed_layers import PackedLinear
+from mini_engine.fast.packed_layers import PackedLinear, apart
 from tests.l9.test_fast_model import LONG
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -94,7 +94,7 @@ def test_a_row_that_is_not_there_is_refused(stray):
 @pytest.mark.parametrize("bias", [False, True])
 def test_results_are_the_product(outputs, inputs, dtype, bias):
     weight, extra, layer = make(outputs, inputs, dtype, bias=bias)
-    for rows in (0, 1, 2, 5, 12, 13, 30, 64, 100):
+    for rows in (0, 1, 2, 5, 12, 13, 30, 64, 100, 203):  # 203: shared out by rows
         x = torch.randn(rows, inputs).to(dtype)
         got = layer(x)
         assert got.shape == (rows, outputs) and got.dtype == dtype
@@ -106,23 +106,32 @@ def test_results_are_the_product(outputs, inputs, dtype, bias):
 @pytest.mark.parametrize("inputs", [5, 50, 77, *QWEN_INPUTS])
 def test_a_row_gives_the_same_bits_in_every_batch(inputs, dtype):
     _, _, layer = make(48, inputs, dtype)
-    x = torch.randn(70, inputs).to(dtype)
+    x = torch.randn(203, inputs).to(dtype)
     alone = torch.cat([layer(row[None]) for row in x])
-    for rows in (*range(2, 41), 64, 70):
+    for rows in (*range(2, 41), 64, 100, 203):
         assert torch.equal(layer(x[:rows]), alone[:rows]), (
             f"with {rows} rows the order of a sum is another one; it must depend on the number of inputs alone"
         )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [5, 96, 1024, 2048, 3072])
+def test_rows_of_activations_begin_an_odd_number_of_cache_lines_apart(width, dtype):
+    rows = apart(torch.zeros(3, 1, dtype=dtype), width)
+    assert rows.shape == (3, width) and rows.dtype == dtype
+    lines, rest = divmod(rows.stride(0) * rows.element_size(), 64)
+    assert (lines % 2, rest) == (1, 0), "rows a power of two apart push each other out of the first-level cache"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_change_no_bit(dtype):
     _, _, layer = make(200, 50, dtype)
-    x, before = torch.randn(17, 50).to(dtype), torch.get_num_threads()
+    x, before = torch.randn(300, 50).to(dtype), torch.get_num_threads()
     try:
         results = []
         for threads in (1, 2, 3, 5):
             torch.set_num_threads(threads)
-            results.append(layer(x))
+            results.append(torch.cat([layer(x), layer(x[:17])]))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(result, results[0]) for result in results), "a sum is one thread's work from end to end"
