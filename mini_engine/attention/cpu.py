@@ -23,7 +23,7 @@ from torch import Tensor
 from mini_engine.attention.contract import PagedAttention
 from mini_engine.errors import UserError
 
-SOURCES = (Path(__file__).with_name("paged_cpu.cpp"), Path(__file__).with_name("vectors.h"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("paged_cpu.cpp", "tile.h", "vectors.h"))
 FUNCTIONS = {torch.float32: "paged_attention_f32", torch.bfloat16: "paged_attention_bf16"}
 BASE_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-Wno-psabi")
 # Tried in this order: this processor's own instructions and threads first, then what can be had.

@@ -3,29 +3,22 @@
 // A task is a tile of one sequence's queries, for some key/value heads, over a stretch of the history. Within it the
 // history goes by in tiles of as many keys as a vector has lanes:
 //
-//   keys, transposed: lane j holds key j                      load_keys
-//   scores[row] = q[row] . keys, all lanes at once            score
+//   scores[row][j] = q[row] . key[j]                          score, or turn_keys and score_turned for many rows
 //   one online-softmax update for the whole tile              softmax_update   (Milakov and Gimelshein, 2018)
 //   sums[row] += weights[row][j] * value[j]                   add_values
 //
 // "Rows" are the tile's queries times the query heads that share the key/value head: all of them use each load.
 //
-// A row is summed in an order that its history alone decides: tiles of LANES keys, stretches of SPLIT keys, merged first
-// to last (flash-decoding: Dao et al., 2023). Threads, neighbours, chunk size and block size change no bit of it.
+// A row is summed in an order that its history alone decides: tiles of LANES keys, stretches of SPLIT keys, merged
+// first to last (flash-decoding: Dao et al., 2023). Threads, neighbours, chunk size and block size change no bit of it.
 
-#include "vectors.h"
+#include "tile.h"
 
-#include <type_traits>
 #include <vector>
 
-#define NOINLINE __attribute__((noinline))  // one copy, so that every caller rounds alike
-constexpr int SPLIT = 512;                  // keys in a stretch of history
-constexpr int MAX_ROWS = 64;                // rows in a task, unless one query's group alone has more
-constexpr float NO_KEY_YET = -1e30f;        // a row's first maximum: finite, so that subtracting it never gives NaN
-
-// A row's running sums lie in one record, in whole vectors: the maximum score, the sum of weights (still spread over the
-// lanes), the weighted sum of values.
-enum { MAXIMUM = 0, WEIGHTS = LANES, VALUES = 2 * LANES };
+constexpr int SPLIT = 512;    // keys in a stretch of history
+constexpr int MAX_ROWS = 64;  // rows in a task, unless one query's group alone has more
+constexpr int MANY_ROWS = 8;  // for so many it pays to turn the keys
 
 struct alignas(4 * LANES) Vector {  // memory in whole vectors: one that lay across two cache lines would cost two loads
     float lane[LANES];
@@ -34,117 +27,6 @@ struct Floats : std::vector<Vector> {
     explicit Floats(int64_t n) : std::vector<Vector>((n + LANES - 1) / LANES) {}
     float* at(int64_t i) { return (float*)data() + i; }
 };
-
-// ---------------------------------------------------------------- one tile of keys
-
-// What is multiplied: single floats, or, where the processor has an instruction for them, pairs of bfloat16. They are two
-// neighbours in a query and a key, then the weights of two keys and their values. Queries and weights lie as Numbers.
-template <typename T>
-struct Products {
-    typedef float Number;
-    static constexpr int PIECES = PER_LOAD<T>, KEYS = 1;  // vectors that a key's load gives; keys in a product of values
-    static void load_key(const T* p, vec* x) { load_split(p, x); }
-    static void load_values(const T* const* value, int d, vec* x) { load_split(value[0] + d, x); }
-    static vec load_weight(const float* p) { return vec{} + p[0]; }
-    static vec add(vec sum, vec a, vec b) { return sum + a * b; }
-};
-#if defined(__AVX512BF16__)
-template <>
-struct Products<bf16> {
-    typedef bf16 Number;
-    static constexpr int PIECES = 1, KEYS = 2;
-    static uvec words(const void* p) {
-        uvec x;
-        memcpy(&x, p, sizeof x);
-        return x;
-    }
-    static void load_key(const bf16* p, vec* x) { x[0] = (vec)words(p); }
-    static void load_values(const bf16* const* value, int d, vec* x) {  // the even elements of both, then the odd ones
-        const uvec a = words(value[0] + d), b = words(value[1] + d);
-        x[0] = (vec)(b << 16 | (a & 0xffff));
-        x[1] = (vec)((b & 0xffff0000) | a >> 16);
-    }
-    static vec load_weight(const bf16* p) {
-        uint32_t pair;
-        memcpy(&pair, p, sizeof pair);
-        return (vec)(uvec{} + pair);
-    }
-    static vec add(vec sum, vec a, vec b) { return add_pairs(sum, (ivec)a, (ivec)b); }
-};
-#endif
-
-// scores[row * LANES + j] = q[row] . key[j]. Meanwhile the same lines of the keys `ahead` are called up.
-template <int R, typename T>
-INLINE void score(const typename Products<T>::Number* q, const T* const* key, const T* const* ahead, int width,
-                  float* scores) {
-    constexpr int KEYS = std::min(LANES, SUMS / R), P = Products<T>::PIECES;
-    vec products[R][LANES];
-    for (int j = 0; j < LANES; j += KEYS) {
-        vec sum[R][KEYS] = {};
-        for (int d = 0; d < width; d += PER_LOAD<T> * LANES) {
-            vec k[KEYS][P];
-            for (int i = 0; i < KEYS; i++) Products<T>::load_key(key[j + i] + d, k[i]);
-            for (int i = 0; i < KEYS && ahead; i++) prefetch(ahead[j + i] + d);
-            for (int r = 0; r < R; r++)
-                for (int p = 0; p < P; p++) {
-                    const vec x = load((const float*)(q + r * width + d + p * LANES));
-                    for (int i = 0; i < KEYS; i++) sum[r][i] = Products<T>::add(sum[r][i], k[i][p], x);
-                }
-        }
-        for (int r = 0; r < R; r++)
-            for (int i = 0; i < KEYS; i++) products[r][j + i] = sum[r][i];
-    }
-    for (int r = 0; r < R; r++) store(scores + r * LANES, sum_each(products[r]));
-}
-
-// Scores become weights 2^(score - maximum), as Numbers; what was summed under a smaller maximum is scaled down first.
-template <typename Number>
-static NOINLINE void softmax_update(float* scores, float scale, int visible, float* sums, int record) {
-    ivec lane;
-    for (int j = 0; j < LANES; j++) lane[j] = j;
-    const vec s = lane < ivec{} + visible ? load(scores) * scale : vec{} - INFINITY;
-    const float top = std::max(sums[MAXIMUM], fold_lanes(s, larger)[0]);
-    if (top != sums[MAXIMUM]) {
-        const vec factor = exp2(vec{} + (sums[MAXIMUM] - top));
-        for (int d = WEIGHTS; d < record; d += LANES) store(sums + d, load(sums + d) * factor);
-        sums[MAXIMUM] = top;
-    }
-    const vec weights = exp2(s - top);
-    store(sums + WEIGHTS, load(sums + WEIGHTS) + weights);
-    store((Number*)scores, weights);
-}
-
-// sums[row] += weights[row][j] * value[j], for the vectors from d on: V at a time, then half as many.
-template <int R, int V, typename T>
-INLINE void add_values(const float* weights, const T* const* value, const T* const* ahead, int count, int d, int width,
-                       int record, float* sums) {
-    for (; d + V * LANES <= width; d += V * LANES) {
-        vec sum[R][V], v[V];
-        for (int r = 0; r < R; r++)
-            for (int i = 0; i < V; i++) sum[r][i] = load(sums + r * record + d + i * LANES);
-        for (int j = 0; j < count; j += Products<T>::KEYS) {
-            for (int i = 0; i < V; i += PER_LOAD<T>) Products<T>::load_values(value + j, d + i * LANES, v + i);
-            for (int i = 0; i < V && ahead; i += PER_LOAD<T>)
-                for (int k = j; k < j + Products<T>::KEYS; k++) prefetch(ahead[k] + d + i * LANES);
-            for (int r = 0; r < R; r++) {
-                const vec w = Products<T>::load_weight((const typename Products<T>::Number*)(weights + r * LANES) + j);
-                for (int i = 0; i < V; i++) sum[r][i] = Products<T>::add(sum[r][i], v[i], w);
-            }
-        }
-        for (int r = 0; r < R; r++)
-            for (int i = 0; i < V; i++) store(sums + r * record + d + i * LANES, sum[r][i]);
-    }
-    if constexpr (V > PER_LOAD<T>) add_values<R, V / 2>(weights, value, ahead, count, d, width, record, sums);
-}
-
-template <typename F>
-INLINE void for_rows(int rows, F f) {  // f(how many, the first), in groups whose size the compiler knows
-    constexpr int MANY = SUMS / 4;
-    int r = 0;
-    for (; r + MANY <= rows; r += MANY) f(std::integral_constant<int, MANY>{}, r);
-    for (; r + 2 <= rows; r += 2) f(std::integral_constant<int, 2>{}, r);
-    if (r < rows) f(std::integral_constant<int, 1>{}, r);
-}
 
 // ---------------------------------------------------------------- sums over a stretch
 
@@ -180,10 +62,12 @@ struct Attention {
     int num_seqs, num_rows, heads, kv_heads, dim, num_blocks, block_size, max_blocks;
     int64_t q_stride, out_stride;
     float scale;
-    typedef typename Products<T>::Number Number;
 
     int group() const { return heads / kv_heads; }
-    int width() const { return (dim * int(sizeof(T)) + 4 * LANES - 1) / (4 * LANES) * PER_LOAD<T> * LANES; }  // dim, padded
+    int width() const {  // dim, padded to whole loads
+        return (dim * int(sizeof(T)) + 4 * LANES - 1) / (4 * LANES) * PER_LOAD<T> * LANES;
+    }
+    int words() const { return width() * Words<T>::PIECES / PER_LOAD<T>; }  // in a query, in a key
     int record() const { return VALUES + width(); }
     int q_len(int seq) const { return starts[seq + 1] - starts[seq]; }
     int rows(const Tile& t) const { return t.heads * t.queries * group(); }  // by head, then query, then group member
@@ -210,15 +94,15 @@ struct Attention {
     }
 
     struct Workspace {  // one thread's
-        Floats q, scores, stretch, sums;
+        Floats q, keys, scores, stretch, sums;
         std::vector<T> row, padded;  // one query; keys and values of a tile, where a head does not fill whole loads
         Workspace(const Attention& a, int64_t rows)
-            : q(rows * a.width()), scores(rows * LANES), stretch(rows * a.record()), sums(rows * a.record()),
-              row(a.width()), padded(a.dim == a.width() ? 0 : 2 * LANES * a.width()) {}
-        Number* query(int64_t at) { return (Number*)q.at(0) + at; }
+            : q(rows * a.words()), keys(LANES * a.words()), scores(rows * LANES), stretch(rows * a.record()),
+              sums(rows * a.record()), row(a.width()),
+              padded(a.dim == a.width() ? 0 : 2 * LANES * a.width()) {}
     };
 
-    Places of_head(Places p, int head, Workspace& w) const {  // one head's part of them, padded with zeros to whole loads
+    Places of_head(Places p, int head, Workspace& w) const {  // one head's part of them, padded with zeros
         for (int j = 0; j < LANES; j++) {
             p.key[j] += head * dim, p.value[j] += head * dim;
             if (w.padded.empty()) continue;
@@ -231,7 +115,7 @@ struct Attention {
     }
 
     void attend(const Tile& t, int begin, int end, float* sums, Workspace& w) const {
-        for (int r = 0; r < rows(t); r++) take_query(q + row_at(t, r, q_stride), w.row.data(), w.query(r * width()));
+        for (int r = 0; r < rows(t); r++) take_query(q + row_at(t, r, q_stride), w.row.data(), w.q.at(r * words()));
         clear(sums, rows(t), record());
         for (int first = begin; first < end; first += SPLIT) {
             const int last = std::min(end, first + SPLIT);
@@ -246,27 +130,33 @@ struct Attention {
         }
     }
 
-    void take_query(const T* from, T* row, Number* to) const {
+    void take_query(const T* from, T* row, float* to) const {
         std::fill(std::copy(from, from + dim, row), row + width(), T{});
-        vec x[PER_LOAD<T>];
+        vec x[Words<T>::PIECES];
         for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
-            Products<T>::load_key(row + d, x);
-            for (int p = 0; p < Products<T>::PIECES; p++) store((float*)(to + d + p * LANES), x[p]);
+            Words<T>::load_key(row + d, x);
+            for (int p = 0; p < Words<T>::PIECES; p++, to += LANES) store(to, x[p]);
         }
     }
 
     void add_tile(const Tile& t, int head, int key, const Places& now, const Places& next, Workspace& w) const {
         const int n = t.queries * group(), wide = width(), rec = record(), at = (t.first_head + head) * dim;
         const Places p = of_head(now, t.first_head + head, w);
-        const Number* q = w.query(head * n * wide);
-        float *scores = w.scores.at(0), *sums = w.stretch.at(head * n * rec);
+        float *q = w.q.at(head * n * words()), *scores = w.scores.at(0), *sums = w.stretch.at(head * n * rec);
         const T *keys_ahead[LANES], *values_ahead[LANES];
         for (int j = 0; j < LANES; j++) keys_ahead[j] = next.key[j] + at, values_ahead[j] = next.value[j] + at;
-        for_rows(n, [&](auto R, int r) {
-            score<R, T>(q + r * wide, p.key, r ? nullptr : keys_ahead, wide, scores + r * LANES);
-        });
+        if (n < MANY_ROWS) {
+            for_rows(n, [&](auto R, int r) {
+                score<R>(q + r * words(), p.key, r ? nullptr : keys_ahead, words(), scores + r * LANES);
+            });
+        } else {
+            turn_keys(p.key, keys_ahead, words(), w.keys.at(0));
+            for_rows(n, [&](auto R, int r) {
+                score_turned<R, T>(q + r * words(), w.keys.at(0), words(), scores + r * LANES);
+            });
+        }
         for (int r = 0; r < n; r++)
-            softmax_update<Number>(scores + r * LANES, scale, keys_seen(t, r / group()) - key, sums + r * rec, rec);
+            softmax_update<T>(scores + r * LANES, scale, keys_seen(t, r / group()) - key, sums + r * rec, rec);
         for_rows(n, [&](auto R, int r) {
             add_values<R, SUMS / R>(scores + r * LANES, p.value, r ? nullptr : values_ahead, p.count, 0, wide, rec,
                                     sums + r * rec + VALUES);
@@ -343,8 +233,8 @@ struct Attention {
                 const Tile& t = tiles[i];
                 if (t.parts < 0) continue;
                 float* sums = parts.at(t.parts);
-                const int size = rows(t) * record();
-                for (int n = 1; n * SPLIT < keys_seen(t, t.queries - 1); n++) merge(sums, sums + n * size, rows(t), record());
+                const int size = rows(t) * record(), keys = keys_seen(t, t.queries - 1);
+                for (int n = 1; n * SPLIT < keys; n++) merge(sums, sums + n * size, rows(t), record());
                 finish(t, sums, w);
             }
         }
@@ -357,7 +247,8 @@ static int run(const void* q, const void* k, const void* v, void* out, const int
                const int32_t* table, const int64_t* size, float scale, int threads) {
     const Attention<T> a{(const T*)q, (const T*)k, (const T*)v, (T*)out, starts, kv_lens, table,
                          int(size[0]), int(size[1]), int(size[2]), int(size[3]), int(size[4]),
-                         int(size[5]), int(size[6]), int(size[7]), size[8], size[9], scale * 1.44269504088896f};  // log2(e)
+                         int(size[5]), int(size[6]), int(size[7]), size[8], size[9],
+                         scale * 1.44269504088896f};  // log2(e)
     const int foreign = a.foreign_block();
     if (foreign < 0) a.run(threads);
     return foreign;

@@ -43,7 +43,7 @@ INLINE void store(bf16* p, vec x) {
     memcpy(p, &upper, sizeof upper);
 }
 
-// A load of 4 * LANES bytes gives 4 / sizeof(T) vectors: one of float, or two of bfloat16, its even and its odd elements.
+// A load of 4 * LANES bytes gives 4 / sizeof(T) vectors: one of float, or two of bfloat16, its even and odd elements.
 template <typename T>
 constexpr int PER_LOAD = 4 / sizeof(T);
 INLINE void load_split(const float* p, vec* x) { x[0] = load(p); }
@@ -58,7 +58,7 @@ INLINE void store_joined(bf16* p, const vec* x) {
     const uvec pairs = rounded(x[0]) >> 16 | rounded(x[1]);
     memcpy(p, &pairs, sizeof pairs);
 }
-INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }  // into the second-level cache: the first is too small
+INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }  // into the second cache: the first is too small
 
 INLINE float widen(float x) { return x; }
 INLINE float widen(bf16 x) {
@@ -120,6 +120,16 @@ INLINE vec sum_each(vec* x) {  // lane j = the sum of x[j]: a transposition, add
         x[i] = interleave<0>(x[i], x[i + N / 2], Lanes{}) + interleave<LANES / 2>(x[i], x[i + N / 2], Lanes{});
     if constexpr (N > 2) return sum_each<N / 2>(x);
     return x[0];
+}
+INLINE void transpose(vec* x) {  // lane j of x[i] and lane i of x[j] change places
+    for (int n = 1; n < LANES; n *= 2) {
+        vec y[LANES];
+        for (int i = 0; i < LANES / 2; i++) {
+            y[2 * i] = interleave<0>(x[i], x[i + LANES / 2], Lanes{});
+            y[2 * i + 1] = interleave<LANES / 2>(x[i], x[i + LANES / 2], Lanes{});
+        }
+        for (int i = 0; i < LANES; i++) x[i] = y[i];
+    }
 }
 
 // ---------------------------------------------------------------- 2 to the power of x

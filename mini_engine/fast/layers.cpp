@@ -127,8 +127,8 @@ static int run_layers(const Shape& s, const Layer* layers, int count, const Step
         T *k = (T*)pool.k[i], *v = (T*)pool.v[i];
 #pragma omp parallel num_threads(threads)
         decoder.before_attention(layers[i], k, v);
-        const int foreign = pool.attention(step.qkv.data, k, v, step.attended.data, pool.starts, pool.kv_lens, pool.table,
-                                           pool.size, pool.scale, threads);
+        const int foreign = pool.attention(step.qkv.data, k, v, step.attended.data, pool.starts, pool.kv_lens,
+                                           pool.table, pool.size, pool.scale, threads);
         if (foreign >= 0) return foreign;
 #pragma omp parallel num_threads(threads)
         decoder.after_attention(layers[i]);

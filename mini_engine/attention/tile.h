@@ -1,0 +1,160 @@
+// Lesson 3. One tile of keys: LANES keys and values of one head, and the rows of queries that meet them there. The
+// order of every sum depends on the keys alone, however many rows there are.
+
+#pragma once
+#include "vectors.h"
+
+#include <type_traits>
+
+#define NOINLINE __attribute__((noinline))  // one copy, so that every caller rounds alike
+constexpr float NO_KEY_YET = -1e30f;        // a row's first maximum: finite, so that subtracting it never gives NaN
+
+// A row's running sums lie in one record, in whole vectors: the maximum score, the sum of weights (still spread over
+// the lanes), the weighted sum of values.
+enum { MAXIMUM = 0, WEIGHTS = LANES, VALUES = 2 * LANES };
+
+// What is multiplied are words of 4 bytes: floats, or pairs of bfloat16 where the processor has an instruction for
+// them. A pair is two neighbours in a query and in a key; then it is two keys' weights, and those keys' values.
+template <typename T>
+struct Words {
+    static constexpr int PIECES = PER_LOAD<T>, KEYS = 1;  // vectors of words in a key's load; keys in a word of weights
+    static void load_key(const T* p, vec* x) { load_split(p, x); }
+    static void load_values(const T* const* value, int d, vec* x) { load_split(value[0] + d, x); }
+    static void store_weights(float* p, vec weights) { store(p, weights); }
+    static vec add(vec sum, vec a, vec b) { return sum + a * b; }
+};
+#if defined(__AVX512BF16__)
+template <>
+struct Words<bf16> {
+    static constexpr int PIECES = 1, KEYS = 2;
+    static void load_key(const bf16* p, vec* x) { memcpy(x, p, sizeof *x); }
+    static void load_values(const bf16* const* value, int d, vec* x) {  // the even elements of both, then the odd ones
+        uvec a, b;
+        memcpy(&a, value[0] + d, sizeof a);
+        memcpy(&b, value[1] + d, sizeof b);
+        x[0] = (vec)(b << 16 | (a & 0xffff));
+        x[1] = (vec)((b & 0xffff0000) | a >> 16);
+    }
+    static void store_weights(float* p, vec weights) { store((bf16*)p, weights); }
+    static vec add(vec sum, vec a, vec b) { return add_pairs(sum, (ivec)a, (ivec)b); }
+};
+#endif
+INLINE vec all_lanes(const float* word) {
+    int32_t bits;
+    memcpy(&bits, word, sizeof bits);
+    return (vec)(ivec{} + bits);
+}
+
+// scores[row][j] = q[row] . key[j], from the keys as they lie: a word in each lane, and in the end all lanes are summed.
+// Meanwhile the same parts of the keys `ahead` are called up.
+template <int R, typename T>
+INLINE void score(const float* q, const T* const* key, const T* const* ahead, int words, float* scores) {
+    constexpr int KEYS = std::min(LANES, SUMS / R), P = Words<T>::PIECES, LOAD = PER_LOAD<T> * LANES;
+    vec products[R][LANES];
+    for (int j = 0; j < LANES; j += KEYS) {
+        vec sum[R][KEYS] = {};
+        for (int at = 0, d = 0; at < words; at += P * LANES, d += LOAD) {
+            vec k[KEYS][P];
+            for (int i = 0; i < KEYS; i++) Words<T>::load_key(key[j + i] + d, k[i]);
+            for (int i = 0; i < KEYS && ahead; i++) prefetch(ahead[j + i] + d);
+            for (int r = 0; r < R; r++)
+                for (int p = 0; p < P; p++) {
+                    const vec x = load(q + r * words + at + p * LANES);
+                    for (int i = 0; i < KEYS; i++) sum[r][i] = Words<T>::add(sum[r][i], k[i][p], x);
+                }
+        }
+        for (int r = 0; r < R; r++)
+            for (int i = 0; i < KEYS; i++) products[r][j + i] = sum[r][i];
+    }
+    for (int r = 0; r < R; r++) store(scores + r * LANES, sum_each(products[r]));
+}
+
+// Where many rows meet the same keys, these are turned once: line after line of words, lane j is key j's.
+template <typename T>
+static void turn_keys(const T* const* key, const T* const* ahead, int words, float* lines) {
+    constexpr int P = Words<T>::PIECES;
+    for (int at = 0, d = 0; at < words; at += P * LANES, d += PER_LOAD<T> * LANES) {
+        vec turned[P][LANES], x[P];
+        for (int j = 0; j < LANES; j++) {
+            Words<T>::load_key(key[j] + d, x);
+            for (int p = 0; p < P; p++) turned[p][j] = x[p];
+            prefetch(ahead[j] + d);
+        }
+        for (int p = 0; p < P; p++) {
+            transpose(turned[p]);
+            for (int i = 0; i < LANES; i++, lines += LANES) store(lines, turned[p][i]);
+        }
+    }
+}
+
+// `score` over turned keys, to the same bit: first the words of what was one lane, then the lanes, as sum_each does it.
+template <int R, typename T>
+INLINE void score_turned(const float* q, const float* lines, int words, float* scores) {
+    constexpr int QUARTER = LANES / 4;
+    vec sums[R][QUARTER];
+    for (int lane = 0; lane < QUARTER; lane++) {
+        vec sum[R][4] = {};
+        for (int word = lane; word < words; word += LANES)
+            for (int i = 0; i < 4; i++) {
+                const vec k = load(lines + (word + i * QUARTER) * LANES);
+                for (int r = 0; r < R; r++)
+                    sum[r][i] = Words<T>::add(sum[r][i], k, all_lanes(q + r * words + word + i * QUARTER));
+            }
+        for (int r = 0; r < R; r++) sums[r][lane] = (sum[r][0] + sum[r][2]) + (sum[r][1] + sum[r][3]);
+    }
+    for (int r = 0; r < R; r++) {
+        for (int n = QUARTER / 2; n; n /= 2)
+            for (int i = 0; i < n; i++) sums[r][i] += sums[r][i + n];
+        store(scores + r * LANES, sums[r][0]);
+    }
+}
+
+// Scores become weights 2^(score - maximum), in words; what was summed under a smaller maximum is scaled down first.
+template <typename T>
+static NOINLINE void softmax_update(float* scores, float scale, int visible, float* sums, int record) {
+    ivec lane;
+    for (int j = 0; j < LANES; j++) lane[j] = j;
+    const vec s = lane < ivec{} + visible ? load(scores) * scale : vec{} - INFINITY;
+    const float top = std::max(sums[MAXIMUM], fold_lanes(s, larger)[0]);
+    if (top != sums[MAXIMUM]) {
+        const vec factor = exp2(vec{} + (sums[MAXIMUM] - top));
+        for (int d = WEIGHTS; d < record; d += LANES) store(sums + d, load(sums + d) * factor);
+        sums[MAXIMUM] = top;
+    }
+    const vec weights = exp2(s - top);
+    store(sums + WEIGHTS, load(sums + WEIGHTS) + weights);
+    Words<T>::store_weights(scores, weights);
+}
+
+// sums[row] += weights[row] . value, for the vectors from d on: V at a time, then half as many.
+template <int R, int V, typename T>
+INLINE void add_values(const float* weights, const T* const* value, const T* const* ahead, int count, int d, int width,
+                       int record, float* sums) {
+    constexpr int P = PER_LOAD<T>, KEYS = Words<T>::KEYS;
+    for (; d + V * LANES <= width; d += V * LANES) {
+        vec sum[R][V], v[V];
+        for (int r = 0; r < R; r++)
+            for (int i = 0; i < V; i++) sum[r][i] = load(sums + r * record + d + i * LANES);
+        for (int j = 0; j < count; j += KEYS) {
+            for (int i = 0; i < V; i += P) Words<T>::load_values(value + j, d + i * LANES, v + i);
+            for (int i = 0; i < V && ahead; i += P)
+                for (int k = 0; k < KEYS; k++) prefetch(ahead[j + k] + d + i * LANES);
+            for (int r = 0; r < R; r++) {
+                const vec w = all_lanes(weights + r * LANES + j / KEYS);
+                for (int i = 0; i < V; i++) sum[r][i] = Words<T>::add(sum[r][i], v[i], w);
+            }
+        }
+        for (int r = 0; r < R; r++)
+            for (int i = 0; i < V; i++) store(sums + r * record + d + i * LANES, sum[r][i]);
+    }
+    if constexpr (V > P) add_values<R, V / 2>(weights, value, ahead, count, d, width, record, sums);
+}
+
+template <typename F>
+INLINE void for_rows(int rows, F f) {  // f(how many, the first), in groups whose size the compiler knows
+    constexpr int MOST = SUMS / 4;
+    int r = 0;
+    for (; r + MOST <= rows; r += MOST) f(std::integral_constant<int, MOST>{}, r);
+    for (; r + 2 <= rows; r += 2) f(std::integral_constant<int, 2>{}, r);
+    if (r < rows) f(std::integral_constant<int, 1>{}, r);
+}
