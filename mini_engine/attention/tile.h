@@ -45,7 +45,7 @@ INLINE vec all_lanes(const float* word) {
     return (vec)(ivec{} + bits);
 }
 
-// scores[row][j] = q[row] . key[j], from the keys as they lie: a word in each lane, and in the end all lanes are summed.
+// scores[row][j] = q[row] . key[j], from the keys as they lie: a word in each lane, and in the end all lanes summed.
 // Meanwhile the same parts of the keys `ahead` are called up.
 template <int R, typename T>
 INLINE void score(const float* q, const T* const* key, const T* const* ahead, int words, float* scores) {

@@ -73,8 +73,8 @@ def _use_packed(model: Qwen3ForCausalLM, functions: native.Functions) -> None:
 
 
 def _use_torch(model: Qwen3ForCausalLM) -> None:
-    """The head stays as it is: packed, it would need a second copy of the embedding."""
-    _replace(model, TorchModel(model), model.model.embed_tokens, TorchLinear(model.head_weight, pack=False))
+    """oneDNN does not give rows back, so a tied embedding stays beside its packed copy: speed for memory."""
+    _replace(model, TorchModel(model), model.model.embed_tokens, TorchLinear(model.head_weight.data))
 
 
 def _replace(model: Qwen3ForCausalLM, layers: nn.Module, embed: Callable[[Tensor], Tensor], head: nn.Module) -> None:

@@ -13,21 +13,24 @@ from torch import Tensor, nn
 from mini_engine.model.layers import apply_rope, rope_cos_sin
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
 
+FEWEST_ROWS = 4  # fewer take oneDNN longer than four do, and a single row has other bits than one in a batch
+
 
 class TorchLinear(nn.Module):
     """`nn.Linear`; a bfloat16 weight in oneDNN's own layout where oneDNN has one for this processor."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, pack: bool = True) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        pack = pack and weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        pack = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if pack else weight
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
         """x `[T, in_features]` -> `[T, out_features]`."""
-        if self.weight.is_mkldnn:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return F.linear(x, self.weight, self.bias)
+        if not self.weight.is_mkldnn:
+            return F.linear(x, self.weight, self.bias)
+        filled = F.pad(x, (0, 0, 0, max(0, FEWEST_ROWS - len(x))))
+        return torch.ops.mkldnn._linear_pointwise(filled, self.weight, self.bias, "none", [], "")[: len(x)]
 
 
 def join(*linears: nn.Linear) -> TorchLinear:
