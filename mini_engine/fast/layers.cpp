@@ -26,14 +26,16 @@ struct Step {  // one step's activations
     Memory x, normed, qkv, attended, activated;  // [tokens, ...]: hidden, hidden, q + k + v, q, intermediate
     const void *cos, *sin;                       // [tokens, dim]
     const int64_t* slots;                        // [tokens], where K and V go
+    const int64_t* sampled;                      // the rows that the last layer goes on with after K and V, ascending
+    int64_t samples;
 };
 typedef int Attention(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
                       const int32_t* kv_lens, const int32_t* table, const int64_t* size, float scale, int threads);
 struct Pool {
     Attention* attention;
     void *const *k, *const *v;  // each layer's cache
-    const int32_t *starts, *kv_lens, *table;
-    int64_t size[10];  // as lesson 3's kernel wants it
+    const int32_t *starts, *sampled_starts, *kv_lens, *table;
+    int64_t size[10];  // as lesson 3's kernel wants it; its number of rows is the step's
     float scale;
 };
 }
@@ -121,12 +123,27 @@ struct Decoder {
 };
 
 template <typename T>
-static int run_layers(const Shape& s, const Layer* layers, int count, const Step& step, const Pool& pool, int threads) {
+static void keep_rows(const Memory& m, int64_t width, const int64_t* rows, int64_t count) {
+    T* data = (T*)m.data;
+    for (int64_t i = 0; i < count; i++)
+        if (rows[i] != i) std::copy_n(data + rows[i] * m.stride, width, data + i * m.stride);
+}
+
+// Nobody looks at what a row that is not sampled is after the last layer: there its K and V are all that is needed.
+template <typename T>
+static int run_layers(const Shape& s, const Layer* layers, int count, const Step& all, Pool pool, int threads) {
+    Step step = all;
     const Decoder<T> decoder{s, step};
     for (int i = 0; i < count; i++) {
         T *k = (T*)pool.k[i], *v = (T*)pool.v[i];
 #pragma omp parallel num_threads(threads)
         decoder.before_attention(layers[i], k, v);
+        if (i + 1 == count) {
+            keep_rows<T>(step.x, s.hidden, step.sampled, step.samples);
+            keep_rows<T>(step.qkv, s.heads * s.dim, step.sampled, step.samples);
+            step.tokens = step.samples, pool.starts = pool.sampled_starts;
+        }
+        pool.size[1] = step.tokens;
         const int foreign = pool.attention(step.qkv.data, k, v, step.attended.data, pool.starts, pool.kv_lens,
                                            pool.table, pool.size, pool.scale, threads);
         if (foreign >= 0) return foreign;

@@ -54,7 +54,8 @@ class Step(ctypes.Structure):
     _fields_ = (
         ("tokens", c_int64),
         *((name, Memory) for name in ("x", "normed", "qkv", "attended", "activated")),
-        *((name, c_void_p) for name in ("cos", "sin", "slots")),
+        *((name, c_void_p) for name in ("cos", "sin", "slots", "sampled")),
+        ("samples", c_int64),
     )
 
 
@@ -64,7 +65,7 @@ class Pool(ctypes.Structure):
     _fields_ = (
         ("attention", c_void_p),
         *((name, POINTER(c_void_p)) for name in ("k", "v")),
-        *((name, c_void_p) for name in ("starts", "kv_lens", "table")),
+        *((name, c_void_p) for name in ("starts", "sampled_starts", "kv_lens", "table")),
         ("size", c_int64 * 10),
         ("scale", c_float),
     )

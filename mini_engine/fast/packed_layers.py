@@ -8,6 +8,7 @@ import ctypes
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.attention.contract import Kernel, check_inputs
@@ -82,6 +83,23 @@ class Activations:
         )
         self.struct = native.Step(len(x), *rows, *(r.data_ptr() for r in (cos, sin, self.slots)))
 
+    def keep(self, rows: Tensor) -> None:
+        """Let the last layer go on with `rows` alone; its results take their places from the first on."""
+        self.sampled = rows.contiguous()
+        self.struct.sampled, self.struct.samples = self.sampled.data_ptr(), len(rows)
+
+
+def starts_of(rows: Tensor, cu_seqlens_q: Tensor) -> Tensor | None:
+    """`cu_seqlens_q` of a step that holds `rows` alone, or None if one is not the last of its sequence, in their order.
+
+    The last row of a sequence sees all its keys, as in decode. So attention needs no more than where each row is.
+    """
+    ends = cu_seqlens_q[1:].long() - 1
+    chosen = torch.isin(ends, rows) & (ends >= cu_seqlens_q[:-1])
+    if not torch.equal(ends[chosen], rows):
+        return None
+    return F.pad(chosen.cumsum(0), (1, 0)).int()
+
 
 class PackedDecoderLayer(nn.Module):
     """Lesson 0's decoder layer in two calls, with the store's part between them."""
@@ -131,15 +149,15 @@ class PackedModel(nn.Module):
         self.structs = (native.Layer * len(self.layers))(*(layer.struct for layer in self.layers))
         self.norm = model.model.norm
 
-    def forward(self, x: Tensor, kv: KvStore, meta: Any) -> Tensor:
-        """The layers over embedded tokens x `[T, hidden_size]`, in place."""
+    def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
+        """The layers over embedded tokens x `[T, hidden_size]`, in place; what `rows` have become, or all."""
         step = self.activations(x, meta)
+        rows = torch.arange(len(x)) if rows is None else rows.long()
         if isinstance(kv, KvPool) and isinstance(kv.kernel, Kernel) and kv.kernel.name == "cpu":
-            self.run_layers(step, kv, meta)
-        else:
-            for layer in self.layers:
-                layer(step, kv, meta)
-        return x
+            return self.run_layers(step, kv, meta, rows)
+        for layer in self.layers:
+            layer(step, kv, meta)
+        return x[rows]
 
     def activations(self, x: Tensor, meta: Any) -> Activations:
         """Room for the step; ValueError if the plan is for another number of tokens."""
@@ -151,8 +169,10 @@ class PackedModel(nn.Module):
         cos, sin = rope_cos_sin(meta.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         return Activations(x, cos, sin, meta.slot_mapping, self.shape)
 
-    def run_layers(self, step: Activations, kv: KvPool, meta: ForwardMeta) -> None:
-        """All layers in one call. What could lead C++ astray is refused before it begins.
+    def run_layers(self, step: Activations, kv: KvPool, meta: ForwardMeta, rows: Tensor) -> Tensor:
+        """All layers in one call; what `rows` have become. What could lead C++ astray is refused before it begins.
+
+        Where the rows are the last of their sequences, the last layer does nothing for the others but K and V.
 
         Raises:
             ValueError: the tables do not fit the pool.
@@ -161,15 +181,19 @@ class PackedModel(nn.Module):
         tables = [table.contiguous() for table in (meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table)]
         check_inputs(q, kv.K[0], kv.V[0], *tables)
         self.check_pool(kv, step.slots)
+        starts = None if len(rows) == len(step.x) else starts_of(rows, tables[0])
+        step.keep(torch.arange(len(step.x)) if starts is None else rows)
+        tables.insert(1, tables[0] if starts is None else starts)
         pool = self.pool_struct(kv, tables, step)
         threads = torch.get_num_threads()
         foreign = self.functions.run_layers(self.shape, self.structs, len(self.layers), step.struct, pool, threads)
         if foreign >= 0:
             raise ValueError(f"block_table row {foreign} names a block outside the cache's 0 … {kv.num_blocks - 1}")
+        return step.x[rows] if starts is None else step.x[: len(rows)]
 
     def pool_struct(self, kv: KvPool, tables: list[Tensor], step: Activations) -> native.Pool:
         """What lesson 3's kernel is told; it reads q where it lies, among k and v."""
-        _, kv_lens, table = tables
+        kv_lens, table = tables[2:]
         caches = [(ctypes.c_void_p * len(side))(*(x.data_ptr() for x in side)) for side in (kv.K, kv.V)]
         num_blocks, block_size, kv_heads, dim = kv.K[0].shape
         layout = (self.shape.heads, kv_heads, dim, num_blocks, block_size, table.shape[1])
@@ -177,7 +201,7 @@ class PackedModel(nn.Module):
         return native.Pool(
             ctypes.cast(c_function(kv.K[0].dtype), ctypes.c_void_p),
             *caches,
-            *(x.data_ptr() for x in tables),
+            *(x.data_ptr() for x in tables),  # starts, sampled_starts, kv_lens, table
             (ctypes.c_int64 * 10)(*size),
             dim**-0.5,
         )

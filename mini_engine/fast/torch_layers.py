@@ -77,9 +77,9 @@ class TorchModel(nn.Module):
         self.layers = nn.ModuleList(TorchDecoderLayer(layer, heads) for layer in model.model.layers)
         self.norm = model.model.norm
 
-    def forward(self, x: Tensor, kv: KvStore, meta: Any) -> Tensor:
-        """The layers over embedded tokens x `[T, hidden_size]`."""
+    def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
+        """The layers over embedded tokens x `[T, hidden_size]`; what `rows` have become, or all."""
         cos, sin = rope_cos_sin(meta.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, kv, meta)
-        return x
+        return x if rows is None else x[rows]

@@ -12,6 +12,7 @@ from mini_engine.engine.loop import generate
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
 from mini_engine.fast import native, speed_up
+from mini_engine.fast.packed_layers import starts_of
 from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.kv.no_cache import NoCache, Recompute
@@ -173,6 +174,48 @@ def test_padded_rows_change_nothing():
         )
         got = model(torch.cat((fed([request]), torch.zeros(3, dtype=torch.int64))), pool, padded)
     assert torch.equal(got[:9], want)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_not_sampled_leave_out_the_last_layer_and_nothing_else(dtype):
+    model = fast_model(dtype=dtype)
+    prompts = [some_ids(length, model.config.vocab_size, seed=length) for length in (9, 1, 14)]
+    results = []
+    for chosen in ([0, 1, 2], [1, 2], [0], [], None):
+        pool, allocator = make_pool(model)
+        requests = [Request(list(prompt), BlockTable(allocator)) for prompt in prompts]
+        reserve_all(requests)
+        meta = plan_packed(requests, allocator.block_size, pool.device)
+        rows = None if chosen is None else meta.cu_seqlens_q[1:].long()[chosen] - 1
+        with torch.inference_mode():
+            results.append((chosen, rows, model(fed(requests), pool, meta, rows=rows), pool))
+    *some, (_, _, every, full) = results
+    for chosen, rows, logits, pool in some:
+        assert torch.equal(logits, every[rows]), f"sequences {chosen} alone have other bits than among all rows"
+        for ours, its in zip((*pool.K, *pool.V), (*full.K, *full.V), strict=True):
+            assert torch.equal(ours.nan_to_num(7), its.nan_to_num(7)), "every token's K and V are needed in every layer"
+
+
+def test_sampled_rows_are_told_to_attention_as_one_query_each():
+    starts = torch.tensor([0, 9, 10, 10, 24], dtype=torch.int32)  # the third sequence feeds nothing
+    told = starts_of(torch.tensor([9, 23]), starts)
+    assert told.tolist() == [0, 0, 1, 1, 2] and told.dtype == torch.int32, "the first and the third have no query now"
+    assert starts_of(torch.tensor([8, 12]), starts) is None, "row 12 is inside its sequence: it must not see all keys"
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [[3], [8, 0], [23, 9, 8], [8, 8]])
+def test_rows_inside_a_sequence_or_in_another_order_may_be_asked_for(rows):
+    model = fast_model()
+    pool, allocator = make_pool(model)
+    prompts = [some_ids(length, model.config.vocab_size, seed=length) for length in (9, 1, 14)]
+    requests = [Request(prompt, BlockTable(allocator)) for prompt in prompts]
+    reserve_all(requests)
+    meta = plan_packed(requests, allocator.block_size, pool.device)
+    with torch.inference_mode():
+        every = model(fed(requests), pool, meta)
+        assert torch.equal(model(fed(requests), pool, meta, rows=torch.tensor(rows)), every[rows])
 
 
 # ---------------------------------------------------------------- what is refused

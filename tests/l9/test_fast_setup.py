@@ -1,7 +1,6 @@
 """Lesson 9. Fast layers where there is no compiler, and the memory that making a model fast takes."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,14 +37,16 @@ def test_without_a_compiler_torch_does_the_work_and_says_so(tmp_path, monkeypatc
 
 
 MEASURE = """
-import json, resource, sys, torch
+import json, sys, torch
+from pathlib import Path
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.fast import speed_up
 from mini_engine.weights import load_model
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def peak():  # not getrusage: there a child begins with its parent's peak
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 def answer(model, num_blocks):
     engine = Engine.for_model(model, num_blocks=num_blocks)
@@ -57,14 +58,14 @@ small, large, way = sys.argv[1:]
 answer(speed_up(load_model(small, torch.bfloat16), way), 9)  # whatever is loaded at the first use
 before = peak()
 model = load_model(large, torch.bfloat16)
-weights = sum(p.nbytes for p in model.parameters())
+found = {"weights": sum(p.nbytes for p in model.parameters()), "head": model.head_weight.nbytes}
 answer(speed_up(model, way), 9)
-print(json.dumps({"weights": weights, "took": peak() - before}))
+print(json.dumps(found | {"took": peak() - before}))
 """
 
 
 @LONG
-@pytest.mark.skipif(os.name != "posix", reason="NOT CHECKED: peak memory is asked of POSIX")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="NOT CHECKED: peak memory is asked of Linux")
 @ways
 @pytest.mark.parametrize("tied", [True, False])
 def test_loading_and_packing_need_little_more_than_the_weights(tmp_path, tied, way):
@@ -79,4 +80,6 @@ def test_loading_and_packing_need_little_more_than_the_weights(tmp_path, tied, w
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["weights"] > 100e6, "too small to tell a copy of the weights from what else there is"
-    assert found["took"] < 1.3 * found["weights"], f"{found['took']} bytes for {found['weights']} of weights"
+    second = found["head"] if way == "torch" else 0  # oneDNN packs into new memory
+    allowed = 1.3 * found["weights"] + second
+    assert found["weights"] < found["took"] < allowed, f"{found['took']} bytes for {found['weights']} of weights"
