@@ -7,6 +7,7 @@ transformers 5 hold `rope_parameters`. Both end up in the same few numbers here.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -47,11 +48,13 @@ class Qwen3Config:
         """Raise UserError if this model cannot continue `prompt_ids` by `max_new_tokens`."""
         if max_new_tokens < 0:
             raise UserError(f"max_new_tokens is {max_new_tokens}; it must be 0 or more")
+        if isinstance(prompt_ids, str) or not isinstance(prompt_ids, Sequence):
+            raise UserError(f"the prompt is of type {type(prompt_ids).__name__}; give a list of token ids")
         if not prompt_ids:
             raise UserError("the prompt is empty; give at least one token")
-        stray = next((t for t in prompt_ids if not 0 <= t < self.vocab_size), None)
-        if stray is not None:
-            raise UserError(f"token id {stray} is not in the vocabulary; ids run from 0 to {self.vocab_size - 1}")
+        strays = [t for t in prompt_ids if not (isinstance(t, (int, Integral)) and 0 <= t < self.vocab_size)]
+        if strays:
+            raise UserError(f"token id {strays[0]} is not in the vocabulary; ids run from 0 to {self.vocab_size - 1}")
         wanted = len(prompt_ids) + max_new_tokens
         if wanted > self.max_position_embeddings:
             raise UserError(

@@ -79,14 +79,18 @@ class LLM(OfflineLLM):
             stops: strings that end the answer and are not shown.
 
         Raises:
-            UserError: the prompt or the params cannot be run; nothing has run.
+            UserError: the prompt, the params or the stops cannot be used; nothing has run.
         """
+        answer = AnswerText(self.tokenizer, stops)
         request = self.engine.add_request(next(self._stream_ids), self.encode(prompt), params)
-        return self._deltas(request, AnswerText(self.tokenizer, stops))
+        deltas = self._deltas(request, answer)
+        next(deltas)  # into its `try`: a generator that never began has no `finally`
+        return deltas
 
     def _deltas(self, request: Request, answer: AnswerText) -> Iterator[TextDelta]:
         try:
             seen = 0
+            yield TextDelta("", [])
             while True:
                 while seen == len(request.output_ids) and not request.is_finished:
                     self.engine.step()
@@ -114,6 +118,14 @@ class LLM(OfflineLLM):
         params: SamplingParams,
         stops: Collection[str] = (),
     ) -> str:
-        """The whole text of `stream`."""
+        """The whole text of `stream`.
+
+        Raises:
+            UserError: as `stream`.
+            RuntimeError: the engine could not finish the answer.
+        """
         with closing(self.stream(prompt, params, stops)) as deltas:
-            return "".join(delta.text for delta in deltas)
+            *pieces, last = deltas
+        if last.error is not None:
+            raise RuntimeError(f"the engine could not finish this answer: {last.error}")
+        return "".join(delta.text for delta in (*pieces, last))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from mini_engine.config import read_json
 from mini_engine.errors import UserError
 from mini_engine.weights import resolve_checkpoint
 
@@ -48,6 +49,9 @@ class Tokenizer:
             )
         tokens = self.hf.convert_ids_to_tokens(range(len(self.hf)))
         self.token_bytes = [b"" if token is None else bytes_of_token(token) for token in tokens]
+        config = directory / "config.json"
+        rows = read_json(config).get("vocab_size", 0) if config.is_file() else 0
+        self.token_bytes += [b""] * (rows - len(tokens))  # ids that the model can choose, and that mean nothing
         self.special_ids = frozenset(self.hf.all_special_ids)
 
     @classmethod
@@ -56,7 +60,15 @@ class Tokenizer:
         return cls(resolve_checkpoint(path_or_hub_id))
 
     def encode(self, text: str) -> list[int]:
-        """Text as token ids, as it stands: nothing is added."""
+        """Text as token ids, as it stands: nothing is added.
+
+        Raises:
+            UserError: it holds half a character, a lone surrogate, which has no bytes.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(f"the text holds {text[error.start]!r}, half a character; give whole ones") from None
         return self.hf.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:

@@ -35,6 +35,7 @@ def load_model(
     Raises:
         UserError: anything that keeps this checkpoint from running here, in one sentence.
     """
+    _check_place(dtype, device)
     directory = resolve_checkpoint(path_or_hub_id)
     config = Qwen3Config.from_dir(directory)
     with torch.device("meta"):
@@ -45,6 +46,16 @@ def load_model(
     for name, parameter in model.named_parameters():
         _copy_into(parameter.data, sources[name], name)
     return model.eval().requires_grad_(False)
+
+
+def _check_place(dtype: torch.dtype, device: str | torch.device) -> None:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UserError(f"dtype is {dtype!r}; give torch.float32, torch.bfloat16 or torch.float16")
+    try:
+        torch.empty(1, device=device)
+    except (AssertionError, RuntimeError, TypeError) as error:  # torch has a type for each way to lack a device
+        why = _first_line(error)
+        raise UserError(f"device is {device!r}, which cannot be used here ({why}); give 'cpu'") from error
 
 
 def resolve_checkpoint(path_or_hub_id: str | Path) -> Path:

@@ -175,6 +175,18 @@ def install(plan, extras, source):
     steps.run("a first import of torch", [python, "-c", "import torch; torch.ones(2).sum()"])
 
 
+def remove_venv(marker):
+    """Delete .venv. Windows keeps what a program uses: then it stays half made, so that the next run tries again."""
+    try:
+        shutil.rmtree(str(VENV))
+    except OSError as error:
+        marker._replace(ready=False).write(VENV / "course-setup.json")
+        raise SetupError(
+            f"{error.filename} cannot be deleted ({error.strerror}); close the programs that use .venv (terminals, "
+            "editors), and try again with a Python that is not .venv's own."
+        ) from None
+
+
 def has_pip(python):
     return subprocess.call([str(python), "-c", "import pip"], stderr=subprocess.DEVNULL) == 0
 
@@ -217,7 +229,7 @@ def setup(extras, torch_index, machine):
     source = TorchSource(torch_index, "the one from " + torch_index) if torch_index else choose_torch(machine)
     say(f"       torch is {source.why}.")
     if plan.action == "recreate":
-        shutil.rmtree(str(VENV))
+        remove_venv(marker)
     wanted._replace(ready=False).write(marker_path)
     install(plan, extras, source)
     wanted.write(marker_path)

@@ -19,6 +19,7 @@ from smoke_common import OneLineParser
 
 from lessons._course.catalog import Lesson, choose, read_lessons
 from lessons._course.places import CourseError, Places
+from mini_engine.cli.parser import settle_streams
 
 TAIL = 30  # lines of a failed script's output to show
 
@@ -231,6 +232,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: every lesson's tokens are equal. 1: not so. 2: bad input. 130: stopped with Ctrl-C."""
+    settle_streams()
     args = parse_args(argv)
     try:
         places = Places.find()

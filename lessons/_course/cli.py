@@ -215,8 +215,9 @@ def reset(number: LessonArgument) -> None:
 
 def main() -> None:
     """Run the command line; a mistake of the user's is one sentence and exit code 2."""
+    encoding = "utf-8" if sys.platform == "win32" else None  # there a pipe or a file would get a code page
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")
+        stream.reconfigure(encoding=encoding, errors="replace")
     try:
         app(prog_name=COMMAND)
     except CourseError as error:

@@ -65,7 +65,7 @@ class Spawned:
 
 
 def kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS's word for a group that has just ended
         os.killpg(pid, signal.SIGKILL)
 
 

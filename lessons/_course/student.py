@@ -29,13 +29,13 @@ class StudentFile:
 
     @property
     def source(self) -> str:
-        """The student's text.
+        """The student's text, without the mark that some editors on Windows put before it.
 
         Raises:
             CourseError: it is not UTF-8.
         """
         try:
-            return self.path.read_text(encoding="utf-8")
+            return self.path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise CourseError(f"{self.path} is not UTF-8 text; save it with that encoding.") from None
 

@@ -9,7 +9,16 @@ LOOK_SECONDS = 0.3
 
 def state(paths: Sequence[Path]) -> tuple:
     """Something that differs after each save. A file that an editor is just replacing counts as unchanged later."""
-    return tuple((path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None for path in paths)
+    return tuple(map(stamp, paths))
+
+
+def stamp(path: Path) -> tuple[int, int] | None:
+    """When it was written and how long it is; None where it is away, or locked, for a moment."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 class Saves:

@@ -142,21 +142,27 @@ def _compile(
         if done.returncode == 0:
             with contextlib.suppress(OSError):
                 return open_library(target)
-    complaint = next((line for line in done.stderr.splitlines() if "error" in line), "no reason given")
+    said = done.stderr.splitlines() or ["no reason given"]
+    complaint = next((line for line in said if "error" in line), said[0])
     raise UserError(f"{source.name} does not compile with {compiler} ({complaint.strip()})")
 
 
 def find_compiler() -> str:
     """The C++ compiler to use: $CXX if it is set, else the first of the usual names.
 
+    On Windows none will do: g++ leaves wide vectors there where the stack happens to be (GCC's bug 54412), and Python
+    does not find the libraries that g++ links to. In WSL, Linux on Windows, all of them will.
+
     Raises:
         UserError: there is none.
     """
     wanted = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     for name in wanted:
-        if path := shutil.which(name):
+        if sys.platform != "win32" and (path := shutil.which(name)):
             return path
-    raise UserError(f"no C++ compiler was found (looked for {', '.join(wanted)}); the C++ kernel needs g++ or clang++")
+    where = " in WSL: what builds for Windows will not do" if sys.platform == "win32" else ""
+    names = ", ".join(wanted)
+    raise UserError(f"no C++ compiler was found (looked for {names}); the C++ kernel needs g++ or clang++{where}")
 
 
 def cache_dir() -> Path:
@@ -184,7 +190,7 @@ def library_name(sources: Sequence[Path] = SOURCES, flag_sets: Sequence[Sequence
     for source in sources:
         digest.update(source.read_bytes())
     digest.update(repr((BASE_FLAGS, flag_sets, torch.__version__, platform.machine(), _processor())).encode())
-    return f"{sources[0].stem}-{digest.hexdigest()[:16]}{'.dll' if sys.platform == 'win32' else '.so'}"
+    return f"{sources[0].stem}-{digest.hexdigest()[:16]}.so"
 
 
 def _processor() -> str:

@@ -8,6 +8,8 @@ import codecs
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from mini_engine.errors import UserError
+
 
 class Detokenizer:
     """One answer's tokens, turned into text one by one. All deltas together are what decoding at once would give.
@@ -47,6 +49,8 @@ class StopChecker:
     """
 
     def __init__(self, stops: Collection[str] = ()) -> None:
+        if isinstance(stops, str) or not all(isinstance(stop, str) for stop in stops):
+            raise UserError(f"stops is {stops!r}; give a list of texts")
         self.stops = [stop for stop in stops if stop]
         self.longest = max(map(len, self.stops), default=0)
         self.held = ""

@@ -6,7 +6,9 @@ An engine belongs to one thread. Other threads hand their wishes to that one, wh
 An abort from within a step (the model or the sampler calls back) is honoured when the step ends.
 """
 
+import functools
 import logging
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from mini_engine.engine.sampler import Sampled, sample
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
 from mini_engine.engine.stats import StepStats
+from mini_engine.errors import UserError
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.manager import KvCacheManager, blocks_in_budget
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
@@ -38,6 +41,21 @@ class StepResult(NamedTuple):
     stats: StepStats
 
 
+def one_at_a_time(step: Callable[["Engine"], StepResult]) -> Callable[["Engine"], StepResult]:
+    """Let `step` refuse to begin while it runs: two at once would write over each other's KV."""
+
+    @functools.wraps(step)
+    def guarded(engine: "Engine") -> StepResult:
+        if not engine.stepping.acquire(blocking=False):
+            raise RuntimeError("a step runs already, and an engine belongs to one thread; EngineWorker serves several")
+        try:
+            return step(engine)
+        finally:
+            engine.stepping.release()
+
+    return guarded
+
+
 class Engine:
     """Serves requests in steps. `Engine.for_model(model)` builds one; tests put together their own.
 
@@ -50,6 +68,7 @@ class Engine:
         self.config = config
         self.scheduler = scheduler
         self.runner = runner
+        self.stepping = threading.Lock()
 
     @classmethod
     def for_model(
@@ -101,8 +120,10 @@ class Engine:
 
         Raises:
             UserError: the prompt is empty, too long for the model or for the whole pool, or has ids outside the
-                vocabulary; the params ask for what the model cannot do; the id is in use. Nothing was changed.
+                vocabulary; the params ask for what the model cannot do; the id is in use; the priority is no whole
+                number or the namespace cannot be hashed. Nothing was changed.
         """
+        check_place(priority, namespace)
         self.config.check_prompt(prompt_ids, params.max_tokens)
         params.check_fits(self.config.vocab_size, self.config.eos_token_ids)
         stop_ids = params.stop_ids(self.config.eos_token_ids)
@@ -117,6 +138,7 @@ class Engine:
             self.scheduler.finish(request, reason)
         return request is not None
 
+    @one_at_a_time
     def step(self) -> StepResult:
         """Run one step. If it fails, its requests end with an error, what they held is free, and the others go on."""
         scheduler = self.scheduler
@@ -147,6 +169,16 @@ class Engine:
         if not chunks:
             return []
         return sample(self.runner.run(chunks), [chunk.request for chunk in chunks if chunk.samples])
+
+
+def check_place(priority: int, namespace: Hashable) -> None:
+    """Raise UserError for what queues and the tree of prefixes could not be ordered or searched by."""
+    if not isinstance(priority, int):
+        raise UserError(f"priority is {priority!r}; give a whole number, smaller ones go first")
+    try:
+        hash(namespace)
+    except TypeError:
+        raise UserError(f"namespace is {namespace!r}, which cannot be hashed; give a text, for instance") from None
 
 
 def default_kv_bytes(device: torch.device) -> int:

@@ -98,7 +98,7 @@ class LLM:
                 try:
                     jobs.append(self.engine.add_request(f"prompt-{i}", prompt_ids, wanted))
                 except UserError as error:
-                    jobs.append(Completion(list(prompt_ids), [], FinishReason.ERROR, str(error)))
+                    jobs.append(Completion(prompt_ids, [], FinishReason.ERROR, str(error)))
             yield jobs
         finally:
             for job in jobs:

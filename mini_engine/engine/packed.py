@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from mini_engine.engine.loop import next_token
+from mini_engine.errors import UserError
 from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
@@ -24,9 +25,14 @@ def generate_packed(
         the new tokens of each prompt, at most `max_new_tokens`, ended by a token of `stop_ids`.
 
     Raises:
-        UserError: a prompt cannot be run by this model; nothing has run.
+        UserError: a prompt cannot be run by this model, or the allocator is for another pool; nothing has run.
         OutOfBlocks: the pool is too small for all of them at once; their blocks have been given back.
     """
+    if allocator.block_size != pool.K[0].shape[1] or allocator.num_blocks > pool.num_blocks:
+        raise UserError(
+            f"the allocator has {allocator.num_blocks} blocks of {allocator.block_size} slots and the pool "
+            f"{pool.num_blocks} of {pool.K[0].shape[1]}; give both the same"
+        )
     for prompt_ids in prompts:
         model.config.check_prompt(prompt_ids, max_new_tokens)
     requests = [Request(list(prompt_ids), BlockTable(allocator)) for prompt_ids in prompts]

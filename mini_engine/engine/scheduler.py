@@ -45,11 +45,12 @@ class SchedulerConfig:
     policy: str = "fcfs"
 
     def __post_init__(self) -> None:
-        if self.max_running < 1 or self.max_chunk_tokens < 1 or self.headroom < 0:
-            raise UserError(
-                f"max_running {self.max_running} and max_chunk_tokens {self.max_chunk_tokens} must be 1 or more, "
-                f"headroom {self.headroom} must be 0 or more"
-            )
+        for name in ("max_running", "max_batch_tokens", "max_chunk_tokens"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise UserError(f"{name} is {value!r}; give a whole number of 1 or more")
+        if not self.headroom >= 0:  # NaN is not
+            raise UserError(f"headroom is {self.headroom}; give a number of 0 or more")
         if self.max_batch_tokens < self.max_running:
             raise UserError(
                 f"max_batch_tokens is {self.max_batch_tokens} and max_running {self.max_running}; "

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -110,19 +110,19 @@ class Answers:
             yield index, delta
 
     def __iter__(self) -> Iterator[tuple[int, TextDelta]]:
-        while self.left:
+        while self.left > 0:
             self.mailbox.ready.wait()
             yield from self._take()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, TextDelta]]:
-        while self.left:
+        while self.left > 0:
             await self.mailbox.ready.wait()
             for item in self._take():
                 yield item
 
     def close(self) -> None:
         """Nobody reads on: abort what has not ended. A second time does nothing."""
-        if self.left:
+        if self.left > 0:
             self.left = 0
             self.worker.abort(self.ids)
 
@@ -212,7 +212,7 @@ class EngineWorker:
         return answers
 
     def abort(self, ids: Iterable[str]) -> None:
-        """End requests before the next step; ids that are not open are no mistake."""
+        """End requests before the next step, and tell who reads them; ids that are not open are no mistake."""
         with self._changed:
             self._inbox.append(partial(self._abort, list(ids)))
             self._changed.notify()
@@ -228,8 +228,8 @@ class EngineWorker:
     def _hand_in(self, jobs: Sequence[Job], mailbox: Mailbox) -> tuple[Answers, Future]:
         taken: Future = Future()
         with self._changed:
-            if self._stopping:
-                raise EngineStopped("the engine is being stopped and takes no more requests")
+            if not self.is_alive:
+                raise EngineStopped("the engine does not run, or is being stopped, and takes no requests")
             if self.num_waiting + len(jobs) > self.max_waiting:
                 raise QueueFull(
                     f"{self.num_waiting} requests wait already, and at most {self.max_waiting} may; try again soon"
@@ -285,10 +285,11 @@ class EngineWorker:
             log.exception("the engine failed between two steps; all open requests end with an error")
             self._fail(f"{type(error).__name__}: {error}")
             return
-        self.observer.stepped(result.stats)
+        self._tell(self.observer.stepped, result.stats)
         now = time.perf_counter()
         finished = [request.id for request in result.finished]
-        touched = [self.answers[request_id] for request_id in dict.fromkeys([*result.new_tokens, *finished])]
+        ids = dict.fromkeys([*result.new_tokens, *finished])  # among them may be requests that are not ours
+        touched = [self.answers[request_id] for request_id in ids if request_id in self.answers]
         for answer in touched:
             self._deliver(answer, now)
         pace = SECONDS_PER_READER * len(touched)
@@ -306,7 +307,7 @@ class EngineWorker:
             log.exception("request %s ends with an error", answer.request.id)
             delta = TextDelta("", [], FinishReason.ERROR, f"{type(error).__name__}: {error}")
         if delta.token_ids:
-            self.observer.token(now - answer.latest, first)
+            self._tell(self.observer.token, now - answer.latest, first)
             answer.latest = now
         if delta.finish_reason is not None:
             self._end(answer, delta.finish_reason)
@@ -316,20 +317,30 @@ class EngineWorker:
         self.engine.abort(answer.request.id, reason)  # a stop string ends what the engine would go on with
         del self.answers[answer.request.id]
         self._forget(1)
-        self.observer.ended(answer.request)
+        self._tell(self.observer.ended, answer.request)
+
+    def _tell(self, note: Callable[..., None], *what: Any) -> None:
+        """An observer that fails is no reason for readers to wait for ever."""
+        try:
+            note(*what)
+        except Exception:
+            log.exception("the observer failed")
 
     def _abort(self, ids: Iterable[str]) -> None:
-        for request_id in ids:
-            if answer := self.answers.get(request_id):
-                self._end(answer, FinishReason.ABORT)
+        open_ids = [request_id for request_id in ids if request_id in self.answers]
+        self._close(open_ids, TextDelta("", [], FinishReason.ABORT))
 
     def _fail(self, error: str) -> None:
         """End all that is open, and tell the readers."""
-        failed = list(self.answers.values())
-        for answer in failed:
-            self._end(answer, FinishReason.ERROR)
-            answer.mailbox.put(answer.index, TextDelta("", [], FinishReason.ERROR, error))
-        ring({answer.mailbox for answer in failed}, time.perf_counter())
+        self._close(list(self.answers), TextDelta("", [], FinishReason.ERROR, error))
+
+    def _close(self, ids: Iterable[str], last: TextDelta) -> None:
+        """End these answers with this delta."""
+        ended = [self.answers[request_id] for request_id in ids]
+        for answer in ended:
+            self._end(answer, last.finish_reason)
+            answer.mailbox.put(answer.index, last)
+        ring({answer.mailbox for answer in ended}, time.perf_counter())
 
     def _forget(self, count: int) -> None:
         with self._changed:

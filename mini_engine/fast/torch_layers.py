@@ -21,7 +21,8 @@ class TorchLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        pack = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        has_onednn = torch.backends.mkldnn.is_available()  # torch for macOS comes without it
+        pack = has_onednn and weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if pack else weight
         self.bias = bias
 

@@ -27,11 +27,22 @@ from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 @dataclass(frozen=True)
 class DeviceKv:
-    """The three layers of lesson 9's storage: which row and position -> which slot -> which K and V."""
+    """The three layers of lesson 9's storage: which row and position -> which slot -> which K and V.
+
+    Raises:
+        UserError: the allocator is for another pool.
+    """
 
     table: ReqToTokenPool
     allocator: TokenToKVPoolAllocator
     pool: KvPool
+
+    def __post_init__(self) -> None:
+        if self.allocator.page_size != self.pool.page_size or self.allocator.size > self.pool.size:
+            raise UserError(
+                f"the allocator has {self.allocator.size} slots in pages of {self.allocator.page_size} and the pool "
+                f"{self.pool.size} in pages of {self.pool.page_size}; give both the same"
+            )
 
     def take(self, length: int) -> int:
         """A row whose table holds slots for `length` tokens, rounded up to whole pages.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.config import Qwen3Config
-from mini_engine.errors import OutOfBlocks
+from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.token_flat import BlockAllocator as FlatBlockAllocator
 
 NULL_BLOCK = 0
@@ -42,6 +42,9 @@ class KvPool:
     """K and V for all requests, `[num_blocks, block_size, H_kv, D]` for each layer.
 
     `kernel` is a paged-attention kernel of `mini_engine.attention`; it reads the pool where it lies.
+
+    Raises:
+        UserError: a pool of this size cannot be, or there is no memory for it.
     """
 
     def __init__(
@@ -53,9 +56,18 @@ class KvPool:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> None:
+        if not all(isinstance(size, int) and size > 0 for size in (num_blocks, block_size)):
+            raise UserError(f"{num_blocks} blocks of {block_size} slots are no pool; give whole numbers of 1 or more")
         shape = (num_blocks, block_size, config.num_key_value_heads, config.head_dim)
-        self.K = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
-        self.V = [torch.zeros_like(k) for k in self.K]
+        try:
+            self.K = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
+            self.V = [torch.zeros_like(k) for k in self.K]
+        except RuntimeError as error:
+            wanted = num_blocks * block_size * config.kv_bytes_per_token(dtype)
+            raise UserError(
+                f"{num_blocks} blocks of {block_size} slots need {wanted / 2**30:.1f} GiB, which cannot be had here; "
+                "give fewer blocks"
+            ) from error
         self.kernel = kernel
 
     @property

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
-from mini_engine.errors import OutOfBlocks
+from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, fragmentation_ratio, waste_ratio
 
 CopyBlocks = Callable[[Sequence[int], Sequence[int]], None]
@@ -183,8 +183,11 @@ def blocks_in_budget(budget_bytes: int, bytes_per_token: int, block_size: int) -
 
     Raises:
         OutOfBlocks: not even two, so that nobody could hold one.
+        UserError: the block size is not at least 1.
     """
-    num_blocks = budget_bytes // (bytes_per_token * block_size)
+    if block_size < 1:
+        raise UserError(f"block_size is {block_size}; give 1 or more")
+    num_blocks = int(budget_bytes // (bytes_per_token * block_size))
     if num_blocks < 2:
         raise OutOfBlocks(
             f"{budget_bytes} bytes pay for {num_blocks} blocks of {block_size} tokens at {bytes_per_token} bytes each; "

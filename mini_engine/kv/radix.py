@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Protocol
 
+from mini_engine.errors import UserError
 from mini_engine.kv.eviction import LRU, EvictionPolicy, EvictionQueue
 from mini_engine.kv.radix_node import TOKEN_BYTES, Label, Match, Node, common_blocks, key_of
 
@@ -77,6 +78,10 @@ class RadixTree:
         capacity: int | None = None,
         policy: EvictionPolicy | None = None,
     ) -> None:
+        if capacity is not None and (type(capacity) is not int or capacity < 0):
+            raise UserError(f"capacity is {capacity}; give a whole number of blocks, 0 or more, or None for no limit")
+        if isinstance(policy, str | type):
+            raise UserError(f"policy is {policy!r}; give an instance, such as LRU()")
         self.block_size, self.width = block_size, block_size * TOKEN_BYTES
         self.holder = holder or NobodyCounts()
         self.capacity = capacity

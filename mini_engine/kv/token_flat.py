@@ -186,8 +186,15 @@ class PagedSequence:
         self.request, self.pool, self.allocator = request, pool, allocator
 
     def plan(self, token_ids: list[int]) -> ForwardMeta:
-        """Reserve room for `token_ids` and feed those whose KV is missing; OutOfBlocks changes nothing."""
+        """Reserve room for `token_ids` and feed those whose KV is missing; OutOfBlocks changes nothing.
+
+        Raises:
+            ValueError: these are another sequence's tokens, or its KV is further already; nothing was changed.
+        """
         request = self.request
+        expected = max(len(request.prompt_ids), request.cur_len + 1)
+        if len(token_ids) != expected or token_ids[: len(request.prompt_ids)] != list(request.prompt_ids):
+            raise ValueError("this sequence has run already or has another prompt; make a new one for each answer")
         reserve(request, self.allocator, len(token_ids))
         request.output_ids = token_ids[len(request.prompt_ids) :]
         plan = plan_decode if request.cur_len >= len(request.prompt_ids) else plan_prefill

@@ -57,7 +57,8 @@ class Service:
                 return JSONResponse(await unless_gone(request.receive, self.whole(form, wanted)))
             except ClientGone:
                 return Response(status_code=CLIENT_CLOSED)
-        return EventStream(self.reply(form, wanted, await self.submit(wanted)).chunks())
+        answers = await self.submit(wanted)
+        return EventStream(self.reply(form, wanted, answers).chunks(), answers.close)
 
     async def whole(self, form: Form, wanted: Sampling) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
@@ -70,8 +71,9 @@ class Service:
     async def submit(self, wanted: Sampling) -> Answers:
         """Hand in n jobs for each prompt, all or none."""
         count = len(wanted.prompts) * wanted.n
-        if count > self.config.max_answers:
-            raise ApiError(400, f"{count} answers are asked for at once; this server gives {self.config.max_answers}")
+        most = min(self.config.max_answers, self.worker.max_waiting)  # more would be told to come back, and for ever
+        if count > most:
+            raise ApiError(400, f"{count} answers are asked for at once; this server gives {most}")
         prompts = [await self.encode(prompt) for prompt in wanted.prompts]
         jobs = [
             Job(prompt_ids, wanted.params(choice, self.max_tokens - len(prompt_ids)), wanted.stops, wanted.cache_salt)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mini_engine.errors import UserError
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -21,3 +23,7 @@ class ServerConfig:
     max_answers: int = 64
     max_waiting: int = 256
     grace_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and (not self.api_key or self.api_key != self.api_key.strip()):
+            raise UserError("the API key is empty or has a blank at an end, so no client could send it; give another")

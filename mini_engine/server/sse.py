@@ -4,7 +4,7 @@ The format is the HTML standard's, section 9.2: lines of `field: value`, and an 
 streams hold JSON in `data`, and end with `data: [DONE]`.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from starlette.responses import Response
@@ -29,14 +29,17 @@ class EventStream(Response):
 
     Sending waits for a slow client, and nobody else does: the engine puts what comes meanwhile into this client's own
     mailbox.
+
+    Args:
+        close: called in the end, also if `chunks` was never begun and so has nothing of its own that closes.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[str, None]) -> None:
+    def __init__(self, chunks: AsyncGenerator[str, None], close: Callable[[], None] = lambda: None) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.chunks = chunks
+        self.chunks, self.close = chunks, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all; what ASGI calls."""
@@ -44,6 +47,8 @@ class EventStream(Response):
             await unless_gone(receive, self._send(send))
         except ClientGone:
             return
+        finally:
+            self.close()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -100,6 +100,7 @@ def test_in_the_tables_nobody_holds_the_null_block_and_rows_name_their_blocks():
             owned = step["tables"][walk["s"]]["blocks"]
             assert {slot // scene["block_size"] for slot, _ in walk["seen"]} <= set(owned)
             assert walk["best"] == max(score for _, score in walk["seen"])
+    assert any(step["plan"] for step in steps) and any(step["walk"] for step in steps), "nothing of it is shown"
 
 
 def test_around_the_tree_free_held_and_cached_are_the_pool_and_counts_are_the_holders():

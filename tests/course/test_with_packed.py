@@ -25,6 +25,16 @@ PARITY = (
 )
 
 
+def test_the_plugin_makes_the_models_of_those_tests_fast():
+    code = (
+        "from tests.l9 import with_packed; with_packed.pytest_configure(None); from tests import support\n"
+        "print(type(support.both('four, with biases')[0]).__name__)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MINI_ENGINE_WAY": "torch"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, encoding="utf-8")
+    assert done.stdout.split() == ["FastQwen3ForCausalLM"], f"the slow model is tested again: {done.stderr[-999:]}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["packed", "torch"])
 def test_parity_of_earlier_lessons_with_fast_layers(way):

@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mini_engine import weights
+from mini_engine.weights import load_model
 from tests.support import checkpoint, write_checkpoint
 
 FAMILY = "two, tied, wide heads"
@@ -82,8 +84,11 @@ def test_a_gpu_that_is_not_there_exits_2(capsys):
     assert "use --device cpu" in capsys.readouterr().err
 
 
-def test_bfloat16_runs_and_reports(capsys):
+def test_bfloat16_runs_and_reports(capsys, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(weights, "load_model", lambda *given: loaded.append(load_model(*given)) or loaded[-1])
     code = smoke("--model", checkpoint(FAMILY), "--prompt-ids", "1,2,3", "--dtype", "bfloat16", "--json")
     request = json.loads(capsys.readouterr().out)["requests"][0]
+    assert loaded[0].head_weight.dtype == torch.bfloat16, "--dtype is the dtype of the weights"
     assert code == (0 if request["match"] else 1)
     assert request["match"] == (request["first_divergence"] is None)

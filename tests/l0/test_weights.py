@@ -75,6 +75,21 @@ def test_a_dtype_is_converted_on_the_way(untied):
     assert all(torch.equal(a, b.bfloat16()) for a, b in zip(half.parameters(), full.parameters(), strict=True))
 
 
+@pytest.mark.parametrize(
+    "place, words",
+    [
+        (dict(dtype="bfloat16"), "dtype is 'bfloat16'; give torch.float32"),
+        (dict(dtype=torch.int8), "dtype is torch.int8"),
+        (dict(device="gpu"), "device is 'gpu', which cannot be used here"),
+        (dict(device=f"cuda:{torch.cuda.device_count()}"), "which cannot be used here"),
+    ],
+)
+def test_a_dtype_or_a_device_that_cannot_be_is_refused_before_anything_is_read(tmp_path, place, words):
+    with pytest.raises(UserError, match=words) as caught:
+        load_model(tmp_path / "nowhere", **place)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("value, ids", [(5, (5,)), ([5, 7], (5, 7)), (None, ())])
 def test_end_tokens_come_from_the_generation_config(untied, value, ids):
     (untied / "generation_config.json").write_text(json.dumps({"eos_token_id": value}), encoding="utf-8")

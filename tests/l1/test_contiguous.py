@@ -104,7 +104,12 @@ def test_a_full_cache_refuses_and_stays_as_it_was():
 
 
 def test_the_cache_reserves_its_longest_length_at_once():
-    assert ContiguousKv(CONFIG, 64).bytes == 64 * CONFIG.kv_bytes_per_token(torch.float32)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert ContiguousKv(CONFIG, 64, dtype).bytes == 64 * CONFIG.kv_bytes_per_token(dtype), f"K and V in {dtype}"
+
+
+def test_a_cache_can_be_filled_to_its_last_row():
+    assert CachedSequence(ContiguousKv(CONFIG, 4)).plan([1, 2, 3, 4]).kv_len == 4, "four tokens fit in four rows"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

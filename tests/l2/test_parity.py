@@ -28,6 +28,8 @@ def run(model, prompt, new_tokens, block_size, num_blocks, shuffle=None):
     output = generate(model, pool, sequence, prompt, new_tokens)
     sequence.release()
     assert allocator.num_free == num_blocks, "blocks were not all given back"
+    request = sequence.request
+    assert (request.blocks, request.slot_indices, request.cur_len) == ([], [], 0), "after a release it holds nothing"
     return output
 
 
@@ -79,6 +81,19 @@ def test_requests_that_follow_each_other_reuse_blocks():
         sequence = PagedSequence(Request(prompt), pool, allocator)
         assert generate(ours, pool, sequence, prompt, 12) == hf_greedy(hf, prompt, 12), f"request {seed}"
         sequence.release()
+
+
+def test_a_sequence_that_has_run_or_has_another_prompt_is_refused():
+    ours, _ = both("two, tied, wide heads")
+    pool, allocator = KvPool(ours.config, 64), BlockAllocator(64)
+    sequence = PagedSequence(Request([1, 2, 3]), pool, allocator)
+    generate(ours, pool, sequence, [1, 2, 3], 4)
+    free = allocator.num_free
+    fresh = PagedSequence(Request([1, 2, 3]), pool, allocator)
+    for used, prompt in ((sequence, [1, 2, 3]), (sequence, [9] * 7), (fresh, [1, 2, 3, 4]), (fresh, [9] * 3)):
+        with pytest.raises(ValueError, match="make a new one for each answer"):
+            generate(ours, pool, used, prompt, 4)
+    assert allocator.num_free == free
 
 
 def test_two_requests_interleaved_do_not_touch_each_other():

@@ -115,5 +115,10 @@ def test_qwen3_8b_in_bfloat16_keeps_144_kib_a_token():
     assert slots * 144 * 1024 <= 14 * 2**30 < (slots + 16) * 144 * 1024
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_pool_takes_the_bytes_of_all_its_slots_at_once(dtype):
+    assert KvPool(CONFIG, 12, dtype).bytes == 12 * CONFIG.kv_bytes_per_token(dtype), "K and V, in the pool's dtype"
+
+
 def test_a_budget_too_small_for_a_block_pays_for_none():
     assert pool_slots(CONFIG, torch.float32, 10) == 0

@@ -69,6 +69,17 @@ def test_reserve_all_takes_all_or_nothing():
     assert [r.table.num_tokens for r in requests] == [0, 0, 0]
 
 
+def test_reserve_all_that_fails_leaves_what_was_held_before():
+    allocator = BlockAllocator(4, 4)
+    running, late = (Request([1] * length, BlockTable(allocator)) for length in (5, 8))
+    reserve_all([running])
+    blocks = list(running.table.blocks)
+    running.output_ids += [2, 3, 4, 5]
+    with pytest.raises(OutOfBlocks):
+        reserve_all([running, late])
+    assert (running.table.blocks, running.table.num_tokens) == (blocks, 5), "its KV is in these blocks: it keeps them"
+
+
 def run(model, prompts, new_tokens, kernel, block_size=16, num_blocks=None, shuffle=0):
     if num_blocks is None:
         num_blocks = 1 + sum(-(-(len(p) + new_tokens) // block_size) for p in prompts)
@@ -133,3 +144,12 @@ def test_stop_tokens_end_one_answer_and_not_its_neighbours():
     got = generate_packed(ours, pool, BlockAllocator(8, 16), prompts, 12, {stop})
     want = [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in free]
     assert got == want
+
+
+@pytest.mark.parametrize("size", [(8, 8), (8, 32), (9, 16)])
+def test_an_allocator_for_another_pool_is_refused(size):
+    ours, _ = both("two, tied, wide heads")
+    pool, allocator = KvPool(ours.config, 8, 16, the_kernel("reference")), BlockAllocator(*size)
+    with pytest.raises(UserError, match="the pool 8 of 16; give both the same"):
+        generate_packed(ours, pool, allocator, [some_ids(20, ours.config.vocab_size)], 4)
+    assert allocator.num_free == allocator.num_blocks - 1

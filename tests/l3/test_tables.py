@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mini_engine.config import Qwen3Config
-from mini_engine.errors import OutOfBlocks
+from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, fragmentation_ratio, waste_ratio
 
 CONFIG = Qwen3Config(
@@ -160,6 +160,22 @@ def test_where_nothing_is_allocated_nothing_is_wasted():
     assert fragmentation_ratio([table_of([], 0)]) == waste_ratio([table_of([], 0)]) == 0.0
 
 
+@pytest.mark.parametrize(
+    "size, words",
+    [
+        ((0, 4), "0 blocks of 4 slots are no pool"),
+        ((-1, 4), "-1 blocks"),
+        ((6, 0), "6 blocks of 0 slots"),
+        ((6.0, 4), "6.0 blocks"),
+        ((2**40, 16), "need 4194304.0 GiB, which cannot be had here; give fewer blocks"),
+        ((10**18, 16), "cannot be had here"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused_in_one_sentence(size, words):
+    with pytest.raises(UserError, match=words):
+        KvPool(CONFIG, *size, no_kernel)
+
+
 def test_set_kv_writes_through_the_flat_view():
     pool = KvPool(CONFIG, 6, 4, no_kernel)
     k, v = torch.ones(2, 2, 8), torch.full((2, 2, 8), 2.0)
@@ -179,6 +195,12 @@ def test_set_kv_refuses_what_does_not_fit_and_writes_nothing(k, v):
     with pytest.raises(ValueError, match="one row for each slot"):
         pool.set_kv(0, torch.tensor([4, 5]), torch.ones(k), torch.ones(v))
     assert not pool.K[0].any() and not pool.V[0].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_pool_takes_the_bytes_of_all_its_blocks_at_once(dtype):
+    bytes_a_block = 4 * CONFIG.kv_bytes_per_token(dtype)
+    assert KvPool(CONFIG, 6, 4, no_kernel, dtype).bytes == 6 * bytes_a_block, "K and V, in the pool's dtype"
 
 
 def test_copy_blocks_copies_every_layer():

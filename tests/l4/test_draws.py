@@ -16,6 +16,7 @@ def test_the_number_is_the_documented_one_on_every_machine():
     assert uniform(0, 0) == 0.0564663990004608, "blake2b of 16 zero bytes, its first 53 bits"
     assert uniform(1, 2) == 0.6434025071674214, "seed and position are 8 bytes each, the lowest first"
     assert uniform(2**64 - 1, 5) == 0.9318107580365629, "a seed may have 64 bits"
+    assert uniform(3, 0) == 0.510422159228949, "the 53rd bit counts as well"
 
 
 def test_the_number_depends_on_seed_and_position_and_nothing_else():

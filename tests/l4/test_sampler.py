@@ -115,6 +115,20 @@ def test_a_row_is_penalised_for_its_own_words_where_not_every_row_has_a_penalty(
     assert logits.tolist() == expected, "a row was penalised for the words of another row, or none was"
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (dict(min_tokens=1), [8, 8, NEVER, 8]),
+        (dict(output=[1, 1], frequency_penalty=1), [8, 6, 8, 8]),
+        (dict(output=[1, 1], presence_penalty=1), [8, 7, 8, 8]),
+        (dict(prompt=[1], repetition_penalty=2), [8, 4, 8, 8]),
+    ],
+    ids=str,
+)
+def test_whoever_asks_for_one_step_gets_it(asked, expected):
+    assert process(torch.full((1, 4), 8.0), [row(stop_ids={2}, **asked)]).tolist() == [expected]
+
+
 def test_steps_come_in_transformers_order():
     names = [change.__name__ for change, _ in PENALTIES + FILTERS]
     assert names.index("penalise_repetition") < names.index("hold_back_stops") < names.index("divide_by_temperature")
@@ -187,6 +201,13 @@ def test_logprobs_are_the_models_own_before_temperature_and_filters():
     told = sample(logits, [asked])[0].logprobs
     assert told.top == [pytest.approx((0, -0.6931), abs=1e-4), pytest.approx((1, -1.2040), abs=1e-4)]
     assert told.chosen == pytest.approx(-1.2040, abs=1e-4), "token 1 was chosen, and log 0.3 is what the model gave it"
+
+
+def test_half_precision_logits_are_penalised_and_told_in_float32():
+    logits = torch.tensor([[8.0, 8.0, 0.0]]).bfloat16()
+    chosen = sample(logits, [row(output=[0], temperature=0, presence_penalty=0.01, logprobs=1)])[0]
+    assert chosen.token_id == 1, "8 - 0.01 is less than 8; bfloat16 rounds it to 8 again"
+    assert chosen.logprobs.chosen == float(logits.float().log_softmax(-1)[0, 1])
 
 
 def test_logprobs_are_told_to_those_who_ask():

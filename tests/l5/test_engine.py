@@ -1,6 +1,7 @@
 """Lesson 5. The engine around a stub model: every way in which a request can end, and nothing left behind by any."""
 
 import logging
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -215,6 +216,45 @@ def test_a_stop_token_that_the_model_does_not_have_is_refused():
     assert not engine.has_unfinished
 
 
+@pytest.mark.parametrize(
+    "place, words",
+    [
+        (dict(namespace=["tenant"]), r"namespace is \['tenant'\], which cannot be hashed"),
+        (dict(priority=None), "priority is None; give a whole number"),
+        (dict(priority=float("nan")), "priority is nan"),
+    ],
+)
+def test_a_request_that_could_not_be_queued_or_found_is_refused(place, words):
+    engine = stub_engine(policy="priority")
+    engine.add_request("a", [1, 2, 3], greedy(5))
+    with pytest.raises(UserError, match=words):
+        engine.add_request("b", [1], greedy(5), **place)
+    assert set(engine.scheduler.requests) == {"a"}
+    assert drain(engine)["a"].output_ids == expected_answer([1, 2, 3], 5)
+    check_empty(engine)
+
+
+def test_a_second_step_at_the_same_time_is_refused_and_the_first_goes_on():
+    engine, met = stub_engine(), []
+    engine.add_request("a", [1, 2, 3], greedy(5, ignore_eos=True))
+
+    def other_thread():
+        try:
+            engine.step()
+        except RuntimeError as error:
+            met.append(str(error))
+
+    def during():
+        thread = threading.Thread(target=other_thread)
+        thread.start()
+        thread.join()
+
+    engine.runner.during = during
+    assert drain(engine)["a"].output_ids == expected_answer([1, 2, 3], 5, ())
+    assert met and "an engine belongs to one thread" in met[0], "two steps at once compute one request twice"
+    check_empty(engine)
+
+
 def test_a_request_that_fills_the_pool_to_the_last_slot_runs():
     engine = stub_engine(usable=4, block_size=4)
     engine.add_request("a", [1] * 9, greedy(8, ignore_eos=True))
@@ -223,12 +263,10 @@ def test_a_request_that_fills_the_pool_to_the_last_slot_runs():
 
 
 def test_a_pool_full_of_what_can_be_evicted_admits():
-    manager = CountingManager(usable=8)
-    manager.holding(request_of(1, name="kept prefixes"), 32)
-    scheduler_sees = property(lambda self: 8)  # nothing is free, and all of it could be evicted
-
     class Evicting(CountingManager):
-        num_free_blocks = scheduler_sees
+        @property
+        def blocks_by_state(self):  # nothing lies idle: what nobody holds is a kept prefix, and can be evicted
+            return BlocksByState(free=0, held=sum(self.held.values()), cached=self.num_free_blocks)
 
     engine = stub_engine()
     engine.scheduler.manager = Evicting(usable=8)

@@ -38,6 +38,14 @@ def test_a_prompt_that_cannot_run_gets_its_error_and_its_neighbours_run():
     check_empty(engine.engine)
 
 
+def test_a_prompt_of_another_kind_gets_its_error_and_its_neighbours_run():
+    engine = llm()
+    got = engine.generate([[1, 2], "one", [1, 2.5], 7], greedy(3), progress=False)
+    assert [c.finish_reason for c in got] == ["length", "error", "error", "error"]
+    assert "type str" in got[1].error and "2.5 is not in the vocabulary" in got[2].error and "type int" in got[3].error
+    check_empty(engine.engine)
+
+
 def test_logprobs_come_if_asked_for():
     plain, told = llm().generate(
         [[1, 2], [1, 2]], [greedy(4), SamplingParams(temperature=0, max_tokens=4, logprobs=2)], progress=False

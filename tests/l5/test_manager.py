@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mini_engine.config import Qwen3Config
-from mini_engine.errors import OutOfBlocks
+from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.manager import BlocksByState, KvCacheManager, RequestTable, blocks_in_budget
 
@@ -199,8 +199,12 @@ def test_a_fork_that_cannot_be_changes_nothing(child, error):
 
 def test_a_memory_budget_pays_for_whole_blocks_with_the_null_block_among_them():
     assert blocks_in_budget(10_000, bytes_per_token=64, block_size=16) == 9
+    assert blocks_in_budget(1e4, bytes_per_token=64, block_size=16) == 9, "a budget of 2e9 bytes is a number too"
+    assert type(blocks_in_budget(1e4, bytes_per_token=64, block_size=16)) is int
     with pytest.raises(OutOfBlocks, match="give 2048 or more"):
         blocks_in_budget(2047, bytes_per_token=64, block_size=16)
+    with pytest.raises(UserError, match="block_size is 0; give 1 or more"):
+        blocks_in_budget(2048, bytes_per_token=64, block_size=0)
 
 
 def test_20_000_random_operations_keep_free_and_held_disjoint_and_complete():

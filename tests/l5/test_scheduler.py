@@ -303,9 +303,12 @@ def test_with_priority_the_least_urgent_gives_way():
 @pytest.mark.parametrize(
     "limits, words",
     [
-        (dict(max_running=0), "max_running 0"),
-        (dict(max_chunk_tokens=0), "max_chunk_tokens 0"),
-        (dict(headroom=-1), "headroom -1"),
+        (dict(max_running=0), "max_running is 0"),
+        (dict(max_chunk_tokens=0), "max_chunk_tokens is 0"),
+        (dict(max_chunk_tokens=128.0), "max_chunk_tokens is 128.0; give a whole number"),
+        (dict(max_batch_tokens="512"), "max_batch_tokens is '512'"),
+        (dict(headroom=-1), "headroom is -1"),
+        (dict(headroom=float("nan")), "headroom is nan"),
         (dict(max_running=64, max_batch_tokens=63), "max_batch_tokens is 63 and max_running 64"),
         (dict(policy="lifo"), "no policy 'lifo'; choose one of fcfs, priority"),
     ],

@@ -45,7 +45,7 @@ def test_generate_reads_standard_input(capsys, monkeypatch):
 
 def test_generate_shows_figures_apart_from_the_text(capsys):
     _, out, err = run(capsys, "generate", "The capital of France is", "--max-tokens", "2", "--stats", *FAST)
-    assert "tokens/s" in err and "tokens/s" not in out and "0 held" in err
+    assert "tokens/s" in err and "tokens/s" not in out and ", 0 held," in err
 
 
 def test_the_same_seed_draws_the_same_answer(capsys):
@@ -72,6 +72,16 @@ def test_the_same_seed_draws_the_same_answer(capsys):
 def test_a_mistake_exits_2_with_one_line(capsys, arguments, words):
     code, out, err = run(capsys, *arguments)
     assert code == 2 and out == "" and words in err and len(err.strip().splitlines()) == 1, err
+
+
+def test_a_reader_who_leaves_ends_the_command_without_a_traceback():
+    command = [sys.executable, "-m", "mini_engine", "generate", "Once upon a time", "--max-tokens", "400", *FAST]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(1)
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(60) == 1 and err == "", err
 
 
 def talk(capsys, monkeypatch, *lines, options=()):

@@ -1,5 +1,8 @@
 """Lesson 6. Streamed text: never half a character, and in the end what decoding at once gives."""
 
+import json
+import shutil
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,6 +110,17 @@ def test_an_emoji_of_four_tokens_comes_once_and_whole(trained):
 def test_bytes_that_never_become_a_character_are_shown_at_the_end(trained):
     deltas, rest = stream(trained, trained.encode("𐍈")[:2])
     assert deltas == ["", ""] and rest == "\ufffd", "an answer cut off in mid-character ends in U+FFFD"
+
+
+def test_an_id_that_the_model_has_and_the_tokenizer_has_not_is_no_text(tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(POCKET_DIR / name, tmp_path)
+    rows = len(Tokenizer(POCKET_DIR).token_bytes) + 64
+    config = json.loads((POCKET_DIR / "config.json").read_text(encoding="utf-8")) | {"vocab_size": rows}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    padded = Tokenizer(tmp_path)
+    deltas, rest = stream(padded, [*padded.encode("Yes"), rows - 1, *padded.encode(".")])
+    assert "".join(deltas) + rest == "Yes.", "Qwen3's embedding has more rows than it has tokens; any may be drawn"
 
 
 def test_special_tokens_are_not_shown(pocket):

@@ -67,6 +67,31 @@ def test_streams_read_in_turns_share_their_steps_and_not_their_tokens(llm):
     assert texts == alone
 
 
+@pytest.mark.parametrize("leave", [lambda stream: stream.close(), lambda stream: None])
+def test_a_stream_that_nobody_begins_to_read_is_aborted_too(llm, leave):
+    leave(llm.stream(PROMPT, greedy()))
+    assert not llm.engine.has_unfinished, "its request waits for ever, and is computed for nobody"
+
+
+@pytest.mark.parametrize("stops", ["END", [5], [b"END"]])
+def test_stops_that_are_no_list_of_texts_are_refused_and_nothing_waits(llm, stops):
+    with pytest.raises(UserError, match="give a list of texts"):
+        llm.stream(PROMPT, greedy(), stops=stops)
+    assert not llm.engine.has_unfinished
+
+
+def test_an_answer_that_the_engine_could_not_finish_is_an_error_and_no_short_text(llm, monkeypatch):
+    monkeypatch.setattr(llm.engine.runner, "run", lambda chunks: 1 / 0)
+    with pytest.raises(RuntimeError, match="could not finish this answer: ZeroDivisionError"):
+        llm.answer(PROMPT, greedy())
+
+
+def test_half_a_character_is_refused(llm):
+    for prompt in ("a\ud83d", [{"role": "user", "content": "a\ud83d"}]):
+        with pytest.raises(UserError):
+            llm.encode(prompt)
+
+
 def test_leaving_a_stream_early_frees_its_blocks(llm):
     stream = llm.stream(PROMPT, greedy())
     next(stream)

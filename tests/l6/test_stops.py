@@ -51,6 +51,14 @@ def test_what_was_held_back_is_shown_at_the_end():
     checker = StopChecker(["END"])
     checker.push("the EN")
     assert checker.finish() == "EN"
+    assert checker.finish() == "", "and once"
+
+
+def test_what_was_held_back_and_became_a_stop_string_is_not_shown_at_the_end():
+    checker = StopChecker(["END"])
+    checker.push("the EN")
+    checker.push("D")
+    assert checker.finish() == ""
 
 
 def test_the_stop_string_completed_first_wins():

@@ -181,11 +181,22 @@ def test_a_reader_who_leaves_is_aborted(worker):
 
 
 def test_a_task_that_is_cancelled_is_aborted_wherever_it_was(worker):
+    run, left = worker.engine.runner.run, threading.Event()
+
+    def waits_for_the_reader_to_leave(chunks):  # so that no answer is complete before
+        if any(len(chunk.request.output_ids) > 100 for chunk in chunks):
+            left.wait(PATIENCE)
+        return run(chunks)
+
+    worker.engine.runner.run = waits_for_the_reader_to_leave
+
     async def leave_after(seconds):
+        left.clear()
         task = asyncio.create_task(collect_async(worker.stream([5, 6, 7], params(480))))
         await asyncio.sleep(seconds)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        left.set()
 
     async def all_of_them():
         for milliseconds in (0, 0, 0, 1, 2, 5, 10, 20):
@@ -193,6 +204,21 @@ def test_a_task_that_is_cancelled_is_aborted_wherever_it_was(worker):
 
     asyncio.run(all_of_them())
     assert is_idle(worker)
+    reasons = [reason for _, reason in worker.observer.ends]
+    assert set(reasons) <= {FinishReason.ABORT}, f"{reasons}: nobody reads on, and the engine went on to the end"
+
+
+def test_a_reader_that_is_cancelled_as_its_job_is_taken_is_aborted(worker):
+    async def leave():
+        task = asyncio.create_task(worker.submit([Job([5, 6, 7], params(480))]))
+        await asyncio.sleep(0)
+        wait_until(lambda: worker.answers, "the job is taken")  # and the loop, which waits here, does not know it yet
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(leave())
+    assert is_idle(worker)
+    assert [reason for _, reason in worker.observer.ends] == [FinishReason.ABORT], "it was computed to its end"
 
 
 def test_a_reader_who_does_not_read_holds_up_nobody(worker):
@@ -230,6 +256,8 @@ def test_too_many_waiting_are_refused_and_change_nothing():
         assert worker.num_open == 3
         waiting.close()
         wait_until(lambda: worker.num_open == 1, "the waiting ones have left")
+        reasons = [request.finish_reason for request in waiting.requests]
+        assert reasons == [FinishReason.ABORT] * 2, f"{reasons}: who leaves while it waits is never computed"
         running.close()
         assert is_idle(worker)
 
@@ -268,6 +296,47 @@ def test_an_answer_whose_text_cannot_be_made_ends_alone(worker):
     assert last.finish_reason == FinishReason.ERROR and "division" in last.error
     assert [token for _, delta in other for token in delta.token_ids] == greedy((1, 2), 30)
     assert is_idle(worker)
+
+
+@pytest.mark.parametrize("what", ["stepped", "token", "ended"])
+def test_an_observer_that_fails_holds_up_nobody(worker, what, monkeypatch):
+    monkeypatch.setattr(worker.observer, what, lambda *_: 1 / 0)
+    seen = []
+    reader = threading.Thread(target=lambda: seen.extend(worker.stream_sync([1, 2], params())), daemon=True)
+    reader.start()
+    reader.join(PATIENCE / 3)
+    assert worker.is_alive and seen and seen[-1].finish_reason == FinishReason.LENGTH
+    assert is_idle(worker)
+
+
+def test_a_request_that_another_has_given_to_the_engine_is_left_to_it():
+    worker = make_worker()
+    other = worker.engine.add_request("another's", [5, 6, 7], params(4))
+    with worker:
+        seen = []
+        reader = threading.Thread(target=lambda: seen.extend(worker.stream_sync([1, 2], params())), daemon=True)
+        reader.start()
+        reader.join(PATIENCE / 3)
+        assert worker.is_alive and seen and collect(seen)[1] == greedy((1, 2), 8)
+        assert other.output_ids == greedy((5, 6, 7), 4)
+
+
+@pytest.mark.parametrize("end", ["abort", "close"])
+def test_a_reader_whose_answer_another_thread_ends_does_not_wait_for_ever(worker, end):
+    answers, seen = worker.submit_sync([Job([5, 6, 7], params(480))]), []
+    reader = threading.Thread(target=lambda: seen.append(list(answers)), daemon=True)
+    reader.start()
+    wait_until(lambda: worker.num_running == 1, "it runs")
+    worker.abort(answers.ids) if end == "abort" else answers.close()
+    reader.join(PATIENCE / 3)
+    assert seen, "the answer has ended, and its reader waits for ever"
+    assert end == "close" or seen[0][-1][1].finish_reason == FinishReason.ABORT
+    assert is_idle(worker)
+
+
+def test_a_worker_that_was_never_started_takes_nothing():
+    with pytest.raises(EngineStopped, match="does not run"):
+        make_worker().submit_sync([Job([1], params())])
 
 
 def test_closing_ends_open_answers_with_an_error_and_takes_no_more():

@@ -104,9 +104,11 @@ def test_a_client_that_hangs_up_while_it_waits_is_taken_out_of_the_queue():
         first = service.connect(ENDLESS | {"stream": True})
         service.wait_until("the first runs", lambda: service.worker.num_running == 1)
         second = service.connect(ENDLESS | {"prompt": [9] * 20, "stream": True, "ignore_eos": True})
-        service.wait_until("both are there", lambda: service.worker.num_open == 2)
+        service.wait_until("the second waits", lambda: len(service.engine.scheduler.waiting) == 1)
+        [waiting] = service.engine.scheduler.waiting
         second.close()
-        service.wait_until("the second has left", lambda: service.worker.num_open <= 1)
+        service.wait_until("the second has left", lambda: waiting.is_finished)
+        assert waiting.finish_reason == "abort", f"{waiting.finish_reason}: the client hung up, and was not aborted"
         first.close()
         service.wait_until_idle()
 
@@ -118,3 +120,5 @@ def test_only_the_one_that_hangs_up_is_aborted(service: Service):
     found = service.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 4})
     assert found.status == 200 and found.body["usage"]["completion_tokens"] == 4
     service.wait_until_idle()
+    text = service.metrics.text().decode()
+    assert 'mini_engine_requests_total{finish_reason="abort"} 1.0' in text, "the client hung up, and was not aborted"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.l7.service import LONG, PATIENCE, exchange, read_answer
+from tests.l7.service import LONG, PATIENCE, Service, exchange, read_answer
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = "from mini_engine.server import serve; from mini_engine.cli.parser import OneLineParser, guard; import sys;" + (
@@ -136,5 +136,9 @@ def test_help_needs_nothing_but_python():
 
 
 def test_no_thread_is_left_behind():
-    names = {thread.name for thread in threading.enumerate()}
-    assert not names & {"engine", "server"}, f"threads that should have ended: {names}"
+    def ours():
+        return {thread.name for thread in threading.enumerate()} & {"engine", "server"}
+
+    with Service():
+        assert ours() == {"engine", "server"}
+    assert not ours(), f"threads that should have ended: {ours()}"

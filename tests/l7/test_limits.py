@@ -3,13 +3,16 @@
 import asyncio
 import json
 import signal
+import threading
 
 import pytest
 
+from mini_engine.errors import UserError
 from mini_engine.server.background import DrainingServer, listen, url_of
+from mini_engine.server.config import ServerConfig
 from mini_engine.server.errors import ApiError
 from mini_engine.server.limits import ApiKey, BodyLimit, Gate
-from tests.l7.service import Service, exchange, read_answer
+from tests.l7.service import PATIENCE, Service, exchange, read_answer
 
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
 
@@ -111,7 +114,27 @@ def test_a_body_is_counted_as_it_comes():
     assert caught.value.status_code == 413
 
 
+@pytest.mark.parametrize("key", ["", " ", "secret\n", " secret"])
+def test_a_key_that_no_client_could_send_is_refused(key):
+    with pytest.raises(UserError, match="the API key is empty or has a blank at an end"):
+        ServerConfig(api_key=key)
+
+
+@pytest.mark.parametrize("host", ["ä..b", "ä" * 70])
+def test_a_host_that_cannot_be_is_refused_in_one_sentence(host):
+    with pytest.raises(UserError, match=f"cannot listen on {host}:0"):
+        listen(host, 0)
+
+
 # Over real sockets
+
+
+def test_more_answers_than_may_wait_are_refused_for_good():
+    with Service(max_waiting=2) as service:
+        found = service.post("/v1/completions", {"prompt": [1], "n": 3, "max_tokens": 1})
+        assert found.status == 400 and "this server gives 2" in found.body["error"]["message"], (
+            f"{found.status}: who is told to come back would come back for ever"
+        )
 
 
 def test_with_a_key_set_only_its_owner_is_served():
@@ -158,5 +181,11 @@ def test_when_the_grace_is_over_who_is_left_is_cut_off():
 
     with Service() as service, listen("127.0.0.1", 0) as listener:
         service.address = ("127.0.0.1", int(url_of(listener).rsplit(":", 1)[1]))
-        asyncio.run(scene(service, listener))
+        run, cut_off = service.engine.runner.run, threading.Event()
+        service.engine.runner.run = lambda chunks: cut_off.wait(PATIENCE) and run(chunks)  # no answer ends before
+        try:
+            asyncio.run(scene(service, listener))
+        finally:
+            cut_off.set()
         service.wait_until_idle()
+        assert 'finish_reason="abort"} 1.0' in service.metrics.text().decode(), "who is cut off is aborted"

@@ -72,6 +72,23 @@ def test_the_chunks_of_a_client_that_has_gone_are_closed():
     assert closed == [True], "a client that has gone leaves nothing running: close its chunks"
 
 
+def test_a_stream_whose_client_has_gone_before_it_began_is_closed():
+    closed = []
+
+    async def chunks():
+        yield "never asked for"
+
+    async def send(message):
+        await asyncio.Event().wait()  # the connection takes nothing any more
+
+    async def leaves():
+        return {"type": "http.disconnect"}
+
+    stream = EventStream(chunks(), lambda: closed.append(True))
+    asyncio.run(asyncio.wait_for(stream({}, leaves, send), 5))
+    assert closed == [True], "chunks that were never begun close nothing: the answers go on for nobody"
+
+
 async def stays():
     """A client that never leaves."""
     await asyncio.Event().wait()

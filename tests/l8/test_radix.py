@@ -1,11 +1,15 @@
 """Lesson 8. The tree: matching, splitting, inserting, locking. Nobody counts blocks here; it is used alone."""
 
 import random
+import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from mini_engine.errors import UserError
 from mini_engine.kv import radix
+from mini_engine.kv.eviction import FIFO, LFU, LRU
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import Node, key_of
 from tests.l8.trees import SIZE, check_tree, contents, hang, nodes, small_tree, tokens
@@ -165,6 +169,7 @@ def test_peek_changes_nothing():
 
 def test_lookups_are_counted():
     tree, *_ = small_tree()
+    assert tree.stats.hit_rate == 0, "nobody has asked yet"
     tree.match(tokens(1, 2, 3, 7))
     tree.match(tokens(7))
     stats = tree.stats
@@ -215,6 +220,20 @@ def test_tokens_that_do_not_fill_the_blocks_are_refused(count, blocks):
     with pytest.raises(ValueError, match="insert whole blocks"):
         tree.insert(list(range(count)), blocks)
     assert tree.num_blocks == 0
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(capacity=-1), "capacity is -1"),
+        (dict(capacity=2.5), "capacity is 2.5; give a whole number of blocks"),
+        (dict(policy="lru"), "policy is 'lru'; give an instance"),
+        (dict(policy=LRU), "give an instance, such as LRU()"),
+    ],
+)
+def test_a_tree_that_cannot_be_is_refused(options, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        RadixTree(SIZE, **options)
 
 
 def test_capacity_evicts_the_least_recently_used_for_the_new():
@@ -353,6 +372,17 @@ def test_a_prefix_found_after_it_was_queued_is_not_the_next_to_go():
     check_tree(tree)
 
 
+@pytest.mark.parametrize(("policy", "order"), [(LRU, [1, 3, 2]), (LFU, [3, 2, 1]), (FIFO, [1, 2, 3])])
+def test_each_policy_has_an_order_of_its_own(policy, order):
+    tree = RadixTree(SIZE, policy=policy())
+    locked = [tree.insert(tokens(name), [name], lock=True).node for name in (1, 2, 3)]
+    for name in (2, 3, 1):  # so that they queue up in an order that is nobody's
+        tree.unlock(locked[name - 1])
+    for name in (1, 1, 3, 2):
+        tree.match(tokens(name))
+    assert tree.evict(3) == order, "1 was found twice, and before the others; 3 and 2 once, 3 before 2"
+
+
 def test_evict_takes_no_more_than_it_is_asked_for():
     tree = RadixTree(SIZE)
     tree.insert(tokens(1, 2, 3, 4), [5, 6, 7, 8])
@@ -387,7 +417,16 @@ def test_the_queue_holds_an_entry_a_node_however_often_prefixes_are_found():
 # All together
 
 
-def test_threads_that_use_one_tree_leave_its_books_right():
+@pytest.fixture
+def restless():
+    """Threads take turns as often as Python lets them: at its usual pace each is done before the next begins."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_that_use_one_tree_leave_its_books_right(restless):
     tree, blocks = RadixTree(SIZE, capacity=40), iter(range(1, 10**6))
     give = [[next(blocks) for _ in range(3)] for _ in range(4 * 400)]
 

@@ -31,6 +31,12 @@ def device_kv(config, size=128, page=4, kernel=None, max_reqs=6, device="cpu", d
     return DeviceKv(ReqToTokenPool(max_reqs, 24, device), TokenToKVPoolAllocator(size, page, device=device), pool)
 
 
+def test_an_allocator_for_other_pages_is_refused():
+    kv = device_kv(both(FAMILY)[0].config, page=4)
+    with pytest.raises(UserError, match=r"pages of 8 .* give both the same"):
+        DeviceKv(kv.table, TokenToKVPoolAllocator(128, 8, device="cpu"), kv.pool)
+
+
 def prompts_of(config):
     return [some_ids(length, config.vocab_size, seed=length) for length in LENGTHS]
 
@@ -102,6 +108,8 @@ def test_a_prompt_that_no_row_can_hold_is_refused():
     kv = device_kv(model.config)
     with pytest.raises(UserError, match="fit a row of 24"):
         generate_on_device(model, kv, [[1], [2] * 18], NEW)
+    with pytest.raises(UserError, match="the prompt is empty"):
+        generate_on_device(model, kv, [[1], []], NEW)
     check_nothing_is_held(kv)
 
 

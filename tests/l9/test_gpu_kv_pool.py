@@ -43,7 +43,7 @@ def test_a_size_that_is_not_whole_pages_is_refused(size, page):
 def test_a_pool_for_a_model_has_its_layers_and_heads():
     config = both("two, tied, wide heads")[0].config
     pool = KvPool.for_model(config, 8, page_size=4, dtype=torch.bfloat16)
-    assert len(pool.K) == config.num_hidden_layers and pool.K[0].dtype == torch.bfloat16
+    assert len(pool.K) == config.num_hidden_layers and pool.K[0].dtype == pool.V[0].dtype == torch.bfloat16
     assert pool.k_shape == pool.v_shape == (config.num_key_value_heads, config.head_dim)
 
 

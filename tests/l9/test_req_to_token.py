@@ -113,6 +113,7 @@ def test_clear_gives_every_row_back():
     pool.alloc(2)
     pool.write(1, 0, slots_of(5))
     pool.clear()
+    refused(pool, ValueError, "not held", lambda: pool.free(1))
     assert pool.available_size() == 3 and not pool.req_to_token.any() and pool.alloc(3) == [1, 2, 3]
 
 

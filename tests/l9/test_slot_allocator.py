@@ -293,6 +293,7 @@ def test_clear_frees_all_and_an_open_group_does_not_bring_slots_back_twice():
         allocator.free(held[:4])
         allocator.clear()
         assert allocator.available_size() == 8
+        refused(allocator, ValueError, "not held", lambda: allocator.free(slots_of(5)))
     assert allocator.alloc(8).tolist() == list(range(1, 9)), "each slot once"
     allocator.free(held[:1])
     assert allocator.available_size() == 1, "the group is closed"

@@ -69,7 +69,7 @@ class Reporter:
         self.hangs = 0
 
     def write(self, event: str, **fields) -> None:
-        with Path(self.path).open("a", encoding="utf-8") as file:
+        with Path(self.path).open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps({"event": event, **fields}) + "\n")
 
     @pytest.hookimpl(wrapper=True)
