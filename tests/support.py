@@ -48,7 +48,7 @@ def write_checkpoint(directory: Path, seed: int = 0, shard_size: str = "5GB", **
 @functools.cache
 def checkpoint(family: str) -> Path:
     """The checkpoint of one family, written once a run."""
-    keeper = tempfile.TemporaryDirectory(prefix="kv-course-")
+    keeper = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
     path = write_checkpoint(Path(keeper.name), **FAMILIES[family])
     _KEEPERS.append(keeper)  # gone when the test process ends
     return path

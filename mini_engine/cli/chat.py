@@ -11,7 +11,8 @@ from mini_engine.cli.generate import figures
 HELP = """/stats   show tokens/s and KV figures after each answer, or stop showing them
 /reset   forget the conversation
 /help    this list
-/quit    leave; Ctrl-D does too. Ctrl-C ends an answer and leaves the session alive."""
+/quit    leave; Ctrl-D does too (on Windows Ctrl-Z and Enter)
+Ctrl-C ends an answer and leaves the session alive."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

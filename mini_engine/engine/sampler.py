@@ -101,7 +101,7 @@ def choose(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     Greedy rows are one argmax over the logits as they are. Rows that draw, and greedy ones with a penalty, are copied
     and worked on.
     """
-    token_ids = logits.max(dim=-1).indices  # what argmax finds, on a CPU in a sixth of the time
+    token_ids = logits.max(dim=-1).indices  # what argmax finds; bfloat16 on a CPU: in a sixth of the time
     penalised = [i for i, row in enumerate(rows) if row.params.is_greedy and is_penalised(row.params)]
     if penalised:
         theirs = [rows[i] for i in penalised]

@@ -35,7 +35,7 @@ def tokenizer():
 
 @cache
 def models():
-    with tempfile.TemporaryDirectory(prefix="kv-course-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True) as folder:
         path = write_checkpoint(Path(folder), vocab_size=len(tokenizer().token_bytes), max_position_embeddings=512)
         return load_model(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 

@@ -60,7 +60,7 @@ def tokenizer() -> Tokenizer:
 @functools.cache
 def models():
     """(ours, Hugging Face's): a small random model with the pocket's vocabulary, and no end token."""
-    with tempfile.TemporaryDirectory(prefix="kv-course-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True) as folder:
         path = write_checkpoint(Path(folder), vocab_size=len(tokenizer().token_bytes), max_position_embeddings=512)
         return load_model(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
