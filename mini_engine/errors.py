@@ -2,7 +2,14 @@
 
 
 class UserError(ValueError):
-    """Something the user gave cannot be used. Commands print the sentence and exit with 2."""
+    """Something the user gave cannot be used. Commands print the sentence and exit with 2.
+
+    param: the name of the parameter at fault, where there is one; lesson 7's server reports it.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class CacheFull(RuntimeError):

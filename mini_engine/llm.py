@@ -25,8 +25,8 @@ class LLM(OfflineLLM):
     """Lesson 5's LLM with a tokenizer. `LLM.load("path/to/checkpoint")` makes one.
 
     Args:
-        options: go to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, limits, manager. Prefixes are
-            shared unless `manager` says otherwise.
+        options: for `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, scheduler_config, manager. Prefixes
+            are shared unless `manager` says otherwise.
     """
 
     def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, **options: Any) -> None:
@@ -54,7 +54,7 @@ class LLM(OfflineLLM):
         llm = cls(model if fast is False else fast_layers(model), Tokenizer(directory), **options)
         if fast:
             engine = llm.engine
-            engine.runner = fast_runner(model, engine.runner.pool, engine.scheduler.config.max_running)
+            engine.runner = fast_runner(engine.runner.model, engine.runner.pool, engine.scheduler.config.max_num_seqs)
         return llm
 
     def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:

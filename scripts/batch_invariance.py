@@ -50,7 +50,7 @@ def check_model(model, kernel: str) -> dict[str, list[bool]]:
     }
     parts = {f"{name} {list(reversed(w.shape))}": linear(w) for name, w in linears.items()}
     parts["RMSNorm"] = norm(layer.input_layernorm)
-    names = ["torch", "cpu"] if kernel == "auto" and model.head_weight.device.type == "cpu" else [kernel]
+    names = ["torch", "cpu"] if kernel == "auto" and model.device.type == "cpu" else [kernel]
     for name in names:
         parts |= whole_model(model, name)
     return parts
@@ -89,11 +89,14 @@ def whole_model(model, kernel: str) -> dict[str, list[bool]]:
     from mini_engine.attention.contract import load_kernel
     from mini_engine.kv.block_tensor import BlockAllocator, KvPool, plan_packed
 
-    weight, num_blocks = model.head_weight, COUNTS[-1] * 5 + 1
-    attend = load_kernel(kernel, weight.device, weight.dtype)
-    pool = KvPool(model.config, num_blocks, BLOCK_SIZE, attend, weight.dtype, weight.device)
+    num_blocks = COUNTS[-1] * 5 + 1
+    attend = load_kernel(kernel, model.device, model.dtype)
+    pool = KvPool(model.config, num_blocks, BLOCK_SIZE, attend, model.dtype, model.device)
     requests = decoding(model, pool, BlockAllocator(num_blocks, BLOCK_SIZE))
-    q = rows_like(torch.empty(1, model.config.head_dim).to(weight), COUNTS[-1] * model.config.num_attention_heads)
+    q = rows_like(
+        torch.empty(1, model.config.head_dim).to(model.device, model.dtype),
+        COUNTS[-1] * model.config.num_attention_heads,
+    )
     q = q.view(COUNTS[-1], model.config.num_attention_heads, -1)
 
     def attention(some):

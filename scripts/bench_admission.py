@@ -5,10 +5,10 @@ import random
 from bench_common import Report
 
 POLICIES = {
-    "known tokens, no headroom": dict(headroom=0),
-    "known tokens, half a block for each who runs": dict(headroom=0.5),
-    "known tokens, a block for each who runs": dict(headroom=1),
-    "the whole answer": dict(headroom=0, reserve_answers=True),
+    "known tokens, no watermark": dict(watermark=0),
+    "known tokens, half a block for each who runs": dict(watermark=0.5),
+    "known tokens, a block for each who runs": dict(watermark=1),
+    "the whole answer": dict(watermark=0, reserve_answers=True),
 }
 BLOCK_SIZE = 16
 

@@ -107,7 +107,7 @@ def build(lesson: int, model, reload: Callable[[], Any], load) -> Callable[[], A
 def sped_up(model):
     """Lesson 9's layers in place of the notebook's."""
     try:
-        from mini_engine.fast import speed_up
+        from mini_engine.cpu import speed_up
     except ImportError as error:
         raise UserError(f"lesson 9 is not here ({error})") from None
     return speed_up(model)
@@ -151,7 +151,7 @@ def run(args) -> Report:
     contenders = {rung: lambda rung=rung: passes[rung].append(ready[rung]()) for rung in ready}
     timings = take_turns(contenders, rounds, "ladder")
     check_equal({rung: found for rung, found in passes.items() if rung != SAMPLED})
-    per_token = model.config.kv_bytes_per_token(model.head_weight.dtype)
+    per_token = model.config.kv_bytes_per_token(model.dtype)
     rows, before = [], None
     for lesson in [rung for rung in timings if rung in RUNGS]:
         rows.append(row(lesson, timings[lesson], before, passes[lesson][1:], load, per_token))

@@ -23,7 +23,9 @@ def decoding_scheduler(running: int, history: int, num_blocks: int | None = None
     from mini_engine.kv.manager import KvCacheManager
 
     needed = running * ((history + room) // 16 + 1) + 1
-    limits = SchedulerConfig(max_running=running, max_batch_tokens=running * history, max_chunk_tokens=history)
+    limits = SchedulerConfig(
+        max_num_seqs=running, max_num_batched_tokens=running * history, chunked_prefill_size=history
+    )
     scheduler = Scheduler(KvCacheManager(num_blocks or needed, 16), limits)
     for i in range(running):
         scheduler.add(Request(str(i), [1] * history, SamplingParams(temperature=0, max_tokens=room)))

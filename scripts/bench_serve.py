@@ -18,7 +18,7 @@ from mini_engine.config import DTYPES
 from mini_engine.errors import UserError
 
 # transformers' own defaults size its cache for a GPU; on two cores these are several times faster.
-TUNED = dict(page_size=32, num_blocks=128, max_batch_tokens=1024)
+TUNED = dict(page_size=32, num_blocks=128, max_num_batched_tokens=1024)
 
 
 def add_arguments(parser) -> None:
@@ -148,9 +148,7 @@ def run(args) -> Report:
         for name, timing in timings.items()
     ]
     prompts = sum(len(prompt) for prompt, _ in load)
-    note = (
-        f"{len(load)} requests, {prompts} prompt tokens, {total} new tokens, {args.dtype} on {model.head_weight.device}"
-    )
+    note = f"{len(load)} requests, {prompts} prompt tokens, {total} new tokens, {args.dtype} on {model.device}"
     return Report("serve", rows, [note], drawn="new tokens/s")
 
 

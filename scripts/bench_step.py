@@ -73,7 +73,7 @@ def contenders(model, batch: int, history: int) -> dict[str, Callable[[], Any]]:
     from mini_engine.engine.sampler import sample
     from mini_engine.kv.block_tensor import KvPool
 
-    config, dtype = model.config, model.head_weight.dtype
+    config, dtype = model.config, model.dtype
     scheduler = decoding_scheduler(batch, history, room=ROOM)
     kernel = load_kernel("auto", torch.device("cpu"), dtype)
     pool = KvPool(config, scheduler.manager.num_usable_blocks + 1, 16, kernel, dtype)
@@ -144,7 +144,7 @@ def variants(model_dir: Path, dtype) -> tuple[dict[str, Any], list[str]]:
 
     models, notes = {PLAIN: load_model(model_dir, dtype)}, []
     try:
-        from mini_engine.fast import speed_up
+        from mini_engine.cpu import speed_up
 
         models[FAST] = speed_up(load_model(model_dir, dtype))
     except (ImportError, UserError) as why:

@@ -43,7 +43,7 @@ LAYERS = (
     Layer(
         "KV and attention",
         "where K and V lie, and how they are read",
-        ("kv", "attention", "fast", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
+        ("kv", "attention", "cpu", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
     ),
     Layer(
         "The model",

@@ -11,10 +11,10 @@ from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 def generate(model, prompts, args) -> Outcome:
     """Each prompt in a cache of its own, `--max-seq-len` rows or just as many as it needs."""
     outputs, reserved, used = [], 0, 0
-    per_token = model.config.kv_bytes_per_token(model.head_weight.dtype)
+    per_token = model.config.kv_bytes_per_token(model.dtype)
     for ids in prompts:
         rows = args.max_seq_len or len(ids) + args.max_new_tokens
-        kv = ContiguousKv(model.config, rows, model.head_weight.dtype, args.device)
+        kv = ContiguousKv(model.config, rows, model.dtype, args.device)
         sequence = CachedSequence(kv)
         outputs.append(run_loop(model, kv, sequence, ids, args.max_new_tokens, model.config.eos_token_ids))
         reserved, used = reserved + kv.bytes, used + sequence.cur_len * per_token

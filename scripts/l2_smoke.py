@@ -10,7 +10,7 @@ from mini_engine.kv.token_flat import BlockAllocator, KvPool, PagedSequence, Req
 
 def generate(model, prompts, args) -> Outcome:
     """One pool for all; each prompt takes its blocks from it and gives them back when it has ended."""
-    pool = KvPool(model.config, args.num_slots, model.head_weight.dtype, args.device)
+    pool = KvPool(model.config, args.num_slots, model.dtype, args.device)
     allocator = BlockAllocator(args.num_slots, args.block_size)
     outputs, most = [], 0
     for ids in prompts:

@@ -12,7 +12,7 @@ from mini_engine.kv.block_tensor import BlockAllocator, KvPool
 
 def generate(model, prompts, args) -> Outcome:
     """All prompts at once, through one pool, with the kernel that `--kernel` names."""
-    size, dtype = args.block_size, model.head_weight.dtype
+    size, dtype = args.block_size, model.dtype
     if args.num_slots % size:
         raise UserError(f"--num-slots {args.num_slots} is not a multiple of --block-size {size}; make it one")
     num_blocks = args.num_slots // size + 1  # the null block comes on top

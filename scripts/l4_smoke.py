@@ -23,7 +23,7 @@ BLOCK_SIZE = 16
 def run(model, jobs, args, sampler=sample) -> Outcome:
     """Answer all (prompt, params) of `jobs` in packed steps, as lesson 3 does; each ends as its own params say."""
     blocks = sum(-(-(len(prompt) + params.max_tokens) // BLOCK_SIZE) for prompt, params in jobs) + 1
-    dtype, eos = model.head_weight.dtype, model.config.eos_token_ids
+    dtype, eos = model.dtype, model.config.eos_token_ids
     pool = KvPool(model.config, blocks, BLOCK_SIZE, load_kernel("auto", args.device, dtype), dtype, args.device)
     allocator = BlockAllocator(blocks, BLOCK_SIZE)
     pairs = []

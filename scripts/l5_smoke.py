@@ -27,13 +27,13 @@ def generate(model, prompts, args) -> Outcome:
     """A prompt comes every few steps; none is refused, and whoever does not fit waits or gives way."""
     num_blocks = args.num_blocks or blocks_for(prompts, args) + 1  # the null block comes on top
     limits = SchedulerConfig(
-        max_running=min(64, args.max_batch_tokens),
-        max_batch_tokens=args.max_batch_tokens,
-        max_chunk_tokens=args.chunk_size,
-        headroom=0,  # take whoever fits: here preemptions are wanted
+        max_num_seqs=min(64, args.max_num_batched_tokens),
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        chunked_prefill_size=args.chunk_size,
+        watermark=0,  # take whoever fits: here preemptions are wanted
     )
     engine = Engine.for_model(
-        model, num_blocks=num_blocks, block_size=args.block_size, kernel=args.kernel, limits=limits
+        model, num_blocks=num_blocks, block_size=args.block_size, kernel=args.kernel, scheduler_config=limits
     )
     params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
     requests, summary = [], Summary()
@@ -80,7 +80,9 @@ def arguments():
     parser.add_argument(
         "--every", type=whole_number(1), default=2, metavar="STEPS", help="between arrivals, default: 2"
     )
-    parser.add_argument("--max-batch-tokens", type=whole_number(1), default=32, metavar="N", help="default: 32 a step")
+    parser.add_argument(
+        "--max-num-batched-tokens", type=whole_number(1), default=32, metavar="N", help="default: 32 a step"
+    )
     parser.add_argument("--chunk-size", type=whole_number(1), default=32, metavar="N", help="of a prompt, default: 32")
     parser.add_argument(
         "--kernel", default="auto", metavar="NAME", help="auto, reference, torch, cpu or triton (default: auto)"

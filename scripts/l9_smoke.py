@@ -8,7 +8,7 @@ from smoke_common import Outcome, make_parser, run_smoke, whole_number, with_pro
 
 from mini_engine.errors import UserError
 
-MAX_RUNNING = 8
+MAX_NUM_SEQS = 8
 Answers = list[list[int]]
 
 
@@ -24,10 +24,10 @@ def in_engine(model, prompts, args, graphs: bool = False) -> Answers:
         num_blocks=1 + sum(-(-(len(ids) + args.max_new_tokens) // args.block_size) for ids in prompts),
         block_size=args.block_size,
         kernel=kernel_for(args.device),
-        limits=SchedulerConfig(max_running=MAX_RUNNING),
+        scheduler_config=SchedulerConfig(max_num_seqs=MAX_NUM_SEQS),
     )
     if graphs:
-        engine.runner = GraphRunner(model, engine.runner.pool, MAX_RUNNING, capture_for(args.device))
+        engine.runner = GraphRunner(model, engine.runner.pool, MAX_NUM_SEQS, capture_for(args.device))
     params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
     requests = [engine.add_request(str(index), ids, params) for index, ids in enumerate(prompts)]
     while engine.has_unfinished:
@@ -48,7 +48,7 @@ def on_device(model, prompts, args) -> Answers:
     from mini_engine.gpu.req_to_token import ReqToTokenPool
     from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 
-    page, dtype, device = args.block_size, model.head_weight.dtype, args.device
+    page, dtype, device = args.block_size, model.dtype, args.device
     pages = [-(-(len(ids) + args.max_new_tokens) // page) for ids in prompts]
     kernel = load_kernel(kernel_for(device), device, dtype)
     kv = DeviceKv(
@@ -59,18 +59,18 @@ def on_device(model, prompts, args) -> Answers:
     return generate_on_device(model, kv, prompts, args.max_new_tokens, model.config.eos_token_ids, capture_for(device))
 
 
-def sped_up(way: str) -> Callable[..., Answers]:
+def sped_up(backend: str) -> Callable[..., Answers]:
     """The engine over a copy of the model with fast layers."""
 
     def run(model, prompts, args) -> Answers:
-        from mini_engine.fast import speed_up
+        from mini_engine.cpu import speed_up
 
-        return in_engine(speed_up(copy.deepcopy(model), way), prompts, args)
+        return in_engine(speed_up(copy.deepcopy(model), backend), prompts, args)
 
     return run
 
 
-WAYS = {
+BACKENDS = {
     "as it was": in_engine,
     "replayed": replayed,
     "on device": on_device,
@@ -94,7 +94,7 @@ def capture_for(device: str):
 def generate(model, prompts, args) -> Outcome:
     """All prompts in each way. Hugging Face is asked about the last; the others must equal it."""
     answers, left_out = {}, {}
-    for name, run in WAYS.items():
+    for name, run in BACKENDS.items():
         try:
             answers[name] = run(model, prompts, args)
         except UserError as why:  # no compiler for the packed weights, or a GPU where they are for the CPU
@@ -104,7 +104,7 @@ def generate(model, prompts, args) -> Outcome:
         unequal = [index for index, pair in enumerate(zip(found, last, strict=True)) if pair[0] != pair[1]]
         if unequal and args.dtype == "float32":
             faults.append(f"{name}: answers {unequal} are not those of {list(answers)[-1]!r}")
-    return Outcome(last, {"ways": list(answers), "left_out": left_out}, faults)
+    return Outcome(last, {"backends": list(answers), "left_out": left_out}, faults)
 
 
 def arguments():

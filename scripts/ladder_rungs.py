@@ -141,7 +141,7 @@ def nothing() -> None:
 
 def lesson_0(model) -> Callable[[Load], Pass]:
     """No cache."""
-    device = model.head_weight.device
+    device = model.device
     return lambda load: one_by_one(
         model, load, lambda prompt: (no_cache.NoCache(), no_cache.Recompute(device), lambda: 0, nothing)
     )
@@ -149,8 +149,7 @@ def lesson_0(model) -> Callable[[Load], Pass]:
 
 def lesson_1(model, load: Load) -> Callable[[Load], Pass]:
     """One row for the longest text that there may be, used for one request after the other."""
-    weight = model.head_weight
-    kv = contiguous.ContiguousKv(model.config, load.longest, weight.dtype, weight.device)
+    kv = contiguous.ContiguousKv(model.config, load.longest, model.dtype, model.device)
     return lambda load: one_by_one(
         model, load, lambda prompt: (kv, contiguous.CachedSequence(kv), lambda: kv.max_seq_len, nothing)
     )
@@ -158,8 +157,8 @@ def lesson_1(model, load: Load) -> Callable[[Load], Pass]:
 
 def lesson_2(model, load: Load) -> Callable[[Load], Pass]:
     """Blocks from a pool, still one request after the other."""
-    weight, slots = model.head_weight, load.pool_blocks * BLOCK_SIZE
-    pool = token_flat.KvPool(model.config, slots, weight.dtype, weight.device)
+    slots = load.pool_blocks * BLOCK_SIZE
+    pool = token_flat.KvPool(model.config, slots, model.dtype, model.device)
     allocator = token_flat.BlockAllocator(slots, BLOCK_SIZE)
 
     def begin(prompt: list[int]):
@@ -171,9 +170,9 @@ def lesson_2(model, load: Load) -> Callable[[Load], Pass]:
 
 def lesson_3(model, load: Load) -> Callable[[Load], Pass]:
     """As many requests at once as the pool can hold to their ends; the next ones when the last of them is done."""
-    weight, num_blocks = model.head_weight, load.pool_blocks + 1
-    kernel = load_kernel("auto", weight.device, weight.dtype)
-    pool = block_tensor.KvPool(model.config, num_blocks, BLOCK_SIZE, kernel, weight.dtype, weight.device)
+    num_blocks = load.pool_blocks + 1
+    kernel = load_kernel("auto", model.device, model.dtype)
+    pool = block_tensor.KvPool(model.config, num_blocks, BLOCK_SIZE, kernel, model.dtype, model.device)
     allocator = block_tensor.BlockAllocator(num_blocks, BLOCK_SIZE)
 
     @torch.inference_mode()

@@ -66,8 +66,8 @@ def chunked(model, prompts, long_prompt, budget, args) -> dict:
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.scheduler import SchedulerConfig
 
-    limits = SchedulerConfig(max_running=len(prompts) + 1, max_batch_tokens=budget, max_chunk_tokens=budget)
-    engine = Engine.for_model(model, num_blocks=blocks_for(args), block_size=BLOCK_SIZE, limits=limits)
+    limits = SchedulerConfig(max_num_seqs=len(prompts) + 1, max_num_batched_tokens=budget, chunked_prefill_size=budget)
+    engine = Engine.for_model(model, num_blocks=blocks_for(args), block_size=BLOCK_SIZE, scheduler_config=limits)
     params = SamplingParams(temperature=0, max_tokens=args.steps + len(long_prompt), ignore_eos=True)
     for i, ids in enumerate(prompts):
         engine.add_request(str(i), ids, params)

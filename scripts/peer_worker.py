@@ -67,11 +67,11 @@ def load_ours(request: dict) -> Loaded:
 
     model = load_model(request["model"], getattr(torch, request["dtype"]))
     if request["engine"] != "ours plain":
-        from mini_engine.fast import speed_up
+        from mini_engine.cpu import speed_up
 
         model = speed_up(model)
-    limits = SchedulerConfig(max_batch_tokens=BATCH_TOKENS, max_chunk_tokens=BATCH_TOKENS)
-    engine = Engine.for_model(model, kv_bytes=POOL_BYTES, limits=limits, manager=PrefixCacheManager)
+    limits = SchedulerConfig(max_num_batched_tokens=BATCH_TOKENS, chunked_prefill_size=BATCH_TOKENS)
+    engine = Engine.for_model(model, kv_bytes=POOL_BYTES, scheduler_config=limits, manager=PrefixCacheManager)
 
     def run(jobs: Jobs) -> Iterator[dict[int, int]]:
         engine.scheduler.manager.clear()
@@ -126,7 +126,7 @@ def load_generate_batch(request: dict) -> Loaded:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model, version = load_transformers(request)
-    config = ContinuousBatchingConfig(page_size=32, num_blocks=640, max_batch_tokens=1024)
+    config = ContinuousBatchingConfig(page_size=32, num_blocks=640, max_num_batched_tokens=1024)
     greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
 
     def run(jobs: Jobs) -> Iterator[dict[int, int]]:

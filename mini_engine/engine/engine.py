@@ -79,7 +79,7 @@ class Engine:
         num_blocks: int | None = None,
         block_size: int = 16,
         kernel: str = "auto",
-        limits: SchedulerConfig | None = None,
+        scheduler_config: SchedulerConfig | None = None,
         manager: Callable[..., KvCacheManager] = KvCacheManager,
     ) -> "Engine":
         """An engine with a pool of its own.
@@ -90,14 +90,13 @@ class Engine:
             kernel: a name that `load_kernel` knows.
             manager: makes the KV manager: num_blocks, block_size, copy.
         """
-        weight = model.head_weight
         if num_blocks is None:
-            budget = default_kv_bytes(weight.device) if kv_bytes is None else kv_bytes
-            num_blocks = blocks_in_budget(budget, model.config.kv_bytes_per_token(weight.dtype), block_size)
-        attend = load_kernel(kernel, weight.device, weight.dtype)
-        pool = KvPool(model.config, num_blocks, block_size, attend, weight.dtype, weight.device)
+            budget = default_kv_bytes(model.device) if kv_bytes is None else kv_bytes
+            num_blocks = blocks_in_budget(budget, model.config.kv_bytes_per_token(model.dtype), block_size)
+        attend = load_kernel(kernel, model.device, model.dtype)
+        pool = KvPool(model.config, num_blocks, block_size, attend, model.dtype, model.device)
         kv = manager(num_blocks, block_size, pool.copy_blocks)
-        return cls(model.config, Scheduler(kv, limits), ModelRunner(model, pool))
+        return cls(model.config, Scheduler(kv, scheduler_config), ModelRunner(model, pool))
 
     @property
     def has_unfinished(self) -> bool:

@@ -47,7 +47,7 @@ class LLM:
 
     Args:
         model: a loaded model, or a directory or hub id to load one from.
-        options: go to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, limits.
+        options: go to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, scheduler_config.
     """
 
     def __init__(self, model: Qwen3ForCausalLM | str | Path, **options: Any) -> None:

@@ -22,7 +22,7 @@ class Mailbox:
 
     Attributes:
         ready: set when something has come; wait for it, then `take`.
-        rung: when the reader was last woken.
+        woken: when the reader was last woken.
         urgent: an answer has ended, and its reader is to be woken at once.
     """
 
@@ -30,7 +30,7 @@ class Mailbox:
         self.loop = loop
         self.ready = threading.Event() if loop is None else asyncio.Event()
         self.waiting: deque[tuple[int, TextDelta]] = deque()
-        self.rung = float("-inf")
+        self.woken = float("-inf")
         self.urgent = False
 
     def put(self, index: int, delta: TextDelta) -> None:
@@ -40,7 +40,7 @@ class Mailbox:
 
     def is_due(self, now: float, pace: float) -> bool:
         """Something waits, and it is `pace` seconds since the reader was woken, or urgent."""
-        return bool(self.waiting) and (self.urgent or now - self.rung >= pace)
+        return bool(self.waiting) and (self.urgent or now - self.woken >= pace)
 
     def take(self) -> list[tuple[int, TextDelta]]:
         """All that has come, one delta for each answer: a slow reader gets few large ones."""
@@ -56,7 +56,7 @@ def ring(mailboxes: Iterable[Mailbox], now: float) -> None:
     """Wake the readers of these mailboxes: one call for each event loop, however many readers it has."""
     loops = defaultdict(list)
     for mailbox in mailboxes:
-        mailbox.rung, mailbox.urgent = now, False
+        mailbox.woken, mailbox.urgent = now, False
         loops[mailbox.loop].append(mailbox.ready)
     for loop, events in loops.items():
         if loop is None:

@@ -29,31 +29,31 @@ POLICIES = {"fcfs": attrgetter("arrival"), "priority": attrgetter("priority", "a
 class SchedulerConfig:
     """The limits of a step.
 
-    max_running: requests that hold blocks at the same time.
-    max_batch_tokens: tokens computed in one step; at least max_running, so that all who decode always can.
-    max_chunk_tokens: tokens of one prompt computed in one step.
-    headroom: blocks that an admission leaves free for each request that runs, because it will soon want one.
+    max_num_seqs: requests that hold blocks at the same time.
+    max_num_batched_tokens: tokens computed in one step; at least max_num_seqs, so that all who decode always can.
+    chunked_prefill_size: tokens of one prompt computed in one step.
+    watermark: blocks that an admission leaves free for each request that runs, because it will soon want one.
     reserve_answers: promise room for the whole answer. Nobody is preempted then, and fewer run at once.
     policy: "fcfs", first come first served, or "priority", smaller numbers first.
     """
 
-    max_running: int = 64
-    max_batch_tokens: int = 512
-    max_chunk_tokens: int = 512
-    headroom: float = 0.5
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    chunked_prefill_size: int = 512
+    watermark: float = 0.5
     reserve_answers: bool = False
     policy: str = "fcfs"
 
     def __post_init__(self) -> None:
-        for name in ("max_running", "max_batch_tokens", "max_chunk_tokens"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise UserError(f"{name} is {value!r}; give a whole number of 1 or more")
-        if not self.headroom >= 0:  # NaN is not
-            raise UserError(f"headroom is {self.headroom}; give a number of 0 or more")
-        if self.max_batch_tokens < self.max_running:
+        if not self.watermark >= 0:  # NaN is not
+            raise UserError(f"watermark is {self.watermark}; give a number of 0 or more")
+        if self.max_num_batched_tokens < self.max_num_seqs:
             raise UserError(
-                f"max_batch_tokens is {self.max_batch_tokens} and max_running {self.max_running}; "
+                f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs {self.max_num_seqs}; "
                 "every running request needs a token a step, so make the first at least the second"
             )
         if self.policy not in POLICIES:
@@ -112,10 +112,10 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """The next step's chunks, with room for them; empty if nobody has anything to compute."""
         spare = self.make_room()
-        chunks = self.continue_running(self.config.max_batch_tokens)
+        chunks = self.continue_running(self.config.max_num_batched_tokens)
         if self.waiting:
             used = sum(chunk.stop - chunk.start for chunk in chunks)
-            chunks += self.admit(self.config.max_batch_tokens - used, spare)
+            chunks += self.admit(self.config.max_num_batched_tokens - used, spare)
         return chunks
 
     def promised_blocks(self, request: Request) -> int:
@@ -161,7 +161,7 @@ class Scheduler:
     def chunk(self, request: Request, budget: int) -> Chunk:
         """The request's next tokens, as many as limits allow, and blocks to hold them."""
         start = request.num_computed_tokens
-        stop = min(len(request.token_ids), start + min(budget, self.config.max_chunk_tokens))
+        stop = min(len(request.token_ids), start + min(budget, self.config.chunked_prefill_size))
         return Chunk(request, start, stop, self.manager.grow(request.id, stop))
 
     def admit(self, budget: int, spare: int) -> list[Chunk]:
@@ -170,11 +170,11 @@ class Scheduler:
         The first who does not fit ends it: nobody overtakes, so nobody waits for ever.
         """
         chunks = []
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_running:
+        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request, free = self.waiting[0], self.manager.num_free_blocks
             cached = self.manager.allocate(request.id, request.token_ids, request.namespace)
             cost = free - self.manager.num_free_blocks + self.promised_blocks(request)
-            if cost + self.config.headroom * len(self.running) > spare:
+            if cost + self.config.watermark * len(self.running) > spare:
                 self.manager.free(request.id)
                 break
             spare -= cost

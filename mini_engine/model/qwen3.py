@@ -11,6 +11,7 @@ Modules bear the checkpoint's names, so a tensor's name is its place.
 
 from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -100,6 +101,16 @@ class Qwen3ForCausalLM(nn.Module):
     def head_weight(self) -> Tensor:
         """`[vocab_size, hidden_size]`, the matrix that turns hidden states into logits."""
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights, activations and logits."""
+        return self.model.norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and so where a plan's tensors must be."""
+        return self.model.norm.weight.device
 
     def forward(self, token_ids: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Run one packed step.

@@ -13,8 +13,8 @@ from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampler import TokenLogprobs
 from mini_engine.engine.worker import Answers
 from mini_engine.server.errors import ApiError
-from mini_engine.server.forms import Form, ToldToken, token_text
 from mini_engine.server.protocol import Sampling
+from mini_engine.server.response_formats import ResponseFormat, TokenLogprob, token_text
 from mini_engine.tokenizer import Tokenizer
 
 JsonObject = dict[str, Any]
@@ -59,35 +59,41 @@ class Choice:
     told: int = 0
     offset: int = 0
 
-    def tokens(self, token_ids: Sequence[int], wanted: Sampling, form: Form, tokenizer: Tokenizer) -> JsonObject:
+    def tokens(
+        self, token_ids: Sequence[int], wanted: Sampling, response_format: ResponseFormat, tokenizer: Tokenizer
+    ) -> JsonObject:
         """The answer's next tokens, as far as the client asked for them: their ids, their logprobs."""
         start, self.told = self.told, self.told + len(token_ids)
         found: JsonObject = {"logprobs": None}
         if wanted.wanted_logprobs is not None:
             pairs = zip(token_ids, self.request.logprobs[start : self.told], strict=True)
-            found["logprobs"] = form.logprobs([self._next(*pair, tokenizer) for pair in pairs], tokenizer)
+            found["logprobs"] = response_format.logprobs([self._next(*pair, tokenizer) for pair in pairs], tokenizer)
         return found | ({"token_ids": list(token_ids)} if wanted.return_token_ids else {})
 
-    def _next(self, token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> ToldToken:
+    def _next(self, token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> TokenLogprob:
         offset, self.offset = self.offset, self.offset + len(token_text(token_id, tokenizer))
-        return ToldToken(token_id, logprobs, offset)
+        return TokenLogprob(token_id, logprobs, offset)
 
 
 class Reply:
     """One HTTP answer on its way: `whole`, or in `chunks`.
 
     Args:
-        form: how completions, or chats, are written.
+        response_format: how completions, or chats, are written.
         wanted: the client's request.
         model: the model's name.
         answers: wanted.n for each prompt.
     """
 
-    def __init__(self, form: Form, wanted: Sampling, model: str, answers: Answers) -> None:
-        self.form, self.wanted, self.answers = form, wanted, answers
+    def __init__(self, response_format: ResponseFormat, wanted: Sampling, model: str, answers: Answers) -> None:
+        self.response_format, self.wanted, self.answers = response_format, wanted, answers
         self.tokenizer = answers.worker.tokenizer
         self.choices = [Choice(index, request) for index, request in enumerate(answers.requests)]
-        self.head = {"id": f"{form.id_prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self.head = {
+            "id": f"{response_format.id_prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
 
     async def whole(self) -> JsonObject:
         """All of it at once, when it is complete."""
@@ -97,16 +103,16 @@ class Reply:
                 choice.text += delta.text
                 choice.reason = finish_reason(delta)
         choices = [
-            self._choice(choice, self.form.message(choice.text), choice.reason, choice.request.output_ids)
+            self._choice(choice, self.response_format.message(choice.text), choice.reason, choice.request.output_ids)
             for choice in self.choices
         ]
-        return self._body(self.form.kind, choices) | {"usage": usage(self.answers.requests, self.wanted.n)}
+        return self._body(self.response_format.kind, choices) | {"usage": usage(self.answers.requests, self.wanted.n)}
 
     async def chunks(self) -> AsyncGenerator[str, None]:
         """Piece by piece, each as JSON. A failure becomes the last piece: the status has long been sent."""
         with closing(self.answers):
-            for choice in self.choices if self.form.opening else ():
-                yield self._chunk([self._choice(choice, self.form.opening, None, ())])
+            for choice in self.choices if self.response_format.opening else ():
+                yield self._chunk([self._choice(choice, self.response_format.opening, None, ())])
             async with aclosing(self.answers.__aiter__()) as deltas:
                 async for index, delta in deltas:
                     try:
@@ -115,7 +121,7 @@ class Reply:
                         yield to_json(error.body)
                         return
                     if delta.text or reason or self.tells_tokens:
-                        piece = self.form.piece(delta.text)
+                        piece = self.response_format.piece(delta.text)
                         yield self._chunk([self._choice(self.choices[index], piece, reason, delta.token_ids)])
             if self.wanted.include_usage:
                 yield self._chunk([], usage(self.answers.requests, self.wanted.n))
@@ -126,12 +132,12 @@ class Reply:
         return self.wanted.return_token_ids or self.wanted.wanted_logprobs is not None
 
     def _choice(self, choice: Choice, said: JsonObject, reason: str | None, token_ids: Sequence[int]) -> JsonObject:
-        tokens = choice.tokens(token_ids, self.wanted, self.form, self.tokenizer)
+        tokens = choice.tokens(token_ids, self.wanted, self.response_format, self.tokenizer)
         return {"index": choice.index, **said, **tokens, "finish_reason": reason}
 
     def _chunk(self, choices: list[JsonObject], used: JsonObject | None = None) -> str:
         asked = {"usage": used} if self.wanted.include_usage else {}
-        return to_json(self._body(self.form.chunk_kind, choices) | asked)
+        return to_json(self._body(self.response_format.chunk_kind, choices) | asked)
 
     def _body(self, kind: str, choices: list[JsonObject]) -> JsonObject:
         return self.head | {"object": kind, "choices": choices}

@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from starlette.types import ASGIApp
 
 from mini_engine.engine.worker import Answers, EngineWorker, Job
 from mini_engine.errors import UserError
@@ -16,10 +15,10 @@ from mini_engine.server.answers import Reply
 from mini_engine.server.config import ServerConfig
 from mini_engine.server.disconnect import ClientGone, unless_gone
 from mini_engine.server.errors import ApiError, install_handlers
-from mini_engine.server.forms import ChatForm, CompletionForm, Form
-from mini_engine.server.limits import ApiKey, BodyLimit, Gate
 from mini_engine.server.metrics import Metrics
+from mini_engine.server.middleware import ApiKey, BodyLimit, Drain
 from mini_engine.server.protocol import ChatRequest, CompletionRequest, Sampling
+from mini_engine.server.response_formats import ChatFormat, CompletionFormat, ResponseFormat
 from mini_engine.server.sse import EventStream
 
 Prompt = str | list[int] | list[dict[str, str]]
@@ -47,26 +46,26 @@ class Service:
         self.max_tokens = min(engine.config.max_position_embeddings, manager.num_usable_blocks * manager.block_size + 1)
         self.max_characters = engine.config.max_position_embeddings * max(map(len, tokenizer.token_bytes))
 
-    async def answer(self, form: Form, wanted: Sampling, request: Request) -> Response:
+    async def answer(self, response_format: ResponseFormat, wanted: Sampling, request: Request) -> Response:
         """Serve a completion or a chat, whole or streamed."""
         self.check_model(wanted.model)
         if wanted.stream_options is not None and not wanted.stream:
             raise ApiError(400, "stream_options is given without stream: true; give both", param="stream_options")
         if not wanted.stream:
             try:
-                return JSONResponse(await unless_gone(request.receive, self.whole(form, wanted)))
+                return JSONResponse(await unless_gone(request.receive, self.whole(response_format, wanted)))
             except ClientGone:
                 return Response(status_code=CLIENT_CLOSED)
         answers = await self.submit(wanted)
-        return EventStream(self.reply(form, wanted, answers).chunks(), answers.close)
+        return EventStream(self.reply(response_format, wanted, answers).chunks(), answers.close)
 
-    async def whole(self, form: Form, wanted: Sampling) -> dict[str, Any]:
+    async def whole(self, response_format: ResponseFormat, wanted: Sampling) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
-        return await self.reply(form, wanted, await self.submit(wanted)).whole()
+        return await self.reply(response_format, wanted, await self.submit(wanted)).whole()
 
-    def reply(self, form: Form, wanted: Sampling, answers: Answers) -> Reply:
+    def reply(self, response_format: ResponseFormat, wanted: Sampling, answers: Answers) -> Reply:
         """The answers in their form."""
-        return Reply(form, wanted, self.config.model_name, answers)
+        return Reply(response_format, wanted, self.config.model_name, answers)
 
     async def submit(self, wanted: Sampling) -> Answers:
         """Hand in n jobs for each prompt, all or none."""
@@ -113,13 +112,12 @@ class Service:
         return card | {"max_model_len": positions}
 
 
-def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> tuple[ASGIApp, Gate]:
-    """The app, and the gate to close when it is to end."""
+def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> Drain:
+    """The app behind its middleware; `begin()` on it starts the drain."""
     app = FastAPI(title="mini_engine", summary="A course's LLM server, with OpenAI's routes.", redoc_url=None)
     install_handlers(app)
     add_routes(app, Service(worker, config, metrics))
-    gate = Gate(ApiKey(BodyLimit(app, config.max_body_bytes), config.api_key))
-    return gate, gate
+    return Drain(ApiKey(BodyLimit(app, config.max_body_bytes), config.api_key))
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
@@ -128,12 +126,12 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", responses=ERRORS)
     async def completions(wanted: CompletionRequest, request: Request) -> Response:
         """Continue one or several prompts."""
-        return await service.answer(CompletionForm(), wanted, request)
+        return await service.answer(CompletionFormat(), wanted, request)
 
     @app.post("/v1/chat/completions", responses=ERRORS)
     async def chat(wanted: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await service.answer(ChatForm(), wanted, request)
+        return await service.answer(ChatFormat(), wanted, request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

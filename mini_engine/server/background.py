@@ -8,42 +8,41 @@ from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from mini_engine.errors import UserError
-from mini_engine.server.limits import Gate
+from mini_engine.server.middleware import Drain
 
-CUT_SECONDS = 1  # for those who are still there when the grace is over
+CUT_SECONDS = 1  # for requests still in flight when the grace is over
 ENDING_SECONDS = 5  # of the grace: to cut them off, and for Python itself to end
 
 
 class DrainingServer(uvicorn.Server):
-    """The first SIGTERM or Ctrl-C closes the gate; the server ends when nobody is inside, or when the grace is over."""
+    """The first SIGTERM or Ctrl-C begins the drain; the server ends when nothing is in flight or the grace is over."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, grace_seconds: float) -> None:
+    def __init__(self, app: Drain, grace_seconds: float) -> None:
         super().__init__(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=CUT_SECONDS))
-        self.gate, self.grace_seconds = gate, grace_seconds
+        self.app, self.grace_seconds = app, grace_seconds
         self.deadline = float("inf")
 
     @property
     def patience(self) -> float:
-        """How long those inside may take: the grace without what the end itself takes."""
+        """Seconds that requests in flight get: the grace, less what ending itself takes."""
         return self.grace_seconds - min(ENDING_SECONDS, self.grace_seconds / 2)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """uvicorn's signal handler. A second signal ends the server at once."""
-        if self.gate.closed:
+        if self.app.draining:
             self.should_exit = self.force_exit = True
-        self.drain()
+        self.begin_drain()
 
-    def drain(self) -> None:
-        """Let nobody in, and end when those inside have been served."""
-        self.gate.close()
+    def begin_drain(self) -> None:
+        """Refuse new requests, and end once those in flight have finished."""
+        self.app.begin()
         self.deadline = min(self.deadline, time.monotonic() + self.patience)
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn asks ten times a second whether to end."""
-        if self.gate.closed and (self.gate.num_inside == 0 or time.monotonic() > self.deadline):
+        if self.app.draining and (self.app.num_in_flight == 0 or time.monotonic() > self.deadline):
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -69,14 +68,14 @@ def url_of(listener: socket.socket) -> str:
 
 
 @contextmanager
-def in_background(app: ASGIApp, gate: Gate, grace_seconds: float = 5.0) -> Iterator[str]:
+def in_background(app: Drain, grace_seconds: float = 5.0) -> Iterator[str]:
     """Serve from a thread, on a free port of this machine; the address is what it yields. At the end it drains."""
     with listen("127.0.0.1", 0) as listener:
-        server = DrainingServer(app, gate, grace_seconds)
+        server = DrainingServer(app, grace_seconds)
         thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
         thread.start()
         try:
             yield url_of(listener)
         finally:
-            server.drain()
+            server.begin_drain()
             thread.join()

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         llm, metrics = load_llm(args), Metrics()
         with EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics) as worker:
             metrics.watch(worker)
-            app, gate = create_app(worker, config, metrics)
+            app = create_app(worker, config, metrics)
             print(f"serving {name} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
-            DrainingServer(app, gate, config.grace_seconds).run([listener])
+            DrainingServer(app, config.grace_seconds).run([listener])
     return 0

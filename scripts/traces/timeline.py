@@ -71,9 +71,13 @@ def record(tape: Tape) -> None:
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.weights import load_model
 
-    limits = SchedulerConfig(max_running=4, max_batch_tokens=BUDGET, headroom=0)
+    limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=BUDGET, watermark=0)
     engine = Engine.for_model(
-        load_model(POCKET_DIR), num_blocks=BLOCKS + 1, block_size=BLOCK_SIZE, kernel="reference", limits=limits
+        load_model(POCKET_DIR),
+        num_blocks=BLOCKS + 1,
+        block_size=BLOCK_SIZE,
+        kernel="reference",
+        scheduler_config=limits,
     )
     recorder = engine.runner = Recorder(engine)
     step, coming = 0, list(JOBS)

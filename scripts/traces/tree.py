@@ -241,7 +241,7 @@ def record(tape: Tape) -> None:
 
     tokenizer = Tokenizer(POCKET_DIR)
     story = Story(tape, tokenizer)
-    options = {"kernel": "reference", "manager": watched(story), "limits": SchedulerConfig(headroom=0)}
+    options = {"kernel": "reference", "manager": watched(story), "scheduler_config": SchedulerConfig(watermark=0)}
     engine = Engine.for_model(load_model(POCKET_DIR), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, **options)
     story.show(
         f"An empty tree and a pool of {NUM_BLOCKS - 1} blocks of {BLOCK_SIZE} tokens. Six chats will come, all with "

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mini_engine.cpu import native
 from mini_engine.errors import UserError
-from mini_engine.fast import native
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = (
@@ -30,15 +30,15 @@ def test_the_plugin_makes_the_models_of_those_tests_fast():
         "from tests.l9 import with_packed; with_packed.pytest_configure(None); from tests import support\n"
         "print(type(support.both('four, with biases')[0]).__name__)"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "MINI_ENGINE_WAY": "torch"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MINI_ENGINE_BACKEND": "torch"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, encoding="utf-8")
     assert done.stdout.split() == ["FastQwen3ForCausalLM"], f"the slow model is tested again: {done.stderr[-999:]}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["packed", "torch"])
-def test_parity_of_earlier_lessons_with_fast_layers(way):
-    if way == "packed":
+@pytest.mark.parametrize("backend", ["packed", "torch"])
+def test_parity_of_earlier_lessons_with_fast_layers(backend):
+    if backend == "packed":
         try:
             native.load(torch.float32)
         except UserError as why:
@@ -46,7 +46,7 @@ def test_parity_of_earlier_lessons_with_fast_layers(way):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.l9.with_packed", *PARITY],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MINI_ENGINE_WAY": way},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MINI_ENGINE_BACKEND": backend},
         capture_output=True,
         encoding="utf-8",
     )

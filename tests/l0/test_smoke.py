@@ -89,6 +89,6 @@ def test_bfloat16_runs_and_reports(capsys, monkeypatch):
     monkeypatch.setattr(weights, "load_model", lambda *given: loaded.append(load_model(*given)) or loaded[-1])
     code = smoke("--model", checkpoint(FAMILY), "--prompt-ids", "1,2,3", "--dtype", "bfloat16", "--json")
     request = json.loads(capsys.readouterr().out)["requests"][0]
-    assert loaded[0].head_weight.dtype == torch.bfloat16, "--dtype is the dtype of the weights"
+    assert loaded[0].dtype == torch.bfloat16, "--dtype is the dtype of the weights"
     assert code == (0 if request["match"] else 1)
     assert request["match"] == (request["first_divergence"] is None)

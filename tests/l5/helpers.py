@@ -75,7 +75,7 @@ class CountingManager:
 
 def scheduler_with(manager=None, running=(), waiting=(), **limits):
     """A scheduler whose queues are put together by hand, oldest first."""
-    limits = {"max_running": 8, "max_batch_tokens": 16, "max_chunk_tokens": 16, "headroom": 0} | limits
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "chunked_prefill_size": 16, "watermark": 0} | limits
     scheduler = Scheduler(manager or CountingManager(), SchedulerConfig(**limits))
     scheduler.running, scheduler.waiting = list(running), list(waiting)
     for place, request in enumerate(sorted([*running, *waiting], key=lambda r: r.id)):
@@ -149,7 +149,7 @@ def stub_config(max_positions=8192):
 
 def stub_engine(usable=16, block_size=4, max_positions=8192, **limits):
     """A real engine, scheduler and manager around the stub model."""
-    limits = {"max_running": 8, "max_batch_tokens": 16, "max_chunk_tokens": 16, "headroom": 0} | limits
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "chunked_prefill_size": 16, "watermark": 0} | limits
     manager = KvCacheManager(usable + 1, block_size)
     scheduler = Scheduler(manager, SchedulerConfig(**limits))
     return Engine(stub_config(max_positions), scheduler, StubRunner(block_size))

@@ -162,7 +162,7 @@ def test_with_whole_answers_reserved_nobody_is_preempted():
 
 
 def test_a_prompt_of_4000_tokens_among_15_who_decode_makes_none_of_them_wait():
-    engine = stub_engine(usable=2000, max_running=16, max_batch_tokens=64, max_chunk_tokens=64)
+    engine = stub_engine(usable=2000, max_num_seqs=16, max_num_batched_tokens=64, chunked_prefill_size=64)
     for i in range(15):
         engine.add_request(f"d{i}", [i + 1, 2, 3], greedy(200, ignore_eos=True))
     engine.step()
@@ -177,7 +177,7 @@ def test_a_prompt_of_4000_tokens_among_15_who_decode_makes_none_of_them_wait():
 
 
 def test_a_flood_of_prompts_does_not_starve_decoding():
-    engine = stub_engine(usable=500, max_running=8, max_batch_tokens=8)
+    engine = stub_engine(usable=500, max_num_seqs=8, max_num_batched_tokens=8)
     engine.add_request("first", [1, 2], greedy(30, ignore_eos=True))
     engine.step()
     for step in range(29):
@@ -339,7 +339,7 @@ def state_of(engine, name, state):
 
 @pytest.mark.parametrize("state, usable", [("waiting", 30), ("mid-chunk", 30), ("decoding", 30), ("preempted", 14)])
 def test_an_abort_frees_all_and_leaves_the_neighbours_alone(state, usable):
-    engine, prompts = with_requests(usable=usable, max_batch_tokens=8)
+    engine, prompts = with_requests(usable=usable, max_num_batched_tokens=8)
     request = state_of(engine, "d", state)
     assert engine.abort("d") is True
     assert "d" not in engine.scheduler.manager.tables, f"a request aborted while {state} still holds blocks"
@@ -375,7 +375,7 @@ def test_an_abort_while_the_step_is_in_flight():
 
 
 def test_finish_and_abort_in_one_step_end_a_request_once():
-    engine, _ = with_requests(max_tokens=1, max_batch_tokens=64, max_chunk_tokens=64)
+    engine, _ = with_requests(max_tokens=1, max_num_batched_tokens=64, chunked_prefill_size=64)
     engine.runner.during = lambda: engine.abort("a")  # in the step that would have given it its last token
     result = engine.step()
     assert "a" not in result.new_tokens and [r.finish_reason for r in result.finished] == ["length"] * 3
@@ -406,7 +406,7 @@ def explode():
 
 def test_an_exception_in_a_step_releases_everything_and_the_engine_goes_on(caplog):
     caplog.set_level(logging.CRITICAL)
-    engine, prompts = with_requests(usable=14, max_batch_tokens=8)
+    engine, prompts = with_requests(usable=14, max_num_batched_tokens=8)
     state_of(engine, "b", "decoding")
     engine.runner.during = explode
     failed = engine.step().finished

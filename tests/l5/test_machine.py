@@ -23,7 +23,9 @@ class World:
     """An engine, and what each of its requests should come to."""
 
     def __init__(self, **limits):
-        self.engine = stub_engine(USABLE, SIZE, max_running=4, max_batch_tokens=7, max_chunk_tokens=6, **limits)
+        self.engine = stub_engine(
+            USABLE, SIZE, max_num_seqs=4, max_num_batched_tokens=7, chunked_prefill_size=6, **limits
+        )
         self.added, self.ended, self.growth, self.forced = {}, set(), 0, 0
 
     def add(self, prompt_len, max_tokens, seed, priority=0):
@@ -137,9 +139,11 @@ TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
-@pytest.mark.parametrize("policy, headroom, steps", [("fcfs", 0, 12_000), ("fcfs", 0.5, 4_000), ("priority", 0, 4_000)])
-def test_20_000_random_steps(policy, headroom, steps):
-    world, chance = World(policy=policy, headroom=headroom), random.Random(0)
+@pytest.mark.parametrize(
+    "policy, watermark, steps", [("fcfs", 0, 12_000), ("fcfs", 0.5, 4_000), ("priority", 0, 4_000)]
+)
+def test_20_000_random_steps(policy, watermark, steps):
+    world, chance = World(policy=policy, watermark=watermark), random.Random(0)
     for step in range(steps):
         dice = chance.random()
         if dice < 0.12 and len(world.engine.scheduler.requests) < 12:

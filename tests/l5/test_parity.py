@@ -24,9 +24,13 @@ def prompt_and_answer(family, length, new_tokens=NEW):
 
 
 def engine_for(family=FAMILY, num_blocks=64, block_size=8, **limits):
-    limits = {"max_running": 16, "max_batch_tokens": 64, "headroom": 0} | limits
+    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "watermark": 0} | limits
     engine = Engine.for_model(
-        both(family)[0], num_blocks=num_blocks, block_size=block_size, kernel="torch", limits=SchedulerConfig(**limits)
+        both(family)[0],
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kernel="torch",
+        scheduler_config=SchedulerConfig(**limits),
     )
     for tensor in (*engine.runner.pool.K, *engine.runner.pool.V):
         tensor.fill_(float("nan"))  # the null block, and every slot that nobody has written
@@ -66,7 +70,7 @@ def test_a_pool_at_a_quarter_of_the_load_finishes_all(block_size):
 
 @pytest.mark.parametrize("chunk_size", range(1, 19))
 def test_chunks_of_every_size_give_the_same_tokens(chunk_size):
-    engine = engine_for(max_chunk_tokens=chunk_size)
+    engine = engine_for(chunked_prefill_size=chunk_size)
     add(engine, [18, 11, 3], new_tokens=6)
     check_answers(drain(engine), [18, 11, 3], new_tokens=6)
 
@@ -84,7 +88,7 @@ def test_requests_that_arrive_at_different_steps():
 @pytest.mark.parametrize("steps", range(1, 13))
 def test_the_only_request_preempted_after_any_step(steps):
     # 21 tokens in chunks of 5 in blocks of 8: after step 1 to 4 it is in mid-chunk, the 4th new token fills a block
-    engine = engine_for(max_chunk_tokens=5)
+    engine = engine_for(chunked_prefill_size=5)
     add(engine, [21], new_tokens=10)
     for _ in range(steps):
         engine.step()
@@ -97,7 +101,7 @@ def test_the_only_request_preempted_after_any_step(steps):
 
 
 def test_preempted_again_and_again():
-    engine, finished = engine_for(max_chunk_tokens=16), {}
+    engine, finished = engine_for(chunked_prefill_size=16), {}
     add(engine, [21], new_tokens=20)
     for step in range(100):
         if step % 4 == 3 and engine.scheduler.running:
@@ -109,7 +113,7 @@ def test_preempted_again_and_again():
 
 
 def test_neighbours_aborted_around_a_request():
-    engine, finished = engine_for(num_blocks=40, max_chunk_tokens=9), {}
+    engine, finished = engine_for(num_blocks=40, chunked_prefill_size=9), {}
     add(engine, LENGTHS)
     for step, victim in enumerate([63, 1, 16, 33, 7]):  # waiting, in mid-chunk, decoding
         engine.abort(str(victim))
@@ -125,7 +129,7 @@ def test_a_draw_depends_on_the_seed_and_not_on_the_batch():
     alone = engine_for()
     alone.add_request("a", prompt, params)
     want = drain(alone)["a"].output_ids
-    crowded = engine_for(num_blocks=16, max_chunk_tokens=3)
+    crowded = engine_for(num_blocks=16, chunked_prefill_size=3)
     add(crowded, [15, 16, 17])
     crowded.add_request("a", prompt, params)
     for _ in range(6):

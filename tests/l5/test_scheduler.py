@@ -58,7 +58,7 @@ def test_no_step_is_larger_than_its_budget():
 def test_a_chunk_is_at_most_max_chunk_tokens():
     manager = CountingManager()
     running = [prefilling(manager, name, 10, computed=2) for name in "ab"]
-    chunks = scheduler_with(manager, running=running, max_chunk_tokens=3).continue_running(16)
+    chunks = scheduler_with(manager, running=running, chunked_prefill_size=3).continue_running(16)
     assert spans(chunks) == [("a", 2, 5), ("b", 2, 5)]
 
 
@@ -149,7 +149,7 @@ def test_nobody_is_admitted_without_a_token_to_compute():
 
 def test_several_prompts_admitted_in_one_step_count_what_is_promised_to_each():
     waiting = [request_of(20, name="a"), request_of(12, name="b"), request_of(4, name="c")]
-    scheduler = scheduler_with(CountingManager(usable=7), waiting=waiting, max_chunk_tokens=4)
+    scheduler = scheduler_with(CountingManager(usable=7), waiting=waiting, chunked_prefill_size=4)
     admitted = scheduler.admit(budget=16, spare=7)
     assert spans(admitted) == [("a", 0, 4)], (
         "a was promised 5 of 7 blocks though its first chunk took one; b needs 3 of 2, and c must not overtake"
@@ -172,17 +172,17 @@ def test_room_that_is_promised_to_those_who_run_is_not_given_away():
 def test_not_more_than_max_running_run():
     manager = CountingManager()
     waiting = [request_of(1, name=name) for name in "bcd"]
-    scheduler = scheduler_with(manager, running=[decoding(manager, "a")], waiting=waiting, max_running=3)
+    scheduler = scheduler_with(manager, running=[decoding(manager, "a")], waiting=waiting, max_num_seqs=3)
     assert spans(scheduler.admit(budget=16, spare=6)) == [("b", 0, 1), ("c", 0, 1)]
 
 
-def test_headroom_is_left_for_those_who_run_and_none_is_needed_alone():
+def test_watermark_is_left_for_those_who_run_and_none_is_needed_alone():
     manager = CountingManager(usable=8)
     running = [decoding(manager, name, tokens=4) for name in "ab"]
-    scheduler = scheduler_with(manager, running=running, waiting=[request_of(20, name="c")], headroom=1.0)
+    scheduler = scheduler_with(manager, running=running, waiting=[request_of(20, name="c")], watermark=1.0)
     assert scheduler.admit(budget=16, spare=6) == [], "c needs 5 of 6, and a and b will soon want one block each"
     assert spans(scheduler.admit(budget=16, spare=7)) == [("c", 0, 16)]
-    alone = scheduler_with(CountingManager(usable=5), waiting=[request_of(20, name="c")], headroom=1.0)
+    alone = scheduler_with(CountingManager(usable=5), waiting=[request_of(20, name="c")], watermark=1.0)
     assert spans(alone.admit(budget=16, spare=5)) == [("c", 0, 16)]
 
 
@@ -303,13 +303,13 @@ def test_with_priority_the_least_urgent_gives_way():
 @pytest.mark.parametrize(
     "limits, words",
     [
-        (dict(max_running=0), "max_running is 0"),
-        (dict(max_chunk_tokens=0), "max_chunk_tokens is 0"),
-        (dict(max_chunk_tokens=128.0), "max_chunk_tokens is 128.0; give a whole number"),
-        (dict(max_batch_tokens="512"), "max_batch_tokens is '512'"),
-        (dict(headroom=-1), "headroom is -1"),
-        (dict(headroom=float("nan")), "headroom is nan"),
-        (dict(max_running=64, max_batch_tokens=63), "max_batch_tokens is 63 and max_running 64"),
+        (dict(max_num_seqs=0), "max_num_seqs is 0"),
+        (dict(chunked_prefill_size=0), "chunked_prefill_size is 0"),
+        (dict(chunked_prefill_size=128.0), "chunked_prefill_size is 128.0; give a whole number"),
+        (dict(max_num_batched_tokens="512"), "max_num_batched_tokens is '512'"),
+        (dict(watermark=-1), "watermark is -1"),
+        (dict(watermark=float("nan")), "watermark is nan"),
+        (dict(max_num_seqs=64, max_num_batched_tokens=63), "max_num_batched_tokens is 63 and max_num_seqs 64"),
         (dict(policy="lifo"), "no policy 'lifo'; choose one of fcfs, priority"),
     ],
 )

@@ -63,7 +63,7 @@ def test_what_admission_promises_decides_how_much_is_computed_twice():
     needs = [bench_admission.blocks_of(*job) for job in load]
     bare, spare, whole = (
         bench_admission.simulate(load, max(max(needs), sum(needs) // 4), **limits)
-        for limits in (dict(headroom=0), dict(headroom=0.5), dict(headroom=0, reserve_answers=True))
+        for limits in (dict(watermark=0), dict(watermark=0.5), dict(watermark=0, reserve_answers=True))
     )
     assert bare["preemptions"] > spare["preemptions"] > whole["preemptions"] == 0
     assert bare["computed again, %"] > spare["computed again, %"] > whole["computed again, %"] == 0

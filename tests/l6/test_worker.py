@@ -68,7 +68,7 @@ def worker():
 
 
 def make_worker(num_blocks=257, max_waiting=64, **limits):
-    llm = LLM(models()[0], tokenizer(), num_blocks=num_blocks, block_size=4, limits=SchedulerConfig(**limits))
+    llm = LLM(models()[0], tokenizer(), num_blocks=num_blocks, block_size=4, scheduler_config=SchedulerConfig(**limits))
     return EngineWorker(llm.engine, tokenizer(), max_waiting, Noted())
 
 
@@ -247,7 +247,7 @@ def test_jobs_handed_in_together_are_taken_all_or_none(worker):
 
 
 def test_too_many_waiting_are_refused_and_change_nothing():
-    with make_worker(max_waiting=2, max_running=1) as worker:
+    with make_worker(max_waiting=2, max_num_seqs=1) as worker:
         running = worker.submit_sync([Job([1], params(400))])
         wait_until(lambda: worker.num_running == 1, "one runs")
         waiting = worker.submit_sync([Job([2], params(400)), Job([3], params(400))])

@@ -108,19 +108,19 @@ class Service:
         config: see ServerConfig.
     """
 
-    def __init__(self, num_blocks: int = 513, limits: SchedulerConfig | None = None, **config: Any) -> None:
-        self.llm = LLM(models()[0], tokenizer(), num_blocks=num_blocks, block_size=4, limits=limits)
+    def __init__(self, num_blocks: int = 513, scheduler_config: SchedulerConfig | None = None, **config: Any) -> None:
+        self.llm = LLM(models()[0], tokenizer(), num_blocks=num_blocks, block_size=4, scheduler_config=scheduler_config)
         self.engine, self.metrics = self.llm.engine, Metrics()
         self.config = ServerConfig("tiny", **config)
         self.worker = EngineWorker(self.engine, tokenizer(), self.config.max_waiting, self.metrics)
         self.metrics.watch(self.worker)
-        self.app, self.gate = create_app(self.worker, self.config, self.metrics)
+        self.app = create_app(self.worker, self.config, self.metrics)
 
     def __enter__(self) -> "Service":
         self.stack = ExitStack()
         self.unwritten = self.stack.enter_context(Unwritten())
         self.stack.enter_context(self.worker)
-        self.url = self.stack.enter_context(in_background(self.app, self.gate))
+        self.url = self.stack.enter_context(in_background(self.app))
         self.address = ("127.0.0.1", int(self.url.rsplit(":", 1)[1]))
         return self
 

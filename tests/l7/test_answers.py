@@ -11,8 +11,8 @@ from mini_engine.engine.sampler import Sampled, TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.server.answers import Reply, finish_reason, usage
 from mini_engine.server.errors import ApiError
-from mini_engine.server.forms import ChatForm, CompletionForm
 from mini_engine.server.protocol import ChatRequest, CompletionRequest
+from mini_engine.server.response_formats import ChatFormat, CompletionFormat
 from tests.l7.service import flat, tokenizer
 
 PARIS, DOT = tokenizer().encode(" Paris.")
@@ -109,7 +109,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
 def test_a_whole_completion():
-    found = whole(CompletionForm(), CompletionRequest, {"prompt": "x", "return_token_ids": True})
+    found = whole(CompletionFormat(), CompletionRequest, {"prompt": "x", "return_token_ids": True})
     assert found["object"] == "text_completion" and found["id"].startswith("cmpl-") and found["model"] == "tiny"
     (choice,) = found["choices"]
     assert choice == {
@@ -123,7 +123,7 @@ def test_a_whole_completion():
 
 
 def test_a_whole_chat():
-    found = whole(ChatForm(), ChatRequest, CHAT)
+    found = whole(ChatFormat(), ChatRequest, CHAT)
     assert found["object"] == "chat.completion" and found["id"].startswith("chatcmpl-")
     assert found["choices"][0]["message"] == {"role": "assistant", "content": "Paris"}
     assert "token_ids" not in found["choices"][0], "only for those who ask"
@@ -131,7 +131,7 @@ def test_a_whole_chat():
 
 def test_a_streamed_completion_ends_with_its_usage_where_it_was_asked_for():
     body = {"prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
-    *pieces, last = chunks(CompletionForm(), CompletionRequest, body)
+    *pieces, last = chunks(CompletionFormat(), CompletionRequest, body)
     assert [piece["choices"][0]["text"] for piece in pieces] == ["Pa", "ris"]
     assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None, "length"]
     assert all(piece["usage"] is None for piece in pieces), "every chunk has the key, only the last one the figures"
@@ -140,7 +140,7 @@ def test_a_streamed_completion_ends_with_its_usage_where_it_was_asked_for():
 
 
 def test_a_streamed_chat_begins_with_the_role():
-    first, *pieces = chunks(ChatForm(), ChatRequest, CHAT)
+    first, *pieces = chunks(ChatFormat(), ChatRequest, CHAT)
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert [piece["choices"][0]["delta"] for piece in pieces] == [{"content": "Pa"}, {"content": "ris"}]
     assert all("usage" not in piece for piece in [first, *pieces])
@@ -148,22 +148,22 @@ def test_a_streamed_chat_begins_with_the_role():
 
 def test_a_token_that_completes_no_character_is_no_chunk():
     deltas = [(0, TextDelta("", [1])), (0, TextDelta("é", [2])), (0, TextDelta("", [3], FinishReason.STOP))]
-    found = chunks(CompletionForm(), CompletionRequest, {"prompt": "x"}, deltas)
+    found = chunks(CompletionFormat(), CompletionRequest, {"prompt": "x"}, deltas)
     assert [chunk["choices"][0]["text"] for chunk in found] == ["é", ""], "nothing to show is nothing to send"
-    found = chunks(CompletionForm(), CompletionRequest, {"prompt": "x", "return_token_ids": True}, deltas)
+    found = chunks(CompletionFormat(), CompletionRequest, {"prompt": "x", "return_token_ids": True}, deltas)
     assert [chunk["choices"][0]["token_ids"] for chunk in found] == [[1], [2], [3]], "but its id is wanted here"
 
 
 def test_a_failure_in_mid_stream_is_the_last_piece():
     deltas = [(0, TextDelta("Pa", [PARIS])), (0, TextDelta("", [], FinishReason.ERROR, "lost"))]
-    first, last = chunks(CompletionForm(), CompletionRequest, {"prompt": "x"}, deltas)
+    first, last = chunks(CompletionFormat(), CompletionRequest, {"prompt": "x"}, deltas)
     assert first["choices"][0]["text"] == "Pa"
     assert last["error"]["type"] == "server_error" and "lost" in last["error"]["message"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_logprobs_of_a_completion(streamed):
-    args = (CompletionForm(), CompletionRequest, {"prompt": "x", "logprobs": 2})
+    args = (CompletionFormat(), CompletionRequest, {"prompt": "x", "logprobs": 2})
     parts = chunks(*args, logprobs=2) if streamed else [whole(*args, logprobs=2)]
     found = [part["choices"][0]["logprobs"] for part in parts]
     assert flat(part["tokens"] for part in found) == [" Paris", "."]
@@ -173,6 +173,6 @@ def test_logprobs_of_a_completion(streamed):
 
 
 def test_logprobs_of_a_chat_have_bytes():
-    found = whole(ChatForm(), ChatRequest, CHAT | {"logprobs": True, "top_logprobs": 2}, logprobs=2)
+    found = whole(ChatFormat(), ChatRequest, CHAT | {"logprobs": True, "top_logprobs": 2}, logprobs=2)
     first, _ = found["choices"][0]["logprobs"]["content"]
     assert first["token"] == " Paris" and bytes(first["bytes"]) == b" Paris" and len(first["top_logprobs"]) == 2

@@ -115,7 +115,7 @@ def rounds(service: Service, count: int) -> list[int]:
         done = asyncio.run(one_round(service, number))
         assert done.total() == CLIENTS * REQUESTS and done["served"] > 80 and done["hung up"] > 40, done
         service.wait_until_idle()
-        service.wait_until("nobody is inside", lambda: service.gate.num_inside == 0)
+        service.wait_until("no request is in flight", lambda: service.app.num_in_flight == 0)
         gc.collect()
         held.append(resident_bytes() if sys.platform == "linux" else 0)
     return held

@@ -156,7 +156,7 @@ def test_the_client_s_errors_are_its_own_classes(client):
 
 def test_who_comes_when_too_many_wait_is_told_to_come_back():
     asked = {"prompt": [7] * 8, "max_tokens": 450, "temperature": 0, "ignore_eos": True, "stream": True}
-    with Service(max_waiting=2, limits=SchedulerConfig(max_running=1)) as service:
+    with Service(max_waiting=2, scheduler_config=SchedulerConfig(max_num_seqs=1)) as service:
         clients = [service.connect(asked)]
         service.wait_until("one runs", lambda: service.worker.num_running == 1)
         for count in (2, 3):

@@ -189,8 +189,8 @@ def turns(llm, rounds=4):
 @pytest.mark.parametrize("blocks, chunk", [(60, 512), (60, 5), (18, 512), (18, 6)])
 def test_answers_are_hugging_face_s_in_chats_branches_and_small_pools(blocks, chunk):
     model, hf = both(FAMILY)
-    limits = SchedulerConfig(max_running=8, max_batch_tokens=64, max_chunk_tokens=chunk)
-    llm = LLM(model, num_blocks=blocks, block_size=SIZE, limits=limits, manager=PrefixCacheManager)
+    limits = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, chunked_prefill_size=chunk)
+    llm = LLM(model, num_blocks=blocks, block_size=SIZE, scheduler_config=limits, manager=PrefixCacheManager)
     common = some_ids(18, 160, 50)
     asked = turns(llm)
     for prompts in (
@@ -219,8 +219,8 @@ def test_the_last_token_of_an_answer_is_not_cached():
 
 def test_a_preempted_request_finds_what_it_had_computed():
     model, hf = both(FAMILY)
-    limits = SchedulerConfig(max_running=4, max_batch_tokens=64, headroom=0)
-    llm = LLM(model, num_blocks=12, block_size=SIZE, limits=limits, manager=PrefixCacheManager)
+    limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, watermark=0)
+    llm = LLM(model, num_blocks=12, block_size=SIZE, scheduler_config=limits, manager=PrefixCacheManager)
     prompts = [some_ids(9, 160, seed) for seed in range(4)]
     done = llm.generate(prompts, greedy(14), progress=False)
     assert sum(each.num_preemptions for each in done) > 0

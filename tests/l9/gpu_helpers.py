@@ -107,9 +107,9 @@ def masked_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table
 
 def graph_engine(model, capture, kernel, num_blocks=64, block_size=4, **limits):
     """An engine whose runner replays. NaN lies in the null block and in every slot that nobody has written."""
-    config = SchedulerConfig(**({"max_running": 12, "max_batch_tokens": 64, "headroom": 0} | limits))
+    config = SchedulerConfig(**({"max_num_seqs": 12, "max_num_batched_tokens": 64, "watermark": 0} | limits))
     pool = KvPool(model.config, num_blocks, block_size, kernel)
-    runner = GraphRunner(model, pool, config.max_running, capture)
+    runner = GraphRunner(model, pool, config.max_num_seqs, capture)
     for tensor in (*pool.K, *pool.V):
         tensor.fill_(float("nan"))
     manager = KvCacheManager(num_blocks, block_size, pool.copy_blocks)

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from mini_engine.attention.contract import load_kernel
+from mini_engine.cpu import native, speed_up
+from mini_engine.cpu.packed_layers import starts_of
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
-from mini_engine.fast import native, speed_up
-from mini_engine.fast.packed_layers import starts_of
 from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.kv.no_cache import NoCache, Recompute
@@ -39,15 +39,15 @@ def has_compiler():
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
 LONG = pytest.mark.skipif("KV_COURSE_REPORT" in os.environ, reason="takes long: `make test` runs it, `check` does not")
-ways = pytest.mark.parametrize("way", [pytest.param("packed", marks=needs_compiler), "torch"])
+backends = pytest.mark.parametrize("backend", [pytest.param("packed", marks=needs_compiler), "torch"])
 
 
-def fast_model(family=FAMILY, way="packed", dtype=torch.float32):
-    return speed_up(load_model(checkpoint(family), dtype), way)
+def fast_model(family=FAMILY, backend="packed", dtype=torch.float32):
+    return speed_up(load_model(checkpoint(family), dtype), backend)
 
 
 def make_pool(model, num_blocks=80, block_size=8, kernel="auto"):
-    dtype = model.head_weight.dtype
+    dtype = model.dtype
     pool = KvPool(model.config, num_blocks, block_size, load_kernel(kernel, "cpu", dtype), dtype)
     for tensor in (*pool.K, *pool.V):
         tensor.fill_(float("nan"))  # the null block, and every slot that nobody has written
@@ -70,10 +70,10 @@ def stores(config):
     yield flat, PagedSequence(FlatRequest([]), flat, allocator)
 
 
-@ways
+@backends
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_equal_hugging_face_through_every_store_of_one_sequence(family, way):
-    model, hf = fast_model(family, way), both(family)[1]
+def test_tokens_equal_hugging_face_through_every_store_of_one_sequence(family, backend):
+    model, hf = fast_model(family, backend), both(family)[1]
     prompt = some_ids(17, hf.config.vocab_size, seed=17)
     want = hf_greedy(hf, prompt, NEW)
     for kv, sequence in stores(model.config):
@@ -82,11 +82,11 @@ def test_tokens_equal_hugging_face_through_every_store_of_one_sequence(family, w
         assert generate(model, kv, sequence, prompt, NEW) == want, f"{type(kv).__name__} gives other tokens"
 
 
-@ways
+@backends
 @pytest.mark.parametrize("kernel", ["auto", "torch", "reference"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_equal_hugging_face_in_batches_and_chunks(family, kernel, way):
-    model, hf = fast_model(family, way), both(family)[1]
+def test_tokens_equal_hugging_face_in_batches_and_chunks(family, kernel, backend):
+    model, hf = fast_model(family, backend), both(family)[1]
     engine = Engine.for_model(model, num_blocks=80, block_size=8, kernel=kernel)
     prompts = [some_ids(length, hf.config.vocab_size, seed=length) for length in LENGTHS]
     params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
@@ -99,10 +99,10 @@ def test_tokens_equal_hugging_face_in_batches_and_chunks(family, kernel, way):
         assert request.output_ids == want, f"the prompt of {len(request.prompt_ids)} tokens gets others than alone"
 
 
-@ways
+@backends
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_logits_are_the_slow_models_to_rounding(family, way):
-    slow, fast = load_model(checkpoint(family), torch.bfloat16), fast_model(family, way, torch.bfloat16)
+def test_bfloat16_logits_are_the_slow_models_to_rounding(family, backend):
+    slow, fast = load_model(checkpoint(family), torch.bfloat16), fast_model(family, backend, torch.bfloat16)
     ids = torch.tensor(some_ids(33, slow.config.vocab_size))
     with torch.inference_mode():
         meta = Recompute().plan(ids.tolist())
@@ -278,7 +278,7 @@ def test_tokens_outside_the_vocabulary_are_refused(step, stray):
         model(ids, pool, meta)
 
 
-def test_a_way_that_there_is_not_is_refused():
+def test_an_unknown_backend_is_refused():
     model = load_model(checkpoint(FAMILY))
     with pytest.raises(UserError, match="choose one of auto, packed, torch"):
         speed_up(model, "faster")
@@ -287,19 +287,19 @@ def test_a_way_that_there_is_not_is_refused():
     assert type(model) is Qwen3ForCausalLM, "what is refused is left as it was"
 
 
-def test_a_model_is_made_fast_in_place_and_once():
+def test_a_model_is_made_fast_once():
     model = load_model(checkpoint(FAMILY))
-    assert speed_up(model) is model
-    layers = model.model
-    assert speed_up(model).model is layers
-    assert (model.head_weight.dtype, model.head_weight.device.type) == (torch.float32, "cpu")
+    fast = speed_up(model)
+    assert speed_up(fast) is fast
+    assert type(model) is Qwen3ForCausalLM, "the caller's object keeps its class"
+    assert (fast.dtype, fast.device.type) == (torch.float32, "cpu")
 
 
-def test_float16_goes_the_torch_way(capfd):
+def test_float16_takes_the_torch_backend(capfd):
     model = load_model(checkpoint(FAMILY), torch.float16)
     with pytest.raises(UserError, match="float32 or bfloat16"):
         speed_up(model, "packed")
-    speed_up(model)
+    model = speed_up(model)
     ids = torch.tensor(some_ids(9, model.config.vocab_size))
     with torch.inference_mode():
         got = model(ids, NoCache(), Recompute().plan(ids.tolist()))

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from mini_engine.attention import cpu
+from mini_engine.cpu import native, speed_up
 from mini_engine.engine.loop import generate
-from mini_engine.fast import native, speed_up
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.weights import load_model
-from tests.l9.test_fast_model import FAMILY, LONG, NEW, ways
+from tests.l9.test_fast_model import FAMILY, LONG, NEW, backends
 from tests.support import both, checkpoint, hf_greedy, some_ids, write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ import json, sys, torch
 from pathlib import Path
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.fast import speed_up
+from mini_engine.cpu import speed_up
 from mini_engine.weights import load_model
 
 def peak():  # not getrusage: there a child begins with its parent's peak
@@ -54,25 +54,26 @@ def answer(model, num_blocks):
     while engine.has_unfinished:
         engine.step()
 
-small, large, way = sys.argv[1:]
-answer(speed_up(load_model(small, torch.bfloat16), way), 9)  # whatever is loaded at the first use
+small, large, backend = sys.argv[1:]
+answer(speed_up(load_model(small, torch.bfloat16), backend), 9)  # whatever is loaded at the first use
 before = peak()
 model = load_model(large, torch.bfloat16)
 found = {"weights": sum(p.nbytes for p in model.parameters()), "head": model.head_weight.nbytes}
-answer(speed_up(model, way), 9)
+model = speed_up(model, backend)
+answer(model, 9)
 print(json.dumps(found | {"took": peak() - before}))
 """
 
 
 @LONG
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="NOT CHECKED: peak memory is asked of Linux")
-@ways
+@backends
 @pytest.mark.parametrize("tied", [True, False])
-def test_loading_and_packing_need_little_more_than_the_weights(tmp_path, tied, way):
+def test_loading_and_packing_need_little_more_than_the_weights(tmp_path, tied, backend):
     sizes = dict(vocab_size=48_000, hidden_size=768, intermediate_size=3072, num_hidden_layers=4, head_dim=64)
     write_checkpoint(tmp_path, **sizes, tie_word_embeddings=tied, dtype="bfloat16")
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(checkpoint(FAMILY)), str(tmp_path), way],
+        [sys.executable, "-c", MEASURE, str(checkpoint(FAMILY)), str(tmp_path), backend],
         capture_output=True,
         encoding="utf-8",
         cwd=ROOT,
@@ -80,6 +81,6 @@ def test_loading_and_packing_need_little_more_than_the_weights(tmp_path, tied, w
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["weights"] > 100e6, "too small to tell a copy of the weights from what else there is"
-    second = found["head"] if way == "torch" else 0  # oneDNN packs into new memory
+    second = found["head"] if backend == "torch" else 0  # oneDNN packs into new memory
     allowed = 1.3 * found["weights"] + second
     assert found["weights"] < found["took"] < allowed, f"{found['took']} bytes for {found['weights']} of weights"

@@ -1,4 +1,4 @@
-"""Lesson 9. Decode steps that are replayed: padded to a rung, from buffers that never move, with the same tokens."""
+"""Lesson 9. Decode steps that are replayed: padded to a size, from buffers that never move, with the same tokens."""
 
 import functools
 from array import array
@@ -11,7 +11,7 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.scheduler import Chunk, SchedulerConfig
 from mini_engine.errors import UserError
-from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, ladder, no_graph, runner_for
+from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, capture_sizes_up_to, no_graph, runner_for
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.weights import load_model
@@ -56,34 +56,36 @@ def decode_chunks(lengths, block_size=4):
 
 
 def test_the_ladder_has_1_2_4_8_and_then_every_8th_size():
-    assert ladder(40) == [1, 2, 4, 8, 16, 24, 32, 40]
-    assert ladder(64)[-3:] == [48, 56, 64]
+    assert capture_sizes_up_to(40) == [1, 2, 4, 8, 16, 24, 32, 40]
+    assert capture_sizes_up_to(64)[-3:] == [48, 56, 64]
 
 
 @pytest.mark.parametrize("max_rows", [*range(1, 20), 31, 32, 33, 100])
-def test_every_batch_finds_a_rung_that_is_not_much_larger(max_rows):
-    rungs = ladder(max_rows)
-    assert rungs == sorted(set(rungs)) and rungs[-1] == max_rows, "the last rung is the largest batch there can be"
+def test_every_batch_finds_a_size_that_is_not_much_larger(max_rows):
+    capture_sizes = capture_sizes_up_to(max_rows)
+    assert capture_sizes == sorted(set(capture_sizes)) and capture_sizes[-1] == max_rows, (
+        "the last size is the largest batch there can be"
+    )
     for count in range(1, max_rows + 1):
-        rung = min(rung for rung in rungs if rung >= count)
-        assert rung - count < 8 and rung < 2 * count + 1, f"{count} rows are filled up to {rung}"
+        size = min(size for size in capture_sizes if size >= count)
+        assert size - count < 8 and size < 2 * count + 1, f"{count} rows are filled up to {size}"
 
 
 def test_a_ladder_for_nobody_is_refused():
     with pytest.raises(UserError, match="at least 1"):
-        ladder(0)
+        capture_sizes_up_to(0)
 
 
 # The buffers
 
 
 def buffers_of(max_rows=8, max_blocks=6):
-    return DecodeBuffers(max_rows, max_blocks, 4, vocab_size=5, like=torch.zeros(1))
+    return DecodeBuffers(max_rows, max_blocks, 4, vocab_size=5, dtype=torch.float32, device=CPU)
 
 
-def filled(lengths, rung, buffers=None):
+def filled(lengths, size, buffers=None):
     buffers = buffers or buffers_of()
-    buffers.fill(plan_step(decode_chunks(lengths), 4, CPU), rung)
+    buffers.fill(plan_step(decode_chunks(lengths), 4, CPU), size)
     return buffers
 
 
@@ -109,13 +111,13 @@ def test_padding_rows_have_no_query_no_keys_and_the_null_block_to_write_into():
 def test_buffers_never_move_and_keep_their_dtypes():
     buffers = buffers_of()
     before = {name: (x.data_ptr(), x.dtype) for name, x in vars(buffers).items() if isinstance(x, torch.Tensor)}
-    for lengths, rung in (([5, 2, 9], 4), ([1], 1), ([3] * 7, 8)):
-        filled(lengths, rung, buffers)
+    for lengths, size in (([5, 2, 9], 4), ([1], 1), ([3] * 7, 8)):
+        filled(lengths, size, buffers)
         after = {name: (x.data_ptr(), x.dtype) for name, x in vars(buffers).items() if isinstance(x, torch.Tensor)}
         assert after == before, "a graph reads the addresses it was recorded with: copy into the buffers"
 
 
-def test_a_rung_s_plan_is_a_view_of_the_buffers():
+def test_a_sizes_plan_is_a_view_of_the_buffers():
     buffers = buffers_of()
     meta = buffers.meta(4)
     filled([5, 2, 9], 4, buffers)
@@ -130,7 +132,7 @@ def test_a_rung_s_plan_is_a_view_of_the_buffers():
 # The runner
 
 
-def test_the_largest_rung_is_captured_first():
+def test_the_largest_size_is_captured_first():
     sizes = []
 
     def note(work):
@@ -148,7 +150,7 @@ def spy_on(model, seen):
     """The model, noting the token ids it is given."""
 
     class Spy:
-        config, head_weight = model.config, model.head_weight
+        config, dtype, device = model.config, model.dtype, model.device
 
         def __call__(self, token_ids, kv, meta, rows=None):
             seen.append(token_ids)
@@ -193,24 +195,24 @@ def test_padded_rows_change_nothing(count):
     torch.testing.assert_close(got, want, msg=lambda text: f"padding changed the logits of real rows: {text}")
 
 
-def test_each_batch_size_takes_its_rung_and_prefills_and_mixed_steps_take_none():
+def test_each_batch_size_takes_its_size_and_prefills_and_mixed_steps_take_none():
     counting = Counting()
     model = both(FAMILY)[0]
     runner = GraphRunner(model, pool_for(model), 12, counting)
-    assert counting.captured == len(runner.rungs) == 5
+    assert counting.captured == len(runner.capture_sizes) == 5
 
-    def rung_of(chunks):
+    def size_of(chunks):
         counting.replayed.clear()
         runner.run(chunks)
-        return [runner.rungs[::-1][number] for number in counting.replayed]
+        return [runner.capture_sizes[::-1][number] for number in counting.replayed]
 
-    assert [rung_of(decode_chunks([2] * count)) for count in (1, 2, 3, 8, 9, 12)] == [[1], [2], [4], [8], [12], [12]]
+    assert [size_of(decode_chunks([2] * count)) for count in (1, 2, 3, 8, 9, 12)] == [[1], [2], [4], [8], [12], [12]]
     prompt = Chunk(Decoding(6), 0, 6, array("i", [40, 41]))
     middle = Chunk(Decoding(6), 2, 3, array("i", [40, 41]))
-    assert rung_of([prompt]) == [], "a prompt runs as before"
-    assert rung_of([*decode_chunks([2, 2]), prompt]) == [], "a mixed step runs as before"
-    assert rung_of([*decode_chunks([2, 2]), middle]) == [], "a chunk of one token in mid-prompt chooses no token"
-    assert rung_of(decode_chunks([2] * 13)) == [], "more rows than the longest rung run as before"
+    assert size_of([prompt]) == [], "a prompt runs as before"
+    assert size_of([*decode_chunks([2, 2]), prompt]) == [], "a mixed step runs as before"
+    assert size_of([*decode_chunks([2, 2]), middle]) == [], "a chunk of one token in mid-prompt chooses no token"
+    assert size_of(decode_chunks([2] * 13)) == [], "more rows than the longest size run as before"
 
 
 def test_a_step_s_logits_stay_what_they_were_when_the_next_step_runs():
@@ -226,16 +228,20 @@ def test_a_step_s_logits_stay_what_they_were_when_the_next_step_runs():
 def test_tokens_through_the_padded_path_equal_the_plain_runner_s_and_hugging_face_s(family):
     model, prompts = both(family)[0], prompts_of(family)
     plain = Engine.for_model(
-        model, num_blocks=64, block_size=4, kernel="torch", limits=SchedulerConfig(max_running=12, headroom=0)
+        model,
+        num_blocks=64,
+        block_size=4,
+        kernel="torch",
+        scheduler_config=SchedulerConfig(max_num_seqs=12, watermark=0),
     )
     counting = Counting()
     got = answers(graph_engine(model, counting, load_kernel("torch")), prompts)
     assert got == answers(plain, prompts) == alone(family)
-    assert len(set(counting.replayed)) > 1, "batches shrink as requests end: more than one rung must have run"
+    assert len(set(counting.replayed)) > 1, "batches shrink as requests end: more than one size must have run"
 
 
 def test_preempted_and_late_requests_get_the_same_tokens():
-    engine = graph_engine(both(FAMILY)[0], no_graph, load_kernel("torch"), num_blocks=14, max_chunk_tokens=3)
+    engine = graph_engine(both(FAMILY)[0], no_graph, load_kernel("torch"), num_blocks=14, chunked_prefill_size=3)
     assert answers(engine, prompts_of(FAMILY)) == alone(FAMILY)
     assert engine.scheduler.num_preemptions > 0, "nobody was preempted: no test of it"
 
@@ -251,9 +257,9 @@ def test_a_recorded_decode_gives_the_same_tokens(family):
     tape = TapeCapture()
     engine = graph_engine(both(family)[0], tape, kernel)
     counting = Counting()
-    engine.runner.replays = {rung: counting(replay) for rung, replay in engine.runner.replays.items()}
+    engine.runner.replays = {size: counting(replay) for size, replay in engine.runner.replays.items()}
     assert answers(engine, prompts_of(family)) == alone(family), "what is recorded once must be right at every step"
-    assert tape.runs == 2 * len(engine.runner.rungs) and len(counting.replayed) > 5
+    assert tape.runs == 2 * len(engine.runner.capture_sizes) and len(counting.replayed) > 5
 
 
 def test_a_kernel_that_looks_at_lengths_cannot_be_recorded():
@@ -276,7 +282,7 @@ def test_captured_decode_gives_the_tokens_of_eager_decode(dtype):
     prompts = [some_ids(length, model.config.vocab_size, seed=length) for length in LENGTHS]
 
     def engine():
-        return Engine.for_model(model, num_blocks=256, limits=SchedulerConfig(max_running=12, headroom=0))
+        return Engine.for_model(model, num_blocks=256, scheduler_config=SchedulerConfig(max_num_seqs=12, watermark=0))
 
     captured = engine()
     captured.runner = GraphRunner(model, captured.runner.pool, 12, CudaCapture())

@@ -2,9 +2,9 @@
 
 import pytest
 
+from mini_engine.cpu.model import FastQwen3ForCausalLM
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.fast.model import FastQwen3ForCausalLM
 from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
 

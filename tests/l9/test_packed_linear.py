@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from mini_engine.attention.cpu import find_compiler
+from mini_engine.cpu import native
+from mini_engine.cpu.pack import TILE, PackedWeight
+from mini_engine.cpu.packed_layers import PackedLinear, apart
 from mini_engine.errors import UserError
-from mini_engine.fast import native
-from mini_engine.fast.pack import TILE, PackedWeight
-from mini_engine.fast.packed_layers import PackedLinear, apart
 from tests.l9.test_fast_model import LONG
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -1,18 +1,18 @@
 """Lesson 9. A pytest plugin: earlier lessons' tests, as they are, with every CPU model that is loaded made fast.
 
-`MINI_ENGINE_WAY` says which way: "packed" (the default) or "torch".
+`MINI_ENGINE_BACKEND` says which backend: "packed" (the default) or "torch".
 """
 
 import os
 
 from mini_engine import weights
-from mini_engine.fast import speed_up
+from mini_engine.cpu import speed_up
 
 load_slow_model = weights.load_model
 
 
 def load_fast_model(*args, **kwargs):
-    return speed_up(load_slow_model(*args, **kwargs), os.environ.get("MINI_ENGINE_WAY", "packed"))
+    return speed_up(load_slow_model(*args, **kwargs), os.environ.get("MINI_ENGINE_BACKEND", "packed"))
 
 
 def pytest_configure(config):

@@ -9,7 +9,7 @@ from mini_engine.tokenizer import Tokenizer
 JsonObject = dict[str, Any]
 
 
-class ToldToken(NamedTuple):
+class TokenLogprob(NamedTuple):
     """One token of an answer with its logprobs. `offset`: the characters of the answer before it."""
 
     token_id: int
@@ -17,7 +17,7 @@ class ToldToken(NamedTuple):
     offset: int
 
 
-class Form:
+class ResponseFormat:
     """What differs between the two. `opening`: what a stream begins with, or None."""
 
     kind: str
@@ -33,12 +33,12 @@ class Form:
         """A streamed answer's next text."""
         raise NotImplementedError
 
-    def logprobs(self, tokens: Sequence[ToldToken], tokenizer: Tokenizer) -> JsonObject:
+    def logprobs(self, tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
         """What the engine knows of these tokens."""
         raise NotImplementedError
 
 
-class CompletionForm(Form):
+class CompletionFormat(ResponseFormat):
     """`/v1/completions`."""
 
     kind = chunk_kind = "text_completion"
@@ -50,7 +50,7 @@ class CompletionForm(Form):
 
     piece = message
 
-    def logprobs(self, tokens: Sequence[ToldToken], tokenizer: Tokenizer) -> JsonObject:
+    def logprobs(self, tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
         """Four lists, an entry a token; alternatives by their text, the chosen token among them."""
         texts = [token_text(token.token_id, tokenizer) for token in tokens]
         return {
@@ -65,7 +65,7 @@ class CompletionForm(Form):
         }
 
 
-class ChatForm(Form):
+class ChatFormat(ResponseFormat):
     """`/v1/chat/completions`."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
@@ -82,7 +82,7 @@ class ChatForm(Form):
         """What the turn grows by."""
         return {"delta": {"content": text} if text else {}}
 
-    def logprobs(self, tokens: Sequence[ToldToken], tokenizer: Tokenizer) -> JsonObject:
+    def logprobs(self, tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
         """One list, an entry a token, with its bytes: a token need not be whole characters."""
         return {
             "content": [

@@ -96,7 +96,7 @@ def load(dtype: torch.dtype) -> Functions:
         UserError: not a dtype they know, or they cannot be built here.
     """
     if dtype not in SUFFIXES:
-        raise UserError(f"packed weights are float32 or bfloat16, not {dtype}; the torch way takes any dtype")
+        raise UserError(f"packed weights are float32 or bfloat16, not {dtype}; the torch backend takes any dtype")
     library = _library()
     if isinstance(library, UserError):
         raise UserError(str(library))

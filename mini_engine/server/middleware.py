@@ -1,6 +1,6 @@
-"""Lesson 7. Three doors before the app: who may come in, how large a body may be, and whether the house is closing.
+"""Lesson 7. Middleware: API key, body size limit, drain on shutdown.
 
-Each is a plain ASGI app around another one, so that it also sees what comes in pieces, and leaves the rest alone.
+Each is a plain ASGI app wrapped around another one, so it also sees bodies that arrive in pieces.
 """
 
 import hmac
@@ -13,8 +13,8 @@ from mini_engine.server.errors import RETRY, ApiError
 OURS = "/v1/"
 
 
-class Door:
-    """Lets every request through to `app` that `check` does not refuse with an ApiError. Only /v1/ has doors."""
+class Middleware:
+    """Passes a request on to `app` unless `check` refuses it with an ApiError. Paths outside /v1/ are never checked."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -29,32 +29,32 @@ class Door:
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
-        await self.enter(scope, receive, send)
+        await self.serve(scope, receive, send)
 
     def check(self, scope: Scope) -> None:
         """Raise ApiError to refuse."""
 
-    async def enter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve what was let through."""
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request that passed `check`."""
         await self.app(scope, receive, send)
 
 
-class ApiKey(Door):
-    """Asks for `Authorization: Bearer KEY`; without a key set, for nothing."""
+class ApiKey(Middleware):
+    """Require `Authorization: Bearer KEY`, or nothing if no key is set."""
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:
         super().__init__(app)
         self.expected = None if key is None else f"Bearer {key}".encode()
 
     def check(self, scope: Scope) -> None:
-        """Compare in a time that tells nothing about the key."""
+        """Compare in constant time."""
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")
         if self.expected is not None and not hmac.compare_digest(given, self.expected):
             raise ApiError(401, "a wrong API key, or none; send Authorization: Bearer KEY", code="invalid_api_key")
 
 
-class BodyLimit(Door):
-    """Refuses a body of more than `max_bytes`: at once if its header says so, else as soon as too many have come."""
+class BodyLimit(Middleware):
+    """Refuse a body larger than `max_bytes`: at once if its header says so, otherwise once too many bytes came."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         super().__init__(app)
@@ -62,13 +62,13 @@ class BodyLimit(Door):
         self.too_large = f"the body is larger than {max_bytes} bytes, the most that this server takes"
 
     def check(self, scope: Scope) -> None:
-        """Believe a Content-Length that is too large."""
+        """Refuse at once if Content-Length already says too much."""
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdigit() and int(length[:20]) > self.max_bytes:
             raise ApiError(413, self.too_large, code="body_too_large")
 
-    async def enter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count what comes in."""
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the bytes of the body as they arrive."""
         left = self.max_bytes
 
         async def counted() -> Message:
@@ -82,28 +82,28 @@ class BodyLimit(Door):
         await self.app(scope, counted, send)
 
 
-class Gate(Door):
-    """Counts who is inside, and lets nobody in once it is closed: those inside are served, the house empties."""
+class Drain(Middleware):
+    """Counts requests in flight. Once draining has begun, they finish and new ones are refused."""
 
     def __init__(self, app: ASGIApp) -> None:
         super().__init__(app)
-        self.num_inside = 0
-        self.closed = False
+        self.num_in_flight = 0
+        self.draining = False
 
-    def close(self) -> None:
-        """From now on every new request is refused with 503."""
-        self.closed = True
+    def begin(self) -> None:
+        """Refuse every new request with 503 from now on."""
+        self.draining = True
 
     def check(self, scope: Scope) -> None:
-        """Refuse when closed, and ask the client to come back on another connection."""
-        if self.closed:
-            message = "the server is shutting down and takes no more requests"
+        """Refuse while draining, and ask the client to retry on another connection."""
+        if self.draining:
+            message = "the server is shutting down and accepts no new requests"
             raise ApiError(503, message, code="shutting_down", headers=RETRY | {"Connection": "close"})
 
-    async def enter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count it while it is served."""
-        self.num_inside += 1
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the request for as long as it is being served."""
+        self.num_in_flight += 1
         try:
             await self.app(scope, receive, send)
         finally:
-            self.num_inside -= 1
+            self.num_in_flight -= 1

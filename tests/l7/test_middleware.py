@@ -1,4 +1,4 @@
-"""Lesson 7. The doors: the key, the body's size, and the gate that lets a server empty before it ends."""
+"""Lesson 7. Middleware: the API key, the body size limit, and the drain before the server ends."""
 
 import asyncio
 import json
@@ -11,20 +11,20 @@ from mini_engine.errors import UserError
 from mini_engine.server.background import DrainingServer, listen, url_of
 from mini_engine.server.config import ServerConfig
 from mini_engine.server.errors import ApiError
-from mini_engine.server.limits import ApiKey, BodyLimit, Gate
+from mini_engine.server.middleware import ApiKey, BodyLimit, Drain
 from tests.l7.service import PATIENCE, Service, exchange, read_answer
 
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
 
 
 class Inner:
-    """An app that notes how many are inside, and answers 200, or fails."""
+    """An app that notes how many requests are in flight, and answers 200, or fails."""
 
     def __init__(self, fails=False):
-        self.seen, self.fails, self.gate = [], fails, None
+        self.seen, self.fails, self.drain = [], fails, None
 
     async def __call__(self, scope, receive, send):
-        self.seen.append(self.gate.num_inside if self.gate else scope["path"])
+        self.seen.append(self.drain.num_in_flight if self.drain else scope["path"])
         if self.fails:
             raise KeyError("inside")
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -46,39 +46,39 @@ def call(app, scope=SCOPE):
     return start["status"], {k.decode(): v.decode() for k, v in start.get("headers", [])}, json.loads(body["body"])
 
 
-def gated(**options):
+def draining(**options):
     inner = Inner(**options)
-    inner.gate = Gate(inner)
-    return inner.gate, inner
+    inner.drain = Drain(inner)
+    return inner.drain, inner
 
 
-def test_an_open_gate_lets_everybody_in_and_counts_them():
-    gate, inner = gated()
-    assert call(gate)[0] == 200
-    assert inner.seen == [1], "one was inside while it was served"
-    assert gate.num_inside == 0, "and none afterwards"
+def test_requests_are_served_and_counted_while_in_flight():
+    drain, inner = draining()
+    assert call(drain)[0] == 200
+    assert inner.seen == [1], "one request was in flight while it was served"
+    assert drain.num_in_flight == 0, "and none afterwards"
 
 
-def test_who_fails_inside_is_no_longer_inside():
-    gate, _ = gated(fails=True)
+def test_a_request_that_fails_is_no_longer_in_flight():
+    drain, _ = draining(fails=True)
     with pytest.raises(KeyError):
-        call(gate)
-    assert gate.num_inside == 0, "the count must go down however it ends, or the house never empties"
+        call(drain)
+    assert drain.num_in_flight == 0, "the count must go down however it ends, or the server never ends"
 
 
-def test_a_closed_gate_lets_nobody_in_and_says_when_to_come_back():
-    gate, inner = gated()
-    gate.close()
-    status, headers, body = call(gate)
-    assert status == 503 and inner.seen == [], "nobody new may come in while the house empties"
+def test_a_draining_server_refuses_new_requests_and_says_when_to_retry():
+    drain, inner = draining()
+    drain.begin()
+    status, headers, body = call(drain)
+    assert status == 503 and inner.seen == [], "no new request may be served during the drain"
     assert int(headers["retry-after"]) >= 1 and headers["connection"] == "close"
-    assert body["error"]["code"] == "shutting_down" and gate.num_inside == 0
+    assert body["error"]["code"] == "shutting_down" and drain.num_in_flight == 0
 
 
-def test_health_and_metrics_have_no_doors():
-    gate, inner = gated()
-    gate.close()
-    assert call(ApiKey(gate, "secret"), SCOPE | {"path": "/health"})[0] == 200 and len(inner.seen) == 1
+def test_health_and_metrics_pass_every_middleware():
+    drain, inner = draining()
+    drain.begin()
+    assert call(ApiKey(drain, "secret"), SCOPE | {"path": "/health"})[0] == 200 and len(inner.seen) == 1
 
 
 @pytest.mark.parametrize("header", [b"", b"Bearer wrong", b"secret", b"bearer secret", b"Bearer secret ", b"\xff\xfe"])
@@ -152,7 +152,7 @@ def test_a_drain_lets_running_answers_finish_and_refuses_new_ones():
         return await running, refused
 
     with Service() as service, listen("127.0.0.1", 0) as listener:
-        server = DrainingServer(service.app, service.gate, 20)
+        server = DrainingServer(service.app, 20)
         service.address = ("127.0.0.1", int(url_of(listener).rsplit(":", 1)[1]))
 
         async def both():
@@ -169,7 +169,7 @@ def test_a_drain_lets_running_answers_finish_and_refuses_new_ones():
 
 def test_when_the_grace_is_over_who_is_left_is_cut_off():
     async def scene(service, listener):
-        server = DrainingServer(service.app, service.gate, grace_seconds=0)
+        server = DrainingServer(service.app, grace_seconds=0)
         serving = asyncio.create_task(server.serve([listener]))
         while not server.started:
             await asyncio.sleep(0.01)

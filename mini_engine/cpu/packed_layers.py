@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from mini_engine.attention.contract import Kernel, check_inputs
 from mini_engine.attention.cpu import c_function
-from mini_engine.fast import native
-from mini_engine.fast.pack import PackedWeight
+from mini_engine.cpu import native
+from mini_engine.cpu.pack import PackedWeight
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.model.layers import rope_cos_sin
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
