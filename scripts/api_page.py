@@ -56,7 +56,7 @@ PARTS = (
         "Text in, text out",
         "The shortest way: a model that is spoken to in text. [Lesson 6](l6_text/README.md).",
         (
-            *entries("llm.py", "LLM"),
+            *entries("llm.py", "LLM", "Stream"),
             *entries("engine/sampling_params.py", "SamplingParams"),
             *entries("engine/answer.py", "TextDelta"),
             *entries("engine/request.py", "FinishReason"),
@@ -66,7 +66,7 @@ PARTS = (
     Part(
         "Token ids in, token ids out",
         "All prompts at once, all answers at the end. [Lesson 5](l5_scheduler/README.md).",
-        (*entries("engine/llm.py", "LLM", "Completion", LLM="LLM of token ids"),),
+        (*entries("engine/offline.py", "generate_all", "Completion"),),
     ),
     Part(
         "Step by step",
@@ -145,11 +145,9 @@ logits, `H_q` query heads, `H_kv` key and value heads, `D` their width. Words ar
 [how the pieces fit](how-the-pieces-fit.md) shows who calls whom.
 
 ```python
-from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.llm import LLM
-from mini_engine.pocket import POCKET_DIR
+from mini_engine import LLM, SamplingParams
 
-llm = LLM.load(POCKET_DIR)
+llm = LLM()
 for delta in llm.stream("The capital of France is", SamplingParams(temperature=0, max_tokens=8)):
     print(delta.text, end="", flush=True)
 ```

@@ -48,15 +48,16 @@ def load_of(requests: int, vocab_size: int, quick: bool) -> list[tuple[list[int]
 
 def ours(model, load, share: float):
     """This lesson's engine, with a pool of that share of what all requests need together."""
-    from mini_engine.engine.llm import LLM
+    from mini_engine.engine.engine import Engine
+    from mini_engine.engine.offline import generate_all
     from mini_engine.engine.sampling_params import SamplingParams
 
     needs = [-(-(len(prompt) + wanted) // 16) for prompt, wanted in load]
-    llm = LLM(model, num_blocks=max(max(needs), int(share * sum(needs))) + 1)
+    engine = Engine.for_model(model, num_blocks=max(max(needs), int(share * sum(needs))) + 1)
     params = [SamplingParams(temperature=0, max_tokens=wanted, ignore_eos=True) for _, wanted in load]
 
     def run() -> list[list[int]]:
-        completions = llm.generate([prompt for prompt, _ in load], params, progress=False)
+        completions = generate_all(engine, [prompt for prompt, _ in load], params, progress=False)
         return [completion.token_ids for completion in completions]
 
     return run

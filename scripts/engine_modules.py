@@ -33,7 +33,7 @@ LAYERS = (
     Layer(
         "The engine",
         "takes requests, runs steps, hands out answers",
-        ("llm", "engine.llm", "engine.worker", "engine.mailbox", "engine.engine"),
+        ("build", "llm", "engine.offline", "engine.answers", "engine.worker", "engine.mailbox", "engine.engine"),
     ),
     Layer(
         "Inside a step",

@@ -14,8 +14,8 @@ import torch
 
 from mini_engine.attention.contract import load_kernel
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.llm import LLM as OfflineLLM
 from mini_engine.engine.loop import generate
+from mini_engine.engine.offline import generate_all
 from mini_engine.engine.packed import step
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.kv import block_tensor, contiguous, no_cache, token_flat
@@ -237,11 +237,11 @@ def exactly(wanted: int, asked: SamplingParams | None = None) -> SamplingParams:
 
 def offline_rung(model, load: Load, asked: SamplingParams | None = None) -> Callable[[Load], Pass]:
     """Lesson 5 with nobody looking; with `asked`, lesson 4's sampler has something to do."""
-    llm = OfflineLLM(model, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE)
+    engine = Engine.for_model(model, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE)
 
     def run(load: Load) -> Pass:
         params = [exactly(wanted, asked) for _, wanted in load.jobs]
-        completions = llm.generate([prompt for prompt, _ in load.jobs], params, progress=False)
+        completions = generate_all(engine, [prompt for prompt, _ in load.jobs], params, progress=False)
         return Pass(answers=[completion.token_ids for completion in completions])
 
     return run
@@ -249,7 +249,8 @@ def offline_rung(model, load: Load, asked: SamplingParams | None = None) -> Call
 
 def text_rung(model, load: Load, tokenizer) -> Callable[[Load], Pass]:
     """Lesson 6: every answer as a stream of text, all streams read in turns."""
-    llm = LLM(model, tokenizer, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE, manager=KvCacheManager)
+    engine = Engine.for_model(model, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE)
+    llm = LLM.for_engine(engine, tokenizer)
 
     def run(load: Load) -> Pass:
         done = Pass(answers=[[] for _ in load.jobs])

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mini_engine.engine.answer import TextDelta
+from mini_engine.engine.answers import Answers
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampler import TokenLogprobs
-from mini_engine.engine.worker import Answers
 from mini_engine.server.errors import ApiError
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.response_formats import ResponseFormat, TokenLogprob, token_text
@@ -87,7 +87,7 @@ class Reply:
 
     def __init__(self, response_format: ResponseFormat, wanted: Sampling, model: str, answers: Answers) -> None:
         self.response_format, self.wanted, self.answers = response_format, wanted, answers
-        self.tokenizer = answers.worker.tokenizer
+        self.tokenizer = answers.tokenizer
         self.choices = [Choice(index, request) for index, request in enumerate(answers.requests)]
         self.head = {
             "id": f"{response_format.id_prefix}-{secrets.token_hex(12)}",

@@ -9,7 +9,8 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from mini_engine.engine.worker import Answers, EngineWorker, Job
+from mini_engine.engine.answers import Answers, Job
+from mini_engine.engine.worker import EngineWorker
 from mini_engine.errors import UserError
 from mini_engine.server.answers import Reply
 from mini_engine.server.config import ServerConfig
@@ -75,7 +76,7 @@ class Service:
             raise ApiError(400, f"{count} answers are asked for at once; this server gives {most}")
         prompts = [await self.encode(prompt) for prompt in wanted.prompts]
         jobs = [
-            Job(prompt_ids, wanted.params(choice, self.max_tokens - len(prompt_ids)), wanted.stops, wanted.cache_salt)
+            Job(prompt_ids, wanted.params(choice, self.max_tokens - len(prompt_ids)), wanted.cache_salt)
             for prompt_ids in prompts
             for choice in range(wanted.n)
         ]

@@ -11,7 +11,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import EngineStopped, QueueFull
 from mini_engine.errors import UserError
 
@@ -80,7 +79,7 @@ def as_api_error(error: Exception) -> ApiError:
         case RequestValidationError():
             return refusal(error)
         case UserError():
-            return ApiError(400, str(error), param=parameter_in(str(error)))
+            return ApiError(400, str(error), param=error.param)
         case QueueFull():
             return ApiError(429, str(error), code="rate_limit_exceeded", headers=RETRY)
         case EngineStopped():
@@ -88,12 +87,6 @@ def as_api_error(error: Exception) -> ApiError:
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
     return ApiError(500, f"{type(error).__name__}: {error}")
-
-
-def parameter_in(message: str) -> str | None:
-    """The sampling parameter with which a sentence begins: "top_p is 3; give …"."""
-    word = message.partition(" ")[0]
-    return word if word in SamplingParams.__dataclass_fields__ else None
 
 
 def install_handlers(app: FastAPI) -> None:

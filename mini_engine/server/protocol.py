@@ -117,11 +117,6 @@ class Sampling(Body):
     cache_salt: Text | None = None
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings; an empty one stops nothing."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
     def include_usage(self) -> bool:
         """The client wants a last event with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -152,6 +147,7 @@ SHARED = (  # names that the engine has too
     "frequency_penalty",
     "min_tokens",
     "stop_token_ids",
+    "stop",
     "ignore_eos",
 )
 
@@ -214,12 +210,14 @@ class ChatRequest(Sampling):
     def wanted_logprobs(self) -> int | None:
         """`logprobs` says whether, `top_logprobs` how many."""
         if self.top_logprobs is not None and not self.logprobs:
-            raise UserError("top_logprobs is given without logprobs: true; give both")
+            raise UserError("top_logprobs is given without logprobs: true; give both", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def wanted_tokens(self, room: int) -> int:
         """`max_completion_tokens`, `max_tokens` as it used to be called, or whatever fits."""
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise UserError("max_tokens and max_completion_tokens are two names for one thing; give one of them")
+            raise UserError(
+                "max_tokens and max_completion_tokens are two names for one thing; give one of them", param="max_tokens"
+            )
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return max(1, room) if given is None else given

@@ -72,7 +72,7 @@ class Fixed:
 
     def __init__(self, requests, deltas):
         self.requests, self.deltas, self.closed = requests, deltas, 0
-        self.worker = type("Worker", (), {"tokenizer": tokenizer()})
+        self.tokenizer = tokenizer()
 
     async def __aiter__(self):
         for item in self.deltas:

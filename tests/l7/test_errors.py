@@ -68,7 +68,7 @@ def test_a_number_is_a_number(value):
 
 def test_null_means_left_out():
     wanted = CompletionRequest.model_validate({"prompt": "x", "best_of": None, "stop": None, "temperature": None})
-    assert wanted.temperature == 1.0 and wanted.stops == ()
+    assert wanted.temperature == 1.0 and wanted.stop == ()
 
 
 def test_too_many_waiting_is_429_with_retry_after():
@@ -86,7 +86,7 @@ def test_an_engine_that_stops_is_503():
 
 
 def test_a_user_s_mistake_is_400_and_names_its_parameter():
-    found = as_api_error(UserError("top_p is 3; give a number from 0 to 1"))
+    found = as_api_error(UserError("top_p is 3; give a number from 0 to 1", param="top_p"))
     assert (found.status_code, found.param) == (400, "top_p")
     found = as_api_error(UserError("the prompt is empty; give at least one token"))
     assert (found.status_code, found.param) == (400, None)
@@ -115,7 +115,7 @@ BAD = {
     "far too long": ({"prompt": "x " * 50000}, None),
     "options without a stream": ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options"),
     "many answers": ({"prompt": ["x"] * 20, "n": 16}, None),
-    "a foreign stop id": ({"prompt": "x", "stop_token_ids": [10**9]}, None),
+    "a foreign stop id": ({"prompt": "x", "stop_token_ids": [10**9]}, "stop_token_ids"),
 }
 
 
