@@ -259,3 +259,9 @@ def test_a_picture_that_leads_to_a_trace_becomes_a_player_and_no_other_link_does
     html = markdown.markdown(text, extensions=["scripts.player_links"])
     assert '<a class="kv-player" href="pool.trace.js">' in html
     assert html.count("kv-player") == 1
+
+
+def test_what_only_github_s_readers_need_is_left_out_of_the_website():
+    text = "Recorded from the engine. <!-- on GitHub -->It plays\non the website. <!-- end -->Say each step first."
+    html = markdown.markdown(text, extensions=["scripts.player_links"])
+    assert html == "<p>Recorded from the engine. Say each step first.</p>"
