@@ -170,7 +170,7 @@ def contenders(model, load_hf, waves: Waves, alone: bool) -> dict:
         ready["transformers generate_batch"] = continuous(load_hf(), blocks // 2)
         ready["transformers generate_batch"]([waves[0][:2]])
     except Exception as error:  # whatever it needs and does not find here
-        del ready["transformers generate_batch"]
+        ready.pop("transformers generate_batch", None)
         sys.stderr.write(f"left out: transformers generate_batch; it cannot run here ({str(error).splitlines()[0]})\n")
     return ready
 

@@ -18,7 +18,7 @@ from mini_engine.config import DTYPES
 from mini_engine.errors import UserError
 
 # transformers' own defaults size its cache for a GPU; on two cores these are several times faster.
-TUNED = dict(page_size=32, num_blocks=128, max_num_batched_tokens=1024)
+TUNED = dict(page_size=32, num_blocks=128, max_batch_tokens=1024)
 
 
 def add_arguments(parser) -> None:

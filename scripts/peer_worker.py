@@ -126,7 +126,7 @@ def load_generate_batch(request: dict) -> Loaded:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model, version = load_transformers(request)
-    config = ContinuousBatchingConfig(page_size=32, num_blocks=640, max_num_batched_tokens=1024)
+    config = ContinuousBatchingConfig(page_size=32, num_blocks=640, max_batch_tokens=1024)
     greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
 
     def run(jobs: Jobs) -> Iterator[dict[int, int]]:
