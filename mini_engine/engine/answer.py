@@ -1,11 +1,13 @@
 """Lesson 6. One answer on its way to the reader: tokens in, text that may be shown out."""
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mini_engine.engine.detokenizer import Detokenizer, StopChecker
 from mini_engine.engine.request import FinishReason
-from mini_engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # loading the tokenizer's module takes torch; an answer needs only its bytes
+    from mini_engine.tokenizer import Tokenizer
 
 
 class TextDelta(NamedTuple):
@@ -31,7 +33,7 @@ class AnswerText:
         stop: the stop string that ended the answer, or None.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Collection[str] = ()) -> None:
+    def __init__(self, tokenizer: "Tokenizer", stops: Collection[str] = ()) -> None:
         self.detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
         self.checker = StopChecker(stops)
         self.stop: str | None = None

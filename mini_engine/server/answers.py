@@ -10,7 +10,7 @@ from typing import Any
 
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.request import FinishReason, Request
-from mini_engine.engine.sampler import TokenLogprobs
+from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.engine.worker import Answers
 from mini_engine.server.errors import ApiError
 from mini_engine.server.protocol import Sampling
