@@ -115,27 +115,23 @@ class SamplingParams:
 
 
 class SampleRow(Protocol):
-    """What the sampler reads of the request behind a row of logits."""
+    """What the sampler reads of the request behind a row of logits.
+
+    prompt_ids, output_ids: the tokens so far; the row's logits are about the next one.
+    stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
+    seed: decides the draws, together with the position; `params.seed`, or a fresh one that stays the same.
+    """
 
     @property
-    def params(self) -> SamplingParams:
-        """How its tokens are chosen."""
-
+    def params(self) -> SamplingParams: ...
     @property
-    def prompt_ids(self) -> Sequence[int]:
-        """The tokens of the prompt."""
-
+    def prompt_ids(self) -> Sequence[int]: ...
     @property
-    def output_ids(self) -> Sequence[int]:
-        """The answer so far; the row's logits are about the next token."""
-
+    def output_ids(self) -> Sequence[int]: ...
     @property
-    def stop_ids(self) -> Collection[int]:
-        """The tokens that end the answer, `params.stop_ids(...)`."""
-
+    def stop_ids(self) -> Collection[int]: ...
     @property
-    def seed(self) -> int:
-        """Decides the draws, together with the position; `params.seed`, or a fresh one that stays the same."""
+    def seed(self) -> int: ...
 
 
 @dataclass
