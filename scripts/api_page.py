@@ -99,10 +99,8 @@ PARTS = (
         (
             *entries("kv/no_cache.py", "NoCache"),
             *entries("kv/contiguous.py", "ContiguousKv"),
-            *entries("kv/token_flat.py", "KvPool", "BlockAllocator", KvPool="KvPool, token-flat"),
-            *entries("kv/block_tensor.py", "KvPool", "ForwardMeta", "BlockTable", KvPool="KvPool, in blocks"),
-            *entries("kv/block_tensor.py", "BlockAllocator", BlockAllocator="BlockAllocator with a null block"),
-            *entries("kv/block_tensor.py", "fragmentation_ratio", "waste_ratio"),
+            *entries("kv/token_flat.py", "KvPool", KvPool="KvPool, token-flat"),
+            *entries("kv/block_tensor.py", "KvPool", "ForwardMeta", KvPool="KvPool, in blocks"),
         ),
     ),
     Part(
@@ -116,8 +114,11 @@ PARTS = (
     ),
     Part(
         "Blocks, prefixes and who holds them",
-        "Numbers only: no tensors. [Lessons 5](l5_scheduler/README.md) and [8](l8_radix/README.md).",
+        "Numbers only: no tensors. [Lessons 2](l2_token_flat/README.md), [3](l3_block_tensor/README.md), "
+        "[5](l5_scheduler/README.md) and [8](l8_radix/README.md).",
         (
+            *entries("kv/allocator.py", "BlockAllocator"),
+            *entries("kv/block_table.py", "BlockTable", "fragmentation_ratio", "waste_ratio"),
             *entries("kv/manager.py", "KvCacheManager", "BlocksByState"),
             *entries("kv/prefix_manager.py", "PrefixCacheManager"),
             *entries("kv/radix.py", "RadixTree", "HitStats"),

@@ -34,7 +34,7 @@ def blocks_of(prompt: int, answer: int) -> int:
 def simulate(load, num_blocks: int, **limits) -> dict[str, float]:
     """Run a load through the scheduler, with a model that takes no time."""
     from mini_engine.engine.request import Request
-    from mini_engine.engine.sampler import Sampled
+    from mini_engine.engine.sampled import Sampled
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
     from mini_engine.kv.manager import KvCacheManager

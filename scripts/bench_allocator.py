@@ -47,18 +47,16 @@ def bare_list(num_blocks: int):
 
 def run(args) -> Report:
     """Microseconds for 64 blocks out and back, for each allocator and pool size."""
-    from mini_engine.kv import block_tensor, token_flat
+    from mini_engine.kv.allocator import BlockAllocator
+    from mini_engine.kv.refcount import RefCountedAllocator
 
-    makers = {
-        "lesson 2, token_flat": lambda num_blocks: token_flat.BlockAllocator(num_blocks * 16, 16),
-        "lesson 3, block_tensor": lambda num_blocks: block_tensor.BlockAllocator(num_blocks, 16),
-    }
+    makers = {"lesson 2": BlockAllocator, "lesson 8, counted": RefCountedAllocator}
     sizes = POOL_SIZES[:3] if args.quick else POOL_SIZES
     contenders = {("a list, no checks", size): bare_list(size) for size in sizes}
     for name, make in makers.items():
         contenders |= {(name, size): take_and_return(worn_allocator(make, size)) for size in sizes}
-    fresh = {size: take_and_return(block_tensor.BlockAllocator(size, 16)) for size in sizes}
-    contenders |= {("lesson 3, in a pool not used yet", size): run for size, run in fresh.items()}
+    fresh = {size: take_and_return(BlockAllocator(size)) for size in sizes}
+    contenders |= {("lesson 2, in a pool not used yet", size): run for size, run in fresh.items()}
     timings = take_turns(contenders, args.rounds or (30 if args.quick else 200), "allocator")
     return Report("allocator", [row(name, size, timing) for (name, size), timing in timings.items()], drawn="µs")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mini_engine.attention.contract import load_kernel
 from mini_engine.errors import UserError
-from mini_engine.kv.block_tensor import NULL_BLOCK
+from mini_engine.kv.block_table import NULL_BLOCK
 
 DECODES = ((1, 2048), (16, 512), (16, 2048), (32, 256))  # (sequences, keys of each)
 PREFILLS = ((1, 512), (1, 2048))  # (sequences, tokens of each)

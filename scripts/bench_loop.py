@@ -29,6 +29,7 @@ def stage_list(text: str) -> list[int]:
 def new_sequence(stage: int, config, max_len: int):
     """(store, sequence) of a stage, for a text of at most `max_len` tokens."""
     from mini_engine.kv import contiguous, no_cache, token_flat
+    from mini_engine.kv.allocator import BlockAllocator
 
     if stage == 0:
         return no_cache.NoCache(), no_cache.Recompute()
@@ -38,7 +39,7 @@ def new_sequence(stage: int, config, max_len: int):
     slots = -(-max_len // 16) * 16
     kv = token_flat.KvPool(config, slots)
     request = token_flat.Request([])
-    return kv, token_flat.PagedSequence(request, kv, token_flat.BlockAllocator(slots))
+    return kv, token_flat.PagedSequence(request, kv, BlockAllocator.for_slots(slots))
 
 
 class Walker:

@@ -22,9 +22,9 @@ def add_arguments(parser) -> None:
 def sampling(logits, asked: list[dict]):
     """A contender: one token for each row of logits, each row with what it asks for."""
     from mini_engine.engine.sampler import sample
-    from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+    from mini_engine.engine.sampling_params import Row, SamplingParams
 
-    rows = [SampleRow(SamplingParams(seed=0, **params), list(range(500)), list(range(500))) for params in asked]
+    rows = [Row(SamplingParams(seed=0, **params), list(range(500)), list(range(500))) for params in asked]
     return lambda: sample(logits, rows)
 
 

@@ -17,7 +17,7 @@ def add_arguments(parser) -> None:
 def decoding_scheduler(running: int, history: int, num_blocks: int | None = None, room: int = ROOM):
     """A scheduler with so many requests that decode, each behind so many tokens."""
     from mini_engine.engine.request import Request
-    from mini_engine.engine.sampler import Sampled
+    from mini_engine.engine.sampled import Sampled
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
     from mini_engine.kv.manager import KvCacheManager
@@ -35,7 +35,7 @@ def decoding_scheduler(running: int, history: int, num_blocks: int | None = None
 
 def deciding(scheduler):
     """A contender: STEPS steps of the scheduler alone."""
-    from mini_engine.engine.sampler import Sampled
+    from mini_engine.engine.sampled import Sampled
 
     sampled = [Sampled(1, None)] * len(scheduler.running)
 

@@ -12,9 +12,12 @@ from smoke_common import Outcome, compare, load_ours, make_parser, print_json, s
 
 from mini_engine.attention.contract import load_kernel
 from mini_engine.cli.parser import guard, whole_number
-from mini_engine.engine.sampler import Sampled, draw_tokens, process, sample
-from mini_engine.engine.sampling_params import SampleRow, SamplingParams
-from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampler import draw_tokens, process, sample
+from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
 
 BLOCK_SIZE = 16
 
@@ -29,7 +32,7 @@ def run(model, jobs, args, sampler=sample) -> Outcome:
     pairs = []
     for prompt, params in jobs:
         request = Request(list(prompt), BlockTable(allocator))
-        pairs.append((request, SampleRow(params, request.prompt_ids, request.output_ids, params.stop_ids(eos))))
+        pairs.append((request, Row(params, request.prompt_ids, request.output_ids, params.stop_ids(eos))))
     running = list(pairs)
     while running:
         logits = forward(model, pool, [request for request, _ in running])

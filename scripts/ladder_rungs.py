@@ -19,6 +19,8 @@ from mini_engine.engine.offline import generate_all
 from mini_engine.engine.packed import step
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.kv import block_tensor, contiguous, no_cache, token_flat
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.llm import LLM
 
@@ -159,7 +161,7 @@ def lesson_2(model, load: Load) -> Callable[[Load], Pass]:
     """Blocks from a pool, still one request after the other."""
     slots = load.pool_blocks * BLOCK_SIZE
     pool = token_flat.KvPool(model.config, slots, model.dtype, model.device)
-    allocator = token_flat.BlockAllocator(slots, BLOCK_SIZE)
+    allocator = BlockAllocator.for_slots(slots, BLOCK_SIZE)
 
     def begin(prompt: list[int]):
         sequence = token_flat.PagedSequence(token_flat.Request(list(prompt)), pool, allocator)
@@ -173,13 +175,13 @@ def lesson_3(model, load: Load) -> Callable[[Load], Pass]:
     num_blocks = load.pool_blocks + 1
     kernel = load_kernel("auto", model.device, model.dtype)
     pool = block_tensor.KvPool(model.config, num_blocks, BLOCK_SIZE, kernel, model.dtype, model.device)
-    allocator = block_tensor.BlockAllocator(num_blocks, BLOCK_SIZE)
+    allocator = BlockAllocator(num_blocks, BLOCK_SIZE)
 
     @torch.inference_mode()
     def run(load: Load) -> Pass:
         done = Pass()
         for batch in batches(load):
-            requests = [block_tensor.Request(list(prompt), block_tensor.BlockTable(allocator)) for prompt, _ in batch]
+            requests = [block_tensor.Request(list(prompt), BlockTable(allocator)) for prompt, _ in batch]
             wanted = {id(request): count for request, (_, count) in zip(requests, batch, strict=True)}
             running = requests
             while running:

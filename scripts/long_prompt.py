@@ -43,7 +43,9 @@ def packed(model, prompts, long_prompt, args) -> dict:
 
     from mini_engine.attention.contract import load_kernel
     from mini_engine.engine.packed import step
-    from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request
+    from mini_engine.kv.allocator import BlockAllocator
+    from mini_engine.kv.block_table import BlockTable
+    from mini_engine.kv.block_tensor import KvPool, Request
 
     num_blocks = blocks_for(args)
     pool = KvPool(model.config, num_blocks, BLOCK_SIZE, load_kernel("auto", args.device), device=args.device)

@@ -1,11 +1,13 @@
 """Lesson 6. One answer on its way to the reader: tokens in, text that may be shown out."""
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mini_engine.engine.detokenizer import Detokenizer, StopChecker
 from mini_engine.engine.request import FinishReason, Request
-from mini_engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # loading the tokenizer's module takes torch; an answer needs only its bytes
+    from mini_engine.tokenizer import Tokenizer
 
 
 class TextDelta(NamedTuple):
@@ -31,7 +33,7 @@ class AnswerText:
         stop: the stop string that ended the answer, or None.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Collection[str] = ()) -> None:
+    def __init__(self, tokenizer: "Tokenizer", stops: Collection[str] = ()) -> None:
         self.detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
         self.checker = StopChecker(stops)
         self.stop: str | None = None
@@ -52,7 +54,7 @@ class AnswerText:
 class AnswerReader:
     """Turns what a request gains from step to step into deltas."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, tokenizer: "Tokenizer") -> None:
         self.request = request
         self.answer = AnswerText(tokenizer, request.params.stop)
         self.num_read = 0
@@ -80,7 +82,7 @@ class AnswerReader:
 class WholeAnswer:
     """A `Reader` of lesson 5's `generate_all` that makes the answer's text."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, tokenizer: "Tokenizer") -> None:
         self.reader = AnswerReader(request, tokenizer)
         self.text = ""
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import FinishReason, Request
-from mini_engine.engine.sampler import TokenLogprobs
+from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.stats import Summary
 from mini_engine.errors import UserError

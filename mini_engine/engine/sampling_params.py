@@ -6,7 +6,7 @@ A request's parameters are checked once, where they are made, so that a batch ne
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mini_engine.errors import UserError
 
@@ -121,14 +121,29 @@ class SamplingParams:
         return "length" if len(output_ids) >= self.max_tokens else None
 
 
-@dataclass
-class SampleRow:
-    """One row of logits: whose it is. The sampler reads these names of whatever it is given.
+class SampleRow(Protocol):
+    """What the sampler reads of the request behind a row of logits.
 
     prompt_ids, output_ids: the tokens so far; the row's logits are about the next one.
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
-    seed: decides the draws with the position; `params.seed`, or a fresh one that stays.
+    seed: decides the draws, together with the position; `params.seed`, or a fresh one that stays the same.
     """
+
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def prompt_ids(self) -> Sequence[int]: ...
+    @property
+    def output_ids(self) -> Sequence[int]: ...
+    @property
+    def stop_ids(self) -> Collection[int]: ...
+    @property
+    def seed(self) -> int: ...
+
+
+@dataclass
+class Row:
+    """A SampleRow on its own, for scripts and tests that have no request."""
 
     params: SamplingParams
     prompt_ids: Sequence[int]

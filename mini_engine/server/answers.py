@@ -11,7 +11,7 @@ from typing import Any
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.answers import Answers
 from mini_engine.engine.request import FinishReason, Request
-from mini_engine.engine.sampler import TokenLogprobs
+from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.server.errors import ApiError
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.response_formats import ResponseFormat, TokenLogprob, token_text

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mini_engine.engine.sampler import TokenLogprobs
+from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.tokenizer import Tokenizer
 
 JsonObject = dict[str, Any]

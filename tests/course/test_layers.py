@@ -1,17 +1,35 @@
-"""Course machinery. Layers know only what is below them; the scheduler and the managers hold no tensors."""
+"""Course machinery. Layers know only what is below them; what decides holds no tensors and needs no torch."""
 
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 
 import pytest
-from engine_modules import LAYERS, read_modules
+from engine_modules import LAYERS, ROOT, read_modules
 
 MODULES = read_modules()
 each_module = pytest.mark.parametrize("name", MODULES)
 NUMBERS_ONLY = {
-    "engine.scheduler", "engine.request", "engine.sampling_params", "engine.detokenizer", "engine.answer",
-    "engine.mailbox", "engine.stats", "kv.manager", "kv.prefix_manager", "kv.radix", "kv.radix_node", "kv.eviction",
-    "kv.refcount",
+    "engine.scheduler", "engine.request", "engine.sampling_params", "engine.sampled", "engine.detokenizer",
+    "engine.answer", "engine.mailbox", "engine.stats", "kv.allocator", "kv.block_table", "kv.manager",
+    "kv.prefix_manager", "kv.radix", "kv.radix_node", "kv.eviction", "kv.refcount",
 }  # fmt: skip
+# Imports one module where torch cannot be found, as in the website's browser; says by way of which modules it fails.
+WITHOUT_TORCH = """
+import importlib, sys, traceback
+
+class NoTorch:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("torch is blocked")
+
+sys.meta_path.insert(0, NoTorch)
+try:
+    importlib.import_module("mini_engine." + sys.argv[1])
+except ImportError as error:
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    sys.exit(" -> ".join([file for file in files if "mini_engine" in file] + [str(error)]))
+"""
 WHAT_EACH_MAY_KNOW = {
     "model": ("model", "config", "errors"),
     "attention": ("attention", "errors"),
@@ -39,6 +57,24 @@ def test_the_model_never_sees_a_store_and_a_store_never_sees_the_model(name):
 def test_what_decides_holds_numbers_and_no_tensors(name):
     module = MODULES[name]
     assert "torch" not in module.foreign, f"{module.path} imports torch; it should hold numbers only"
+
+
+def import_without_torch(name):
+    """Import this module of the engine in a new process in which torch cannot be imported."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, name]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+
+
+@pytest.mark.parametrize("name", sorted(NUMBERS_ONLY))
+def test_what_decides_can_be_imported_where_there_is_no_torch(name):
+    done = import_without_torch(name)
+    assert done.returncode == 0, f"mini_engine.{name} should hold numbers only, and it imports torch by {done.stderr}"
+
+
+def test_where_torch_is_blocked_what_holds_tensors_cannot_be_imported():
+    """Otherwise the test above would pass whatever is imported."""
+    done = import_without_torch("engine.runner")
+    assert done.returncode == 1 and "torch is blocked" in done.stderr
 
 
 def test_the_engine_does_not_know_that_there_is_http():

@@ -152,7 +152,7 @@ def test_of_the_text_each_byte_belongs_to_one_character_and_no_stop_string_shows
 
 def test_a_bug_in_the_allocator_shows_in_the_trace(monkeypatch):
     """Handing out from the other end of the free list breaks no rule of lesson 2, and is another story."""
-    from mini_engine.kv.token_flat import BlockAllocator
+    from mini_engine.kv.allocator import BlockAllocator
 
     def oldest_first(self, n):
         blocks, self.free_blocks = self.free_blocks[:n], self.free_blocks[n:]
@@ -246,7 +246,7 @@ def test_a_right_run_of_the_students_own_is_the_courses(tmp_path):
 
 def test_a_wrong_run_shows_what_the_students_own_code_does(tmp_path):
     folder = fill_with_the_reference(2, tmp_path)
-    file = folder / "token_flat.py"
+    file = folder / "allocator.py"
     right = "self.free_blocks[cut:][::-1]"
     source = file.read_text(encoding="utf-8")
     assert right in source
