@@ -8,10 +8,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from scripts import setup_env
+from scripts.setup import steps as setup_steps
+from scripts.setup_env import CPU_INDEX, Machine, Marker, SetupError, choose_torch, make_plan
+
 import pytest
-import setup_env
-import setup_steps
-from setup_env import CPU_INDEX, Machine, Marker, SetupError, choose_torch, make_plan
 
 
 def machine(system: str, cpu: str = "x86_64", has_nvidia: bool = False, answers: bool = True) -> Machine:

@@ -1,12 +1,14 @@
 """Course machinery. The run of all smoke scripts: what it shows, what it counts, and when it fails."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+from scripts import ROOT, smoke_all
+
 import pytest
-import smoke_all
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
@@ -107,9 +109,23 @@ def test_every_lesson_of_the_course_has_a_smoke_script():
         assert (places.root / lesson.smoke[0]).exists(), f"{lesson.smoke[0]} is not there"
 
 
+@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "scripts").glob("l*_smoke.py")))
+def test_threads_are_told_to_sleep_before_torch_is_loaded(script):
+    """OpenMP reads OMP_WAIT_POLICY once, when torch loads it: scripts.smoke is imported before mini_engine."""
+    program = (
+        "import os, sys\n"
+        "class Torch:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'torch': sys.exit(os.environ.get('OMP_WAIT_POLICY', 'nobody asked'))\n"
+        f"sys.meta_path.insert(0, Torch)\nsys.path.insert(0, {str(ROOT)!r})\nfrom scripts import {script}\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, encoding="utf-8", check=False)
+    assert done.stderr.strip() in ("PASSIVE", ""), f"torch was loaded first: {done.stderr}"
+
+
 def test_help_needs_no_torch():
-    program = "import sys, smoke_all\ntry: smoke_all.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
-    folder = Path(smoke_all.__file__).parent
-    code = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(folder.parent)!r}]\n{program}"
+    program = "try: smoke_all.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom scripts import smoke_all\n{program}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0 and "--only" in done.stdout, done.stderr
