@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     with EngineWorker(llm.engine, llm.tokenizer, args.requests, metrics) as worker:
         metrics.watch(worker)
         app = create_app(worker, ServerConfig(max_waiting=args.requests), metrics)
-        with in_background(*app) as url:
+        with in_background(app) as url:
             for _ in range(args.rounds + 1):
                 started = time.perf_counter()
                 llm.generate(prompts, SamplingParams(**wanted), progress=False)

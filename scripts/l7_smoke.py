@@ -33,7 +33,7 @@ def generate(model, prompts, args) -> Outcome:
     config, metrics = ServerConfig(max_waiting=2 * len(prompts) + 1), Metrics()
     with EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics) as worker:
         metrics.watch(worker)
-        with in_background(*create_app(worker, config, metrics)) as url:
+        with in_background(create_app(worker, config, metrics)) as url:
             whole, streamed = asyncio.run(ask_all(url, prompts, args.max_new_tokens))
     outputs = [agreed(*both) for both in zip(whole, streamed, strict=True)]
     blocks = llm.engine.scheduler.manager.blocks_by_state
