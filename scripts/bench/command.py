@@ -17,8 +17,6 @@ from types import ModuleType
 
 from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
-WAIT_POLICY = os.environ.get("OMP_WAIT_POLICY")
-
 
 def suites() -> dict[str, str]:
     """Name and summary of every suite; nothing is imported for it."""
@@ -47,6 +45,7 @@ def choose_suite(argv: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     name = choose_suite(argv)
+    let_threads_wait_as_in_use()
     suite = importlib.import_module(f"scripts.bench.{name}")
     parser = OneLineParser(prog=f"bench.py {name}", description=suites()[name])
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds: a first impression")
@@ -57,13 +56,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guard(parser, lambda args: measure(suite, args), argv[1:])
 
 
+def let_threads_wait_as_in_use() -> None:
+    """Before torch is loaded: keep the caller's OMP_WAIT_POLICY, not what scripts.smoke sets for busy machines."""
+    asked = os.environ.get("OMP_WAIT_POLICY")
+    import scripts.smoke  # noqa: F401 (it sets the policy once, so nothing that imports it later does)
+
+    if asked is None:
+        os.environ.pop("OMP_WAIT_POLICY", None)
+
+
 def measure(suite: ModuleType, args: Namespace) -> int:
     """The machine first, then the suite; the table, and the files that were asked for."""
     from scripts.bench.common import measure_rates
     from scripts.bench.plot import check_plot
-
-    if WAIT_POLICY is None:  # scripts.smoke asks for threads that sleep, which suits tests; here they wait as in use
-        os.environ.pop("OMP_WAIT_POLICY", None)
 
     if args.plot:
         check_plot(args.plot)  # before minutes are spent

@@ -18,6 +18,7 @@ from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefix_manager import PrefixCacheManager
 from mini_engine.weights import load_model
+from tests.course.threads import wait_policy
 from tests.support import checkpoint, write_checkpoint
 
 LADDER = ladder.FOLDER
@@ -174,6 +175,12 @@ def test_every_suite_has_help(suite, capsys):
     with pytest.raises(SystemExit) as leave:
         command.main([suite, "--help"])
     assert leave.value.code == 0 and "--plot" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("suite", command.suites())
+def test_threads_wait_as_in_use_while_a_suite_measures(suite):
+    """What suits a busy machine, which the smoke scripts ask for, would change the figures."""
+    assert wait_policy(f"from scripts.bench.command import main; main([{suite!r}, '--quick'])") == "None"
 
 
 # ---------------------------------------------------------------- pictures

@@ -1,7 +1,6 @@
 """Course machinery. The run of all smoke scripts: what it shows, what it counts, and when it fails."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
+from tests.course.threads import wait_policy
 
 LESSON = """
 id = "l{number}_example"
@@ -111,17 +111,8 @@ def test_every_lesson_of_the_course_has_a_smoke_script():
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "scripts").glob("l*_smoke.py")))
 def test_threads_are_told_to_sleep_before_torch_is_loaded(script):
-    """OpenMP reads OMP_WAIT_POLICY once, when torch loads it: scripts.smoke is imported before mini_engine."""
-    program = (
-        "import os, sys\n"
-        "class Torch:\n"
-        "    def find_spec(name, path=None, target=None):\n"
-        "        if name == 'torch': sys.exit(os.environ.get('OMP_WAIT_POLICY', 'nobody asked'))\n"
-        f"sys.meta_path.insert(0, Torch)\nsys.path.insert(0, {str(ROOT)!r})\nfrom scripts import {script}\n"
-    )
-    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, encoding="utf-8", check=False)
-    assert done.stderr.strip() in ("PASSIVE", ""), f"torch was loaded first: {done.stderr}"
+    """OpenMP reads OMP_WAIT_POLICY once, when torch loads it; scripts.smoke has to be imported before that."""
+    assert wait_policy(f"from scripts import {script}; import torch") == "PASSIVE"
 
 
 def test_help_needs_no_torch():
