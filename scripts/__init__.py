@@ -1,4 +1,4 @@
-"""Course machinery. What a student types lies here; what those scripts share and what keeps the pages, in the folders.
+"""Course machinery. Commands that students type; shared code and the maintainers' tools are in the folders.
 
 Modules are imported from the repository's root, `from scripts.smoke.run import …`, by scripts and tests alike. A
 command in a folder is a module: `python -m scripts.traces.record`.
