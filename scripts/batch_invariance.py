@@ -6,7 +6,10 @@ rounding: its sums are added up in another order. Tokens are equal where their l
 
 import sys
 
-from smoke_common import OneLineParser, guard, pick_device, print_json
+from scripts.smoke.arguments import pick_device
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard
 
 COUNTS = (2, 3, 4, 8, 16, 64)
 BLOCK_SIZE = 16

@@ -7,8 +7,11 @@ same prompt alone, its tokens drawn from what transformers' own processors make 
 import sys
 from dataclasses import asdict
 
+from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of
+from scripts.smoke.report import print_json, show
+from scripts.smoke.run import Outcome, compare
+
 import torch
-from smoke_common import Outcome, compare, load_ours, make_parser, print_json, show, tokenizer_of
 
 from mini_engine.attention.contract import load_kernel
 from mini_engine.cli.parser import guard, whole_number

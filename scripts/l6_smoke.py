@@ -2,8 +2,10 @@
 
 import sys
 
-from smoke_common import Outcome, make_parser, run_smoke, whole_number
+from scripts.smoke.arguments import make_parser
+from scripts.smoke.run import Outcome, run_smoke
 
+from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.llm import LLM

@@ -4,8 +4,10 @@ import copy
 import sys
 from collections.abc import Callable
 
-from smoke_common import Outcome, make_parser, run_smoke, whole_number, with_prompts
+from scripts.smoke.arguments import make_parser, with_prompts
+from scripts.smoke.run import Outcome, run_smoke
 
+from mini_engine.cli.parser import whole_number
 from mini_engine.errors import UserError
 
 MAX_NUM_SEQS = 8

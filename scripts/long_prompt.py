@@ -7,7 +7,10 @@ which computes the prompt in chunks, within a step's token budget. A gap is the 
 import sys
 import time
 
-from smoke_common import OneLineParser, guard, pick_device, print_json, whole_number
+from scripts.smoke.arguments import pick_device
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 BLOCK_SIZE = 16
 

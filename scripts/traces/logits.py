@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from traces.tape import Tape, ask, plural
+from scripts.traces.tape import Tape, ask, plural
 
 PROMPT = "This is the word. The"
 SHOWN = 11  # the best tokens; the others are one row together

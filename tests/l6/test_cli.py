@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 
-import l6_smoke
+from scripts import l6_smoke
+
 import pytest
 
 from mini_engine.__main__ import main
