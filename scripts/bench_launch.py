@@ -1,8 +1,8 @@
 """Lesson 10. Suite `launch`: what the host does in a decode step, in operations that it asks for and in time.
 
 On a CPU host and device are one processor, so the host's part is measured on a twin of the model: the same operations
-in as many layers, but two numbers wide, so that there is next to nothing to compute. A replay does nothing at all here;
-on a GPU it is one call, whose time comes on top. One thread, as the host has.
+in as many layers, but two numbers wide, and attention that hands its queries back, so that there is next to nothing to
+compute. A replay does nothing at all here; on a GPU it is one call, whose time comes on top. One thread, as on a host.
 """
 
 from collections.abc import Callable
@@ -46,10 +46,10 @@ def shares_memory(out: Any, args: tuple) -> bool:
 
 
 class Counted:
-    """An attention kernel that counts its calls: C++ is no operation of torch's."""
+    """Counts calls of an attention kernel, which torch does not see. Without a kernel it hands the queries back."""
 
-    def __init__(self, kernel: Callable[..., torch.Tensor]) -> None:
-        self.kernel, self.calls = kernel, 0
+    def __init__(self, kernel: Callable[..., torch.Tensor] | None = None) -> None:
+        self.kernel, self.calls = kernel or (lambda q, *rest: q), 0
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         self.calls += 1
@@ -67,19 +67,17 @@ def nothing() -> None:
     """A replay that is over at once."""
 
 
-def engine_of(model, batch: int, replayed: bool):
+def engine_of(model, batch: int, replayed: bool, kernel: Callable[..., torch.Tensor] | None = None):
     """An engine whose requests all decode: its steps as they are, or replayed by a graph that does nothing."""
     from bench_scheduler import decoding_scheduler
 
-    from mini_engine.attention.contract import load_kernel
     from mini_engine.engine.engine import Engine
     from mini_engine.engine.runner import ModelRunner
     from mini_engine.gpu.graphs import GraphRunner
     from mini_engine.kv.block_tensor import KvPool
 
     scheduler = decoding_scheduler(batch, HISTORY, room=ROOM)
-    kernel = Counted(load_kernel("auto", "cpu", model.dtype))
-    pool = KvPool(model.config, scheduler.manager.num_usable_blocks + 1, 16, kernel, model.dtype)
+    pool = KvPool(model.config, scheduler.manager.num_usable_blocks + 1, 16, Counted(kernel), model.dtype)
     runner = GraphRunner(model, pool, batch, lambda work: nothing) if replayed else ModelRunner(model, pool)
     return Engine(model.config, scheduler, runner)
 
@@ -95,23 +93,21 @@ def operations_of(engine) -> int:
 
 def run(args) -> Report:
     """A step of the pocket model, and steps of its twins, as they are and replayed."""
+    from mini_engine.attention.contract import load_kernel
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.weights import load_model
 
     torch.set_num_threads(1)
     pocket = load_model(POCKET_DIR)
-    layers = pocket.config.num_hidden_layers
-    models = {
-        "the pocket model": (pocket, (False,)),
-        f"{layers} layers, nothing to compute": (twin_of(pocket.config, layers), (False, True)),
-        f"{DEEP} layers, nothing to compute": (twin_of(pocket.config, DEEP), (False, True)),
-    }
-    engines = {
-        (f"{batch} at once", name, "replayed" if replayed else "as it is"): engine_of(model, batch, replayed)
-        for batch in (BATCHES[:1] if args.quick else BATCHES)
-        for name, (model, ways) in models.items()
-        for replayed in ways
-    }
+    kernel, layers = load_kernel("auto"), pocket.config.num_hidden_layers
+    twins = {f"{n} layers, nothing to compute": twin_of(pocket.config, n) for n in (layers, DEEP)}
+    engines = {}
+    for batch in BATCHES[:1] if args.quick else BATCHES:
+        at_once = f"{batch} at once"
+        engines[at_once, "the pocket model", "as it is"] = engine_of(pocket, batch, replayed=False, kernel=kernel)
+        for name, twin in twins.items():
+            engines[at_once, name, "as it is"] = engine_of(twin, batch, replayed=False)
+            engines[at_once, name, "replayed"] = engine_of(twin, batch, replayed=True)
     counts = {key: operations_of(engine) for key, engine in engines.items()}
     contenders = {key: engine.step for key, engine in engines.items()}
     timings = take_turns(contenders, args.rounds or (60 if args.quick else 300), "launch")
