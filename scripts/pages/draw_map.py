@@ -20,7 +20,19 @@ LINK = re.compile(r"\]\(\.\./mini_engine/([\w/]+)\.py\)")
 
 WIDE, LEFT, MARGIN, BAND_GAP = 960, 230, 20, 26
 COLUMNS, BOX_WIDE, BOX_HIGH, ACROSS, DOWN = 4, 171, 30, 177, 38
-LIGHTNESS = ((94, 30), (87, 32), (80, 34), (73, 36), (66, 38), (44, 40), (39, 42), (34, 44), (30, 46), (26, 48))
+LIGHTNESS = (
+    (94, 30),
+    (87, 32),
+    (80, 34),
+    (73, 36),
+    (66, 38),
+    (44, 40),
+    (39, 42),
+    (34, 44),
+    (30, 46),
+    (26, 48),
+    (22, 50),
+)
 STYLE = """
     .page { fill: #ffffff } .band { fill: #f6f8fb; stroke: #d5dae2 } .box { fill: #ffffff; stroke: #b4bdcb }
     .ink { fill: #1d2633 } .soft { fill: #59667a } .arrow { stroke: #8a96a8; stroke-width: 2; fill: none }

@@ -55,7 +55,7 @@ def read_terms(text: str) -> list[Term]:
 
 
 def not_on(row: re.Match) -> tuple[str, ...]:
-    return ("",) if row["quiet"] else tuple((row["pages"] or "").split())
+    return ("",) if row["quiet"] else tuple(f"{page}_" for page in (row["pages"] or "").split())  # l1 is not l10
 
 
 def plain(markdown: str) -> str:

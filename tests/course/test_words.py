@@ -230,6 +230,7 @@ def test_the_longer_of_two_terms_wins_across_a_line_s_end():
         (" data-quiet", "l2_token_flat/README.md", False),
         (' data-not="l2 l3"', "l2_token_flat/README.md", False),
         (' data-not="l2 l3"', "l4_sampler/README.md", True),
+        (' data-not="l1"', "l10_device/README.md", True),
         ("", "glossary.md", False),
         ("", "api.md", True),
     ],

@@ -1,4 +1,4 @@
-"""Lesson 9. The pool with a padding page, whose keys and values may differ in shape."""
+"""Lesson 10. The pool with a padding page, whose keys and values may differ in shape."""
 
 import pytest
 import torch

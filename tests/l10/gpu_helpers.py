@@ -1,4 +1,4 @@
-"""Lesson 9. What the GPU part's tests share: a graph that is recorded and replayed on the CPU, and a kernel for it.
+"""Lesson 10. What the GPU part's tests share: a graph that is recorded and replayed on the CPU, and a kernel for it.
 
 A CUDA graph replays kernels with the addresses and numbers that it was recorded with. `TapeCapture` does the same with
 torch's operations: it notes each with its arguments, and replays them on the same tensors, without running any Python

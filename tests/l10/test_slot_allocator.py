@@ -1,4 +1,4 @@
-"""Lesson 9. The free list on the device: slots as int32 tensors, frees that wait, pages that stay whole."""
+"""Lesson 10. The free list on the device: slots as int32 tensors, frees that wait, pages that stay whole."""
 
 import random
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Lesson 9. The loop that the host only winds up: the same tokens, and everything given back."""
+"""Lesson 10. The loop that the host only winds up: the same tokens, and everything given back."""
 
 from contextlib import nullcontext
 
@@ -14,7 +14,7 @@ from mini_engine.gpu.req_to_token import ReqToTokenPool
 from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.weights import load_model
-from tests.l9.gpu_helpers import Counting, TapeCapture, masked_attention
+from tests.l10.gpu_helpers import Counting, TapeCapture, masked_attention
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
 FAMILY = "two, tied, wide heads"

@@ -1,4 +1,4 @@
-"""Lesson 9. Decode steps that are replayed: padded to a size, from buffers that never move, with the same tokens."""
+"""Lesson 10. Decode steps that are replayed: padded to a size, from buffers that never move, with the same tokens."""
 
 import functools
 from array import array
@@ -15,7 +15,7 @@ from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, capt
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.weights import load_model
-from tests.l9.gpu_helpers import Counting, TapeCapture, answers, graph_engine, masked_attention
+from tests.l10.gpu_helpers import Counting, TapeCapture, answers, graph_engine, masked_attention
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
 FAMILY = "two, tied, wide heads"

@@ -1,4 +1,4 @@
-"""Lesson 9. The table on the device: a row for each request, a slot for each position, and a plan made from it."""
+"""Lesson 10. The table on the device: a row for each request, a slot for each position, and a plan made from it."""
 
 from array import array
 
