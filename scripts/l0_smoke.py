@@ -1,4 +1,4 @@
-"""Lesson 0. The loop with no cache, beside Hugging Face's generate: the tokens are equal."""
+"""Lesson 0. Generate with no cache and compare the tokens with Hugging Face's."""
 
 import sys
 
@@ -10,7 +10,7 @@ from mini_engine.kv.no_cache import NoCache, Recompute
 
 
 def generate(model, prompts, args) -> Outcome:
-    """Each prompt on its own; every step feeds the whole sequence again."""
+    """Run one prompt after the other; every step feeds the whole sequence."""
     kv = NoCache()
     outputs = [
         run_loop(model, kv, Recompute(args.device), ids, args.max_new_tokens, model.config.eos_token_ids)
