@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from bench_common import READ_BYTES, Report, Timing, memory_reader, take_turns
 from torch import Tensor
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from mini_engine.kv.block_tensor import NULL_BLOCK
 

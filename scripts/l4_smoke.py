@@ -10,7 +10,7 @@ from dataclasses import asdict
 import torch
 from smoke_common import Outcome, compare, load_ours, make_parser, print_json, show, tokenizer_of
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.cli.parser import guard, whole_number
 from mini_engine.engine.sampler import Sampled, draw_tokens, process, sample
 from mini_engine.engine.sampling_params import SampleRow, SamplingParams

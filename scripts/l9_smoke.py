@@ -42,7 +42,7 @@ def replayed(model, prompts, args) -> Answers:
 
 def on_device(model, prompts, args) -> Answers:
     """No engine: slots, tables and tokens stay on the device until all answers are done."""
-    from mini_engine.attention.contract import load_kernel
+    from mini_engine.attention.registry import load_kernel
     from mini_engine.gpu.kv_pool import KvPool
     from mini_engine.gpu.loop import DeviceKv, generate_on_device
     from mini_engine.gpu.req_to_token import ReqToTokenPool

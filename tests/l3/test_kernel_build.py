@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mini_engine.attention import contract, cpu
+from mini_engine.attention import cpu, registry
 from mini_engine.errors import UserError
 from tests.l3.kernel_cases import make_case, relative_error
 
@@ -36,13 +36,13 @@ def cache(tmp_path, monkeypatch):
 
 def forget():
     cpu._library.cache_clear()
-    contract._say_once.cache_clear()
+    registry._say_once.cache_clear()
 
 
 def best_kernel() -> str:
     """The name of the best kernel, asked for twice and tried."""
     case = make_case([(1, 9), (3, 8)])
-    kernel = [contract.load_kernel("auto") for _ in range(2)][-1]
+    kernel = [registry.load_kernel("auto") for _ in range(2)][-1]
     assert relative_error(kernel(*case.inputs), case.expected()) < 1e-5
     return kernel.name
 
@@ -59,7 +59,7 @@ def fake_compiler(path: Path, script: str) -> str:
 
 def start_process(**environment) -> subprocess.Popen:
     """Another process that asks for the C++ kernel, with the same cache directory."""
-    use = "from mini_engine.attention.contract import load_kernel; print(load_kernel('cpu').name)"
+    use = "from mini_engine.attention.registry import load_kernel; print(load_kernel('cpu').name)"
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
     return subprocess.Popen([sys.executable, "-c", use], cwd=ROOT, env=os.environ | environment, **pipes)
 
@@ -70,7 +70,7 @@ def test_without_a_compiler_torch_does_the_work_and_one_notice_says_so(cache, mo
     err = capfd.readouterr().err
     assert err.count("no-such-compiler") == 1 and err.count("Using the torch kernel") == 1, err
     with pytest.raises(UserError, match="no C\\+\\+ compiler was found"):
-        contract.load_kernel("cpu")
+        registry.load_kernel("cpu")
 
 
 @posix_only
