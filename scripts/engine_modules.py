@@ -53,7 +53,7 @@ LAYERS = (
     Layer(
         "The ground",
         "plain facts that everybody may use",
-        ("config", "errors", "cli.parser"),
+        ("config", "errors", "native_build", "cli.parser"),
     ),
 )
 

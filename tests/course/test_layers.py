@@ -14,7 +14,7 @@ NUMBERS_ONLY = {
 }  # fmt: skip
 WHAT_EACH_MAY_KNOW = {
     "model": ("model", "config", "errors"),
-    "attention": ("attention", "errors"),
+    "attention": ("attention", "errors", "native_build"),
     "kv": ("kv", "attention", "config", "errors"),
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mini_engine import native_build
 from mini_engine.attention import cpu, registry
 from mini_engine.errors import UserError
 from tests.l3.kernel_cases import make_case, relative_error
@@ -20,7 +21,7 @@ posix_only = pytest.mark.skipif(os.name != "posix", reason="NOT CHECKED: needs a
 @pytest.fixture
 def compiler():
     try:
-        return cpu.find_compiler()
+        return native_build.find_compiler()
     except UserError as why:
         pytest.skip(f"NOT CHECKED: building the C++ kernel; {why}")
 
@@ -83,6 +84,14 @@ def test_a_compiler_that_fails_is_told_with_its_complaint(cache, monkeypatch, ca
     assert kept(cache) == [], "a failed build leaves nothing behind"
 
 
+@posix_only
+def test_a_build_that_cannot_be_loaded_is_told_with_the_loaders_complaint(cache, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path / "junk", 'for last; do :; done; echo junk > "$last"'))
+    with pytest.raises(UserError, match=r"paged_cpu\.cpp cannot be built with .*junk \(.*paged_cpu-"):
+        registry.load_kernel("cpu")
+    assert kept(cache) == [], "a library that cannot be loaded is not kept"
+
+
 def test_a_library_is_built_once_and_then_used_without_a_compiler(cache, monkeypatch, capfd, compiler):
     assert best_kernel() == "cpu"
     assert "compiling" in capfd.readouterr().err, "the first use takes seconds, and says why"
@@ -94,7 +103,7 @@ def test_a_library_is_built_once_and_then_used_without_a_compiler(cache, monkeyp
 
 def test_a_damaged_library_is_built_again(cache, capfd, compiler):
     cache.mkdir(parents=True)
-    (cache / cpu.library_name()).write_bytes(b"not a library")
+    (cache / native_build.library_name(cpu.SOURCES)).write_bytes(b"not a library")
     assert best_kernel() == "cpu"
     assert len(kept(cache)) == 1, f"one library and no leftovers, found {kept(cache)}"
 
