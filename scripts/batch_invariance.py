@@ -89,7 +89,7 @@ def whole_model(model, kernel: str) -> dict[str, list[bool]]:
     """A decode step among histories of 5 to 60 tokens, its attention and its logits; a prompt in chunks."""
     import torch
 
-    from mini_engine.attention.contract import load_kernel
+    from mini_engine.attention.registry import load_kernel
     from mini_engine.kv.allocator import BlockAllocator
     from mini_engine.kv.block_tensor import KvPool, plan_packed
 

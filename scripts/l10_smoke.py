@@ -11,7 +11,7 @@ from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of, with_p
 from scripts.smoke.report import print_json, show
 from scripts.smoke.run import Outcome, compare
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.cli.parser import guard, whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams

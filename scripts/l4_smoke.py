@@ -13,7 +13,7 @@ from scripts.smoke.run import Outcome, compare
 
 import torch
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.cli.parser import guard, whole_number
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampler import draw_tokens, process, sample

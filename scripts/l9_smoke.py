@@ -11,13 +11,13 @@ from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of, with_p
 from scripts.smoke.report import print_json, show
 from scripts.smoke.run import Outcome, compare
 
-from mini_engine.attention.cpu import find_compiler
 from mini_engine.cli.parser import guard, whole_number
 from mini_engine.cpu import native, speed_up
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
+from mini_engine.native_build import find_compiler
 
 PLAIN = "as it was"
 BACKENDS = {"fast, torch": "torch", "fast, packed": "packed"}

@@ -44,7 +44,7 @@ def packed(model, prompts, long_prompt, args) -> dict:
     """Lesson 3's step, with the long prompt added to the running batch."""
     import torch
 
-    from mini_engine.attention.contract import load_kernel
+    from mini_engine.attention.registry import load_kernel
     from mini_engine.engine.packed import step
     from mini_engine.kv.allocator import BlockAllocator
     from mini_engine.kv.block_table import BlockTable

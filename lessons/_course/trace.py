@@ -115,10 +115,14 @@ def record(lesson: Lesson, places: Places, files: list[StudentFile], recorded: P
         return read_trace(Path(folder) / recorded.name)
 
 
+def renamed(trace: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**trace, "id": name}
+
+
 def page_of(lesson: Lesson, run: OwnRun, places: Places) -> str:
     """The page's text: the student's run, and below it the course's where they differ."""
     at, kind = run.differs_at, run.course["kind"]
-    mine, course = run.mine | {"id": "mine"}, run.course | {"id": "course"}
+    mine, course = renamed(run.mine, "mine"), renamed(run.course, "course")
     shown = {"mine": mine}
     if at is not None:  # the questions' answers are right for a run that is right
         mine["frames"] = [{key: value for key, value in frame.items() if key != "ask"} for frame in mine["frames"]]

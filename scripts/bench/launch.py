@@ -94,7 +94,7 @@ def operations_of(engine) -> int:
 
 def run(args) -> Report:
     """A step of the pocket model, and steps of its twins, as they are and replayed."""
-    from mini_engine.attention.contract import load_kernel
+    from mini_engine.attention.registry import load_kernel
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.weights import load_model
 

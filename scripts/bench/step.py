@@ -68,7 +68,7 @@ def contenders(model, batch: int, history: int) -> dict[str, Callable[[], Any]]:
 
     import torch
 
-    from mini_engine.attention.contract import load_kernel
+    from mini_engine.attention.registry import load_kernel
     from mini_engine.engine.engine import Engine
     from mini_engine.engine.runner import ModelRunner, plan_step
     from mini_engine.engine.sampler import sample

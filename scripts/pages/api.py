@@ -107,7 +107,8 @@ PARTS = (
         "Attention",
         "One contract, several kernels. [Lesson 3](l3_block_tensor/README.md).",
         (
-            *entries("attention/contract.py", "load_kernel", "PagedAttention", "check_inputs"),
+            *entries("attention/registry.py", "load_kernel"),
+            *entries("attention/contract.py", "PagedAttention", "check_inputs"),
             *entries("attention/reference.py", "paged_attention"),
             *entries("attention/dense.py", "causal_attention"),
         ),

@@ -54,7 +54,7 @@ LAYERS = (
     Layer(
         "The ground",
         "plain facts that everybody may use",
-        ("config", "errors", "cli.parser"),
+        ("config", "errors", "native_build", "cli.parser"),
     ),
 )
 

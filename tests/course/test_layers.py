@@ -35,7 +35,7 @@ except ImportError as error:
 """
 WHAT_EACH_MAY_KNOW = {
     "model": ("model", "config", "errors"),
-    "attention": ("attention", "errors"),
+    "attention": ("attention", "errors", "native_build"),
     "kv": ("kv", "attention", "config", "errors"),
 }
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_OURS = {".git", ".venv", ".cache", "work", "build", "dist", "node_modules", "__pycache__", "vendor"}
 TEXT = {".py", ".md", ".toml", ".yml", ".yaml", ".html", ".css", ".js", ".svg", ".json", ".jinja", ""}
-PIN = re.compile(r"\b([A-Za-z][A-Za-z0-9-]*)==(\d[\w.]*)")
+PIN = re.compile(r"\b([A-Za-z][A-Za-z0-9-]*)(?:\[[a-z,]+\])?==(\d[\w.]*)")
 OPENS = {"open", "read_text", "write_text"}
 
 

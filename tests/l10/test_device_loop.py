@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.gpu.graphs import CudaCapture, no_graph
 from mini_engine.gpu.kv_pool import KvPool

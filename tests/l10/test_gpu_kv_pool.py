@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from mini_engine.gpu.kv_pool import KvPool
 from mini_engine.gpu.req_to_token import ReqToTokenPool
