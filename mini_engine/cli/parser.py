@@ -1,4 +1,4 @@
-"""Lesson 0. Command lines whose mistakes are told in one line. Imports nothing heavy, so --help is quick."""
+"""Lesson 0. Command-line parsing with one-line error messages. Imports nothing heavy, so --help is quick."""
 
 import argparse
 import io
@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """argparse, but a mistake is one sentence."""
+    """An ArgumentParser whose errors are one line, without the usage text."""
 
     def error(self, message: str) -> None:
         self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
 
 
 def whole_number(least: int) -> Callable[[str], int]:
-    """An argparse type: a whole number of at least `least`."""
+    """Return an argparse type for whole numbers of `least` or more."""
 
     def parse(text: str) -> int:
         try:
@@ -30,7 +30,7 @@ def whole_number(least: int) -> Callable[[str], int]:
 
 
 def settle_streams() -> None:
-    """No character may end a program: one that cannot be shown is a "?". On Windows pipes and files are UTF-8 too."""
+    """Print "?" for characters that a stream cannot encode, instead of failing. On Windows, use UTF-8 everywhere."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="replace")
@@ -39,7 +39,7 @@ def settle_streams() -> None:
 def guard(
     parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], int], argv: Sequence[str] | None
 ) -> int:
-    """Parse, work, and tell what the user got wrong in one line; the process's exit code."""
+    """Parse the arguments and run `work`, reporting user errors in one line. Returns the process's exit code."""
     settle_streams()
     args = parser.parse_args(argv)
     from mini_engine.errors import CacheFull, OutOfBlocks, UserError
@@ -52,6 +52,6 @@ def guard(
     except KeyboardInterrupt:
         print(f"{parser.prog}: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read our output has left, as `| head` does; Python writes to it once more at exit
+    except BrokenPipeError:  # our reader is gone, as with `| head`; Python flushes to it once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
