@@ -8,7 +8,7 @@ from smoke_common import OneLineParser, guard, pocket_dir, print_json
 def arguments():
     parser = OneLineParser(description=__doc__)
     parser.add_argument("text", help="any text")
-    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="the checkpoint with the tokenizer (default: the pocket model)")
+    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="whose tokenizer to use (default: the pocket model)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
