@@ -221,7 +221,7 @@ class EngineWorker:
         """Run one step and deliver its deltas. The thread survives any error."""
         try:
             result = self.engine.step()
-        except Exception as error:  # the engine itself failed, not one request
+        except Exception as error:  # not one request's fault: the engine itself failed
             log.exception("the engine failed between two steps; all open requests end with an error")
             self._fail(f"{type(error).__name__}: {error}")
             return
