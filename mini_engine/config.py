@@ -4,6 +4,7 @@ Two layouts are in use: older files hold `rope_theta` (and perhaps `rope_scaling
 transformers 5 hold `rope_parameters`. Both end up in the same few numbers here.
 """
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,12 +74,18 @@ class Qwen3Config:
         fields = {name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None}
         fields["rope_theta"] = _rope(raw).get("rope_theta", cls.rope_theta)
         fields["eos_token_ids"] = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-        try:
-            config = cls(**fields)
-        except TypeError as error:
-            raise UserError(f"{directory / 'config.json'} is incomplete: {str(error).split('() ')[-1]}") from error
+        if missing := [
+            field.name for field in dataclasses.fields(cls) if is_required(field) and field.name not in fields
+        ]:
+            raise UserError(f"{directory / 'config.json'} is incomplete: it lacks {', '.join(missing)}")
+        config = cls(**fields)
         _check_numbers(config, directory / "config.json")
         return config
+
+
+def is_required(field: dataclasses.Field) -> bool:
+    """A field without a default."""
+    return field.default is dataclasses.MISSING
 
 
 def read_json(path: Path) -> dict:

@@ -2,7 +2,8 @@
 
 import sys
 
-from smoke_common import Outcome, make_parser, run_smoke
+from scripts.smoke.arguments import make_parser
+from scripts.smoke.run import Outcome, run_smoke
 
 from mini_engine.engine.loop import generate as run_loop
 from mini_engine.kv.no_cache import NoCache, Recompute

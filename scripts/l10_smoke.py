@@ -7,20 +7,12 @@ done there is an error.
 import sys
 from dataclasses import asdict
 
-from smoke_common import (
-    Outcome,
-    compare,
-    load_ours,
-    make_parser,
-    print_json,
-    show,
-    tokenizer_of,
-    whole_number,
-    with_prompts,
-)
+from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of, with_prompts
+from scripts.smoke.report import print_json, show
+from scripts.smoke.run import Outcome, compare
 
 from mini_engine.attention.contract import load_kernel
-from mini_engine.cli.parser import guard
+from mini_engine.cli.parser import guard, whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig

@@ -7,14 +7,20 @@ same prompt alone, its tokens drawn from what transformers' own processors make 
 import sys
 from dataclasses import asdict
 
+from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of
+from scripts.smoke.report import print_json, show
+from scripts.smoke.run import Outcome, compare
+
 import torch
-from smoke_common import Outcome, compare, load_ours, make_parser, print_json, show, tokenizer_of
 
 from mini_engine.attention.contract import load_kernel
 from mini_engine.cli.parser import guard, whole_number
-from mini_engine.engine.sampler import Sampled, draw_tokens, process, sample
-from mini_engine.engine.sampling_params import SampleRow, SamplingParams
-from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampler import draw_tokens, process, sample
+from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
 
 BLOCK_SIZE = 16
 
@@ -29,7 +35,7 @@ def run(model, jobs, args, sampler=sample) -> Outcome:
     pairs = []
     for prompt, params in jobs:
         request = Request(list(prompt), BlockTable(allocator))
-        pairs.append((request, SampleRow(params, request.prompt_ids, request.output_ids, params.stop_ids(eos))))
+        pairs.append((request, Row(params, request.prompt_ids, request.output_ids, params.stop_ids(eos))))
     running = list(pairs)
     while running:
         logits = forward(model, pool, [request for request, _ in running])

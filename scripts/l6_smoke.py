@@ -2,8 +2,11 @@
 
 import sys
 
-from smoke_common import Outcome, make_parser, run_smoke, whole_number
+from scripts.smoke.arguments import make_parser
+from scripts.smoke.run import Outcome, run_smoke
 
+from mini_engine.cli.parser import whole_number
+from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.llm import LLM
 from mini_engine.tokenizer import Tokenizer
@@ -11,7 +14,8 @@ from mini_engine.tokenizer import Tokenizer
 
 def generate(model, prompts, args) -> Outcome:
     """All prompts as streams that are read in turns, so that they share their steps."""
-    llm = LLM(model, Tokenizer.load(args.model), block_size=args.block_size, num_blocks=args.num_blocks)
+    engine = Engine.for_model(model, block_size=args.block_size, num_blocks=args.num_blocks)
+    llm = LLM.for_engine(engine, Tokenizer.load(args.model))
     params = SamplingParams(temperature=0.0, max_tokens=args.max_new_tokens)
     streams = [llm.stream(ids, params) for ids in prompts]
     outputs, texts, open_streams = [[] for _ in prompts], [""] * len(prompts), list(range(len(prompts)))

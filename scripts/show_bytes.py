@@ -2,7 +2,10 @@
 
 import sys
 
-from smoke_common import OneLineParser, guard, pocket_dir, print_json
+from scripts.smoke.arguments import pocket_dir
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard
 
 
 def arguments():

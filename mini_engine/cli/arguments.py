@@ -13,13 +13,21 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument(
-        "--fast",
-        action=argparse.BooleanOptionalAction,
-        help="lesson 9's packed layers on the CPU (default), captured steps on a GPU",
+        "--backend",
+        choices=["auto", "packed", "torch", "reference"],
+        default="auto",
+        help="what runs the layers on a CPU (default: the fastest that works)",
     )
+    parser.add_argument("--cuda-graphs", action="store_true", help="replay captured decode steps on a GPU")
     parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
     parser.add_argument(
         "--num-blocks", type=whole_number(2), metavar="N", help="blocks of the KV pool (default: 1 GiB)"
+    )
+    parser.add_argument(
+        "--prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="share prefixes between requests (default: yes)",
     )
 
 
@@ -39,28 +47,21 @@ def sampling_params(args: argparse.Namespace):
     """The SamplingParams that `args` asks for."""
     from mini_engine.engine.sampling_params import SamplingParams
 
-    names = ("max_tokens", "temperature", "top_k", "top_p", "seed")
+    names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
     return SamplingParams(**{name: getattr(args, name) for name in names})
 
 
 def load_llm(args: argparse.Namespace):
     """The LLM that `args` asks for."""
-    import torch
-
-    from mini_engine.config import DTYPES
-    from mini_engine.errors import UserError
     from mini_engine.llm import LLM
-    from mini_engine.pocket import POCKET_DIR
 
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda was asked for, but this torch sees no CUDA device; use --device cpu")
-    has_gpu = torch.cuda.is_available() and args.device != "cpu"
-    dtype = ("bfloat16" if has_gpu else "float32") if args.dtype == "auto" else args.dtype
-    return LLM.load(
-        args.model or POCKET_DIR,
-        dtype=DTYPES[dtype],
-        device="cuda" if has_gpu else "cpu",
-        fast=args.fast,
+    return LLM(
+        args.model,
+        dtype=args.dtype,
+        device=args.device,
+        backend=args.backend,
+        cuda_graphs=args.cuda_graphs,
+        enable_prefix_caching=args.prefix_caching,
         block_size=args.block_size,
         num_blocks=args.num_blocks,
     )

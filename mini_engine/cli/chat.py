@@ -3,7 +3,6 @@
 import argparse
 import sys
 import time
-from contextlib import closing
 
 from mini_engine.cli.arguments import add_engine_options, add_sampling_options, interruptible, load_llm, sampling_params
 from mini_engine.cli.generate import figures
@@ -27,7 +26,7 @@ class Session:
     """One conversation: what was said, and what the user may type besides talking."""
 
     def __init__(self, llm, args: argparse.Namespace) -> None:
-        self.llm, self.params, self.stops = llm, sampling_params(args), args.stop
+        self.llm, self.params = llm, sampling_params(args)
         self.system = [{"role": "system", "content": args.system}] if args.system else []
         self.messages: list[dict[str, str]] = list(self.system)
         self.show_stats = args.stats
@@ -51,17 +50,17 @@ class Session:
 
     def reply(self, text: str) -> None:
         """Answer, streaming. A message that cannot be answered is not kept."""
+        from mini_engine.engine.answer import TextDelta
         from mini_engine.errors import UserError
 
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
-            prompt_ids = self.llm.encode(messages)
-            deltas = self.llm.stream(prompt_ids, self.params, self.stops)
+            deltas = self.llm.stream(messages, self.params)
         except UserError as error:
             print(f"({error}; /reset begins anew)")
             return
-        started, answer, count, last = time.perf_counter(), "", 0, None
-        with interruptible() as pressed, closing(deltas):
+        started, answer, count, last = time.perf_counter(), "", 0, TextDelta("", [])
+        with interruptible() as pressed, deltas:
             for last in deltas:
                 print(last.text, end="", flush=True)
                 answer, count = answer + last.text, count + len(last.token_ids)
@@ -73,7 +72,7 @@ class Session:
             return
         self.messages = [*messages, {"role": "assistant", "content": answer}]
         if self.show_stats:
-            print(f"({figures(self.llm, len(prompt_ids), count, time.perf_counter() - started)})")
+            print(f"({figures(self.llm, len(deltas.request.prompt_ids), count, time.perf_counter() - started)})")
 
 
 def run(args: argparse.Namespace) -> int:

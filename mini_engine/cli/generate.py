@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 import time
-from contextlib import closing
 
 from mini_engine.cli.arguments import add_engine_options, add_sampling_options, interruptible, load_llm, sampling_params
 
@@ -21,11 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer one prompt. Ctrl-C ends the answer where it is; exit code 0, or 1 if the engine failed."""
+    from mini_engine.engine.answer import TextDelta
+
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     llm, params = load_llm(args), sampling_params(args)
-    prompt_ids = llm.encode([{"role": "user", "content": prompt}] if args.chat else prompt)
-    started, pieces, token_ids, last = time.perf_counter(), [], [], None
-    with interruptible() as pressed, closing(llm.stream(prompt_ids, params, args.stop)) as deltas:
+    started, pieces, token_ids, last = time.perf_counter(), [], [], TextDelta("", [])
+    asked = [{"role": "user", "content": prompt}] if args.chat else prompt
+    with interruptible() as pressed, llm.stream(asked, params) as deltas:
         for last in deltas:
             pieces.append(last.text)
             token_ids += last.token_ids
@@ -36,14 +37,14 @@ def run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - started
     reason = last.finish_reason or "abort"
     if args.json:
-        answer = {"prompt_ids": prompt_ids, "token_ids": token_ids, "text": "".join(pieces)}
+        answer = {"prompt_ids": deltas.request.prompt_ids, "token_ids": token_ids, "text": "".join(pieces)}
         print(json.dumps(answer | {"finish_reason": reason, "error": last.error, "seconds": seconds}))
     else:
         print()
     if last.error and not args.json:
         print(f"the engine failed: {last.error}", file=sys.stderr)
     if args.stats:
-        print(figures(llm, len(prompt_ids), len(token_ids), seconds), file=sys.stderr)
+        print(figures(llm, len(deltas.request.prompt_ids), len(token_ids), seconds), file=sys.stderr)
     return 1 if last.error else 0
 
 

@@ -1,11 +1,13 @@
 """Lesson 6. One answer on its way to the reader: tokens in, text that may be shown out."""
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mini_engine.engine.detokenizer import Detokenizer, StopChecker
-from mini_engine.engine.request import FinishReason
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.engine.request import FinishReason, Request
+
+if TYPE_CHECKING:  # loading the tokenizer's module takes torch; an answer needs only its bytes
+    from mini_engine.tokenizer import Tokenizer
 
 
 class TextDelta(NamedTuple):
@@ -31,7 +33,7 @@ class AnswerText:
         stop: the stop string that ended the answer, or None.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Collection[str] = ()) -> None:
+    def __init__(self, tokenizer: "Tokenizer", stops: Collection[str] = ()) -> None:
         self.detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
         self.checker = StopChecker(stops)
         self.stop: str | None = None
@@ -47,3 +49,44 @@ class AnswerText:
             return ""
         shown, self.stop = self.checker.push(self.detokenizer.finish())
         return shown if self.stop is not None else shown + self.checker.finish()
+
+
+class AnswerReader:
+    """Turns what a request gains from step to step into deltas."""
+
+    def __init__(self, request: Request, tokenizer: "Tokenizer") -> None:
+        self.request = request
+        self.answer = AnswerText(tokenizer, request.params.stop)
+        self.num_read = 0
+
+    @property
+    def has_news(self) -> bool:
+        """There are tokens that no delta has told of, or the request has ended."""
+        return self.num_read < len(self.request.output_ids) or self.request.is_finished
+
+    def next_delta(self) -> TextDelta:
+        """What the request has gained since the last call, up to a stop string."""
+        token_ids, shown = [], ""
+        for token_id in self.request.output_ids[self.num_read :]:
+            token_ids.append(token_id)
+            shown += self.answer.push(token_id)
+            if self.answer.stop is not None:
+                break
+        self.num_read += len(token_ids)
+        if self.request.is_finished:
+            shown += self.answer.finish()
+        reason = self.request.finish_reason if self.answer.stop is None else FinishReason.STOP
+        return TextDelta(shown, token_ids, reason, self.request.error)
+
+
+class WholeAnswer:
+    """A `Reader` of lesson 5's `generate_all` that makes the answer's text."""
+
+    def __init__(self, request: Request, tokenizer: "Tokenizer") -> None:
+        self.reader = AnswerReader(request, tokenizer)
+        self.text = ""
+
+    def read(self) -> bool:
+        """Add what is new. True if a stop string ends the answer here."""
+        self.text += self.reader.next_delta().text
+        return self.reader.answer.stop is not None

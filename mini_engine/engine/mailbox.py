@@ -28,10 +28,22 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop = loop
-        self.ready = threading.Event() if loop is None else asyncio.Event()
+        self.ready: threading.Event | asyncio.Event = threading.Event() if loop is None else asyncio.Event()
         self.waiting: deque[tuple[int, TextDelta]] = deque()
         self.woken = float("-inf")
         self.urgent = False
+
+    def wait(self) -> None:
+        """Block the reader's thread until something has come."""
+        if isinstance(self.ready, asyncio.Event):
+            raise RuntimeError("this mailbox belongs to an event loop; use `async for`")
+        self.ready.wait()
+
+    async def wait_async(self) -> None:
+        """Wait in the reader's event loop until something has come."""
+        if isinstance(self.ready, threading.Event):
+            raise RuntimeError("this mailbox belongs to a thread; use `for`")
+        await self.ready.wait()
 
     def put(self, index: int, delta: TextDelta) -> None:
         """Add to answer `index`. `ring` tells the reader."""

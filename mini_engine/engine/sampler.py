@@ -6,12 +6,12 @@ device, or what was drawn before. A greedy row is an argmax.
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mini_engine.engine import processors
+from mini_engine.engine.sampled import Sampled, TokenLogprobs
 from mini_engine.engine.sampling_params import SampleRow, SamplingParams
 
 # In transformers' order: each change, and which rows ask for it. The others pass it by untouched.
@@ -26,24 +26,6 @@ FILTERS = (
     (processors.keep_top_p, lambda params: params.top_p < 1 and not params.is_greedy),
     (processors.keep_min_p, lambda params: params.min_p > 0 and not params.is_greedy),
 )
-
-
-class TokenLogprobs(NamedTuple):
-    """How likely the model itself found a token: before penalties, temperature and filters.
-
-    chosen: the natural logarithm of the chosen token's probability.
-    top: the best tokens with theirs, best first.
-    """
-
-    chosen: float
-    top: list[tuple[int, float]]
-
-
-class Sampled(NamedTuple):
-    """What a row chose. `logprobs` is None unless its request asked."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
 
 
 def is_penalised(params: SamplingParams) -> bool:

@@ -6,7 +6,7 @@ A request's parameters are checked once, where they are made, so that a batch ne
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mini_engine.errors import UserError
 
@@ -48,6 +48,7 @@ class SamplingParams:
     seed: decides the draws; None draws a fresh one for each request.
     max_tokens: the longest answer; min_tokens: before so many tokens no stop id is chosen.
     stop_token_ids: each ends the answer, as the model's end tokens do unless `ignore_eos`.
+    stop: one text or several; the first to appear ends the answer and is not shown (lesson 6).
     logprobs: how many of the best tokens to report with the chosen one; 0 is the chosen one alone, None is nothing.
 
     Raises:
@@ -64,13 +65,15 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int = 16
     min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Collection[int] = ()
+    stop: Collection[str] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _check_token_ids(self.stop_token_ids)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))  # the one way to set a frozen field
+        object.__setattr__(self, "stop", _stop_texts(self.stop))
         for name, allowed in NUMBERS.items():
             _check_number(name, getattr(self, name), allowed)
         _check_count("top_k", self.top_k, 0, None, "0 keeps every token")
@@ -81,7 +84,7 @@ class SamplingParams:
         if self.logprobs is not None:
             _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS, "leave it out for none")
         if type(self.ignore_eos) is not bool:
-            raise UserError(f"ignore_eos is {self.ignore_eos!r}; give True or False")
+            raise UserError(f"ignore_eos is {self.ignore_eos!r}; give True or False", param="ignore_eos")
 
     @property
     def is_greedy(self) -> bool:
@@ -101,10 +104,14 @@ class SamplingParams:
         stop_ids = self.stop_ids(eos_token_ids)
         stray = next((token for token in sorted(stop_ids) if token >= vocab_size), None)
         if stray is not None:
-            raise UserError(f"stop token id {stray} is not in the vocabulary; ids run from 0 to {vocab_size - 1}")
+            raise UserError(
+                f"stop token id {stray} is not in the vocabulary; ids run from 0 to {vocab_size - 1}",
+                param="stop_token_ids",
+            )
         if self.min_tokens and len(stop_ids) == vocab_size:
             raise UserError(
-                f"min_tokens is {self.min_tokens}, but all {vocab_size} tokens end the answer; name fewer stop ids"
+                f"min_tokens is {self.min_tokens}, but all {vocab_size} tokens end the answer; name fewer stop ids",
+                param="min_tokens",
             )
 
     def finish_reason(self, output_ids: Sequence[int], stop_ids: Collection[int]) -> str | None:
@@ -114,14 +121,29 @@ class SamplingParams:
         return "length" if len(output_ids) >= self.max_tokens else None
 
 
-@dataclass
-class SampleRow:
-    """One row of logits: whose it is. The sampler reads these names of whatever it is given.
+class SampleRow(Protocol):
+    """What the sampler reads of the request behind a row of logits.
 
     prompt_ids, output_ids: the tokens so far; the row's logits are about the next one.
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
-    seed: decides the draws with the position; `params.seed`, or a fresh one that stays.
+    seed: decides the draws, together with the position; `params.seed`, or a fresh one that stays the same.
     """
+
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def prompt_ids(self) -> Sequence[int]: ...
+    @property
+    def output_ids(self) -> Sequence[int]: ...
+    @property
+    def stop_ids(self) -> Collection[int]: ...
+    @property
+    def seed(self) -> int: ...
+
+
+@dataclass
+class Row:
+    """A SampleRow on its own, for scripts and tests that have no request."""
 
     params: SamplingParams
     prompt_ids: Sequence[int]
@@ -138,19 +160,30 @@ def _check_number(name: str, value: object, allowed: Range) -> None:
         return
     if not isinstance(value, int | float) or isinstance(value, bool) or not allowed.least <= value <= allowed.most:
         raise UserError(
-            f"{name} is {value!r}; give a number from {allowed.least:g} to {allowed.most:g} ({allowed.note})"
+            f"{name} is {value!r}; give a number from {allowed.least:g} to {allowed.most:g} ({allowed.note})",
+            param=name,
         )
 
 
-def _check_count(name: str, value: object, least: int, most: int | None, note: str) -> None:
+def _check_count(name: str, value: object, least: int, most: int | None, note: str, param: str | None = None) -> None:
     """Whole numbers; True is none, though Python takes it for 1."""
     if type(value) is not int or value < least or (most is not None and value > most):
         span = f"of {least} or more" if most is None else f"from {least} to {most}"
-        raise UserError(f"{name} is {value!r}; give a whole number {span} ({note})")
+        raise UserError(f"{name} is {value!r}; give a whole number {span} ({note})", param=param or name)
 
 
 def _check_token_ids(value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Collection):
-        raise UserError(f"stop_token_ids is {value!r}; give a list of token ids")
+        raise UserError(f"stop_token_ids is {value!r}; give a list of token ids", param="stop_token_ids")
     for token in value:
-        _check_count("a stop token id", token, 0, None, "the tokenizer knows them")
+        _check_count("a stop token id", token, 0, None, "the tokenizer knows them", param="stop_token_ids")
+
+
+def _stop_texts(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Collection) or not all(isinstance(text, str) for text in value):
+        raise UserError(f"stop is {value!r}; give a text or a list of texts", param="stop")
+    return tuple(value)

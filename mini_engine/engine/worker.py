@@ -15,16 +15,17 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from mini_engine.engine.answer import AnswerText, TextDelta
+from mini_engine.engine.answer import AnswerReader, TextDelta
+from mini_engine.engine.answers import Answers, Job
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.mailbox import Mailbox, ring
 from mini_engine.engine.request import FinishReason, Request
@@ -45,18 +46,6 @@ class EngineStopped(RuntimeError):
     """The engine's thread has been told to end, and takes no more jobs."""
 
 
-class Job(NamedTuple):
-    """One prompt to be answered.
-
-    stops: strings that end the answer and are not shown. namespace: prefixes are shared within it only (lesson 8).
-    """
-
-    prompt_ids: Sequence[int]
-    params: SamplingParams
-    stops: Collection[str] = ()
-    namespace: Hashable = None
-
-
 class Observer:
     """Is told what happens, in the engine's thread. This one does not care; lesson 7's counts."""
 
@@ -72,59 +61,13 @@ class Observer:
 
 @dataclass(eq=False)
 class OpenAnswer:
-    """An answer that has not ended, in the engine's thread. `latest`: when it was handed in, or got its last token."""
+    """An unfinished answer, in the engine's thread. `latest`: when it was handed in, or got its last token."""
 
     request: Request
-    text: AnswerText
+    reader: AnswerReader
     mailbox: Mailbox
     index: int
     latest: float
-    seen: int = 0
-
-    def next_delta(self) -> TextDelta:
-        """What the request has got since the last call, as text."""
-        token_ids = self.request.output_ids[self.seen :]
-        self.seen += len(token_ids)
-        text = "".join(map(self.text.push, token_ids))
-        if self.request.is_finished:
-            text += self.text.finish()
-        reason = FinishReason.STOP if self.text.stop is not None else self.request.finish_reason
-        return TextDelta(text, token_ids, reason, self.request.error)
-
-
-class Answers:
-    """The answers to jobs that were handed in together, read as they come: (which job's, delta).
-
-    `for` in a thread, `async for` in the event loop that handed them in. To leave early, `close`: what has not ended is
-    aborted. `requests` are the engine's own: look at them, change nothing.
-    """
-
-    def __init__(self, worker: "EngineWorker", ids: Sequence[str], mailbox: Mailbox) -> None:
-        self.worker, self.ids, self.mailbox = worker, ids, mailbox
-        self.requests: list[Request] = []
-        self.left = len(ids)
-
-    def _take(self) -> Iterator[tuple[int, TextDelta]]:
-        for index, delta in self.mailbox.take():
-            self.left -= delta.finish_reason is not None
-            yield index, delta
-
-    def __iter__(self) -> Iterator[tuple[int, TextDelta]]:
-        while self.left > 0:
-            self.mailbox.ready.wait()
-            yield from self._take()
-
-    async def __aiter__(self) -> AsyncIterator[tuple[int, TextDelta]]:
-        while self.left > 0:
-            await self.mailbox.ready.wait()
-            for item in self._take():
-                yield item
-
-    def close(self) -> None:
-        """Nobody reads on: abort what has not ended. A second time does nothing."""
-        if self.left > 0:
-            self.left = 0
-            self.worker.abort(self.ids)
 
 
 class EngineWorker:
@@ -170,24 +113,20 @@ class EngineWorker:
         """The thread runs and takes jobs."""
         return self._thread.is_alive() and not self._stopping
 
-    async def stream(
-        self, prompt_ids: Sequence[int], params: SamplingParams, stops: Collection[str] = ()
-    ) -> AsyncIterator[TextDelta]:
+    async def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TextDelta]:
         """Answer one prompt, delta by delta. Closing the iterator early aborts the request.
 
         Raises:
             UserError: the prompt or the params cannot be run. QueueFull, EngineStopped: not now.
         """
-        with closing(await self.submit([Job(prompt_ids, params, stops)])) as answers:
+        with closing(await self.submit([Job(prompt_ids, params)])) as answers:
             async with aclosing(answers.__aiter__()) as deltas:
                 async for _, delta in deltas:
                     yield delta
 
-    def stream_sync(
-        self, prompt_ids: Sequence[int], params: SamplingParams, stops: Collection[str] = ()
-    ) -> Iterator[TextDelta]:
+    def stream_sync(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[TextDelta]:
         """`stream` for a thread without an event loop."""
-        with closing(self.submit_sync([Job(prompt_ids, params, stops)])) as answers:
+        with closing(self.submit_sync([Job(prompt_ids, params)])) as answers:
             for _, delta in answers:
                 yield delta
 
@@ -234,7 +173,8 @@ class EngineWorker:
                 raise QueueFull(
                     f"{self.num_waiting} requests wait already, and at most {self.max_waiting} may; try again soon"
                 )
-            answers = Answers(self, [f"answer-{next(self._numbers)}" for _ in jobs], mailbox)
+            ids = [f"answer-{next(self._numbers)}" for _ in jobs]
+            answers = Answers(ids, mailbox, self.tokenizer, self.abort)
             self.num_open += len(jobs)
             self._inbox.append(partial(self._open, answers, list(jobs), taken, time.perf_counter()))
             self._changed.notify()
@@ -264,9 +204,9 @@ class EngineWorker:
         opened = {}
         try:
             for index, (request_id, job) in enumerate(zip(answers.ids, jobs, strict=True)):
-                text = AnswerText(self.tokenizer, job.stops)
                 request = self.engine.add_request(request_id, job.prompt_ids, job.params, namespace=job.namespace)
-                opened[request_id] = OpenAnswer(request, text, answers.mailbox, index, since)
+                reader = AnswerReader(request, self.tokenizer)
+                opened[request_id] = OpenAnswer(request, reader, answers.mailbox, index, since)
         except Exception as error:
             for request_id in opened:
                 self.engine.abort(request_id)
@@ -300,9 +240,9 @@ class EngineWorker:
         return {answer.mailbox for answer in (*touched, *self.answers.values())}
 
     def _deliver(self, answer: OpenAnswer, now: float) -> None:
-        first = answer.seen == 0
+        first = answer.reader.num_read == 0
         try:
-            delta = answer.next_delta()
+            delta = answer.reader.next_delta()
         except Exception as error:  # this answer's text cannot be made; the others' can
             log.exception("request %s ends with an error", answer.request.id)
             delta = TextDelta("", [], FinishReason.ERROR, f"{type(error).__name__}: {error}")

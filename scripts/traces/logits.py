@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from traces.tape import Tape, ask, plural
+from scripts.traces.tape import Tape, ask, plural
 
 PROMPT = "This is the word. The"
 SHOWN = 11  # the best tokens; the others are one row together
@@ -26,7 +26,7 @@ class Row:
     """A request's row of logits between two steps of the sampler."""
 
     def __init__(self, tape: Tape) -> None:
-        from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+        from mini_engine.engine.sampling_params import Row, SamplingParams
         from mini_engine.pocket import POCKET_DIR
         from mini_engine.tokenizer import Tokenizer
         from mini_engine.weights import load_model
@@ -34,7 +34,7 @@ class Row:
         self.tape = tape
         self.tokenizer, self.model = Tokenizer(POCKET_DIR), load_model(POCKET_DIR)
         prompt_ids = self.tokenizer.encode(PROMPT)
-        self.asked = SampleRow(SamplingParams(**WISHES), prompt_ids, [])
+        self.asked = Row(SamplingParams(**WISHES), prompt_ids, [])
         self.model_logits()
 
     @property
@@ -184,9 +184,9 @@ def chosen_by(row: Row, neighbours: int = 0) -> int:
     import torch
 
     from mini_engine.engine.sampler import choose
-    from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+    from mini_engine.engine.sampling_params import Row, SamplingParams
 
-    others = [SampleRow(SamplingParams(temperature=0), row.asked.prompt_ids) for _ in range(neighbours)]
+    others = [Row(SamplingParams(temperature=0), row.asked.prompt_ids) for _ in range(neighbours)]
     return int(choose(torch.cat([row.raw] * (neighbours + 1)), [*others, row.asked])[-1])
 
 

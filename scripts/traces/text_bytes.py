@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from traces.tape import Tape, ask, plural
+from scripts.traces.tape import Tape, ask, plural
 
 STOP = "User:"
 FIRST, SECOND = "A café: 5 €, Us, User: no", "Hi 😀"

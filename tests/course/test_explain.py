@@ -3,9 +3,9 @@
 import argparse
 import json
 
-import explain_divergence
-import l0_smoke
-import l1_smoke
+from scripts import explain_divergence, l0_smoke, l1_smoke
+from scripts.smoke.divergence import explain
+
 import pytest
 import torch
 
@@ -24,7 +24,7 @@ def find(script=l1_smoke, model=None, tokens=6, **knobs):
     ours, hf = both(FAMILY)
     args = argparse.Namespace(max_new_tokens=tokens, dtype="float32", device="cpu", max_seq_len=None, **knobs)
     prompt = some_ids(7, ours.config.vocab_size)
-    return explain_divergence.explain(model or ours, hf, script.generate, prompt, tokens, args)
+    return explain(model or ours, hf, script.generate, prompt, tokens, args)
 
 
 @pytest.mark.parametrize("script", [l0_smoke, l1_smoke])
@@ -75,7 +75,7 @@ def test_a_wrong_row_shows_in_the_first_decode(monkeypatch):
     monkeypatch.setattr(contiguous.ContiguousKv, "set_kv", late)
     ours, hf = both(FAMILY)
     args = argparse.Namespace(max_new_tokens=6, dtype="float32", device="cpu", max_seq_len=64)
-    finding = explain_divergence.explain(ours, hf, l1_smoke.generate, [1, 2, 3], 6, args)
+    finding = explain(ours, hf, l1_smoke.generate, [1, 2, 3], 6, args)
     assert finding.step == 1 and finding.layer == 0 and "decode" in str(finding), str(finding)
 
 

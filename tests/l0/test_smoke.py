@@ -2,7 +2,8 @@
 
 import json
 
-import l0_smoke
+from scripts import l0_smoke
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file

@@ -2,7 +2,7 @@
 
 import json
 
-import l1_smoke
+from scripts import l1_smoke
 
 from tests.support import checkpoint
 

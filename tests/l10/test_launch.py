@@ -1,6 +1,7 @@
 """Lesson 10. The figures of `bench.py launch`: what counts as an operation, and how many a replayed step asks for."""
 
-import bench_launch
+from scripts.bench import launch
+
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ CONFIG = Qwen3Config(16, 8, 16, 2, 2, 1, head_dim=4, max_position_embeddings=409
 
 
 def counted(work):
-    with bench_launch.Operations() as operations:
+    with launch.Operations() as operations:
         work()
     return operations.count
 
@@ -38,7 +39,7 @@ def test_what_computes_or_copies_is_counted_and_nothing_else(work, count):
 
 
 def operations(layers, replayed, batch=3):
-    return bench_launch.operations_of(bench_launch.engine_of(bench_launch.twin_of(CONFIG, layers), batch, replayed))
+    return launch.operations_of(launch.engine_of(launch.twin_of(CONFIG, layers), batch, replayed))
 
 
 def test_a_step_asks_for_operations_layer_by_layer_and_a_replayed_one_does_not():
@@ -48,7 +49,7 @@ def test_a_step_asks_for_operations_layer_by_layer_and_a_replayed_one_does_not()
 
 
 def test_the_attention_kernel_is_counted_once_a_layer():
-    engine = bench_launch.engine_of(bench_launch.twin_of(CONFIG, 5), 2, replayed=False)
+    engine = launch.engine_of(launch.twin_of(CONFIG, 5), 2, replayed=False)
     before = engine.runner.pool.kernel.calls
     engine.step()
     assert engine.runner.pool.kernel.calls - before == 5

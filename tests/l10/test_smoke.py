@@ -2,7 +2,8 @@
 
 import json
 
-import l10_smoke
+from scripts import l10_smoke
+
 import pytest
 
 from mini_engine.errors import UserError

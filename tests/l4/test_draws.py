@@ -5,7 +5,7 @@ import torch
 
 from mini_engine.engine import sampler
 from mini_engine.engine.sampler import draw, draw_tokens, process, sample, uniform
-from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+from mini_engine.engine.sampling_params import Row, SamplingParams
 
 
 def numbers(*values):
@@ -77,7 +77,7 @@ def test_a_rare_token_behind_a_likely_one_keeps_its_stretch():
 
 
 def row(seed, prompt=(1, 2), output=(), **params):
-    return SampleRow(SamplingParams(seed=seed, **params), list(prompt), list(output))
+    return Row(SamplingParams(seed=seed, **params), list(prompt), list(output))
 
 
 def test_a_draw_is_placed_by_its_position_in_prompt_and_answer(monkeypatch):

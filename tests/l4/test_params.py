@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+from mini_engine.engine.sampling_params import Row, SamplingParams
 from mini_engine.errors import UserError
 
 
@@ -121,7 +121,7 @@ def test_min_tokens_needs_a_token_that_does_not_end_the_answer():
 
 def test_a_request_without_a_seed_gets_its_own_and_keeps_it():
     params = SamplingParams()
-    first, second = SampleRow(params, [1]), SampleRow(params, [1])
+    first, second = Row(params, [1]), Row(params, [1])
     assert first.seed != second.seed, "two requests with the same params and no seed would give the same answer"
     assert 0 <= first.seed < 2**64
-    assert SampleRow(SamplingParams(seed=7), [1]).seed == 7
+    assert Row(SamplingParams(seed=7), [1]).seed == 7

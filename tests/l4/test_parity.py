@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mini_engine.engine.sampler import process
-from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+from mini_engine.engine.sampling_params import Row, SamplingParams
 from tests.support import both, some_ids
 
 FAMILY = "two, tied, wide heads"
@@ -53,7 +53,7 @@ def check_steps(prompts, params, new_tokens=8, eos=None):
     least = {"min_tokens": new_tokens, "max_tokens": new_tokens} if eos is not None else {}
     for step in range(len(raw)):
         rows = [
-            SampleRow(SamplingParams(**params, **least), prompt, answer[:step].tolist(), () if eos is None else (eos,))
+            Row(SamplingParams(**params, **least), prompt, answer[:step].tolist(), () if eos is None else (eos,))
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         got = process(raw[step].clone(), rows)

@@ -15,13 +15,13 @@ from transformers import (
 
 from mini_engine.engine import processors
 from mini_engine.engine.sampler import draw_tokens, uniform
-from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+from mini_engine.engine.sampling_params import Row, SamplingParams
 
 NEVER = float("-inf")
 
 
 def row(prompt=(1,), output=(), stop_ids=(), **params):
-    return SampleRow(SamplingParams(**params), list(prompt), list(output), stop_ids)
+    return Row(SamplingParams(**params), list(prompt), list(output), stop_ids)
 
 
 def logs(*probabilities):

@@ -10,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mini_engine.engine import sampler
 from mini_engine.engine.sampler import FILTERS, PENALTIES, choose, process, sample
-from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+from mini_engine.engine.sampling_params import Row, SamplingParams
 
 NEVER = float("-inf")
 
 
 def row(prompt=(1,), output=(), stop_ids=(), **params):
-    return SampleRow(SamplingParams(**params), list(prompt), list(output), stop_ids)
+    return Row(SamplingParams(**params), list(prompt), list(output), stop_ids)
 
 
 def some_logits(rows, vocab=40, seed=0):

@@ -2,7 +2,8 @@
 
 import json
 
-import l4_smoke
+from scripts import l4_smoke
+
 import pytest
 
 from mini_engine.engine import sampler

@@ -9,18 +9,21 @@ import subprocess
 import sys
 import time
 
-import l6_smoke
+from scripts import l6_smoke
+
 import pytest
 
 from mini_engine.__main__ import main
 from mini_engine.cli.arguments import interruptible
 
-FAST = ["--num-blocks", "64"]
+# What lesson 6 has: no packed layers, no tree. tests/course/test_front_door.py runs the defaults.
+OWN = ["--backend", "reference", "--no-prefix-caching", "--num-blocks", "64"]
 
 
 def run(capsys, *arguments):
     try:
-        code = main(list(arguments))
+        own = OWN if arguments[:1] in (("generate",), ("chat",)) else []
+        code = main([*arguments[:1], *own, *arguments[1:]])
     except SystemExit as stop:
         code = stop.code
     streams = capsys.readouterr()
@@ -28,12 +31,12 @@ def run(capsys, *arguments):
 
 
 def test_generate_continues_a_text(capsys):
-    code, out, err = run(capsys, "generate", "The capital of France is", "--max-tokens", "3", *FAST)
+    code, out, err = run(capsys, "generate", "The capital of France is", "--max-tokens", "3")
     assert code == 0 and out.startswith(" Paris") and err == ""
 
 
 def test_generate_speaks_json(capsys):
-    code, out, _ = run(capsys, "generate", "The capital of France is", "--max-tokens", "3", "--json", *FAST)
+    code, out, _ = run(capsys, "generate", "The capital of France is", "--max-tokens", "3", "--json")
     answer = json.loads(out)
     assert code == 0 and answer["text"].startswith(" Paris") and len(answer["token_ids"]) == 3
     assert answer["finish_reason"] == "length" and answer["error"] is None
@@ -41,16 +44,16 @@ def test_generate_speaks_json(capsys):
 
 def test_generate_reads_standard_input(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("The capital of France is"))
-    assert run(capsys, "generate", "-", "--max-tokens", "1", *FAST)[1] == " Paris\n"
+    assert run(capsys, "generate", "-", "--max-tokens", "1")[1] == " Paris\n"
 
 
 def test_generate_shows_figures_apart_from_the_text(capsys):
-    _, out, err = run(capsys, "generate", "The capital of France is", "--max-tokens", "2", "--stats", *FAST)
+    _, out, err = run(capsys, "generate", "The capital of France is", "--max-tokens", "2", "--stats")
     assert "tokens/s" in err and "tokens/s" not in out and ", 0 held," in err
 
 
 def test_the_same_seed_draws_the_same_answer(capsys):
-    arguments = ["generate", "Once upon a time", "--max-tokens", "12", "--temperature", "1.2", *FAST]
+    arguments = ["generate", "Once upon a time", "--max-tokens", "12", "--temperature", "1.2"]
     answers = {run(capsys, *arguments, "--seed", seed)[1] for seed in ("1", "1", "2", "3")}
     assert 2 <= len(answers) <= 3
 
@@ -76,7 +79,7 @@ def test_a_mistake_exits_2_with_one_line(capsys, arguments, words):
 
 
 def test_a_reader_who_leaves_ends_the_command_without_a_traceback():
-    command = [sys.executable, "-m", "mini_engine", "generate", "Once upon a time", "--max-tokens", "400", *FAST]
+    command = [sys.executable, "-m", "mini_engine", "generate", "Once upon a time", "--max-tokens", "400", *OWN]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.read(1)
     process.stdout.close()
@@ -87,7 +90,7 @@ def test_a_reader_who_leaves_ends_the_command_without_a_traceback():
 
 def talk(capsys, monkeypatch, *lines, options=()):
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
-    code, out, err = run(capsys, "chat", *FAST, *options)
+    code, out, err = run(capsys, "chat", *options)
     assert code == 0 and err == ""
     return out
 
@@ -136,7 +139,7 @@ def test_ctrl_c_sets_a_flag_once_and_stops_the_second_time():
 
 @pytest.mark.skipif(os.name == "nt", reason="NOT CHECKED: sends a POSIX signal")
 def test_ctrl_c_ends_an_answer_and_leaves_the_session_alive():
-    options = ["--num-blocks", "300", "--max-tokens", "4000", "--temperature", "30"]
+    options = [*OWN, "--num-blocks", "300", "--max-tokens", "4000", "--temperature", "30"]
     command = [sys.executable, "-u", "-m", "mini_engine", "chat", *options]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdin.write(b"Tell me a story.\n")

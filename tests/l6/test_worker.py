@@ -13,13 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mini_engine.engine.answer import TextDelta
+from mini_engine.engine.answers import Job
+from mini_engine.engine.engine import Engine
 from mini_engine.engine.mailbox import Mailbox, ring
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
-from mini_engine.engine.worker import EngineStopped, EngineWorker, Job, Observer, QueueFull
+from mini_engine.engine.worker import EngineStopped, EngineWorker, Observer, QueueFull
 from mini_engine.errors import UserError
-from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.tokenizer import Tokenizer
 from mini_engine.weights import load_model
@@ -68,8 +69,9 @@ def worker():
 
 
 def make_worker(num_blocks=257, max_waiting=64, **limits):
-    llm = LLM(models()[0], tokenizer(), num_blocks=num_blocks, block_size=4, scheduler_config=SchedulerConfig(**limits))
-    return EngineWorker(llm.engine, tokenizer(), max_waiting, Noted())
+    config = SchedulerConfig(**limits)
+    engine = Engine.for_model(models()[0], num_blocks=num_blocks, block_size=4, scheduler_config=config)
+    return EngineWorker(engine, tokenizer(), max_waiting, Noted())
 
 
 def params(max_tokens=8, **more):
@@ -167,7 +169,7 @@ def test_many_readers_in_threads_and_loops_share_steps(worker):
 
 def test_a_stop_string_ends_the_request_within_its_step(worker):
     text = tokenizer().decode(greedy((5, 6, 7), 30))
-    shown, token_ids, reason = collect(worker.stream_sync([5, 6, 7], params(30), [text[6:10]]))
+    shown, token_ids, reason = collect(worker.stream_sync([5, 6, 7], params(30, stop=text[6:10])))
     assert shown == text[: text.index(text[6:10])] and reason == FinishReason.STOP
     assert len(token_ids) < 30 and len(worker.observer.tokens) == len(token_ids), "it went on behind the stop string"
     assert is_idle(worker)
@@ -291,7 +293,7 @@ def test_an_answer_whose_text_cannot_be_made_ends_alone(worker):
     other = worker.submit_sync([Job([1, 2], params(30))])
     broken = worker.submit_sync([Job([5, 6, 7], params(400))])
     answer = worker.answers[broken.ids[0]]
-    answer.text.push = lambda token_id: 1 / 0
+    answer.reader.answer.push = lambda token_id: 1 / 0
     *_, (_, last) = broken
     assert last.finish_reason == FinishReason.ERROR and "division" in last.error
     assert [token for _, delta in other for token in delta.token_ids] == greedy((1, 2), 30)

@@ -4,7 +4,8 @@ import json
 import os
 from types import SimpleNamespace
 
-import l9_smoke
+from scripts import l9_smoke
+
 import pytest
 import torch
 
