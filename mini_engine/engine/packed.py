@@ -1,4 +1,4 @@
-"""Lesson 3. Several sequences in one forward pass: prefilled together, then decoded together until the last one ends."""
+"""Lesson 3. Several sequences in one forward pass: prefilled together, then decoded until the last one ends."""
 
 from collections.abc import Collection, Sequence
 

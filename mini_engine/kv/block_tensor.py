@@ -65,8 +65,8 @@ class KvPool:
         except RuntimeError as error:
             wanted = num_blocks * block_size * config.kv_bytes_per_token(dtype)
             raise UserError(
-                f"{num_blocks} blocks of {block_size} slots need {wanted / 2**30:.1f} GiB, which is more than is available; "
-                "use fewer blocks"
+                f"{num_blocks} blocks of {block_size} slots need {wanted / 2**30:.1f} GiB, "
+                "which is more than is available; use fewer blocks"
             ) from error
         self.kernel = kernel
 
