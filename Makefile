@@ -16,7 +16,7 @@ help:
 	@echo "make test        run the tests, which are what the lessons are checked by"
 	@echo "make serve       answer over HTTP at http://127.0.0.1:8000/v1, as OpenAI's API does"
 	@echo "make setup       make .venv and nothing more; the others do it by themselves"
-	@echo "make lint        ruff: rules and formatting"
+	@echo "make lint        ruff: rules and formatting; pyright: types"
 	@echo "make format      let ruff mend what it can"
 	@echo "make site        build the website into build/site, strictly"
 	@echo "make serve-site  show the website at http://127.0.0.1:8000, rebuilt at each save"
@@ -40,6 +40,7 @@ serve:
 lint:
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
+	@$(RUN) -m pyright
 
 format:
 	@$(RUN) -m ruff check --fix .

@@ -1,4 +1,4 @@
-"""Lesson 6. `LLM`: text, token ids or conversations in, answers out, all at once or as they are made.
+"""Lesson 6. `LLM`: text, token ids or conversations in, answers out, whole or as a stream.
 
 llm = LLM()                                     # the pocket model; or a checkpoint directory, or a hub id
 llm.generate("The capital of France is", SamplingParams(max_tokens=20))[0].text
@@ -50,7 +50,7 @@ class LLM:
         device: str | torch.device = "auto",
         **options: Any,
     ) -> None:
-        from mini_engine import build  # the root above all lessons; an LLM for a given engine needs none of it
+        from mini_engine import build  # the composition root, above all lessons; `for_engine` does without it
 
         if not isinstance(model, Qwen3ForCausalLM):
             place = POCKET_DIR if model is None else model
@@ -61,7 +61,7 @@ class LLM:
 
     @classmethod
     def for_engine(cls, engine: Engine, tokenizer: Tokenizer) -> "LLM":
-        """An LLM over an engine put together by hand."""
+        """Return an LLM over an engine that was built by hand."""
         llm = cls.__new__(cls)
         llm._begin(engine, tokenizer)
         return llm
@@ -78,7 +78,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Abort what is unfinished and let go of model and pool. Idempotent."""
+        """Abort unfinished requests and release model and pool. Idempotent."""
         if self._engine is not None:
             for request_id in list(self._engine.scheduler.requests):
                 self._engine.abort(request_id)
@@ -97,14 +97,14 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
     ) -> list[Completion]:
-        """Answer one prompt or many, all in the same batches. Returns a completion for each, in their order.
+        """Answer one prompt or many, batched together. Returns a completion for each, in their order.
 
         A prompt that the model or the pool cannot take ends with finish_reason "error"; the others run.
 
         Args:
             prompts: text or token ids, or a list of these.
             params: for all prompts, or one for each. None is `SamplingParams()`: temperature 1, 16 tokens, as in vLLM.
-            progress: show a bar on a terminal and one line of figures at the end, both on stderr.
+            progress: show a progress bar on a terminal and one line of figures at the end, both on stderr.
 
         Raises:
             UserError: a prompt or `params` is of the wrong type; nothing has run.
@@ -118,7 +118,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
     ) -> list[Completion]:
-        """Answer one conversation or many, through the checkpoint's chat template; otherwise as `generate`.
+        """Answer one conversation or many through the checkpoint's chat template; otherwise like `generate`.
 
         Args:
             messages: dicts with `role` and `content`, or a list of such conversations.
@@ -131,11 +131,11 @@ class LLM:
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> "Stream":
         """Answer one prompt or conversation as an iterator of `TextDelta`, one for each step.
 
-        Several streams may be read in turns: they share their steps. Leaving the loop early, or `close`, aborts the
-        request and frees its blocks.
+        Several streams may be read in turn; they share their steps. Leaving the loop early, or calling `close`, aborts
+        the request and frees its blocks.
 
         Raises:
-            UserError: the prompt or `params` cannot be used; nothing has run.
+            UserError: the prompt or `params` is invalid; nothing has run.
         """
         wanted = default(params)
         if not isinstance(wanted, SamplingParams):
@@ -146,7 +146,7 @@ class LLM:
         return Stream(self.engine, request, AnswerReader(request, self.tokenizer))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text; token ids as they are. UserError for anything else."""
+        """Return the token ids of a text; token ids are returned as they are. UserError for anything else."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if not is_sequence(prompt):
@@ -159,7 +159,7 @@ class LLM:
 
 
 class Stream:
-    """An answer on its way. Iterate over it, and `close` it (or leave a `with` block) to abort what is left."""
+    """One answer as an iterator of deltas. `close` it, or leave its `with` block, to abort an unfinished answer."""
 
     def __init__(self, engine: Engine, request: Request, reader: AnswerReader) -> None:
         self.engine, self.request, self.reader = engine, request, reader
@@ -169,7 +169,7 @@ class Stream:
         return self
 
     def __next__(self) -> TextDelta:
-        """Run the engine until this answer has something new."""
+        """Run the engine until this answer has gained something, and return that."""
         if self.ended:
             raise StopIteration
         while not self.reader.has_news:
@@ -177,7 +177,7 @@ class Stream:
         delta = self.reader.next_delta()
         if delta.finish_reason is not None:
             self.ended = True
-            self.engine.abort(self.request.id, delta.finish_reason)  # a stop string ends what would go on
+            self.engine.abort(self.request.id, delta.finish_reason)  # after a stop string the engine would go on
         return delta
 
     def __enter__(self) -> "Stream":
@@ -196,17 +196,17 @@ class Stream:
 
 
 def default(params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams | Sequence[SamplingParams]:
-    """`params`, or the defaults."""
+    """Return `params`, or the defaults for None."""
     return SamplingParams() if params is None else params
 
 
 def is_sequence(value: object) -> bool:
-    """A list, tuple or the like, not text or bytes."""
+    """Whether `value` is a list, a tuple or the like, but not text or bytes."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt as a list of one; many as a list."""
+    """Return one prompt as a list of one, many as a list."""
     if isinstance(prompts, str) or (is_sequence(prompts) and len(prompts) > 0 and isinstance(prompts[0], int)):
         return [prompts]
     if not is_sequence(prompts):
@@ -215,15 +215,15 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def checked(conversation: object) -> Sequence[Message]:
-    """The conversation, if it is a list of messages with text in them."""
+    """Return the conversation if it is a list of messages with text; UserError otherwise."""
     if not is_sequence(conversation) or not conversation or not all(is_message(part) for part in conversation):
         raise UserError(
-            f"a conversation is {conversation!r}; give a list of dicts with role and content, both text",
+            f"a conversation is {conversation!r}; give a list of dicts with role and content, both strings",
             param="messages",
         )
     return conversation
 
 
 def is_message(part: object) -> bool:
-    """A dict with `role` and `content`, both text."""
+    """Whether `part` is a dict with `role` and `content`, both strings."""
     return isinstance(part, Mapping) and all(isinstance(part.get(key), str) for key in ("role", "content"))

@@ -7,7 +7,10 @@ logits are wider than that.
 
 import sys
 
-from smoke_common import OneLineParser, guard, pick_device, print_json
+from scripts.smoke.arguments import pick_device
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard
 
 COUNTS = (2, 3, 4, 8, 16, 64)
 BLOCK_SIZE = 16
@@ -87,7 +90,7 @@ def whole_model(model, kernel: str) -> dict[str, list[bool]]:
     """Check a decode step over histories of 5 to 60 tokens (attention and logits) and a prompt in chunks."""
     import torch
 
-    from mini_engine.attention.contract import load_kernel
+    from mini_engine.attention.registry import load_kernel
     from mini_engine.kv.allocator import BlockAllocator
     from mini_engine.kv.block_tensor import KvPool, plan_packed
 

@@ -11,7 +11,9 @@ import sys
 import time
 from statistics import median
 
-from smoke_common import OneLineParser, guard, print_json, whole_number
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 CLIENT = "--client"  # with a URL: this process is the clients'
 

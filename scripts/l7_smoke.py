@@ -6,8 +6,10 @@ Every prompt is sent twice, streamed and whole; the two must agree, and equal Hu
 import asyncio
 import sys
 
-from smoke_common import Outcome, make_parser, run_smoke, whole_number
+from scripts.smoke.arguments import make_parser
+from scripts.smoke.run import Outcome, run_smoke
 
+from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.errors import UserError
 from mini_engine.tokenizer import Tokenizer

@@ -4,7 +4,9 @@ import argparse
 import sys
 import time
 
-from smoke_common import OneLineParser, guard, whole_number
+import scripts.smoke  # noqa: F401 (before torch: threads that sleep while they wait)
+
+from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 
 def seconds(llm, pause: float, tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""Lesson 6. `python -m mini_engine generate PROMPT`: text that continues, shown as it comes."""
+"""Lesson 6. `python -m mini_engine generate PROMPT`: continue a text, printed as it is generated."""
 
 import argparse
 import json
@@ -9,17 +9,17 @@ from mini_engine.cli.arguments import add_engine_options, add_sampling_options, 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `generate`."""
-    parser.add_argument("prompt", help="the text to continue; - reads it from standard input")
+    """Add the options of `generate`."""
+    parser.add_argument("prompt", help="the text to continue, or - to read it from standard input")
     add_engine_options(parser)
     add_sampling_options(parser, max_tokens=64)
-    parser.add_argument("--chat", action="store_true", help="ask it as a question, through the chat template")
-    parser.add_argument("--stats", action="store_true", help="tokens/s and KV figures on standard error")
+    parser.add_argument("--chat", action="store_true", help="send the prompt as a chat message")
+    parser.add_argument("--stats", action="store_true", help="print tokens/s and KV figures on standard error")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer one prompt. Ctrl-C ends the answer where it is; exit code 0, or 1 if the engine failed."""
+    """Answer one prompt; Ctrl-C stops the answer early. Returns exit code 0, or 1 if the engine failed."""
     from mini_engine.engine.answer import TextDelta
 
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def figures(llm, num_prompt: int, num_new: int, seconds: float) -> str:
-    """One line: lengths, speed, and the state of the pool."""
+    """Return one line with lengths, speed, and the state of the pool."""
     blocks = llm.engine.scheduler.manager.blocks_by_state
     return (
         f"{num_prompt} prompt tokens, {num_new} new ones in {seconds:.2f} s ({num_new / seconds:.0f} tokens/s); "

@@ -1,4 +1,4 @@
-"""Lesson 6. One answer on its way to the reader: tokens in, text that may be shown out."""
+"""Lesson 6. One answer on its way to its reader: takes tokens, gives text that may be shown."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # loading the tokenizer's module takes torch; an answer needs
 class TextDelta(NamedTuple):
     """What a step added to an answer. `text` may be "": a token need not complete a character.
 
-    finish_reason: why the answer ended, in its last delta; None before.
-    error: in one sentence, with FinishReason.ERROR.
+    finish_reason: why the answer ended; None in every delta but the last.
+    error: one sentence, with FinishReason.ERROR.
     """
 
     text: str
@@ -24,10 +24,10 @@ class TextDelta(NamedTuple):
 
 
 class AnswerText:
-    """Detokenizer and stop strings of one answer.
+    """The detokenizer and the stop strings of one answer.
 
     Args:
-        stops: strings that end the answer. They are not shown, and neither is what comes behind them.
+        stops: strings that end the answer. Neither they nor any text after them is shown.
 
     Attributes:
         stop: the stop string that ended the answer, or None.
@@ -39,12 +39,12 @@ class AnswerText:
         self.stop: str | None = None
 
     def push(self, token_id: int) -> str:
-        """The text that this token lets us show. If `stop` is set afterwards, the answer has ended with it."""
+        """Return the text that this token allows to be shown. Sets `stop` if a stop string ended the answer."""
         shown, self.stop = self.checker.push(self.detokenizer.push(token_id))
         return shown
 
     def finish(self) -> str:
-        """The tokens have ended: show what was kept back, unless a stop string ended the answer."""
+        """End the tokens. Returns the text still held back, or "" if a stop string ended the answer."""
         if self.stop is not None:
             return ""
         shown, self.stop = self.checker.push(self.detokenizer.finish())
@@ -52,7 +52,7 @@ class AnswerText:
 
 
 class AnswerReader:
-    """Turns what a request gains from step to step into deltas."""
+    """Turns the tokens that a request gains from step to step into deltas."""
 
     def __init__(self, request: Request, tokenizer: "Tokenizer") -> None:
         self.request = request
@@ -61,11 +61,11 @@ class AnswerReader:
 
     @property
     def has_news(self) -> bool:
-        """There are tokens that no delta has told of, or the request has ended."""
+        """Whether there are tokens not yet in a delta, or the request has ended."""
         return self.num_read < len(self.request.output_ids) or self.request.is_finished
 
     def next_delta(self) -> TextDelta:
-        """What the request has gained since the last call, up to a stop string."""
+        """Return what the request has gained since the last call, up to a stop string."""
         token_ids, shown = [], ""
         for token_id in self.request.output_ids[self.num_read :]:
             token_ids.append(token_id)
@@ -80,13 +80,13 @@ class AnswerReader:
 
 
 class WholeAnswer:
-    """A `Reader` of lesson 5's `generate_all` that makes the answer's text."""
+    """The whole text of an answer: a `Reader` for lesson 5's `generate_all`."""
 
     def __init__(self, request: Request, tokenizer: "Tokenizer") -> None:
         self.reader = AnswerReader(request, tokenizer)
         self.text = ""
 
     def read(self) -> bool:
-        """Add what is new. True if a stop string ends the answer here."""
+        """Add the new text. Returns True if a stop string ends the answer here."""
         self.text += self.reader.next_delta().text
         return self.reader.answer.stop is not None

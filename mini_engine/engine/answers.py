@@ -1,4 +1,4 @@
-"""Lesson 6. The reader's side of the engine's thread: jobs to hand in, and the answers to them, read as they come."""
+"""Lesson 6. The reader's side of the engine thread: jobs to submit, and their answers, read as they arrive."""
 
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from mini_engine.tokenizer import Tokenizer
 
 
 class Job(NamedTuple):
-    """One prompt to be answered. namespace: prefixes are shared within it only (lesson 8)."""
+    """One prompt to be answered. namespace: prefixes are shared only within it (lesson 8)."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams
@@ -19,13 +19,13 @@ class Job(NamedTuple):
 
 
 class Answers:
-    """The answers to jobs that were handed in together, read as they come: (index of the job, delta).
+    """The answers to jobs submitted together, as an iterator of (index of the job, delta).
 
-    Use `for` in a thread, `async for` in the event loop that handed them in. To leave early, call `close`, which aborts
-    what is unfinished. `requests` belong to the engine: read them, change nothing.
+    Use `for` in a thread, or `async for` in the event loop that submitted them. To leave early, call `close`, which
+    aborts unfinished requests. `requests` belong to the engine and are read-only.
 
     Args:
-        abort: ends the requests with these ids.
+        abort: aborts the requests with the given ids.
     """
 
     def __init__(

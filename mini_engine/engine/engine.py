@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.config import Qwen3Config
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.runner import ModelRunner

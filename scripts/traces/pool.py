@@ -1,7 +1,8 @@
 """Course machinery. Lesson 2's trace: requests come and go in a pool of six blocks."""
 
+from scripts.traces.tape import Tape, ask, listed, plural, ranges
+
 from mini_engine.errors import OutOfBlocks
-from traces.tape import Tape, ask, listed, plural, ranges
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 6
 PROMPTS = {

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from traces.tape import Tape, ask, listed, plural, ranges
+from scripts.traces.tape import Tape, ask, listed, plural, ranges
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 8
 PROMPTS = {"A": "Once upon a time", "B": "The capital of France is", "C": "Count: one, two, three"}

@@ -1,13 +1,16 @@
-"""Course machinery. Layers know only what is below them; what decides holds no tensors and needs no torch."""
+"""Course machinery. Layers know only what is below them; what decides needs no torch; no circles."""
 
 import subprocess
 import sys
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
+
+from scripts import ROOT
+from scripts.pages.engine_modules import LAYERS, read_modules
 
 import pytest
-from engine_modules import LAYERS, ROOT, read_modules
 
 MODULES = read_modules()
+SCRIPTS = read_modules(ROOT / "scripts")
 each_module = pytest.mark.parametrize("name", MODULES)
 NUMBERS_ONLY = {
     "engine.scheduler", "engine.request", "engine.sampling_params", "engine.sampled", "engine.detokenizer",
@@ -32,7 +35,7 @@ except ImportError as error:
 """
 WHAT_EACH_MAY_KNOW = {
     "model": ("model", "config", "errors"),
-    "attention": ("attention", "errors"),
+    "attention": ("attention", "errors", "native_build"),
     "kv": ("kv", "attention", "config", "errors"),
 }
 
@@ -83,8 +86,35 @@ def test_the_engine_does_not_know_that_there_is_http():
     assert not wrong, f"only mini_engine/server may import these: {wrong}"
 
 
+def circle(imports: dict[str, frozenset[str]]) -> str:
+    """Modules that import each other, as `a → b → a`; empty where there are none."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return " → ".join(reversed(error.args[1]))
+    return ""
+
+
 def test_no_two_modules_need_each_other():
-    list(TopologicalSorter({name: module.needs for name, module in MODULES.items()}).static_order())
+    found = circle({name: module.needs for name, module in MODULES.items()})
+    assert not found, f"neither of these can be loaded first: {found}"
+
+
+def test_no_two_scripts_import_each_other():
+    found = circle({name: module.imports for name, module in SCRIPTS.items()})
+    assert not found, f"{found}: an import inside a function only hides a circle; move what both need into a third"
+
+
+def test_scripts_are_imported_from_the_root():
+    """`import pool_size` would work in a script that lies beside it, and nowhere else."""
+    folders = {name.partition(".")[0] for name in SCRIPTS}
+    wrong = {module.path: module.foreign & folders for module in SCRIPTS.values() if module.foreign & folders}
+    assert not wrong, f"write `from scripts import …` or `from scripts.smoke.run import …`: {wrong}"
+
+
+def test_a_circle_is_found_and_told():
+    told = circle({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a"), "d": frozenset("a")})
+    assert told in {"a → b → c → a", "b → c → a → b", "c → a → b → c"} and circle({"a": frozenset("b")}) == ""
 
 
 def test_an_earlier_lesson_does_not_need_a_later_one():

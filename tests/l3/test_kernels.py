@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from tests.l3.kernel_cases import NAN, int32, make_case, relative_error
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.packed import generate_packed
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.allocator import BlockAllocator

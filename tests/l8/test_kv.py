@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.request import Request

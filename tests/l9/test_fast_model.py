@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.cpu import native, speed_up
 from mini_engine.cpu.packed_layers import starts_of
 from mini_engine.engine.engine import Engine
