@@ -1,4 +1,4 @@
-"""Lesson 6. `python -m mini_engine generate PROMPT`: text that continues, shown as it comes."""
+"""Lesson 6. The command `generate PROMPT`: continue a text, and show it as it comes."""
 
 import argparse
 import json
