@@ -55,12 +55,14 @@ def open_backend(directory: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens that tokenizer_config.json names, such as `eos_token`, with their texts."""
-    extra = config.get("extra_special_tokens")
-    entries = {**config, **(extra if isinstance(extra, dict) else {})}
-    texts = {name: _text_of(entry) for name, entry in entries.items() if name.endswith("_token")}
-    return {name: text for name, text in texts.items() if text is not None}
+def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """The special tokens in tokenizer_config.json: those with a name, such as `eos_token`, and the others."""
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    named = {name: entry for name, entry in config.items() if name.endswith("_token")}
+    if isinstance(extra, dict):
+        named, extra = named | extra, []
+    texts = {name: _text_of(entry) for name, entry in named.items()}
+    return {name: text for name, text in texts.items() if text}, [text for text in map(_text_of, extra) if text]
 
 
 def _text_of(entry: Any) -> str | None:
@@ -75,6 +77,7 @@ class Tokenizer:
     Attributes:
         token_bytes: for each id, the bytes it stands for.
         special_ids: ids that are marks for the model, such as <|im_end|>, and are not shown.
+        named_tokens: name to text of the special tokens that have one, such as `eos_token`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -82,7 +85,8 @@ class Tokenizer:
         self.backend = open_backend(directory)
         path = directory / "tokenizer_config.json"
         self.config = read_json(path) if path.is_file() else {}
-        self._mark_special_tokens()
+        self.named_tokens, others = special_tokens(self.config)
+        self._mark_special([*self.named_tokens.values(), *others])
         added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.token_bytes = self._bytes_by_id()
@@ -92,12 +96,10 @@ class Tokenizer:
         """The tokenizer of a checkpoint directory or hub id; UserError where there is none."""
         return cls(resolve_checkpoint(path_or_hub_id))
 
-    def _mark_special_tokens(self) -> None:
-        """Mark as special what only tokenizer_config.json calls so; files written by transformers 5 need none of it."""
+    def _mark_special(self, texts: Sequence[str]) -> None:
+        """Mark as special what tokenizer.json does not: there is none in files that transformers has written."""
         known = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.special}
-        listed = self.config.get("extra_special_tokens") or self.config.get("additional_special_tokens") or []
-        texts = [*named_tokens(self.config).values(), *map(_text_of, listed)]
-        self.backend.add_special_tokens([text for text in texts if text and text not in known])
+        self.backend.add_special_tokens([text for text in texts if text not in known])
 
     def _bytes_by_id(self) -> list[bytes]:
         """The bytes of every id that the tokenizer or the model has; b"" where the tokenizer has no such token."""
@@ -117,7 +119,7 @@ class Tokenizer:
         source = find_template(self.directory, self.config)
         if not source:
             raise UserError("this checkpoint has no chat template; use plain text instead of a conversation")
-        return ChatTemplate(source, named_tokens(self.config))
+        return ChatTemplate(source, self.named_tokens)
 
     def encode(self, text: str) -> list[int]:
         """Text as token ids, as it stands: nothing is added.
