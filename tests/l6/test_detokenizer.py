@@ -99,7 +99,7 @@ def test_text_comes_no_later_than_from_the_tokenizers_library(tokenizer, text):
     shown_ours = shown_theirs = ""
     for token in ids:
         shown_ours += ours.push(token)
-        shown_theirs += theirs.step(tokenizer.hf.backend_tokenizer, token) or ""
+        shown_theirs += theirs.step(tokenizer.backend, token) or ""
         assert shown_ours.startswith(shown_theirs), f"{shown_ours!r} is behind {shown_theirs!r}"
     assert shown_ours == text
 
@@ -147,7 +147,7 @@ def test_an_id_that_the_tokenizer_lacks_has_no_text(tmp_path):
 
 
 def test_special_tokens_are_not_shown(pocket):
-    end = pocket.hf.convert_tokens_to_ids("<|im_end|>")
+    end = pocket.backend.token_to_id("<|im_end|>")
     deltas, rest = stream(pocket, [*pocket.encode("Yes."), end])
     assert "".join(deltas) + rest == "Yes."
 
