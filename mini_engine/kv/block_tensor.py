@@ -40,10 +40,10 @@ class ForwardMeta:
 def allocate_layers(
     num_layers: int, shape: Sequence[int], dtype: torch.dtype, device: str | torch.device
 ) -> list[Tensor]:
-    """One tensor of `shape` for each layer, of which only the null block is cleared.
+    """Return one tensor of `shape` for each layer, with only the null block cleared.
 
-    Any other slot is written before it is read. Clearing those too would touch every page of a pool that may never
-    fill, which takes half a second for each GiB.
+    Every other slot is written before it is read. Clearing those too would touch every page of a pool that may never
+    fill up, at a cost of half a second per GiB.
     """
     layers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
     for layer in layers:

@@ -65,7 +65,7 @@ def pool_of(num_blocks=6, block_size=4):
 
 
 def cleared_pool(num_blocks=6, block_size=4):
-    """A pool of zeros: a new one holds whatever was in the memory before."""
+    """Return a pool of zeros; a new pool is not cleared and holds whatever the memory held before."""
     pool = KvPool(CONFIG, num_blocks, block_size, no_kernel)
     for layer in (*pool.K, *pool.V):
         layer.zero_()
@@ -236,7 +236,7 @@ def test_set_kv_refuses_mismatched_shapes_and_writes_nothing(k, v):
 
 @pytest.mark.parametrize("slots, stray", [([4, 24], 24), ([-1, 4], -1)])
 def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots, stray):
-    pool = KvPool(CONFIG, 6, 4, no_kernel)
+    pool = cleared_pool()
     with pytest.raises(ValueError, match=f"slot {stray} is not in the pool; its slots are 0 … 23"):
         pool.set_kv(0, torch.tensor(slots), torch.ones(2, 2, 8), torch.ones(2, 2, 8))
     assert not pool.K[0].any() and not pool.V[0].any(), "the refused write was carried out in part"
