@@ -13,7 +13,8 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from setup_env import CONSTRAINTS, OLDEST, ROOT, TORCH, dotted, venv_python
+from scripts import ROOT
+from scripts.setup_env import CONSTRAINTS, OLDEST, TORCH, dotted, venv_python
 
 UV = "0.13.9"
 HEADER = f"""# Written by `make lock` with uv {UV}, for every system and Python that the course runs on.
