@@ -16,7 +16,7 @@ help:
 	@echo "make test        run the tests, which are what the lessons are checked by"
 	@echo "make serve       answer over HTTP at http://127.0.0.1:8000/v1, as OpenAI's API does"
 	@echo "make setup       make .venv and nothing more; the others do it by themselves"
-	@echo "make lock        write scripts/constraints.txt anew, after a pin in pyproject.toml was moved"
+	@echo "make lock        lock transitive versions in scripts/constraints.txt, after moving a pin"
 	@echo "make lint        ruff: rules and formatting"
 	@echo "make format      let ruff mend what it can"
 	@echo "make site        build the website into build/site, strictly"

@@ -1,4 +1,4 @@
-"""Lesson 6. The command `generate PROMPT`: continue a text, and show it as it comes."""
+"""Lesson 6. The command `generate PROMPT`: continues a text and shows it as it comes."""
 
 import argparse
 import json
