@@ -1,8 +1,8 @@
 """Course machinery. Writes constraints.txt: the version of every package, including transitive ones.
 
 pyproject.toml pins what the course asks for. This pins what those packages bring along, for all Pythons and systems at
-once, so that two set-ups on two days are the same. `make lock` changes as little as it can; `make lock ARGS=--upgrade` takes
-the newest versions that the pins allow.
+once, so that two set-ups on two days are the same. `make lock` changes as little as it can; `make lock ARGS=--upgrade`
+takes the newest versions that the pins allow.
 """
 
 import argparse
