@@ -37,6 +37,20 @@ class ForwardMeta:
     block_size: int
 
 
+def allocate_layers(
+    num_layers: int, shape: Sequence[int], dtype: torch.dtype, device: str | torch.device
+) -> list[Tensor]:
+    """Return one tensor of `shape` for each layer, with only the null block cleared.
+
+    Every other slot is written before it is read. Clearing those too would touch every page of a pool that may never
+    fill up, at a cost of half a second per GiB.
+    """
+    layers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+    for layer in layers:
+        layer[NULL_BLOCK] = 0
+    return layers
+
+
 class KvPool:
     """K and V of all requests, `[num_blocks, block_size, H_kv, D]` for each layer.
 
@@ -60,8 +74,8 @@ class KvPool:
             raise UserError(f"{num_blocks} blocks of {block_size} slots do not make a pool; use integers of at least 1")
         shape = (num_blocks, block_size, config.num_key_value_heads, config.head_dim)
         try:
-            self.K = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
-            self.V = [torch.zeros_like(k) for k in self.K]
+            self.K = allocate_layers(config.num_hidden_layers, shape, dtype, device)
+            self.V = allocate_layers(config.num_hidden_layers, shape, dtype, device)
         except RuntimeError as error:
             wanted = num_blocks * block_size * config.kv_bytes_per_token(dtype)
             raise UserError(

@@ -1,6 +1,9 @@
 """Lesson 3. The null block, block tables, the waste they report, and copies between blocks."""
 
+import functools
 import random
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,6 +61,14 @@ def pool_of(num_blocks=6, block_size=4):
         shape = pool.K[layer].shape
         pool.K[layer].copy_(torch.randn(shape, generator=torch.Generator().manual_seed(layer)))
         pool.V[layer].copy_(torch.randn(shape, generator=torch.Generator().manual_seed(9 + layer)))
+    return pool
+
+
+def cleared_pool(num_blocks=6, block_size=4):
+    """Return a pool of zeros; a new pool is not cleared and holds whatever the memory held before."""
+    pool = KvPool(CONFIG, num_blocks, block_size, no_kernel)
+    for layer in (*pool.K, *pool.V):
+        layer.zero_()
     return pool
 
 
@@ -184,8 +195,26 @@ def test_an_impossible_pool_is_refused_in_one_sentence(size, words):
         KvPool(CONFIG, *size, no_kernel)
 
 
-def test_set_kv_writes_through_the_flat_view():
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="NOT CHECKED: reads memory in use from Linux's /proc")
+def test_a_new_pool_takes_no_memory_until_it_is_written():
+    def resident():
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+    before = resident()
+    pool = KvPool(CONFIG, 2**16, 16, no_kernel)
+    assert pool.bytes == 2**28, "large enough to be seen"
+    assert resident() - before < pool.bytes / 4, "a pool that may never be full was filled: half a second for each GiB"
+
+
+def test_a_new_pool_s_null_block_holds_zeros(monkeypatch):
+    monkeypatch.setattr(torch, "empty", functools.partial(torch.full, fill_value=float("nan")))
     pool = KvPool(CONFIG, 6, 4, no_kernel)
+    assert all(layer[0].eq(0).all() and layer[1:].isnan().all() for layer in (*pool.K, *pool.V))
+
+
+def test_set_kv_writes_through_the_flat_view():
+    pool = cleared_pool()
     k, v = torch.ones(2, 2, 8), torch.full((2, 2, 8), 2.0)
     pool.set_kv(1, torch.tensor([23, 4]), k, v)
     assert pool.K[1][5, 3].eq(1).all() and pool.K[1][1, 0].eq(1).all(), (
@@ -199,7 +228,7 @@ def test_set_kv_writes_through_the_flat_view():
     "k, v", [((1, 2, 8), (2, 2, 8)), ((2, 2, 8), (2, 2, 4)), ((2, 1, 8), (2, 2, 8)), ((3, 2, 8), (3, 2, 8))]
 )
 def test_set_kv_refuses_mismatched_shapes_and_writes_nothing(k, v):
-    pool = KvPool(CONFIG, 6, 4, no_kernel)
+    pool = cleared_pool()
     with pytest.raises(ValueError, match="one row for each slot"):
         pool.set_kv(0, torch.tensor([4, 5]), torch.ones(k), torch.ones(v))
     assert not pool.K[0].any() and not pool.V[0].any()
@@ -207,7 +236,7 @@ def test_set_kv_refuses_mismatched_shapes_and_writes_nothing(k, v):
 
 @pytest.mark.parametrize("slots, stray", [([4, 24], 24), ([-1, 4], -1)])
 def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots, stray):
-    pool = KvPool(CONFIG, 6, 4, no_kernel)
+    pool = cleared_pool()
     with pytest.raises(ValueError, match=f"slot {stray} is not in the pool; its slots are 0 … 23"):
         pool.set_kv(0, torch.tensor(slots), torch.ones(2, 2, 8), torch.ones(2, 2, 8))
     assert not pool.K[0].any() and not pool.V[0].any(), "the refused write was carried out in part"
