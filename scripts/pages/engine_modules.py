@@ -27,33 +27,33 @@ class Layer:
 
 LAYERS = (
     Layer(
-        "Faces",
-        "what people and programs talk to",
+        "Interfaces",
+        "the interfaces for people and programs",
         ("server", "cli", "__main__"),
     ),
     Layer(
         "The engine",
-        "takes requests, runs steps, hands out answers",
+        "takes requests, runs steps, returns answers",
         ("build", "llm", "engine.offline", "engine.answers", "engine.worker", "engine.mailbox", "engine.engine"),
     ),
     Layer(
         "Inside a step",
-        "who runs, on what plan, which token, which text",
+        "which requests run, how the step is planned, which token is chosen, which text is shown",
         ("engine", "gpu"),
     ),
     Layer(
         "KV and attention",
-        "where K and V lie, and how they are read",
+        "where K and V are stored, and how they are read",
         ("kv", "attention", "cpu", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
     ),
     Layer(
         "The model",
-        "the network and its files; it knows no lesson",
+        "the network and its files, independent of any lesson",
         ("model", "weights", "tokenizer", "chat_template", "pocket"),
     ),
     Layer(
-        "The ground",
-        "plain facts that everybody may use",
+        "Foundations",
+        "definitions that all layers may use",
         ("config", "errors", "native_build", "cli.parser"),
     ),
 )
