@@ -1,7 +1,7 @@
 """Lesson 6. A checkpoint's tokenizer: text to ids, a conversation to ids, and the bytes behind each id.
 
-Qwen3's vocabulary is byte-level: a token is a piece of bytes, not of characters, and a character may be cut in two by a
-token's end. Each byte is written as one printable character in tokenizer.json (Radford et al., 2019, GPT-2).
+Qwen3's vocabulary is byte-level: a token is a sequence of bytes, not of characters, and may end in the middle of a
+character. tokenizer.json spells each byte as one printable character (Radford et al. 2019, GPT-2).
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from mini_engine.weights import resolve_checkpoint
 
 @cache
 def byte_of_character() -> dict[str, int]:
-    """Which byte each of the 256 printable stand-ins means: itself where printable, from U+0100 on for the others."""
+    """Map the 256 printable stand-ins to bytes: printable bytes stand for themselves, the others from U+0100 on."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def bytes_of_token(token: str) -> bytes:
-    """The bytes of one vocabulary entry. One with a character that stands for no byte is text as it is."""
+    """Return the bytes of one vocabulary entry. An entry with a character that is no stand-in is plain text."""
     table = byte_of_character()
     if all(character in table for character in token):
         return bytes(table[character] for character in token)
@@ -34,7 +34,7 @@ class Tokenizer:
 
     Attributes:
         token_bytes: for each id, the bytes it stands for.
-        special_ids: ids that are marks for the model, such as <|im_end|>, and are not shown.
+        special_ids: ids of control tokens for the model, such as <|im_end|>, which are not shown.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -56,19 +56,19 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path_or_hub_id: str | Path) -> "Tokenizer":
-        """The tokenizer of a checkpoint directory or hub id; UserError where there is none."""
+        """Load the tokenizer of a checkpoint directory or hub id; UserError if it has none."""
         return cls(resolve_checkpoint(path_or_hub_id))
 
     def encode(self, text: str) -> list[int]:
-        """Text as token ids, as it stands: nothing is added.
+        """Encode a text as it stands, without adding special tokens.
 
         Raises:
-            UserError: it holds half a character, a lone surrogate, which has no bytes.
+            UserError: the text contains a lone surrogate, which is half a character and has no bytes.
         """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise UserError(f"the text holds {text[error.start]!r}, half a character; give whole ones") from None
+            raise UserError(f"the text contains {text[error.start]!r}, half a character; remove it") from None
         return self.hf.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
@@ -76,7 +76,7 @@ class Tokenizer:
         return self.hf.decode(list(token_ids), skip_special_tokens=skip_special)
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """A conversation as the checkpoint's chat template writes it, up to where the assistant speaks.
+        """Encode a conversation with the checkpoint's chat template, up to the start of the assistant's reply.
 
         Args:
             messages: dicts with `role` (system, user, assistant) and `content`.

@@ -6,7 +6,10 @@ rounding: its sums are added up in another order. Tokens are equal where their l
 
 import sys
 
-from smoke_common import OneLineParser, guard, pick_device, print_json
+from scripts.smoke.arguments import pick_device
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard
 
 COUNTS = (2, 3, 4, 8, 16, 64)
 BLOCK_SIZE = 16
@@ -87,7 +90,8 @@ def whole_model(model, kernel: str) -> dict[str, list[bool]]:
     import torch
 
     from mini_engine.attention.registry import load_kernel
-    from mini_engine.kv.block_tensor import BlockAllocator, KvPool, plan_packed
+    from mini_engine.kv.allocator import BlockAllocator
+    from mini_engine.kv.block_tensor import KvPool, plan_packed
 
     num_blocks = COUNTS[-1] * 5 + 1
     attend = load_kernel(kernel, model.device, model.dtype)
@@ -116,7 +120,8 @@ def whole_model(model, kernel: str) -> dict[str, list[bool]]:
 def decoding(model, pool, allocator) -> list:
     """Lesson 3's requests, each with its prompt computed, alone, and one token to feed."""
     from mini_engine.engine.packed import step
-    from mini_engine.kv.block_tensor import BlockTable, Request
+    from mini_engine.kv.block_table import BlockTable
+    from mini_engine.kv.block_tensor import Request
 
     requests = [Request([3 + i % 40] * (5 + 7 * i % 56), BlockTable(allocator)) for i in range(COUNTS[-1])]
     for request in requests:

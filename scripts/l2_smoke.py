@@ -2,16 +2,19 @@
 
 import sys
 
-from smoke_common import Outcome, make_parser, run_smoke, whole_number
+from scripts.smoke.arguments import make_parser
+from scripts.smoke.run import Outcome, run_smoke
 
+from mini_engine.cli.parser import whole_number
 from mini_engine.engine.loop import generate as run_loop
-from mini_engine.kv.token_flat import BlockAllocator, KvPool, PagedSequence, Request
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.token_flat import KvPool, PagedSequence, Request
 
 
 def generate(model, prompts, args) -> Outcome:
     """One pool for all; each prompt takes its blocks from it and gives them back when it has ended."""
     pool = KvPool(model.config, args.num_slots, model.dtype, args.device)
-    allocator = BlockAllocator(args.num_slots, args.block_size)
+    allocator = BlockAllocator.for_slots(args.num_slots, args.block_size)
     outputs, most = [], 0
     for ids in prompts:
         sequence = PagedSequence(Request(ids), pool, allocator)

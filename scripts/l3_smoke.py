@@ -2,12 +2,15 @@
 
 import sys
 
-from smoke_common import Outcome, make_parser, run_smoke, whole_number
+from scripts.smoke.arguments import make_parser
+from scripts.smoke.run import Outcome, run_smoke
 
 from mini_engine.attention.registry import load_kernel
+from mini_engine.cli.parser import whole_number
 from mini_engine.engine.packed import generate_packed
 from mini_engine.errors import UserError
-from mini_engine.kv.block_tensor import BlockAllocator, KvPool
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_tensor import KvPool
 
 
 def generate(model, prompts, args) -> Outcome:

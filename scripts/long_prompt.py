@@ -7,7 +7,10 @@ which computes the prompt in chunks, within a step's token budget. A gap is the 
 import sys
 import time
 
-from smoke_common import OneLineParser, guard, pick_device, print_json, whole_number
+from scripts.smoke.arguments import pick_device
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 BLOCK_SIZE = 16
 
@@ -43,7 +46,9 @@ def packed(model, prompts, long_prompt, args) -> dict:
 
     from mini_engine.attention.registry import load_kernel
     from mini_engine.engine.packed import step
-    from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request
+    from mini_engine.kv.allocator import BlockAllocator
+    from mini_engine.kv.block_table import BlockTable
+    from mini_engine.kv.block_tensor import KvPool, Request
 
     num_blocks = blocks_for(args)
     pool = KvPool(model.config, num_blocks, BLOCK_SIZE, load_kernel("auto", args.device), device=args.device)

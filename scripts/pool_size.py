@@ -4,7 +4,9 @@ import argparse
 import re
 import sys
 
-from smoke_common import OneLineParser, guard, print_json, whole_number
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 

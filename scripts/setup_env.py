@@ -17,7 +17,10 @@ import time
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-from setup_steps import ROOT, SetupError, Steps, say
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # nothing is installed yet
+
+from scripts import ROOT
+from scripts.setup.steps import SetupError, Steps, say
 
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"

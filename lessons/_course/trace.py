@@ -22,7 +22,7 @@ from lessons._course.runner import Command, Spawned, run_until
 from lessons._course.student import StudentFile, student_files
 from lessons._course.verdict import need_files
 
-RECORDER = "scripts/record_traces.py"
+RECORDER = "scripts.traces.record"
 PLAYER = Path("site/theme/assets/player")
 PAGE = "trace.html"
 
@@ -104,7 +104,7 @@ def record(lesson: Lesson, places: Places, files: list[StudentFile], recorded: P
     env = python_environment(places) | {"KV_COURSE_OVERLAY": json.dumps(overlay)}
     with tempfile.TemporaryDirectory(prefix="lessons-", ignore_cleanup_errors=True) as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
-        arguments = [RECORDER, "--only", read_trace(recorded)["id"], "--to", folder]
+        arguments = ["-m", RECORDER, "--only", read_trace(recorded)["id"], "--to", folder]
         job = Spawned(Command(arguments, env, places.root, out, err))
         code = run_until(job, time.monotonic() + seconds, lambda: None)
         if code is None:

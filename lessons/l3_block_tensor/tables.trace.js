@@ -1,4 +1,4 @@
-// Recorded by scripts/record_traces.py: do not edit, record again.
+// Recorded by scripts/traces/record.py: do not edit, record again.
 window.KV_TRACES = window.KV_TRACES || {};
 window.KV_TRACES["l3-tables"] = {
 "file": "l3_block_tensor/tables.trace.js",

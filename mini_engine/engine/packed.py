@@ -6,7 +6,9 @@ import torch
 
 from mini_engine.engine.loop import next_token
 from mini_engine.errors import UserError
-from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 

@@ -1,4 +1,4 @@
-"""Lesson 9. The pool behind a slot allocator: its first page is padding, and K and V need not have the same shape.
+"""Lesson 10. The pool behind a slot allocator: its first page is padding, and K and V need not have the same shape.
 
 Some models give keys and values different heads or dimensions: in multi-head latent attention keys are longer than
 values (DeepSeek-V2, 2024). The pool only stores, so it need not mind; a paged kernel does, and is asked only where the

@@ -4,7 +4,6 @@ A slot holds K and V of one token, in every layer. A block is `block_size` slots
 ever handed out. Token i of a request lies in slot `block_id * block_size + offset`, wherever its block happens to be.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from mini_engine.attention.dense import causal_attention
 from mini_engine.config import Qwen3Config
-from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.kv.allocator import BlockAllocator
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,14 @@ class KvPool:
         """Write k and v `[T, H_kv, D]` into the slots `slot_mapping` `[T]` int64 of this layer, in place.
 
         Raises:
-            ValueError: the three do not fit each other or the pool; nothing is written.
+            ValueError: the three do not fit each other or the pool (`check_slots`); nothing is written.
         """
         expected = (len(slot_mapping), *self.K[layer].shape[1:])
         if k.shape != expected or v.shape != expected:
             raise ValueError(
                 f"k {tuple(k.shape)} and v {tuple(v.shape)} must both be {expected}, one row for each slot"
             )
+        check_slots(slot_mapping, len(self.K[layer]))
         self.K[layer][slot_mapping] = k
         self.V[layer][slot_mapping] = v
 
@@ -77,63 +77,27 @@ class KvPool:
         return causal_attention(q, k, v) if meta.is_prefill else attend_to_all(q, k, v)
 
 
+def check_slots(slot_mapping: Tensor, num_slots: int) -> None:
+    """Refuse slots outside a pool's 0 … num_slots - 1. Indexing alone would take -1 for the last slot.
+
+    Slots on a CUDA device are not checked: reading them would make every layer wait for the device. There a slot past
+    the end fails later, as an error of the device, and a negative one overwrites another slot.
+
+    Raises:
+        ValueError: a slot on the CPU is out of bounds.
+    """
+    if slot_mapping.device.type != "cpu" or not len(slot_mapping):
+        return
+    lowest, highest = (int(slot) for slot in slot_mapping.aminmax())
+    if lowest < 0 or highest >= num_slots:
+        stray = lowest if lowest < 0 else highest
+        raise ValueError(f"slot {stray} is not in the pool; its slots are 0 … {num_slots - 1}")
+
+
 def attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """A decode's attention: one query `[1, H_q, D]` over keys and values `[T_kv, H_kv, D]`, no mask."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1)
-
-
-class BlockAllocator:
-    """The free list: which blocks of the pool nobody holds. Last returned, first handed out."""
-
-    def __init__(self, num_slots: int, block_size: int = 16) -> None:
-        if block_size < 1 or num_slots < block_size or num_slots % block_size:
-            raise UserError(
-                f"{num_slots} slots cannot be cut into blocks of {block_size}; "
-                "give a block size of at least 1 and a multiple of it as slots"
-            )
-        self.block_size = block_size
-        self.num_blocks = num_slots // block_size
-        self.free_blocks = list(range(self.num_blocks))[::-1]  # the end is handed out first: 0, 1, 2, …
-        self.held: set[int] = set()
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that can still be handed out."""
-        return len(self.free_blocks)
-
-    def alloc_blocks(self, n: int) -> list[int]:
-        """Hand out n block ids; `[]` for 0.
-
-        Raises:
-            OutOfBlocks: fewer than n are free; nothing was changed.
-            ValueError: n is negative.
-        """
-        if n < 0:
-            raise ValueError(f"{n} blocks were asked for; ask for 0 or more")
-        if n > len(self.free_blocks):
-            raise OutOfBlocks(f"need {n} blocks, {len(self.free_blocks)} free of {self.num_blocks}")
-        cut = len(self.free_blocks) - n
-        blocks = self.free_blocks[cut:][::-1]
-        del self.free_blocks[cut:]
-        self.held.update(blocks)
-        return blocks
-
-    def free(self, blocks: Collection[int]) -> None:
-        """Take blocks back.
-
-        Raises:
-            ValueError: a block is named twice or is not held: freed before, or never given. Nothing was changed.
-        """
-        returned = set(blocks)
-        if len(returned) != len(blocks):
-            raise ValueError(f"a block is named twice in {list(blocks)}; each can be freed once")
-        if not returned <= self.held:
-            raise ValueError(
-                f"blocks {sorted(returned - self.held)} are not held; they were freed before or never given"
-            )
-        self.held -= returned
-        self.free_blocks.extend(blocks)
 
 
 @dataclass

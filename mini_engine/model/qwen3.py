@@ -1,12 +1,12 @@
-"""Lesson 0. Dense Qwen3, written once: no lesson and no storage class is named here.
+"""Lesson 0. The dense Qwen3 model, written once for all lessons: it names no lesson and no storage class.
 
-Tokens come packed, `[T]`, with each token's position in `meta.positions`. Where K and V go and how they are read back
-is the store's business; attention asks it two things:
+Tokens are packed, `[T]`, and `meta.positions` has each token's position. Where K and V are kept and how they are read
+back is the store's business; attention makes two calls:
 
     kv.set_kv(layer, meta.slot_mapping, k, v)      # k, v [T, H_kv, D]
     kv.attend(layer, q, meta) -> out               # q, out [T, H_q, D]
 
-Modules bear the checkpoint's names, so a tensor's name is its place.
+Module names are the checkpoint's, so the name of a tensor says where it belongs.
 """
 
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from mini_engine.model.layers import RMSNorm, SwiGLU, apply_rope, rope_cos_sin
 
 
 class KvStore(Protocol):
-    """What attention needs of whoever keeps K and V."""
+    """The two calls that attention makes to the store of K and V."""
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None: ...
 
@@ -28,7 +28,7 @@ class KvStore(Protocol):
 
 
 class Qwen3Attention(nn.Module):
-    """Grouped-query attention with a norm on each query and key head, before RoPE."""
+    """Grouped-query attention (arXiv:2305.13245); every query and key head is normalized before RoPE."""
 
     def __init__(self, config: Qwen3Config, layer_idx: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Qwen3Attention(nn.Module):
 
 
 class Qwen3DecoderLayer(nn.Module):
-    """Attention, then feed-forward, each on a normed copy and added back."""
+    """Attention, then feed-forward; each reads a normalized copy of x, and its result is added to x."""
 
     def __init__(self, config: Qwen3Config, layer_idx: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Qwen3DecoderLayer(nn.Module):
 
 
 class Qwen3Model(nn.Module):
-    """Embedding, decoder layers and the last norm."""
+    """Embedding, decoder layers and the final norm."""
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Qwen3Model(nn.Module):
 
 
 class Qwen3ForCausalLM(nn.Module):
-    """The model with its vocabulary head, which a tied checkpoint borrows from the embedding."""
+    """The model with its vocabulary head; a tied checkpoint uses the embedding matrix as its head."""
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Qwen3ForCausalLM(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are, and so where a plan's tensors must be."""
+        """The device of the weights; the tensors of a plan must be on it too."""
         return self.model.norm.weight.device
 
     def forward(self, token_ids: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
@@ -117,9 +117,9 @@ class Qwen3ForCausalLM(nn.Module):
 
         Args:
             token_ids: `[T]` int64.
-            kv: the store that takes this step's K and V and attends.
-            meta: the stage's ForwardMeta; `positions` `[T]` and `slot_mapping` are read here, the rest by the store.
-            rows: `[R]` int64, the tokens whose logits are wanted; None is all of them.
+            kv: the store that takes this step's K and V and computes attention.
+            meta: the stage's ForwardMeta; the model reads `positions` `[T]` and `slot_mapping`, the store the rest.
+            rows: `[R]` int64, indices of the fed tokens whose logits are needed; None means all.
 
         Returns:
             logits `[R, vocab_size]` in the model's dtype.

@@ -1,7 +1,8 @@
 """Course machinery. Lesson 2's trace: requests come and go in a pool of six blocks."""
 
+from scripts.traces.tape import Tape, ask, listed, plural, ranges
+
 from mini_engine.errors import OutOfBlocks
-from traces.tape import Tape, ask, listed, plural, ranges
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 6
 PROMPTS = {
@@ -21,7 +22,8 @@ class Player:
     """Requests over one real pool, stepped one at a time; each step is a frame or two."""
 
     def __init__(self, tape: Tape) -> None:
-        from mini_engine.kv.token_flat import BlockAllocator, KvPool
+        from mini_engine.kv.allocator import BlockAllocator
+        from mini_engine.kv.token_flat import KvPool
         from mini_engine.pocket import POCKET_DIR
         from mini_engine.tokenizer import Tokenizer
         from mini_engine.weights import load_model
@@ -29,7 +31,7 @@ class Player:
         self.tape = tape
         self.model, self.tokenizer = load_model(POCKET_DIR), Tokenizer(POCKET_DIR)
         self.pool = KvPool(self.model.config, BLOCK_SIZE * NUM_BLOCKS)
-        self.allocator = BlockAllocator(BLOCK_SIZE * NUM_BLOCKS, BLOCK_SIZE)
+        self.allocator = BlockAllocator(NUM_BLOCKS, BLOCK_SIZE, reserved=0)
         self.slots: list[str | None] = [None] * (BLOCK_SIZE * NUM_BLOCKS)
         self.running: dict[str, Running] = {}
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from traces.tape import Tape, ask, listed, plural, ranges
+from scripts.traces.tape import Tape, ask, listed, plural, ranges
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 8
 PROMPTS = {"A": "Once upon a time", "B": "The capital of France is", "C": "Count: one, two, three"}
@@ -48,7 +48,8 @@ class Desk:
     """One real pool, its allocator, and the requests in it."""
 
     def __init__(self, tape: Tape) -> None:
-        from mini_engine.kv.block_tensor import BlockAllocator, KvPool
+        from mini_engine.kv.allocator import BlockAllocator
+        from mini_engine.kv.block_tensor import KvPool
         from mini_engine.pocket import POCKET_DIR
         from mini_engine.tokenizer import Tokenizer
         from mini_engine.weights import load_model
@@ -71,7 +72,8 @@ class Desk:
         self.tape.frame(say, question, wrote=list(wrote), free=list(self.allocator.free_blocks), **state)
 
     def arrive(self, name: str) -> int:
-        from mini_engine.kv.block_tensor import BlockTable, Request
+        from mini_engine.kv.block_table import BlockTable
+        from mini_engine.kv.block_tensor import Request
 
         ids = self.tokenizer.encode(PROMPTS[name])
         self.requests[name] = Request(ids, BlockTable(self.allocator))

@@ -143,9 +143,10 @@ def test_commands_in_running_text_exist(name):
     for line, text in PAGES[name].inline_code:
         if text.startswith("python -m lessons "):
             assert_parses(text, f"{name}:{line}")
-        elif match := re.match(r"python (scripts/\w+\.py)", text):
-            source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "scripts").glob("*.py"))
-            assert (ROOT / match[1]).exists(), f"{name}:{line}: there is no {match[1]}"
+        elif match := re.match(r"python (?:-m )?(scripts[/.][\w/.]+)", text):
+            source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "scripts").rglob("*.py"))
+            script = match[1].removesuffix(".py").replace(".", "/") + ".py"
+            assert (ROOT / script).exists(), f"{name}:{line}: there is no {script}"
             for option in re.findall(r"--[a-z][a-z-]*", text):
                 assert option in source, f"{name}:{line}: no script knows {option}"
 

@@ -8,8 +8,9 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from scripts import setup_env
+
 import pytest
-import setup_env
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_OURS = {".git", ".venv", ".cache", "work", "build", "dist", "node_modules", "__pycache__", "vendor"}
@@ -125,9 +126,11 @@ def test_git_ignores_what_is_made_and_keeps_what_is_written(path: str, ignored: 
 
 
 def test_make_and_ci_name_scripts_that_exist():
-    for name in ("Makefile", ".ci/run", ".github/workflows/tests.yml", "README.md", "CONTRIBUTING.md"):
-        for script in re.findall(r"scripts/\w+\.py", TEXTS[name]):
-            assert (ROOT / script).exists(), f"{name} names {script}, which is not there"
+    workflows = (".github/workflows/tests.yml", ".github/workflows/site.yml")
+    for name in ("Makefile", ".ci/run", *workflows, "README.md", "CONTRIBUTING.md", "mkdocs.yml"):
+        for script in re.findall(r"scripts/[\w/]+\.py|-m scripts\.[\w.]+", TEXTS[name]):
+            path = script.removeprefix("-m ").removesuffix(".py").replace(".", "/") + ".py"
+            assert (ROOT / path).exists(), f"{name} names {script}, which is not there"
     commands = TEXTS["README.md"] + TEXTS["CONTRIBUTING.md"] + TEXTS[".ci/run"]
     called = set(re.findall(r"(?:^|`|\" )make (\w[\w-]*)", commands, flags=re.MULTILINE))
     targets = set(re.findall(r"^([\w-]+):", TEXTS["Makefile"], flags=re.MULTILINE))

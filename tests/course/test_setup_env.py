@@ -8,10 +8,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import scripts
+import scripts.setup
+from scripts import setup_env
+from scripts.setup import steps as setup_steps
+from scripts.setup_env import CPU_INDEX, Machine, Marker, SetupError, choose_torch, make_plan
+
 import pytest
-import setup_env
-import setup_steps
-from setup_env import CPU_INDEX, Machine, Marker, SetupError, choose_torch, make_plan
 
 
 def machine(system: str, cpu: str = "x86_64", has_nvidia: bool = False, answers: bool = True) -> Machine:
@@ -87,7 +90,7 @@ def test_other_pythons_are_named_with_what_is_needed(version):
         setup_env.check_python(version, "old-python")
 
 
-@pytest.mark.parametrize("module", [setup_env, setup_steps])
+@pytest.mark.parametrize("module", [setup_env, setup_steps, scripts, scripts.setup])
 def test_an_old_python_can_read_the_script_that_turns_it_down(module):
     source = Path(module.__file__).read_text(encoding="utf-8")
     tree = ast.parse(source, feature_version=(3, 6))
@@ -169,8 +172,8 @@ def test_pip_cannot_be_sent_elsewhere_by_the_user_s_settings(monkeypatch):
     assert "PIP_TARGET" not in env and env["PIP_USER"] == "0"
 
 
-def test_help_is_quick_and_touches_nothing():
-    done = subprocess.run(
-        [sys.executable, setup_env.__file__, "--help"], capture_output=True, encoding="utf-8", check=True, timeout=60
-    )
+def test_help_is_quick_and_touches_nothing(tmp_path):
+    """With -I and -S: it runs where nothing is installed, from whichever folder."""
+    command = [sys.executable, "-I", "-S", setup_env.__file__, "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", check=True, timeout=60)
     assert "--extras" in done.stdout and "--run" in done.stdout and done.stderr == ""

@@ -7,7 +7,8 @@ import torch
 
 from mini_engine.engine.loop import generate
 from mini_engine.errors import OutOfBlocks
-from mini_engine.kv.token_flat import BlockAllocator, KvPool, PagedSequence, Request
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.token_flat import KvPool, PagedSequence, Request
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
 
@@ -21,7 +22,7 @@ def poisoned(config, num_slots):
 
 def run(model, prompt, new_tokens, block_size, num_blocks, shuffle=None):
     num_slots = num_blocks * block_size
-    pool, allocator = poisoned(model.config, num_slots), BlockAllocator(num_slots, block_size)
+    pool, allocator = poisoned(model.config, num_slots), BlockAllocator.for_slots(num_slots, block_size)
     if shuffle is not None:
         random.Random(shuffle).shuffle(allocator.free_blocks)
     sequence = PagedSequence(Request(prompt), pool, allocator)
@@ -75,7 +76,7 @@ def test_a_pool_of_exactly_the_needed_size_is_enough():
 
 def test_requests_that_follow_each_other_reuse_blocks():
     ours, hf = both("two, tied, wide heads")
-    pool, allocator = poisoned(ours.config, 64), BlockAllocator(64, 16)
+    pool, allocator = poisoned(ours.config, 64), BlockAllocator(4, 16, reserved=0)
     for seed in range(4):
         prompt = some_ids(20 + seed, ours.config.vocab_size, seed)
         sequence = PagedSequence(Request(prompt), pool, allocator)
@@ -85,7 +86,7 @@ def test_requests_that_follow_each_other_reuse_blocks():
 
 def test_a_sequence_that_has_run_or_has_another_prompt_is_refused():
     ours, _ = both("two, tied, wide heads")
-    pool, allocator = KvPool(ours.config, 64), BlockAllocator(64)
+    pool, allocator = KvPool(ours.config, 64), BlockAllocator(4, reserved=0)
     sequence = PagedSequence(Request([1, 2, 3]), pool, allocator)
     generate(ours, pool, sequence, [1, 2, 3], 4)
     free = allocator.num_free
@@ -98,7 +99,7 @@ def test_a_sequence_that_has_run_or_has_another_prompt_is_refused():
 
 def test_two_requests_interleaved_do_not_touch_each_other():
     ours, hf = both("two, tied, wide heads")
-    pool, allocator = poisoned(ours.config, 128), BlockAllocator(128, 4)
+    pool, allocator = poisoned(ours.config, 128), BlockAllocator(32, 4, reserved=0)
     prompts = [some_ids(10, ours.config.vocab_size, 1), some_ids(13, ours.config.vocab_size, 2)]
     sequences = [PagedSequence(Request(p), pool, allocator) for p in prompts]
     tokens = [list(p) for p in prompts]

@@ -66,6 +66,26 @@ def test_set_kv_refuses_what_does_not_fit_and_writes_nothing(slots, k, v):
     assert not pool.K[0].any() and not pool.V[0].any(), "half of a refused write was done"
 
 
+@pytest.mark.parametrize("slots, stray", [([0, 12], 12), ([-1, 3], -1), ([99, -7], -7)])
+def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots, stray):
+    pool = zeroed(num_slots=12)
+    with pytest.raises(ValueError, match=f"slot {stray} is not in the pool; its slots are 0 … 11"):
+        pool.set_kv(0, torch.tensor(slots), rows(2), rows(2))
+    assert not pool.K[0].any() and not pool.V[0].any(), "half of a refused write was done"
+
+
+def test_set_kv_of_no_tokens_writes_nothing():
+    pool = zeroed()
+    pool.set_kv(0, torch.tensor([], dtype=torch.int64), rows(0), rows(0))
+    assert not pool.K[0].any()
+
+
+def test_set_kv_on_a_device_does_not_wait_to_look_at_the_slots():
+    pool, nowhere = KvPool(CONFIG, 12, device="meta"), torch.zeros(2, 2, 8, device="meta")
+    # a tensor of the device "meta" has no values: reading one raises, where a CUDA device would wait
+    pool.set_kv(0, torch.tensor([0, 5]).to("meta"), nowhere, nowhere)
+
+
 def scattered():
     """A pool whose history of five tokens lies in slots 7, 3, 0, 11, 5; every other slot is NaN."""
     pool, indices = KvPool(CONFIG, 12), torch.tensor([7, 3, 0, 11, 5])

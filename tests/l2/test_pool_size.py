@@ -2,7 +2,8 @@
 
 import json
 
-import pool_size
+from scripts import pool_size
+
 import pytest
 
 from tests.support import checkpoint

@@ -2,7 +2,8 @@
 
 import json
 
-import l2_smoke
+from scripts import l2_smoke
+
 import pytest
 
 from tests.support import checkpoint

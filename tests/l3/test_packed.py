@@ -8,7 +8,9 @@ import torch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.packed import generate_packed
 from mini_engine.errors import OutOfBlocks, UserError
-from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
 CPU = torch.device("cpu")

@@ -2,7 +2,8 @@
 
 import json
 
-import l3_smoke
+from scripts import l3_smoke
+
 import pytest
 
 from tests.support import checkpoint

@@ -10,7 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mini_engine.config import Qwen3Config
 from mini_engine.errors import OutOfBlocks, UserError
-from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, fragmentation_ratio, waste_ratio
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable, fragmentation_ratio, waste_ratio
+from mini_engine.kv.block_tensor import KvPool
 
 CONFIG = Qwen3Config(
     vocab_size=10,
@@ -195,6 +197,20 @@ def test_set_kv_refuses_what_does_not_fit_and_writes_nothing(k, v):
     with pytest.raises(ValueError, match="one row for each slot"):
         pool.set_kv(0, torch.tensor([4, 5]), torch.ones(k), torch.ones(v))
     assert not pool.K[0].any() and not pool.V[0].any()
+
+
+@pytest.mark.parametrize("slots, stray", [([4, 24], 24), ([-1, 4], -1)])
+def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots, stray):
+    pool = KvPool(CONFIG, 6, 4, no_kernel)
+    with pytest.raises(ValueError, match=f"slot {stray} is not in the pool; its slots are 0 … 23"):
+        pool.set_kv(0, torch.tensor(slots), torch.ones(2, 2, 8), torch.ones(2, 2, 8))
+    assert not pool.K[0].any() and not pool.V[0].any(), "half of a refused write was done"
+
+
+def test_set_kv_on_a_device_does_not_wait_to_look_at_the_slots():
+    pool, nowhere = KvPool(CONFIG, 6, 4, no_kernel, device="meta"), torch.ones(2, 2, 8, device="meta")
+    # a tensor of the device "meta" has no values: reading one raises, where a CUDA device would wait
+    pool.set_kv(0, torch.tensor([4, 5]).to("meta"), nowhere, nowhere)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
