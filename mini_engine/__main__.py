@@ -1,7 +1,6 @@
-"""Lesson 6. `python -m mini_engine`: generate text, chat, or serve over HTTP (lesson 7)."""
+"""Lesson 6. The engine's commands: generate text, chat, or serve over HTTP (lesson 7)."""
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
@@ -14,10 +13,9 @@ COMMANDS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the process's exit code."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    parser = OneLineParser(prog="python -m mini_engine", description=__doc__.split(". ", 1)[1])
+def main(argv: Sequence[str] | None = None, prog: str = "mini-engine") -> int:
+    """Run one command and return the process's exit code. `prog` is what the user typed, for help and errors."""
+    parser = OneLineParser(prog=prog, description=__doc__.split(". ", 1)[1])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
     argv = sys.argv[1:] if argv is None else argv
     for name, (module_name, summary) in COMMANDS.items():
@@ -31,4 +29,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="python -m mini_engine"))

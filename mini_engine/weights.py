@@ -42,9 +42,10 @@ def load_model(
         model = Qwen3ForCausalLM(config)
     sources = _find_tensors(directory)
     _check_tensors(directory, model, sources)
-    model.to(dtype).to_empty(device=device)
-    for name, parameter in model.named_parameters():
-        _copy_into(parameter.data, sources[name], name)
+    weights = {name: torch.empty(p.shape, dtype=dtype, device=device) for name, p in model.named_parameters()}
+    for name, weight in weights.items():
+        _copy_into(weight, sources[name], name)
+    model.load_state_dict(weights, assign=True)
     return model.eval().requires_grad_(False)
 
 

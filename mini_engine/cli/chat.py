@@ -1,4 +1,4 @@
-"""Lesson 6. `python -m mini_engine chat`: a conversation in the terminal. Ctrl-C stops an answer, not the session."""
+"""Lesson 6. The command `chat`: a conversation in the terminal. Ctrl-C stops an answer, not the session."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Lesson 6. `python -m mini_engine generate PROMPT`: continue a text, printed as it is generated."""
+"""Lesson 6. The command `generate PROMPT`: continue a text, printed as it is generated."""
 
 import argparse
 import json

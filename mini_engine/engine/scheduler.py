@@ -118,10 +118,13 @@ class Scheduler:
             chunks += self.admit(self.config.max_num_batched_tokens - used, spare)
         return chunks
 
+    def promised_tokens(self, request: Request) -> int:
+        """Tokens that a request is promised room for: those known now, or all to come."""
+        return request.max_kv_tokens if self.config.reserve_answers else len(request.token_ids)
+
     def promised_blocks(self, request: Request) -> int:
-        """Blocks that the pool still owes a request which runs: room for the tokens known now, or for all to come."""
-        tokens = request.max_kv_tokens if self.config.reserve_answers else len(request.token_ids)
-        return self.manager.missing_blocks(request.id, tokens)
+        """Blocks that the pool still owes a running request."""
+        return self.manager.missing_blocks(request.id, self.promised_tokens(request))
 
     def make_room(self) -> int:
         """Preempt the last come until the promises to those who run can be kept.
@@ -165,30 +168,32 @@ class Scheduler:
         return Chunk(request, start, stop, self.manager.grow(request.id, stop))
 
     def admit(self, budget: int, spare: int) -> list[Chunk]:
-        """First chunks for those who wait, in order, while there is budget and `spare` blocks cover the promises.
+        """First chunks for waiting requests, in order, while there is budget and `spare` blocks cover the promises.
 
-        The first who does not fit ends it: nobody overtakes, so nobody waits for ever.
+        The first that does not fit ends it: none overtakes, so none waits for ever. A request that should wait a step
+        stays at the head of the queue, and those behind it get only what is left once its room is set aside.
         """
-        chunks = []
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
-            request, free = self.waiting[0], self.manager.num_free_blocks
-            cached = self.manager.allocate(request.id, request.token_ids, request.namespace)
-            cost = free - self.manager.num_free_blocks + self.promised_blocks(request)
-            if cost + self.config.watermark * len(self.running) > spare:
-                self.manager.free(request.id)
+        chunks, num_held = [], 0
+        while budget > 0 and num_held < len(self.waiting) and len(self.running) + num_held < self.config.max_num_seqs:
+            request = self.waiting[num_held]
+            cost = self.manager.cost(request.token_ids, self.promised_tokens(request), request.namespace)
+            if cost.num_blocks + self.config.watermark * (len(self.running) + num_held) > spare:
                 break
-            spare -= cost
-            self._start(request, cached)
+            spare -= cost.num_blocks
+            if cost.should_wait:
+                num_held += 1
+                continue
+            self._start(request)
             chunks.append(self.chunk(request, budget))
             budget -= chunks[-1].stop - chunks[-1].start
         return chunks
 
-    def _start(self, request: Request, cached: int) -> None:
-        self.waiting.pop(0)
-        insort(self.running, request, key=self.order)
-        request.num_computed_tokens = cached
+    def _start(self, request: Request) -> None:
+        request.num_computed_tokens = self.manager.allocate(request.id, request.token_ids, request.namespace)
         if request.num_preemptions == 0:
-            request.num_cached_tokens = cached
+            request.num_cached_tokens = request.num_computed_tokens
+        self.waiting.remove(request)
+        insort(self.running, request, key=self.order)
 
     def update(self, chunks: Iterable[Chunk], sampled: Sequence[Sampled]) -> dict[str, Sampled]:
         """The step has run: its tokens have their KV, and each chunk that samples has chosen a token.

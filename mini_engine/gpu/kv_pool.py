@@ -14,7 +14,7 @@ from torch import Tensor
 from mini_engine.config import Qwen3Config
 from mini_engine.errors import UserError
 from mini_engine.kv import block_tensor
-from mini_engine.kv.block_tensor import ForwardMeta
+from mini_engine.kv.block_tensor import ForwardMeta, allocate_layers
 
 
 class HeadShape(NamedTuple):
@@ -52,8 +52,8 @@ class KvPool(block_tensor.KvPool):
             )
         pages = (size // page_size + 1, page_size)
         self.k_shape, self.v_shape = HeadShape(*k_shape), HeadShape(*(v_shape or k_shape))
-        self.K = [torch.zeros(*pages, *self.k_shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.V = [torch.zeros(*pages, *self.v_shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.K = allocate_layers(num_layers, (*pages, *self.k_shape), dtype, device)
+        self.V = allocate_layers(num_layers, (*pages, *self.v_shape), dtype, device)
         self.page_size = page_size
         self.kernel = kernel
 

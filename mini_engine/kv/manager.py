@@ -24,6 +24,17 @@ class BlocksByState(NamedTuple):
     cached: int = 0
 
 
+class Cost(NamedTuple):
+    """What admitting a request would take: `num_blocks` of the free blocks.
+
+    should_wait: the step being planned computes more of its prefix, which it can share one step later. Never set here:
+        lesson 8's manager sets it.
+    """
+
+    num_blocks: int
+    should_wait: bool = False
+
+
 def no_store(sources: Sequence[int], targets: Sequence[int]) -> None:
     """The block copier of a manager that has no pool behind it: there is nothing to copy."""
 
@@ -74,6 +85,15 @@ class KvCacheManager:
     def num_free_blocks(self) -> int:
         """Blocks that `grow` can give now. A manager that keeps prefixes counts those it could evict as well."""
         return self.allocator.num_free
+
+    def cost(self, token_ids: Sequence[int], num_tokens: int, namespace: Hashable = None) -> Cost:
+        """Return what it would take to admit a request now and promise it room. Changes nothing.
+
+        Args:
+            num_tokens: how many tokens it is promised room for, those of `token_ids` or more.
+            namespace: as for `allocate`.
+        """
+        return Cost(-(-num_tokens // self.block_size))
 
     def allocate(self, request_id: str, token_ids: Sequence[int], namespace: Hashable = None) -> int:
         """Begin a table for a request that has none.

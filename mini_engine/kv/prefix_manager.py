@@ -1,8 +1,8 @@
 """Lesson 8. Lesson 5's manager, which keeps what was computed: the next prompt that begins the same finds it.
 
 A block is free, held by requests, or cached: only the tree holds it, and it can be evicted. Whoever uses a stored
-prefix has locked it, from the call that found it on. The twin of a prompt in the same step finds nothing in the tree
-yet, and reads the other's blocks all the same: a layer writes the KV of the whole step before anybody in it attends.
+prefix has locked it, from the call that found it on. A request whose prefix is being computed in this very step should
+wait for it, and `cost` says so: one step later the tree has it.
 """
 
 from array import array
@@ -10,12 +10,10 @@ from collections.abc import Hashable, Sequence
 
 from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.eviction import EvictionPolicy
-from mini_engine.kv.manager import BlocksByState, CopyBlocks, KvCacheManager, RequestTable, no_store
+from mini_engine.kv.manager import BlocksByState, CopyBlocks, Cost, KvCacheManager, RequestTable, no_store
 from mini_engine.kv.radix import HitStats, RadixTree
-from mini_engine.kv.radix_node import TOKEN_BYTES, Node, common_blocks, key_of
+from mini_engine.kv.radix_node import TOKEN_BYTES, Node, key_of
 from mini_engine.kv.refcount import RefCountedAllocator
-
-Mark = tuple[Hashable, bytes]  # the first block that a request computes in this step, and for whom
 
 
 class PrefixTable(RequestTable):
@@ -24,8 +22,6 @@ class PrefixTable(RequestTable):
     key: the tokens of the whole blocks that it was admitted with, as bytes.
     namespace: with whom it shares. node: the stored prefix that it has locked.
     num_whole: blocks of `key` that hold, or will hold, its tokens. num_stored: those that are in the tree.
-    num_found: tokens that were there when it came; None once they are counted.
-    mark: by which a twin finds it while its step is in flight.
     may_share_last: it was forked or cut, so others may hold its partly filled last block.
     """
 
@@ -34,9 +30,11 @@ class PrefixTable(RequestTable):
         self.key, self.namespace, self.node = key, namespace, node
         self.num_whole = len(key) // (allocator.block_size * TOKEN_BYTES)
         self.num_stored = sum(len(part.blocks) for part in node.path())
-        self.num_found: int | None = None
-        self.mark: Mark | None = None
         self.may_share_last = False
+
+    def is_filling(self, index: int) -> bool:
+        """Whether block `index` of `key` is being computed: its first slot is taken, and the tree does not have it."""
+        return self.num_stored <= index < self.num_whole and self.num_tokens > index * self.allocator.block_size
 
     def adopt(self, blocks: Sequence[int], num_tokens: int) -> None:
         """Begin with blocks of others, which hold the first `num_tokens` tokens."""
@@ -62,7 +60,7 @@ class PrefixCacheManager(KvCacheManager):
         policy: which stored prefix goes first: LRU, LFU or FIFO of `eviction.py`.
 
     Attributes:
-        stats: asked and found tokens of all requests that have run.
+        stats: asked and found tokens of all admitted requests.
     """
 
     def __init__(
@@ -77,7 +75,6 @@ class PrefixCacheManager(KvCacheManager):
         self.allocator = RefCountedAllocator(num_blocks, block_size)
         self.tree = RadixTree(block_size, self.allocator, capacity, policy)
         self.tables: dict[str, PrefixTable] = {}
-        self.in_flight: dict[Mark, PrefixTable] = {}
         self.stats = HitStats()
 
     @property
@@ -91,30 +88,39 @@ class PrefixCacheManager(KvCacheManager):
         cached = self.tree.num_evictable
         return BlocksByState(self.allocator.num_free, len(self.allocator.held) - cached, cached)
 
+    def cost(self, token_ids: Sequence[int], num_tokens: int, namespace: Hashable = None) -> Cost:
+        """As in lesson 5, less the stored blocks that another request has locked: those are free of charge.
+
+        It should wait if a running request is just computing the first block that it would not find.
+        """
+        usable = self._usable(key_of(token_ids))
+        found = self.tree.peek(usable, namespace)
+        end = found.num_tokens * TOKEN_BYTES + self.tree.width
+        should_wait = end <= len(usable) and self._is_coming(usable[:end], namespace)
+        missing = super().cost(token_ids, num_tokens - found.num_tokens).num_blocks
+        return Cost(missing + found.num_evictable, should_wait)
+
     def allocate(self, request_id: str, token_ids: Sequence[int], namespace: Hashable = None) -> int:
         """Begin a table with the stored blocks that the request begins with, and lock them in the same call.
-
-        The last token is never taken from the cache: somebody must compute it, so that there are logits.
 
         Args:
             namespace: requests share with those of the same namespace only.
 
         Returns:
-            how many leading tokens have their KV, or will have before this step attends to them.
+            how many leading tokens already have their KV: never all, so that one is computed and gives logits.
 
         Raises:
             ValueError: the request has a table; nothing was changed.
         """
         super().allocate(request_id, token_ids, namespace)
-        size, width, key = self.block_size, self.tree.width, key_of(token_ids)
-        usable = key[: (len(token_ids) - 1) // size * width]
-        match = self.tree.match(usable, namespace, lock=True)
-        table = PrefixTable(self.allocator, key[: len(token_ids) // size * width], namespace, match.node)
-        blocks = match.blocks + self._of_twin(usable, len(match.blocks), namespace)
-        table.adopt(blocks, len(blocks) * size)
-        table.num_found = table.num_tokens
+        key = key_of(token_ids)
+        match = self.tree.match(self._usable(key), namespace, lock=True)
+        whole = key[: len(token_ids) // self.block_size * self.tree.width]
+        table = PrefixTable(self.allocator, whole, namespace, match.node)
+        table.adopt(match.blocks, match.num_tokens)
+        self.stats.count(len(token_ids), match.num_tokens)
         self.tables[request_id] = table
-        return table.num_tokens
+        return match.num_tokens
 
     def missing_blocks(self, request_id: str, num_tokens: int) -> int:
         """As in lesson 5, and one more where the next token would be written into a block that others read."""
@@ -123,25 +129,17 @@ class PrefixCacheManager(KvCacheManager):
 
     def grow(self, request_id: str, num_tokens: int) -> array:
         """As in lesson 5. Prefixes that nobody uses make room, and a shared block is copied before it is written."""
-        table, size = self.tables[request_id], self.allocator.block_size
-        start = table.num_tokens
-        if num_tokens > len(table.blocks) * size or table.may_share_last:
+        table = self.tables[request_id]
+        if num_tokens > len(table.blocks) * self.allocator.block_size or table.may_share_last:
             self._make_free(self.missing_blocks(request_id, num_tokens))
             if self._writes_shared(table, num_tokens):
                 self._copy_on_write(table)
-        row = super().grow(request_id, num_tokens)
-        if start < table.num_whole * size:
-            self._announce(table, start // size)
-        return row
+        return super().grow(request_id, num_tokens)
 
     def commit(self, request_id: str, token_ids: Sequence[int], num_computed: int) -> None:
         """Put the blocks of the prompt that are full by now into the tree: from the next step on all may use them."""
         table = self.tables[request_id]
-        if table.num_found is not None:
-            self.stats.count(len(token_ids), table.num_found)
-            table.num_found = None
         if table.num_stored < table.num_whole:
-            self._land(table)
             self.store(table, min(table.num_whole, num_computed // self.block_size))
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
@@ -155,7 +153,6 @@ class PrefixCacheManager(KvCacheManager):
     def free(self, request_id: str, computed_ids: Sequence[int] = ()) -> None:
         """As in lesson 5; the whole blocks of `computed_ids` stay in the tree."""
         if table := self.tables.get(request_id):
-            self._land(table)
             if whole := self._storable(table, len(computed_ids) // self.block_size):
                 self.tree.insert(computed_ids[: whole * self.block_size], table.blocks[:whole], table.namespace)
             self.tree.unlock(table.node)
@@ -215,10 +212,8 @@ class PrefixCacheManager(KvCacheManager):
             table.replace(twice, theirs)
 
     def _storable(self, table: PrefixTable, num_blocks: int) -> int:
-        """How many of the first blocks may go into the tree: none before its first step has run, and none that a fork
-        uses as well, since the fork has not locked it."""
-        if table.num_found is not None:
-            return 0
+        """How many of the first blocks may go into the tree: none from the first on that a fork uses as well, since the
+        fork has not locked it."""
         for index in range(min(table.num_stored, num_blocks), num_blocks):
             if self.allocator.counts[table.blocks[index]] > 1:
                 return index
@@ -243,25 +238,14 @@ class PrefixCacheManager(KvCacheManager):
         self.tree.unlock(table.node)
         table.node, table.num_stored = node, num_blocks
 
-    def _announce(self, table: PrefixTable, index: int) -> None:
-        """Let twins of this step find the blocks from `index` on that this step fills. The first to come stays."""
-        if table.num_tokens // self.block_size > index:
-            block = table.key[index * self.tree.width : (index + 1) * self.tree.width]
-            mark = (table.namespace, block)
-            if self.in_flight.setdefault(mark, table) is table:
-                table.mark = mark
+    def _usable(self, key: bytes) -> bytes:
+        """The whole blocks of a prompt that may come from the cache. Its last token may not: it has to be computed."""
+        return key[: (len(key) - 1) // self.tree.width * self.tree.width]
 
-    def _land(self, table: PrefixTable) -> None:
-        """The step of this table is over."""
-        if table.mark is not None:
-            del self.in_flight[table.mark]
-            table.mark = None
-
-    def _of_twin(self, key: bytes, start: int, namespace: Hashable) -> list[int]:
-        """Blocks from `start` on that another request fills in this step with the tokens of `key`."""
-        width = self.tree.width
-        twin = self.in_flight.get((namespace, key[start * width : (start + 1) * width]))
-        if twin is None:
-            return []
-        common = common_blocks(twin.key, key, 0, width)
-        return twin.blocks[start : min(common, twin.num_tokens // self.block_size)]
+    def _is_coming(self, prefix: bytes, namespace: Hashable) -> bool:
+        """Whether a running request is computing the last block of `prefix`, and the tree will have it afterwards."""
+        index = len(prefix) // self.tree.width - 1
+        return any(
+            table.is_filling(index) and table.namespace == namespace and table.key.startswith(prefix)
+            for table in self.tables.values()
+        )

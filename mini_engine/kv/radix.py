@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mini_engine.errors import UserError
 from mini_engine.kv.eviction import LRU, EvictionPolicy, EvictionQueue
-from mini_engine.kv.radix_node import TOKEN_BYTES, Label, Match, Node, common_blocks, key_of
+from mini_engine.kv.radix_node import TOKEN_BYTES, Label, Match, Node, Peek, common_blocks, key_of
 
 
 class BlockHolder(Protocol):
@@ -114,12 +114,15 @@ class RadixTree:
                 self.lock(node)
             return self._use(node)
 
-    def peek(self, token_ids: Sequence[int] | bytes, namespace: Hashable = None) -> int:
-        """How many leading tokens are stored. Nothing is split, counted or called used."""
+    def peek(self, token_ids: Sequence[int] | bytes, namespace: Hashable = None) -> Peek:
+        """What `match` would find. Nothing is split, counted or marked as used."""
         key = key_of(token_ids)
         with self.mutex:
-            _, depth, _, common = self._walk(key, namespace)
-            return (depth + common) * self.block_size
+            node, depth, child, common = self._walk(key, namespace)
+            num_evictable = sum(len(part.blocks) for part in node.path() if not part.locks)
+            if child and not child.locks:
+                num_evictable += common
+            return Peek((depth + common) * self.block_size, num_evictable)
 
     def insert(
         self, token_ids: Sequence[int] | bytes, blocks: Sequence[int], namespace: Hashable = None, lock: bool = False

@@ -89,6 +89,13 @@ class Node:
         return upper
 
 
+class Peek(NamedTuple):
+    """What a lookup would find: `num_tokens` tokens, and of their blocks `num_evictable` that no request has locked."""
+
+    num_tokens: int
+    num_evictable: int
+
+
 class Match(NamedTuple):
     """A way from the root. `blocks` hold its `num_tokens` tokens, in order; `node` is where it ends."""
 

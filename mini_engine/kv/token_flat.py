@@ -1,7 +1,8 @@
-"""Lesson 2. Token-flat paging: one pool of slots for everybody, handed out in blocks, read by gathering.
+"""Lesson 2. Token-flat paging: one pool of slots shared by all requests, handed out in blocks, read by gathering.
 
-A slot holds K and V of one token, in every layer. A block is `block_size` slots in a row, and the only thing that is
-ever handed out. Token i of a request lies in slot `block_id * block_size + offset`, wherever its block happens to be.
+A slot holds K and V of one token, in every layer. A block is `block_size` consecutive slots, the unit of allocation.
+Token i of a request lies in slot `block_id * block_size + offset`, where `block_id` is the request's block number
+`i // block_size` and `offset` is `i % block_size`. A request's blocks can lie anywhere in the pool.
 """
 
 from dataclasses import dataclass, field
@@ -19,10 +20,10 @@ from mini_engine.kv.allocator import BlockAllocator
 class ForwardMeta:
     """One step's plan.
 
-    positions: `[T]` int64, each fed token's place in its sequence.
-    slot_mapping: `[T]` int64, the slots that take this step's K and V.
-    kv_indices: `[T_kv]` int64, the slots that hold the history, in order, this step's tokens included.
-    is_prefill: several queries, so that they need a causal mask; a decode's one query sees all.
+    positions: `[T]` int64, each fed token's position in its sequence.
+    slot_mapping: `[T]` int64, the slots this step's K and V are written to.
+    kv_indices: `[T_kv]` int64, the slots of the history in order, this step's tokens included.
+    is_prefill: true for a prompt, whose queries need a causal mask; the single query of a decode sees every key.
     """
 
     positions: Tensor
@@ -32,7 +33,7 @@ class ForwardMeta:
 
 
 class KvPool:
-    """K and V for all requests, `[num_slots, H_kv, D]` for each layer. It does not know whose slot is whose."""
+    """K and V of all requests, `[num_slots, H_kv, D]` for each layer. Does not know which request owns which slot."""
 
     def __init__(
         self,
@@ -47,19 +48,19 @@ class KvPool:
 
     @property
     def device(self) -> torch.device:
-        """Where the pool lives, and so where a plan's tensors must."""
+        """The pool's device; a plan's tensors must be on it."""
         return self.K[0].device
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole pool, used or not."""
+        """Size of the whole pool in bytes, used or not."""
         return sum(x.nbytes for x in (*self.K, *self.V))
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v `[T, H_kv, D]` into the slots `slot_mapping` `[T]` int64 of this layer, in place.
 
         Raises:
-            ValueError: the three do not fit each other or the pool (`check_slots`); nothing is written.
+            ValueError: the shapes do not match, or a slot is not in the pool (`check_slots`). Nothing is written.
         """
         expected = (len(slot_mapping), *self.K[layer].shape[1:])
         if k.shape != expected or v.shape != expected:
@@ -71,17 +72,17 @@ class KvPool:
         self.V[layer][slot_mapping] = v
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
-        """Gather the history of q `[T, H_q, D]` from its slots, in order, and attend to it."""
+        """Copy the history from its slots, in order, and compute attention of q `[T, H_q, D]` over the copy."""
         k = self.K[layer][meta.kv_indices]
         v = self.V[layer][meta.kv_indices]
         return causal_attention(q, k, v) if meta.is_prefill else attend_to_all(q, k, v)
 
 
 def check_slots(slot_mapping: Tensor, num_slots: int) -> None:
-    """Refuse slots outside a pool's 0 … num_slots - 1. Indexing alone would take -1 for the last slot.
+    """Reject slots outside 0 … num_slots - 1. Indexing alone would take -1 for the last slot.
 
-    Slots on a CUDA device are not checked: reading them would make every layer wait for the device. There a slot past
-    the end fails later, as an error of the device, and a negative one overwrites another slot.
+    Slots on a CUDA device are not checked, because reading them would make every layer wait for the device. There, a
+    slot past the end fails later as a device-side error, and a negative one overwrites another slot.
 
     Raises:
         ValueError: a slot on the CPU is out of bounds.
@@ -95,16 +96,18 @@ def check_slots(slot_mapping: Tensor, num_slots: int) -> None:
 
 
 def attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A decode's attention: one query `[1, H_q, D]` over keys and values `[T_kv, H_kv, D]`, no mask."""
+    """Attention for a decode: one query `[1, H_q, D]` over keys and values `[T_kv, H_kv, D]`, without a mask."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1)
 
 
 @dataclass
 class Request:
-    """One sequence: its tokens, the blocks it holds, and how far its KV is written.
+    """One sequence: its tokens, the blocks it holds, and how much of its KV is written.
 
-    `cur_len` counts tokens whose KV is in the pool. After a prefill of T it is T: the token just chosen has none yet.
+    `slot_indices` lists every slot of those blocks, so it can be longer than the sequence.
+    `cur_len` counts the tokens whose KV is in the pool. After a prefill of T tokens it is T: the token just chosen has
+    no KV yet.
     """
 
     prompt_ids: list[int]
@@ -115,10 +118,13 @@ class Request:
 
 
 def reserve(request: Request, allocator: BlockAllocator, target_len: int) -> None:
-    """Let `request` hold blocks for `target_len` tokens, and list its new slots in order.
+    """Ensure that `request` holds enough blocks for `target_len` tokens.
+
+    Blocks are allocated whole: every slot of a new block is appended to `slot_indices`, in order, including slots past
+    `target_len`. A no-op if the blocks it holds are enough.
 
     Raises:
-        OutOfBlocks: the pool cannot give the missing blocks; nothing was changed.
+        OutOfBlocks: the pool has fewer free blocks than are missing; nothing was changed.
     """
     size = allocator.block_size
     missing = -(-target_len // size) - len(request.blocks)
@@ -129,7 +135,7 @@ def reserve(request: Request, allocator: BlockAllocator, target_len: int) -> Non
 
 
 def plan_prefill(request: Request, device: torch.device) -> ForwardMeta:
-    """Feed the prompt tokens that have no KV yet. Their slots must be reserved."""
+    """Plan to feed the prompt tokens that have no KV yet. Their slots must be reserved."""
     length = len(request.prompt_ids)
     slots = torch.tensor(request.slot_indices[:length], dtype=torch.int64, device=device)
     positions = torch.arange(request.cur_len, length, device=device)
@@ -137,43 +143,44 @@ def plan_prefill(request: Request, device: torch.device) -> ForwardMeta:
 
 
 def plan_decode(request: Request, device: torch.device) -> ForwardMeta:
-    """Feed one token, the last one chosen, whose place is `cur_len`. Its slot must be reserved."""
+    """Plan to feed one token, the last one chosen, at position `cur_len`. Its slot must be reserved."""
     slots = torch.tensor(request.slot_indices[: request.cur_len + 1], dtype=torch.int64, device=device)
     positions = torch.tensor([request.cur_len], device=device)
     return ForwardMeta(positions, slot_mapping=slots[-1:], kv_indices=slots, is_prefill=False)
 
 
 class PagedSequence:
-    """A request as the loop of lesson 0 sees it: plan, run, commit."""
+    """A request as lesson 0's loop drives it: plan, run, commit."""
 
     def __init__(self, request: Request, pool: KvPool, allocator: BlockAllocator) -> None:
         self.request, self.pool, self.allocator = request, pool, allocator
 
     def plan(self, token_ids: list[int]) -> ForwardMeta:
-        """Reserve room for `token_ids` and feed those whose KV is missing; OutOfBlocks changes nothing.
+        """Reserve slots for `token_ids` and plan to feed those whose KV is missing.
 
         Raises:
-            ValueError: these are another sequence's tokens, or its KV is further already; nothing was changed.
+            OutOfBlocks: the pool is too full; nothing was changed.
+            ValueError: the tokens belong to another sequence, or this sequence has already run; nothing was changed.
         """
         request = self.request
         expected = max(len(request.prompt_ids), request.cur_len + 1)
         if len(token_ids) != expected or token_ids[: len(request.prompt_ids)] != list(request.prompt_ids):
-            raise ValueError("this sequence has run already or has another prompt; make a new one for each answer")
+            raise ValueError("this sequence has already run, or has another prompt; make a new one for each answer")
         reserve(request, self.allocator, len(token_ids))
         request.output_ids = token_ids[len(request.prompt_ids) :]
         plan = plan_decode if request.cur_len >= len(request.prompt_ids) else plan_prefill
         return plan(request, self.pool.device)
 
     def commit(self, meta: ForwardMeta) -> None:
-        """The step has run: as many tokens as it fed now have their KV in the pool."""
+        """Record that the step has run: the KV of every token it fed is now in the pool."""
         self.request.cur_len += len(meta.positions)
 
     def release(self) -> None:
-        """Give every block back; the request holds nothing afterwards."""
+        """Return every block; the request holds nothing afterwards."""
         self.allocator.free(self.request.blocks)
         self.request.blocks, self.request.slot_indices, self.request.cur_len = [], [], 0
 
 
 def pool_slots(config: Qwen3Config, dtype: torch.dtype, budget_bytes: int, block_size: int = 16) -> int:
-    """How many slots a memory budget pays for, rounded down to whole blocks."""
+    """Return the number of slots that fit in a memory budget, rounded down to whole blocks."""
     return budget_bytes // config.kv_bytes_per_token(dtype) // block_size * block_size

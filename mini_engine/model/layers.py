@@ -9,6 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+class Linear(nn.Linear):
+    """`nn.Linear` without random initial weights: every weight comes from a checkpoint."""
+
+    def reset_parameters(self) -> None:
+        """Do nothing. Even on the meta device, random numbers would make torch import its compiler: a second."""
+
+
+class Embedding(nn.Embedding):
+    """`nn.Embedding` without random initial weights."""
+
+    def reset_parameters(self) -> None:
+        """Do nothing, as in `Linear`."""
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension (Zhang and Sennrich, 2019, arXiv:1910.07467).
 
@@ -31,9 +45,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

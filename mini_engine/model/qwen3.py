@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.config import Qwen3Config
-from mini_engine.model.layers import RMSNorm, SwiGLU, apply_rope, rope_cos_sin
+from mini_engine.model.layers import Embedding, Linear, RMSNorm, SwiGLU, apply_rope, rope_cos_sin
 
 
 class KvStore(Protocol):
@@ -37,10 +37,10 @@ class Qwen3Attention(nn.Module):
         hidden, bias = config.hidden_size, config.attention_bias
         q_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(hidden, q_size, bias=bias)
-        self.k_proj = nn.Linear(hidden, kv_size, bias=bias)
-        self.v_proj = nn.Linear(hidden, kv_size, bias=bias)
-        self.o_proj = nn.Linear(q_size, hidden, bias=bias)
+        self.q_proj = Linear(hidden, q_size, bias=bias)
+        self.k_proj = Linear(hidden, kv_size, bias=bias)
+        self.v_proj = Linear(hidden, kv_size, bias=bias)
+        self.o_proj = Linear(q_size, hidden, bias=bias)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
@@ -75,7 +75,7 @@ class Qwen3Model(nn.Module):
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -95,7 +95,7 @@ class Qwen3ForCausalLM(nn.Module):
         self.config = config
         self.model = Qwen3Model(config)
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property
     def head_weight(self) -> Tensor:

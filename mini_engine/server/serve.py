@@ -1,4 +1,4 @@
-"""Lesson 7. `python -m mini_engine serve`: OpenAI's routes on this machine. SIGTERM or Ctrl-C drains, then ends."""
+"""Lesson 7. The command `serve`: OpenAI's routes on this machine. SIGTERM or Ctrl-C drains, then ends."""
 
 import argparse
 import logging

@@ -54,7 +54,7 @@ def entries(file: str, *names: str, **titles: str) -> tuple[Entry, ...]:
 PARTS = (
     Part(
         "Text in, text out",
-        "The shortest way: a model that is spoken to in text. [Lesson 6](l6_text/README.md).",
+        "The front door: text, token ids or conversations in, answers out. [Lesson 6](l6_text/README.md).",
         (
             *entries("llm.py", "LLM", "Stream"),
             *entries("engine/sampling_params.py", "SamplingParams"),
@@ -65,12 +65,12 @@ PARTS = (
     ),
     Part(
         "Token ids in, token ids out",
-        "All prompts at once, all answers at the end. [Lesson 5](l5_scheduler/README.md).",
+        "All prompts at once, all answers at the end, over an engine. [Lesson 5](l5_scheduler/README.md).",
         (*entries("engine/offline.py", "generate_all", "Completion"),),
     ),
     Part(
         "Step by step",
-        "The engine under both: requests come, steps run, tokens go out. [Lesson 5](l5_scheduler/README.md).",
+        "The engine underneath: requests arrive, steps run, tokens come out. [Lesson 5](l5_scheduler/README.md).",
         (
             *entries("engine/engine.py", "Engine", "StepResult"),
             *entries("engine/scheduler.py", "SchedulerConfig", "Scheduler"),
@@ -81,7 +81,10 @@ PARTS = (
     Part(
         "Many readers",
         "An engine in a thread of its own, for servers. [Lessons 6](l6_text/README.md) and [7](l7_server/README.md).",
-        (*entries("engine/worker.py", "EngineWorker", "Job", "Answers", "Observer", "QueueFull", "EngineStopped"),),
+        (
+            *entries("engine/worker.py", "EngineWorker", "Observer", "QueueFull", "EngineStopped"),
+            *entries("engine/answers.py", "Job", "Answers"),
+        ),
     ),
     Part(
         "Models",
@@ -95,10 +98,10 @@ PARTS = (
     ),
     Part(
         "Stores",
-        "Where K and V lie, one stage after the other. Each answers `set_kv` and `attend` by its own `ForwardMeta`.",
+        "Where K and V are kept, stage by stage. Each answers `set_kv` and `attend` with its own `ForwardMeta`.",
         (
             *entries("kv/no_cache.py", "NoCache"),
-            *entries("kv/contiguous.py", "ContiguousKv"),
+            *entries("kv/contiguous.py", "ContiguousKv", "CachedSequence", "reusable_prefix"),
             *entries("kv/token_flat.py", "KvPool", KvPool="KvPool, token-flat"),
             *entries("kv/block_tensor.py", "KvPool", "ForwardMeta", KvPool="KvPool, in blocks"),
         ),
@@ -114,7 +117,7 @@ PARTS = (
         ),
     ),
     Part(
-        "Blocks, prefixes and who holds them",
+        "Blocks, prefixes and their holders",
         "Numbers only: no tensors. [Lessons 2](l2_token_flat/README.md), [3](l3_block_tensor/README.md), "
         "[5](l5_scheduler/README.md) and [8](l8_radix/README.md).",
         (

@@ -20,19 +20,7 @@ LINK = re.compile(r"\]\(\.\./mini_engine/([\w/]+)\.py\)")
 
 WIDE, LEFT, MARGIN, BAND_GAP = 960, 230, 20, 26
 COLUMNS, BOX_WIDE, BOX_HIGH, ACROSS, DOWN = 4, 171, 30, 177, 38
-LIGHTNESS = (
-    (94, 30),
-    (87, 32),
-    (80, 34),
-    (73, 36),
-    (66, 38),
-    (44, 40),
-    (39, 42),
-    (34, 44),
-    (30, 46),
-    (26, 48),
-    (22, 50),
-)
+SHADES = ((94, 30), (87, 32), (80, 34), (73, 36), (66, 38), (44, 40), (39, 42), (34, 44), (30, 46), (26, 48), (22, 50))
 STYLE = """
     .page { fill: #ffffff } .band { fill: #f6f8fb; stroke: #d5dae2 } .box { fill: #ffffff; stroke: #b4bdcb }
     .ink { fill: #1d2633 } .soft { fill: #59667a } .arrow { stroke: #8a96a8; stroke-width: 2; fill: none }
@@ -68,7 +56,7 @@ def badge(x: float, y: float, lesson: int | None) -> list[str]:
     """A lesson's number on its own shade, the later the deeper; a dot for the course's machinery."""
     if lesson is None:
         return [text(x + 10, y + 15, "·", "soft", 14, "middle")]
-    light, full = LIGHTNESS[min(lesson, len(LIGHTNESS) - 1)]
+    light, full = SHADES[min(lesson, len(SHADES) - 1)]
     style = "pale" if light > 50 else "deep"
     return [
         rect(x, y, 20, 20, "shade", 4, f"hsl(218, {full}%, {light}%)"),

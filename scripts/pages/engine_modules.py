@@ -49,7 +49,7 @@ LAYERS = (
     Layer(
         "The model",
         "the network and its files; it knows no lesson",
-        ("model", "weights", "tokenizer", "pocket"),
+        ("model", "weights", "tokenizer", "chat_template", "pocket"),
     ),
     Layer(
         "The ground",

@@ -144,11 +144,54 @@ def test_a_marker_comes_back_as_it_was_written(tmp_path: Path):
 
 def test_only_what_is_installed_counts_for_the_fingerprint():
     settings = setup_env.read_settings()
-    before = setup_env.fingerprint(settings)
+    before = setup_env.fingerprint(settings, "sympy==1.14.0")
     settings["tool"]["ruff"]["line-length"] = 1
-    assert setup_env.fingerprint(settings) == before, "a linter's setting must not reinstall everything"
+    assert setup_env.fingerprint(settings, "sympy==1.14.0") == before, (
+        "a linter's setting must not reinstall everything"
+    )
+    assert setup_env.fingerprint(settings, "sympy==1.15.0") != before, "a version that was locked anew is installed"
     settings["dependency-groups"]["test"] = []
-    assert setup_env.fingerprint(settings) != before
+    assert setup_env.fingerprint(settings, "sympy==1.14.0") != before
+
+
+def recorded_setup(monkeypatch, folder: Path, torch_index: str = "") -> dict[str, list[str]]:
+    """What `setup` would run in an empty folder, by the title of each step; nothing is run."""
+    steps = {}
+
+    class Recorded:
+        def __init__(self, total, log):
+            pass
+
+        def run(self, title, command):
+            steps[title] = [str(part) for part in command]
+
+    monkeypatch.setattr(setup_env, "VENV", folder / ".venv")
+    monkeypatch.setattr(setup_env, "venv_python", lambda: folder / ".venv" / "python")
+    monkeypatch.setattr(setup_env, "has_pip", lambda python: True)
+    monkeypatch.setattr(setup_env, "Steps", Recorded)
+    monkeypatch.setattr(setup_env, "check_python", lambda version: None)
+    setup_env.setup(["server"], torch_index, Machine("Windows", "AMD64", False, must_not_ask))
+    return steps
+
+
+@pytest.mark.parametrize("torch_index", ["", "https://example.org/torch"])
+def test_what_is_installed_is_what_is_locked(monkeypatch, tmp_path: Path, torch_index: str):
+    steps, locked = recorded_setup(monkeypatch, tmp_path, torch_index), ["-c", str(setup_env.CONSTRAINTS)]
+    assert steps["the course and its tools"][-2:] == locked, "two set-ups on two days must be the same"
+    torch = steps[f"torch {setup_env.TORCH}"]
+    assert torch[-2:] == (["--index-url", torch_index] if torch_index else locked), (
+        "an index of torch's own may lack the locked versions of what torch needs"
+    )
+
+
+def test_versions_locked_anew_bring_venv_up_to_date(monkeypatch, tmp_path: Path, capsys):
+    recorded_setup(monkeypatch, tmp_path)
+    setup_env.venv_python().touch()
+    assert recorded_setup(monkeypatch, tmp_path) == {}, "nothing has changed, so nothing is run"
+    monkeypatch.setattr(setup_env, "CONSTRAINTS", tmp_path / "constraints.txt")
+    setup_env.CONSTRAINTS.write_text("sympy==0.1\n", encoding="utf-8")
+    assert "the course and its tools" in recorded_setup(monkeypatch, tmp_path)
+    assert "updating .venv" in capsys.readouterr().err
 
 
 def test_an_unknown_extra_is_refused_with_those_there_are():

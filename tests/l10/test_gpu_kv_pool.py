@@ -15,6 +15,13 @@ def rows(count, heads, dim, seed=0):
     return torch.randn(count, heads, dim, generator=torch.Generator().manual_seed(seed))
 
 
+def cleared(pool):
+    """The pool, full of zeros: a new one holds whatever was in the memory before."""
+    for tensor in (*pool.K, *pool.V):
+        tensor.zero_()
+    return pool
+
+
 def contents(pool):
     return torch.cat([x.flatten() for x in (*pool.K, *pool.V)])
 
@@ -48,7 +55,7 @@ def test_a_pool_for_a_model_has_its_layers_and_heads():
 
 
 def test_edge_case_17_keys_and_values_may_differ_in_heads_and_dimensions():
-    pool = KvPool(8, 2, (2, 6), (1, 4))
+    pool = cleared(KvPool(8, 2, (2, 6), (1, 4)))
     slots = torch.tensor([5, 1, 8], dtype=torch.int32)
     k, v = rows(3, 2, 6), rows(3, 1, 4, seed=1)
     pool.set_kv(1, slots, k, v)
@@ -83,20 +90,20 @@ def test_rows_may_come_in_any_leading_shape(shape, dtype):
     ids=["short k", "short v", "too many", "k transposed", "v transposed"],
 )
 def test_edge_case_16_rows_that_do_not_fit_the_slots_are_refused(k, v):
-    pool = KvPool(8, 1, (2, 3))
+    pool = cleared(KvPool(8, 1, (2, 3)))
     refused(pool, "a row for each slot", lambda: pool.set_kv(0, torch.tensor([1, 2, 3]), k, v))
 
 
 @pytest.mark.parametrize("stray", [-1, 9, 100])
 def test_a_slot_outside_the_pool_is_refused_and_minus_1_does_not_wrap(stray):
-    pool = KvPool(8, 1, (2, 3))
+    pool = cleared(KvPool(8, 1, (2, 3)))
     refused(
         pool, "not all in 0 … 8", lambda: pool.set_kv(0, torch.tensor([1, stray]), rows(2, 2, 3), rows(2, 2, 3, seed=1))
     )
 
 
 def test_many_rows_may_go_into_the_padding_slot():
-    pool = KvPool(8, 1, (2, 3))
+    pool = cleared(KvPool(8, 1, (2, 3)))
     pool.set_kv(0, torch.tensor([3, 0, 0, 0]), rows(4, 2, 3), rows(4, 2, 3))
     assert torch.equal(pool.K[0].flatten(0, 1)[3], rows(4, 2, 3)[0])
     assert not pool.K[0].flatten(0, 1)[[1, 2, 4, 5, 6, 7, 8]].any()

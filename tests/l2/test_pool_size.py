@@ -1,4 +1,4 @@
-"""Lesson 2. The calculator: a model's shape and a budget, as slots."""
+"""Lesson 2. The calculator: from a model's shape and a memory budget to slots."""
 
 import json
 

@@ -11,7 +11,7 @@ from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
 from mini_engine.errors import OutOfBlocks
-from mini_engine.kv.manager import BlocksByState, KvCacheManager
+from mini_engine.kv.manager import BlocksByState, Cost, KvCacheManager
 
 VOCAB = 40
 EOS = 0
@@ -32,10 +32,14 @@ def request_of(prompt_len, max_tokens=8, name="a", computed=0, outputs=(), stop_
 
 
 class CountingManager:
-    """What the scheduler needs of a manager, as counts. Blocks are numbered anew for each request."""
+    """What the scheduler needs of a manager, as counts. Blocks are numbered anew for each request.
 
-    def __init__(self, usable=8, block_size=4, cached=0):
+    A prompt of `held_back` tokens should wait a step, until that is None.
+    """
+
+    def __init__(self, usable=8, block_size=4, cached=0, held_back=None):
         self.num_usable_blocks, self.block_size, self.cached = usable, block_size, cached
+        self.held_back = held_back
         self.held, self.log = {}, []
 
     @property
@@ -50,6 +54,9 @@ class CountingManager:
         """As if `grow` had been called before."""
         self.held[request.id] = -(-num_tokens // self.block_size)
         return request
+
+    def cost(self, token_ids, num_tokens, namespace=None):
+        return Cost(-(-num_tokens // self.block_size), should_wait=len(token_ids) == self.held_back)
 
     def allocate(self, request_id, token_ids, namespace=None):
         self.held[request_id] = -(-self.cached // self.block_size)

@@ -35,6 +35,14 @@ def test_a_new_request_has_nothing_there_yet_and_holds_nothing():
     assert manager.tables["a"].blocks == [] and manager.num_free_blocks == 8
 
 
+@pytest.mark.parametrize("tokens, blocks", [(1, 1), (4, 1), (5, 2), (13, 4)])
+def test_the_cost_of_a_request_is_room_for_what_it_is_promised(tokens, blocks):
+    manager = manager_with(a=([3, 5], 7))
+    before = books(manager)
+    assert manager.cost([1], tokens) == (blocks, False), "this manager keeps no prefixes: there is nothing to wait for"
+    assert books(manager) == before, "asking must change nothing"
+
+
 def test_a_second_table_for_a_request_is_refused():
     manager = manager_with(a=([3], 2))
     before = books(manager)

@@ -161,7 +161,7 @@ def test_who_is_not_admitted_holds_nothing():
     manager = CountingManager(usable=7)
     scheduler = scheduler_with(manager, waiting=[request_of(20, name="a"), request_of(12, name="b")])
     scheduler.admit(budget=64, spare=7)
-    assert set(manager.held) == {"a"}, "b was looked at and refused: its table must go again"
+    assert set(manager.held) == {"a"}, "b does not fit: ask for its cost first, so that nothing has to be undone"
 
 
 def test_room_that_is_promised_to_those_who_run_is_not_given_away():
@@ -191,6 +191,39 @@ def test_tokens_that_are_there_already_are_not_computed():
     scheduler = scheduler_with(manager, waiting=[request_of(12, name="a")])
     assert spans(scheduler.admit(budget=16, spare=3)) == [("a", 8, 12)], "allocate said that 8 of 12 are there"
     assert scheduler.running[0].num_cached_tokens == 8
+
+
+def test_a_request_that_should_wait_a_step_keeps_its_place_and_the_next_may_begin():
+    manager = CountingManager(held_back=6)
+    scheduler = scheduler_with(manager, waiting=[request_of(6, name="a"), request_of(5, name="b")])
+    assert spans(scheduler.admit(budget=16, spare=8)) == [("b", 0, 5)], (
+        "a should wait a step, and b has nothing to wait for"
+    )
+    assert [r.id for r in scheduler.waiting] == ["a"] and set(manager.held) == {"b"}, (
+        "a request that waits holds nothing"
+    )
+    manager.held_back = None
+    assert spans(scheduler.admit(budget=16, spare=6)) == [("a", 0, 6)], "a step later there is nothing to wait for"
+    assert [r.id for r in scheduler.running] == ["a", "b"], "a came first and still has its place"
+
+
+def test_the_next_gets_no_block_that_a_request_which_waits_a_step_will_need():
+    manager = CountingManager(usable=7, held_back=20)
+    waiting = [request_of(20, name="a"), request_of(12, name="b"), request_of(4, name="c")]
+    assert scheduler_with(manager, waiting=waiting).admit(budget=32, spare=7) == [], (
+        "a waits a step and will need 5 of 7 blocks: set them aside, then b's 3 do not fit, and c must not overtake b"
+    )
+
+
+def test_the_next_gets_no_seat_and_no_watermark_of_a_request_that_waits_a_step():
+    waiting = [request_of(6, name="a"), request_of(5, name="b"), request_of(4, name="c")]
+    scheduler = scheduler_with(CountingManager(held_back=6), waiting=list(waiting), max_num_seqs=2)
+    assert spans(scheduler.admit(budget=16, spare=8)) == [("b", 0, 5)], "of two seats one is a's: c has to wait for it"
+    for spare, admitted in ((5, ["b"]), (4, [])):
+        scheduler = scheduler_with(CountingManager(held_back=6), waiting=waiting[:2], watermark=1.0)
+        assert [c.request.id for c in scheduler.admit(budget=16, spare=spare)] == admitted, (
+            "2 blocks for a, 2 for b, and one is left free for a, which will run beside b"
+        )
 
 
 def test_with_the_whole_answer_promised_fewer_are_admitted():

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 from scripts import l6_smoke
@@ -76,6 +77,50 @@ def test_the_same_seed_draws_the_same_answer(capsys):
 def test_a_mistake_exits_2_with_one_line(capsys, arguments, words):
     code, out, err = run(capsys, *arguments)
     assert code == 2 and out == "" and words in err and len(err.strip().splitlines()) == 1, err
+
+
+def imported_by(*arguments):
+    """The modules in memory after the command has run, in a process of its own."""
+    program = """
+        import sys
+        from mini_engine.__main__ import main
+        try:
+            main(sys.argv[1:])
+        finally:
+            print(*sys.modules, file=sys.stderr)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), *arguments]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=120)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("options", [[], ["--chat"]], ids=["text", "chat"])
+def test_generate_imports_nothing_that_it_does_not_need(options):
+    """Counted, not timed: each of these takes from a quarter of a second to a whole one."""
+    imported = imported_by("generate", "The capital of France is", "--max-tokens", "3", *OWN, *options)
+    slow = {"transformers", "torch._dynamo", "torch._inductor", "sympy", "rich", "fastapi"}
+    assert "torch" in imported and not imported & slow, f"python -X importtime says what imports {imported & slow}"
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["serve"]], ids=" ".join)
+def test_help_needs_no_torch(command):
+    assert not imported_by(*command, "--help") & {"torch", "tokenizers", "jinja2", "fastapi"}
+
+
+@pytest.mark.parametrize(
+    ("start", "prog"),
+    [([], "mini-engine"), (["python -m mini_engine"], "python -m mini_engine")],
+    ids=["script", "module"],
+)
+def test_help_and_errors_name_the_program_as_it_was_called(capsys, start, prog):
+    for arguments, said in [(["--help"], 0), (["sing"], 2), (["generate"], 2), (["generate", "--help"], 0)]:
+        with pytest.raises(SystemExit) as stop:
+            main(arguments, *start)
+        streams = capsys.readouterr()
+        assert stop.value.code == said and (streams.out + streams.err).removeprefix("usage: ").startswith(prog)
+        assert said or ("python" in streams.out) == ("python" in prog), "the other way to call it is not the user's"
+    assert main(["generate", "x", "--model", "no/such/dir"], *start) == 2
+    assert capsys.readouterr().err.startswith(f"{prog}: there is no directory")
 
 
 def test_a_closed_pipe_ends_the_command_without_a_traceback():

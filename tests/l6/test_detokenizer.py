@@ -99,7 +99,7 @@ def test_text_comes_no_later_than_from_the_tokenizers_library(tokenizer, text):
     shown_ours = shown_theirs = ""
     for token in ids:
         shown_ours += ours.push(token)
-        shown_theirs += theirs.step(tokenizer.hf.backend_tokenizer, token) or ""
+        shown_theirs += theirs.step(tokenizer.backend, token) or ""
         assert shown_ours.startswith(shown_theirs), f"{shown_ours!r} is behind {shown_theirs!r}"
     assert shown_ours == text
 
@@ -115,7 +115,7 @@ def test_the_tokenizers_library_shows_a_replacement_character_late_and_a_final_o
 
     def shown(text):
         stream = DecodeStream(skip_special_tokens=True)
-        return [stream.step(pocket.hf.backend_tokenizer, token) or "" for token in pocket.encode(text)]
+        return [stream.step(pocket.backend, token) or "" for token in pocket.encode(text)]
 
     assert shown("a \ufffd b") == ["a", " ", "", "", "", "\ufffd b"], "held back until the next clean token"
     assert shown("a \ufffd") == ["a", " ", "", "", ""], "and never shown at the end, where no token follows"
@@ -147,7 +147,7 @@ def test_an_id_that_the_tokenizer_lacks_has_no_text(tmp_path):
 
 
 def test_special_tokens_are_not_shown(pocket):
-    end = pocket.hf.convert_tokens_to_ids("<|im_end|>")
+    end = pocket.backend.token_to_id("<|im_end|>")
     deltas, rest = stream(pocket, [*pocket.encode("Yes."), end])
     assert "".join(deltas) + rest == "Yes."
 

@@ -132,14 +132,27 @@ def test_a_suffix_behind_a_cached_prefix_sees_no_future(kernel):
     )
 
 
-def test_twins_in_one_step_read_what_the_first_writes():
+def test_a_twin_that_waited_a_step_reads_what_the_first_wrote():
     driver, prompt = Driver(), some_ids(14, 160)
     driver.begin("a", prompt)
     first = driver.chunk("a")
+    assert driver.manager.cost(prompt, 14).should_wait
+    a = driver.run(first)[0]
     assert driver.begin("b", prompt).num_computed_tokens == 12
-    a, b = driver.run(first, driver.chunk("b"))
+    b = driver.run(driver.chunk("b"))[0]
     close(b, a)
     close(b, driver.cold(prompt)[0])
+    driver.end("a", "b")
+    driver.check()
+
+
+def test_twins_that_did_not_wait_end_with_one_copy():
+    driver, prompt = Driver(), some_ids(14, 160)
+    driver.begin("a", prompt)
+    driver.begin("b", prompt)
+    a, b = driver.run(driver.chunk("a"), driver.chunk("b"))
+    close(b, a)
+    assert driver.manager.tables["a"].blocks[:3] == driver.manager.tables["b"].blocks[:3], "b's own went back"
     driver.end("a", "b")
     driver.check()
 
@@ -212,10 +225,9 @@ def test_the_last_token_of_an_answer_is_not_cached():
     model, hf = both(FAMILY)
     engine = Engine.for_model(model, num_blocks=40, block_size=SIZE, manager=PrefixCacheManager)
     prompt = some_ids(5, 160)
-    answer = generate_all(engine, [prompt], greedy(7), progress=False)[
-        0
-    ].token_ids  # 12 tokens in all: three whole blocks
-    assert engine.scheduler.manager.tree.peek(prompt + answer) == 8, (
+    [done] = generate_all(engine, [prompt], greedy(7), progress=False)  # 12 tokens in all: three whole blocks
+    answer = done.token_ids
+    assert engine.scheduler.manager.tree.peek(prompt + answer).num_tokens == 8, (
         "the last token was chosen and never fed: its KV was never written, so its block must not be cached"
     )
     follow = prompt + answer + [3]

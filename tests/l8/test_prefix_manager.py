@@ -127,13 +127,33 @@ def test_an_eviction_between_match_and_allocation_spares_what_was_matched():
         manager.grow("a", 12)
 
 
-def test_a_refused_admission_leaves_no_trace():
-    manager = manager_of(6, cached=[tokens(1, 2), tokens(3)])
-    before = list(manager.allocator.counts), manager.blocks_by_state, manager.tree.num_protected
-    manager.allocate("a", tokens(1, 2, 6))
-    manager.free("a")
-    assert (list(manager.allocator.counts), manager.blocks_by_state, manager.tree.num_protected) == before
-    assert manager.stats.num_lookups == 2, "a request that never ran is no lookup"
+@pytest.mark.parametrize("prompt", [tokens(1, 2, 6), tokens(3, 3), tokens(8)])
+def test_asking_for_the_cost_changes_nothing(prompt):
+    manager = manager_of(6, cached=[tokens(1, 2, 5), tokens(3)])
+    before = contents(manager.tree), list(manager.allocator.counts), manager.blocks_by_state, manager.tree.now
+    manager.cost(prompt, len(prompt))
+    assert (contents(manager.tree), list(manager.allocator.counts), manager.blocks_by_state, manager.tree.now) == before
+    assert manager.tables == {} and manager.stats.num_lookups == 2, "a request that was not admitted is no lookup"
+
+
+@pytest.mark.parametrize(
+    "prompt, cost, what",
+    [
+        (tokens(8, 9), 2, "nothing is stored: two blocks"),
+        (tokens(1, 2, 6), 1, "a running request has locked both that are found: only the third"),
+        (tokens(3, 4, 6), 3, "two are found and could have been evicted: they are not free any more"),
+        (tokens(3, 6), 2, "one of the two on that edge is found, and the other can still be evicted"),
+        (tokens(1, 2, 7, 6), 2, "two are locked, one could be evicted, one is missing"),
+    ],
+)
+def test_the_cost_is_what_an_admission_takes(prompt, cost, what):
+    manager = manager_of(cached=[tokens(1, 2, 7), tokens(3, 4)])
+    manager.allocate("other", tokens(1, 2, 9))
+    free = manager.num_free_blocks
+    assert manager.cost(prompt, len(prompt)) == (cost, False), what
+    manager.allocate("a", prompt)
+    manager.grow("a", len(prompt))
+    assert free - manager.num_free_blocks == cost, what
 
 
 def test_namespaces_keep_requests_apart():
@@ -180,7 +200,9 @@ def test_on_finish_only_tokens_with_kv_are_stored():
     answer = tokens(2)
     manager.grow("a", 7)
     manager.free("a", [*prompt, *answer[:3]])
-    assert manager.tree.peek([*prompt, *answer]) == 4, "the last token of the answer has no KV: its block is not full"
+    assert manager.tree.peek([*prompt, *answer]).num_tokens == 4, (
+        "the last token of the answer has no KV: its block is not full"
+    )
 
 
 def test_a_request_that_failed_leaves_nothing_new():
@@ -226,54 +248,85 @@ def test_two_that_computed_the_same_end_with_one_copy():
     assert manager.blocks_by_state == BlocksByState(free=10, held=0, cached=2)
 
 
-def test_twins_in_the_same_step_share_what_the_first_computes():
-    manager, prompt = manager_of(), tokens(1, 2, 3)
-    assert manager.allocate("a", prompt) == 0
-    manager.grow("a", 12)
-    assert manager.allocate("b", prompt) == 8, "a writes these blocks in this step, before anybody attends to them"
-    manager.grow("b", 12)
-    assert manager.tables["b"].blocks[:2] == manager.tables["a"].blocks[:2]
-    assert manager.blocks_by_state.held == 4, "3 blocks of a, and b's own third"
-    for name in "ab":
-        manager.commit(name, prompt, 12)
-    assert manager.tables["b"].blocks == manager.tables["a"].blocks and manager.blocks_by_state.held == 3
-    for name in "ab":
-        manager.free(name, prompt)
-    assert manager.blocks_by_state == BlocksByState(9, 0, 3)
+# Twins
 
 
-def test_twins_share_no_more_than_this_step_fills():
-    manager, prompt = manager_of(), tokens(1, 2, 3)
+def computing(prompt, num_tokens, **options):
+    """A manager in the middle of a step that computes the first tokens of request "a"."""
+    manager = manager_of(**options)
+    manager.allocate("a", prompt, "ours")
+    manager.grow("a", num_tokens)
+    return manager
+
+
+def test_a_twin_should_wait_until_the_tree_has_what_the_first_computes():
+    manager = computing(tokens(1, 2, 3), 12)
+    assert manager.cost(tokens(1, 2, 3), 12, "ours") == (3, True), "a computes these very blocks in this step"
+    manager.commit("a", tokens(1, 2, 3), 12)
+    assert manager.cost(tokens(1, 2, 3), 12, "ours") == (1, False), "a step later two of three are there"
+
+
+def test_a_twin_should_wait_for_each_chunk_of_what_it_shares():
+    prompt, twin = tokens(1, 2, 3, 4, 5), tokens(1, 2, 3, 9, 5)
+    manager = manager_of()
     manager.allocate("a", prompt)
-    manager.grow("a", 6)
-    assert manager.allocate("b", prompt) == 4, "of a's six tokens one block is full when the step is over"
-    other = [*tokens(1), 99, 98, 97, 96, 95]
-    assert manager.allocate("c", other) == 4 and manager.allocate("d", tokens(5, 6)) == 0
+    waits = []
+    for stop in (4, 6, 10, 12, 16, 20):
+        manager.grow("a", stop)
+        waits.append(manager.cost(twin, 20).should_wait)
+        manager.commit("a", prompt, stop)
+    assert waits == [True, True, True, True, False, False], "three blocks are a's as well; what comes behind is its own"
+    assert manager.cost(twin, 20).num_blocks == 2
 
 
-def test_a_twin_outlives_the_one_who_computed():
-    manager, prompt = manager_of(), tokens(1, 2, 3)
-    manager.allocate("a", prompt)
+@pytest.mark.parametrize(
+    "other, namespace, why",
+    [
+        (tokens(1, 2), "theirs", "requests of another namespace share nothing"),
+        (tokens(6, 2), "ours", "other tokens have another KV"),
+        ([10, 11, 12, 99, *tokens(2)], "ours", "blocks are shared whole"),
+        (tokens(1), "ours", "its one block holds its last token, which it has to compute"),
+    ],
+)
+def test_only_a_twin_should_wait(other, namespace, why):
+    manager = computing(tokens(1, 2), 8)
+    assert not manager.cost(other, len(other), namespace).should_wait, why
+    assert manager.cost(tokens(1, 6), 8, "ours").should_wait
+
+
+def test_no_request_waits_for_what_the_tree_will_not_have():
+    answering = computing(tokens(1, 2)[:6], 6)  # an answer goes into its second block
+    answering.commit("a", tokens(1, 2)[:6], 6)
+    answering.grow("a", 8)
+    assert not answering.cost(tokens(1, 2, 3), 12, "ours").should_wait, "an answer is stored when its request ends"
+    cut = computing(tokens(1, 2, 3), 10)
+    cut.truncate("a", 6)
+    assert cut.cost(tokens(1, 2, 3), 12, "ours").should_wait, "the first block still holds the prompt's tokens"
+    cut.commit("a", tokens(1, 2, 3), 6)
+    assert not cut.cost(tokens(1, 2, 3), 12, "ours").should_wait, "what is written behind a cut may be anything"
+    full = computing(tokens(1, 2, 3), 12, capacity=1)
+    full.commit("a", tokens(1, 2, 3), 12)
+    assert not full.cost(tokens(1, 2, 3), 12, "ours").should_wait, "the tree has no room for the rest: it never comes"
+
+
+def test_no_request_waits_for_one_that_lags_behind_the_tree():
+    manager = computing(tokens(1, 2, 3), 8)
+    serve(manager, "b", tokens(1, 2), namespace="ours")  # stored a's first two blocks before a has
+    prompt = tokens(1, 2, 3)
+    assert not manager.cost(prompt, 12, "ours").should_wait, "the third block is what it lacks, and a is not there yet"
+    assert not manager.cost(prompt[:9], 9, "ours").should_wait, "it finds all that it can find"
+    manager.grow("a", 9)
+    assert manager.cost([*prompt, 99], 13, "ours").should_wait, "now a has begun with the third"
+
+
+def test_a_twin_need_not_wait_once_the_first_is_gone():
+    manager, prompt = computing(tokens(1, 2, 3), 6), tokens(1, 2, 3)
+    manager.commit("a", prompt, 6)
     manager.grow("a", 12)
-    manager.allocate("b", prompt)
-    manager.grow("b", 12)
-    manager.free("a", ())  # aborted while the step runs
-    manager.commit("b", prompt, 12)
-    assert manager.tree.peek(prompt) == 12 and manager.blocks_by_state == BlocksByState(9, 3, 0)
-    manager.free("b", prompt)
-    assert manager.blocks_by_state == BlocksByState(9, 0, 3)
-
-
-def test_a_twin_in_a_step_that_fails_stores_nothing():
-    manager, prompt = manager_of(), tokens(1, 2, 3)
-    manager.allocate("a", prompt)
-    manager.grow("a", 12)
-    manager.allocate("b", prompt)
-    manager.grow("b", 12)
-    manager.free("b", prompt[:8])  # aborted first: what it has of a's is not written yet
-    manager.free("a", ())
-    assert contents(manager.tree) == {} and manager.blocks_by_state == BlocksByState(12, 0, 0)
-    assert manager.allocate("c", prompt) == 0, "nothing is in flight any more"
+    assert manager.cost(prompt, 12, "ours").should_wait
+    manager.free("a", prompt[:6])  # aborted while the step runs, preempted, or failed
+    assert not manager.cost(prompt, 12, "ours").should_wait, "nobody computes it any more"
+    assert manager.allocate("b", prompt, "ours") == 4, "what a had computed is there"
 
 
 # Room
@@ -283,7 +336,7 @@ def test_a_pool_full_of_cached_prefixes_still_admits():
     manager = manager_of(6, cached=[tokens(1, 2, 3), tokens(4, 5, 6)])
     assert manager.blocks_by_state == BlocksByState(free=0, held=0, cached=6) and manager.num_free_blocks == 6
     assert serve(manager, "a", tokens(7, 8, 9, 10, 11, 12)) == 0
-    assert manager.tree.peek(tokens(7, 8, 9, 10, 11, 12)) == 24
+    assert manager.tree.peek(tokens(7, 8, 9, 10, 11, 12)).num_tokens == 24
 
 
 def test_what_cannot_be_had_is_refused_and_evicts_nothing():
@@ -301,7 +354,9 @@ def test_evicted_blocks_are_handed_out_again():
     manager.allocate("a", tokens(5, 6, 7))
     assert len(set(manager.grow("a", 12))) == 3
     assert manager.blocks_by_state == BlocksByState(free=0, held=3, cached=1)
-    assert manager.tree.peek(tokens(1, 2)) == 0 and manager.tree.peek(tokens(3, 4)) == 4, "oldest first, tail first"
+    assert manager.tree.peek(tokens(1, 2)).num_tokens == 0 and manager.tree.peek(tokens(3, 4)).num_tokens == 4, (
+        "oldest first, tail first"
+    )
 
 
 def test_a_capacity_bounds_what_is_kept():
@@ -314,7 +369,7 @@ def test_clear_is_refused_while_a_request_uses_a_prefix():
     manager.allocate("a", tokens(1, 2, 3))
     with pytest.raises(ValueError, match="2 blocks are locked"):
         manager.clear()
-    assert manager.tree.peek(tokens(1, 2, 3)) == 12
+    assert manager.tree.peek(tokens(1, 2, 3)).num_tokens == 12
     manager.free("a")
     manager.clear()
     assert manager.blocks_by_state == BlocksByState(12, 0, 0)

@@ -163,8 +163,18 @@ def test_a_split_by_a_match_keeps_the_matched_part_fresh_and_the_rest_old():
 def test_peek_changes_nothing():
     tree, trunk, *_ = small_tree()
     before = contents(tree), len(nodes(tree)), trunk.last_used, tree.stats.num_lookups
-    assert tree.peek(tokens(1, 2, 8)) == 2 * SIZE and tree.peek(tokens(7)) == 0
+    assert tree.peek(tokens(1, 2, 8)).num_tokens == 2 * SIZE and tree.peek(tokens(7)).num_tokens == 0
     assert (contents(tree), len(nodes(tree)), trunk.last_used, tree.stats.num_lookups) == before
+
+
+def test_peek_says_how_much_of_what_it_finds_could_be_evicted():
+    tree, trunk, leaf, _ = small_tree()
+    whole, part = tokens(1, 2, 3, 4), tokens(1, 2)
+    assert (tree.peek(whole), tree.peek(part)) == ((16, 4), (8, 2)), "no request has locked any of it"
+    tree.lock(trunk)
+    assert (tree.peek(whole), tree.peek(part)) == ((16, 1), (8, 0)), "the trunk's three blocks are in use"
+    tree.lock(leaf)
+    assert tree.peek(whole) == (16, 0)
 
 
 def test_lookups_are_counted():
@@ -437,7 +447,7 @@ def test_threads_that_use_one_tree_leave_its_books_right(restless):
             match = tree.match(prompt, lock=True)
             mine = tree.insert(prompt, match.blocks + give[seed * 400 + index][len(match.blocks) :], lock=True)
             tree.evict(chance.randrange(2))
-            assert tree.peek(prompt) >= match.num_tokens, "what is locked must stay"
+            assert tree.peek(prompt).num_tokens >= match.num_tokens, "what is locked must stay"
             tree.unlock(match.node)
             tree.unlock(mine.node)
 

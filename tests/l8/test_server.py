@@ -50,4 +50,4 @@ def test_answers_of_one_request_share_its_prompt(service):
     service.post("/v1/completions", body)
     service.wait_until_idle()
     manager = service.worker.engine.scheduler.manager
-    assert manager.stats.found_tokens == 2 * 16, "the twins read the first one's blocks in the very same step"
+    assert manager.stats.found_tokens == 2 * 16, "the twins wait a step, and find the first one's blocks"
