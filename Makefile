@@ -8,7 +8,7 @@ endif
 RUN = $(PYTHON) scripts/setup_env.py --run
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help setup smoke test serve lint format site serve-site bench clean
+.PHONY: help setup lock smoke test serve lint format site serve-site bench clean
 .NOTPARALLEL:
 
 help:
@@ -16,7 +16,8 @@ help:
 	@echo "make test        run the tests, which are what the lessons are checked by"
 	@echo "make serve       answer over HTTP at http://127.0.0.1:8000/v1, as OpenAI's API does"
 	@echo "make setup       make .venv and nothing more; the others do it by themselves"
-	@echo "make lint        ruff: rules and formatting"
+	@echo "make lock        rewrite scripts/constraints.txt after moving a pin in pyproject.toml"
+	@echo "make lint        ruff: rules and formatting; pyright: types"
 	@echo "make format      let ruff mend what it can"
 	@echo "make site        build the website into build/site, strictly"
 	@echo "make serve-site  show the website at http://127.0.0.1:8000, rebuilt at each save"
@@ -27,6 +28,9 @@ help:
 
 setup:
 	@$(PYTHON) scripts/setup_env.py $(ARGS)
+
+lock:
+	@$(PYTHON) -m scripts.setup.lock_versions $(ARGS)
 
 smoke:
 	@$(RUN) scripts/smoke_all.py $(ARGS)
@@ -40,6 +44,7 @@ serve:
 lint:
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
+	@$(RUN) -m pyright
 
 format:
 	@$(RUN) -m ruff check --fix .

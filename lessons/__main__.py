@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-NEEDED = ("typer", "rich")
+NEEDED = ("rich",)
 
 
 def complaint():
@@ -24,4 +24,4 @@ if __name__ == "__main__":
         sys.exit("python -m lessons: " + complaint())
     from lessons._course.cli import main
 
-    main()
+    sys.exit(main())

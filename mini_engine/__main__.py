@@ -1,7 +1,6 @@
-"""Lesson 6. `python -m mini_engine`: generate a text, chat, or serve over HTTP (lesson 7)."""
+"""Lesson 6. The engine's commands: generate text, chat, or serve over HTTP (lesson 7)."""
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
@@ -10,19 +9,18 @@ from mini_engine.cli.parser import OneLineParser, guard
 COMMANDS = {
     "generate": ("mini_engine.cli.generate", "continue a text"),
     "chat": ("mini_engine.cli.chat", "talk to the model in the terminal"),
-    "serve": ("mini_engine.server.serve", "answer over HTTP, as OpenAI's API does"),
+    "serve": ("mini_engine.server.serve", "answer over HTTP with OpenAI's API"),
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the process's exit code."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    parser = OneLineParser(prog="python -m mini_engine", description=__doc__.split(". ", 1)[1])
+def main(argv: Sequence[str] | None = None, prog: str = "mini-engine") -> int:
+    """Run one command and return the process's exit code. `prog` is what the user typed, for help and errors."""
+    parser = OneLineParser(prog=prog, description=__doc__.split(". ", 1)[1])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
     argv = sys.argv[1:] if argv is None else argv
     for name, (module_name, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary)
-        if name in argv[:1]:  # only what is asked for is imported
+        if name in argv[:1]:  # import only the command that is asked for
             module = importlib.import_module(module_name)
             command.description = module.__doc__.split(". ", 1)[1]
             module.add_arguments(command)
@@ -31,4 +29,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="python -m mini_engine"))

@@ -1,9 +1,10 @@
-"""Lesson 0. What a Qwen3 checkpoint says about itself: config.json as a frozen dataclass.
+"""Lesson 0. The shape of a Qwen3 model: config.json as a frozen dataclass.
 
-Two layouts are in use: older files hold `rope_theta` (and perhaps `rope_scaling`) at the top, files written by
-transformers 5 hold `rope_parameters`. Both end up in the same few numbers here.
+Two layouts of config.json are in use: older files have `rope_theta` (and perhaps `rope_scaling`) at the top level,
+files written by transformers 5 have `rope_parameters`. Both are read into the same fields.
 """
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Qwen3Config:
-    """The shape of one dense Qwen3 model. Field names are config.json's."""
+    """The shape of a dense Qwen3 model. Fields have the names they have in config.json."""
 
     vocab_size: int
     hidden_size: int
@@ -37,15 +38,15 @@ class Qwen3Config:
 
     @property
     def group_size(self) -> int:
-        """Query heads that share one key/value head."""
+        """How many query heads share one key/value head."""
         return self.num_attention_heads // self.num_key_value_heads
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of K and V that one token keeps, over all layers: 2 * H_kv * D * layers * itemsize."""
+        """Return the bytes of one token's K and V in all layers: 2 * H_kv * D * layers * itemsize."""
         return 2 * self.num_key_value_heads * self.head_dim * self.num_hidden_layers * dtype.itemsize
 
     def check_prompt(self, prompt_ids: Sequence[int], max_new_tokens: int = 0) -> None:
-        """Raise UserError if this model cannot continue `prompt_ids` by `max_new_tokens`."""
+        """Raise UserError if this model cannot continue `prompt_ids` by `max_new_tokens` tokens."""
         if max_new_tokens < 0:
             raise UserError(f"max_new_tokens is {max_new_tokens}; it must be 0 or more")
         if isinstance(prompt_ids, str) or not isinstance(prompt_ids, Sequence):
@@ -64,7 +65,7 @@ class Qwen3Config:
 
     @classmethod
     def from_dir(cls, directory: Path) -> "Qwen3Config":
-        """Read config.json (and the end tokens in generation_config.json) of a checkpoint directory."""
+        """Read config.json of a checkpoint directory, and the end tokens of generation_config.json if it exists."""
         raw = read_json(directory / "config.json")
         _check_supported(raw, directory)
         eos = raw.get("eos_token_id")
@@ -73,16 +74,22 @@ class Qwen3Config:
         fields = {name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None}
         fields["rope_theta"] = _rope(raw).get("rope_theta", cls.rope_theta)
         fields["eos_token_ids"] = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-        try:
-            config = cls(**fields)
-        except TypeError as error:
-            raise UserError(f"{directory / 'config.json'} is incomplete: {str(error).split('() ')[-1]}") from error
+        if missing := [
+            field.name for field in dataclasses.fields(cls) if is_required(field) and field.name not in fields
+        ]:
+            raise UserError(f"{directory / 'config.json'} is incomplete: it lacks {', '.join(missing)}")
+        config = cls(**fields)
         _check_numbers(config, directory / "config.json")
         return config
 
 
+def is_required(field: dataclasses.Field) -> bool:
+    """Return whether a field has no default."""
+    return field.default is dataclasses.MISSING
+
+
 def read_json(path: Path) -> dict:
-    """The JSON object in `path`, or a UserError that names the file."""
+    """Return the JSON object in `path`; raise a UserError that names the file if there is none."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -90,12 +97,12 @@ def read_json(path: Path) -> dict:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(data, dict):
-        raise UserError(f"{path} holds a {type(data).__name__}; a JSON object is needed")
+        raise UserError(f"{path} holds a {type(data).__name__}, not a JSON object")
     return data
 
 
 def _rope(raw: dict) -> dict:
-    """The RoPE settings of either config layout as one dict with `rope_type` and perhaps `rope_theta`."""
+    """Return the RoPE settings of either layout as one dict with `rope_type` and perhaps `rope_theta`."""
     rope = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
     rope.setdefault("rope_type", rope.get("type", "default"))
     if raw.get("rope_theta") is not None:
@@ -106,14 +113,14 @@ def _rope(raw: dict) -> dict:
 def _check_supported(raw: dict, directory: Path) -> None:
     model_type = raw.get("model_type")
     if model_type != "qwen3":
-        raise UserError(f"{directory} holds a model of type {model_type!r}; this engine runs dense 'qwen3' models only")
+        raise UserError(f"{directory} holds a model of type {model_type!r}; this engine runs only dense 'qwen3' models")
     rope_type = _rope(raw)["rope_type"]
     if rope_type != "default":
-        raise UserError(f"{directory} wants RoPE of type {rope_type!r}; this engine knows 'default' only")
+        raise UserError(f"{directory} uses RoPE of type {rope_type!r}; this engine supports only 'default'")
     if raw.get("use_sliding_window"):
-        raise UserError(f"{directory} uses sliding-window attention; this engine attends to the whole history only")
+        raise UserError(f"{directory} uses sliding-window attention; this engine always attends to the whole history")
     if raw.get("hidden_act", "silu") != "silu":
-        raise UserError(f"{directory} uses the activation {raw['hidden_act']!r}; this engine knows 'silu' only")
+        raise UserError(f"{directory} uses the activation {raw['hidden_act']!r}; this engine supports only 'silu'")
 
 
 def _check_numbers(config: Qwen3Config, path: Path) -> None:
@@ -121,11 +128,11 @@ def _check_numbers(config: Qwen3Config, path: Path) -> None:
     for name in (*sizes, "num_key_value_heads", "head_dim", "max_position_embeddings"):
         value = getattr(config, name)
         if type(value) is not int or value < 1:
-            raise UserError(f"{path} has {name} = {value!r}; a whole number of 1 or more is needed")
+            raise UserError(f"{path} has {name} = {value!r}; it must be a whole number of 1 or more")
     if config.num_attention_heads % config.num_key_value_heads:
         raise UserError(
             f"{path} has {config.num_attention_heads} query heads on {config.num_key_value_heads} key/value heads; "
             "the first must be a multiple of the second"
         )
     if config.head_dim % 2:
-        raise UserError(f"{path} has head_dim = {config.head_dim}; RoPE turns pairs, so it must be even")
+        raise UserError(f"{path} has head_dim = {config.head_dim}; RoPE rotates pairs, so it must be even")

@@ -1,131 +1,229 @@
-"""Lesson 6. A model that is spoken to in text: prompts and conversations in, answers out as they come."""
+"""Lesson 6. `LLM`: text, token ids or conversations in, answers out, whole or as a stream.
+
+llm = LLM()                                     # the pocket model; or a checkpoint directory, or a hub id
+llm.generate("The capital of France is", SamplingParams(max_tokens=20))[0].text
+"""
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mini_engine.engine.answer import AnswerText, TextDelta
-from mini_engine.engine.fast_parts import fast_layers, fast_runner
-from mini_engine.engine.llm import LLM as OfflineLLM
-from mini_engine.engine.request import FinishReason, Request
+from mini_engine.engine.answer import AnswerReader, TextDelta, WholeAnswer
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.offline import Completion, generate_all
+from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.kv.default import default_manager
+from mini_engine.errors import UserError
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.pocket import POCKET_DIR
 from mini_engine.tokenizer import Tokenizer
-from mini_engine.weights import load_model, resolve_checkpoint
 
-Message = dict[str, str]
+Message = Mapping[str, str]
+Prompt = str | Sequence[int]
+
+WHAT_PROMPTS_ARE = "give text or a list of token ids, or a list of these"
 
 
-class LLM(OfflineLLM):
-    """Lesson 5's LLM with a tokenizer. `LLM.load("path/to/checkpoint")` makes one.
+class LLM:
+    """A model, its tokenizer and an engine. `with LLM() as llm:` frees all three at the end.
 
     Args:
-        options: for `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, scheduler_config, manager. Prefixes
-            are shared unless `manager` says otherwise.
+        model: a checkpoint directory, a hub id such as "Qwen/Qwen3-0.6B", or a loaded model; None is the pocket model.
+        tokenizer: for a loaded model; a checkpoint has its own.
+        dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
+        options: for `build.build_engine`: backend, cuda_graphs, enable_prefix_caching, kv_bytes, num_blocks,
+            block_size, kernel, scheduler_config.
+
+    Raises:
+        UserError: the checkpoint or an option cannot be used; the sentence says why.
     """
 
-    def __init__(self, model: Qwen3ForCausalLM, tokenizer: Tokenizer, **options: Any) -> None:
-        super().__init__(model, **{"manager": default_manager()} | options)
+    def __init__(
+        self,
+        model: str | Path | Qwen3ForCausalLM | None = None,
+        tokenizer: Tokenizer | None = None,
+        *,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        **options: Any,
+    ) -> None:
+        from mini_engine import build  # the composition root, above all lessons; `for_engine` does without it
+
+        if not isinstance(model, Qwen3ForCausalLM):
+            place = POCKET_DIR if model is None else model
+            model, tokenizer = build.load(place, dtype, device), tokenizer or Tokenizer.load(place)
+        if tokenizer is None:
+            raise UserError("a loaded model needs its tokenizer; give LLM(model, tokenizer)", param="tokenizer")
+        self._begin(build.build_engine(model, **options), tokenizer)
+
+    @classmethod
+    def for_engine(cls, engine: Engine, tokenizer: Tokenizer) -> "LLM":
+        """Return an LLM over an engine that was built by hand."""
+        llm = cls.__new__(cls)
+        llm._begin(engine, tokenizer)
+        return llm
+
+    def _begin(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self._engine: Engine | None = engine
         self.tokenizer = tokenizer
         self._stream_ids = (f"stream-{number}" for number in itertools.count())
 
-    @classmethod
-    def load(
-        cls,
-        path_or_hub_id: str | Path,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-        fast: bool | None = None,
-        **options: Any,
-    ) -> "LLM":
-        """Model and tokenizer of a checkpoint directory or hub id; UserError says what is wrong with it.
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Abort unfinished requests and release model and pool. Idempotent."""
+        if self._engine is not None:
+            for request_id in list(self._engine.scheduler.requests):
+                self._engine.abort(request_id)
+            self._engine = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; RuntimeError once the LLM is closed."""
+        if self._engine is None:
+            raise RuntimeError("this LLM is closed; make a new one")
+        return self._engine
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool = True,
+    ) -> list[Completion]:
+        """Answer one prompt or many, batched together. Returns a completion for each, in their order.
+
+        A prompt that the model or the pool cannot take ends with finish_reason "error"; the others run.
 
         Args:
-            fast: with what lesson 9 has for this device: fast layers on the CPU, captured decode steps on a GPU. None
-                takes the layers and not the capture, which is for those who ask.
-        """
-        directory = resolve_checkpoint(path_or_hub_id)
-        model = load_model(directory, dtype, device)
-        llm = cls(model if fast is False else fast_layers(model), Tokenizer(directory), **options)
-        if fast:
-            engine = llm.engine
-            engine.runner = fast_runner(engine.runner.model, engine.runner.pool, engine.scheduler.config.max_num_seqs)
-        return llm
+            prompts: text or token ids, or a list of these.
+            params: for all prompts, or one for each. None is `SamplingParams()`: temperature 1, 16 tokens, as in vLLM.
+            progress: show a progress bar on a terminal and one line of figures at the end, both on stderr.
 
-    def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
-        """Token ids of a text, of a conversation (a list of messages), or as given."""
+        Raises:
+            UserError: a prompt or `params` is of the wrong type; nothing has run.
+        """
+        ids = [self.encode(prompt) for prompt in listed(prompts)]
+        return generate_all(self.engine, ids, default(params), progress, lambda r: WholeAnswer(r, self.tokenizer))
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool = True,
+    ) -> list[Completion]:
+        """Answer one conversation or many through the checkpoint's chat template; otherwise like `generate`.
+
+        Args:
+            messages: dicts with `role` and `content`, or a list of such conversations.
+        """
+        several = is_sequence(messages) and len(messages) > 0 and not isinstance(messages[0], Mapping)
+        conversations = messages if several else [messages]
+        ids = [self.tokenizer.encode_chat(checked(conversation)) for conversation in conversations]
+        return self.generate(ids, params, progress)
+
+    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> "Stream":
+        """Answer one prompt or conversation as an iterator of `TextDelta`, one for each step.
+
+        Several streams may be read in turn; they share their steps. Leaving the loop early, or calling `close`, aborts
+        the request and frees its blocks.
+
+        Raises:
+            UserError: the prompt or `params` is invalid; nothing has run.
+        """
+        wanted = default(params)
+        if not isinstance(wanted, SamplingParams):
+            raise UserError(f"params is {params!r}; give SamplingParams", param="params")
+        if is_sequence(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
+            prompt = self.tokenizer.encode_chat(checked(prompt))
+        request = self.engine.add_request(next(self._stream_ids), self.encode(prompt), wanted)
+        return Stream(self.engine, request, AnswerReader(request, self.tokenizer))
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a text; token ids are returned as they are. UserError for anything else."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if prompt and isinstance(prompt[0], dict):
-            return self.tokenizer.encode_chat(prompt)
+        if not is_sequence(prompt):
+            raise UserError(f"a prompt is of type {type(prompt).__name__}; {WHAT_PROMPTS_ARE}", param="prompt")
+        strays = [part for part in prompt if not isinstance(part, int) or isinstance(part, bool)]
+        if strays:
+            hint = "use chat for messages" if isinstance(strays[0], Mapping) else WHAT_PROMPTS_ARE
+            raise UserError(f"a prompt holds {strays[0]!r}, of type {type(strays[0]).__name__}; {hint}", param="prompt")
         return list(prompt)
 
-    def stream(
-        self,
-        prompt: str | Sequence[int] | Sequence[Message],
-        params: SamplingParams,
-        stops: Collection[str] = (),
-    ) -> Iterator[TextDelta]:
-        """Answer one prompt, a delta a step. Several streams may be read in turns: their steps are shared.
 
-        Leaving the loop early, or closing the iterator, aborts the request and frees its blocks.
+class Stream:
+    """One answer as an iterator of deltas. `close` it, or leave its `with` block, to abort an unfinished answer."""
 
-        Args:
-            stops: strings that end the answer and are not shown.
+    def __init__(self, engine: Engine, request: Request, reader: AnswerReader) -> None:
+        self.engine, self.request, self.reader = engine, request, reader
+        self.ended = False
 
-        Raises:
-            UserError: the prompt, the params or the stops cannot be used; nothing has run.
-        """
-        answer = AnswerText(self.tokenizer, stops)
-        request = self.engine.add_request(next(self._stream_ids), self.encode(prompt), params)
-        deltas = self._deltas(request, answer)
-        next(deltas)  # into its `try`: a generator that never began has no `finally`
-        return deltas
+    def __iter__(self) -> "Stream":
+        return self
 
-    def _deltas(self, request: Request, answer: AnswerText) -> Iterator[TextDelta]:
-        try:
-            seen = 0
-            yield TextDelta("", [])
-            while True:
-                while seen == len(request.output_ids) and not request.is_finished:
-                    self.engine.step()
-                token_ids = request.output_ids[seen:]
-                seen = len(request.output_ids)
-                text = ""
-                for token in token_ids:
-                    text += answer.push(token)
-                    if answer.stop is not None:
-                        self.engine.abort(request.id, FinishReason.STOP)
-                        yield TextDelta(text, token_ids, FinishReason.STOP)
-                        return
-                if request.is_finished:
-                    reason = request.finish_reason
-                    text += answer.finish()
-                    yield TextDelta(text, token_ids, FinishReason.STOP if answer.stop else reason, request.error)
-                    return
-                yield TextDelta(text, token_ids)
-        finally:
-            self.engine.abort(request.id)
+    def __next__(self) -> TextDelta:
+        """Run the engine until this answer has gained something, and return that."""
+        if self.ended:
+            raise StopIteration
+        while not self.reader.has_news:
+            self.engine.step()
+        delta = self.reader.next_delta()
+        if delta.finish_reason is not None:
+            self.ended = True
+            self.engine.abort(self.request.id, delta.finish_reason)  # after a stop string the engine would go on
+        return delta
 
-    def answer(
-        self,
-        prompt: str | Sequence[int] | Sequence[Message],
-        params: SamplingParams,
-        stops: Collection[str] = (),
-    ) -> str:
-        """The whole text of `stream`.
+    def __enter__(self) -> "Stream":
+        return self
 
-        Raises:
-            UserError: as `stream`.
-            RuntimeError: the engine could not finish the answer.
-        """
-        with closing(self.stream(prompt, params, stops)) as deltas:
-            *pieces, last = deltas
-        if last.error is not None:
-            raise RuntimeError(f"the engine could not finish this answer: {last.error}")
-        return "".join(delta.text for delta in (*pieces, last))
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Abort the request unless it has finished. Idempotent."""
+        self.ended = True
+        self.engine.abort(self.request.id)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def default(params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams | Sequence[SamplingParams]:
+    """Return `params`, or the defaults for None."""
+    return SamplingParams() if params is None else params
+
+
+def is_sequence(value: object) -> bool:
+    """Whether `value` is a list, a tuple or the like, but not text or bytes."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return one prompt as a list of one, many as a list."""
+    if isinstance(prompts, str) or (is_sequence(prompts) and len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]
+    if not is_sequence(prompts):
+        raise UserError(f"prompts is of type {type(prompts).__name__}; {WHAT_PROMPTS_ARE}", param="prompt")
+    return list(prompts)
+
+
+def checked(conversation: object) -> Sequence[Message]:
+    """Return the conversation if it is a list of messages with text; UserError otherwise."""
+    if not is_sequence(conversation) or not conversation or not all(is_message(part) for part in conversation):
+        raise UserError(
+            f"a conversation is {conversation!r}; give a list of dicts with role and content, both strings",
+            param="messages",
+        )
+    return conversation
+
+
+def is_message(part: object) -> bool:
+    """Whether `part` is a dict with `role` and `content`, both strings."""
+    return isinstance(part, Mapping) and all(isinstance(part.get(key), str) for key in ("role", "content"))

@@ -1,82 +1,144 @@
 """Lesson 6. A checkpoint's tokenizer: text to ids, a conversation to ids, and the bytes behind each id.
 
-Qwen3's vocabulary is byte-level: a token is a piece of bytes, not of characters, and a character may be cut in two by a
-token's end. Each byte is written as one printable character in tokenizer.json (Radford et al., 2019, GPT-2).
+Qwen3's vocabulary is byte-level: a token is a sequence of bytes, not of characters, and may end in the middle of a
+character. tokenizer.json spells each byte as one printable character (Radford et al. 2019, GPT-2).
 """
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
 
 from mini_engine.config import read_json
 from mini_engine.errors import UserError
 from mini_engine.weights import resolve_checkpoint
 
+if TYPE_CHECKING:  # Jinja is imported at the first conversation
+    from mini_engine.chat_template import ChatTemplate
+
 
 @cache
 def byte_of_character() -> dict[str, int]:
-    """Which byte each of the 256 printable stand-ins means: itself where printable, from U+0100 on for the others."""
+    """Map the 256 printable stand-ins to bytes: printable bytes stand for themselves, the others from U+0100 on."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def bytes_of_token(token: str) -> bytes:
-    """The bytes of one vocabulary entry. One with a character that stands for no byte is text as it is."""
+    """Return the bytes of one vocabulary entry. An entry with a character that is no stand-in is plain text."""
     table = byte_of_character()
     if all(character in table for character in token):
         return bytes(table[character] for character in token)
     return token.encode("utf-8")
 
 
+def open_backend(directory: Path) -> tokenizers.Tokenizer:
+    """The tokenizer in a checkpoint directory's tokenizer.json.
+
+    Raises:
+        UserError: there is none, it cannot be read, or it is not byte-level.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"{directory} has no tokenizer.json; give token ids, or a checkpoint that has one")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more exact
+        raise UserError(f"{path} cannot be read as a tokenizer: {error}") from error
+    if "ByteLevel" not in repr(backend.decoder):
+        raise UserError(f"{directory} has a tokenizer that is not byte-level; Qwen3's are, and this engine expects it")
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """The special tokens in tokenizer_config.json: those with a name, such as `eos_token`, and the others."""
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    named = {name: entry for name, entry in config.items() if name.endswith("_token")}
+    if isinstance(extra, dict):
+        named, extra = named | extra, []
+    texts = {name: _text_of(entry) for name, entry in named.items()}
+    return {name: text for name, text in texts.items() if text}, [text for text in map(_text_of, extra) if text]
+
+
+def _text_of(entry: Any) -> str | None:
+    """A special token's text: older files hold it as it is, or in an object beside its settings."""
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else None
+
+
 class Tokenizer:
-    """What the engine needs of a checkpoint's tokenizer; transformers does the work.
+    """What the engine needs of a checkpoint's tokenizer; the tokenizers library does the work.
 
     Attributes:
         token_bytes: for each id, the bytes it stands for.
-        special_ids: ids that are marks for the model, such as <|im_end|>, and are not shown.
+        special_ids: ids of control tokens for the model, such as <|im_end|>, which are not shown.
+        named_tokens: name to text of the special tokens that have a name, such as `eos_token`.
     """
 
     def __init__(self, directory: Path) -> None:
-        from transformers import AutoTokenizer
-
-        if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-            raise UserError(f"{directory} has no tokenizer (tokenizer.json); give token ids, or a checkpoint with one")
-        self.hf = AutoTokenizer.from_pretrained(directory)
-        if '"ByteLevel"' not in self.hf.backend_tokenizer.to_str():
-            raise UserError(
-                f"{directory} has a tokenizer that is not byte-level; Qwen3's are, and this engine expects it"
-            )
-        tokens = self.hf.convert_ids_to_tokens(range(len(self.hf)))
-        self.token_bytes = [b"" if token is None else bytes_of_token(token) for token in tokens]
-        config = directory / "config.json"
-        rows = read_json(config).get("vocab_size", 0) if config.is_file() else 0
-        self.token_bytes += [b""] * (rows - len(tokens))  # ids that the model can choose, and that mean nothing
-        self.special_ids = frozenset(self.hf.all_special_ids)
+        self.directory = directory
+        self.backend = open_backend(directory)
+        path = directory / "tokenizer_config.json"
+        self.config = read_json(path) if path.is_file() else {}
+        self.named_tokens, others = special_tokens(self.config)
+        self._mark_special([*self.named_tokens.values(), *others])
+        added = self.backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.token_bytes = self._bytes_by_id()
 
     @classmethod
     def load(cls, path_or_hub_id: str | Path) -> "Tokenizer":
-        """The tokenizer of a checkpoint directory or hub id; UserError where there is none."""
+        """Load the tokenizer of a checkpoint directory or hub id; UserError if it has none."""
         return cls(resolve_checkpoint(path_or_hub_id))
 
+    def _mark_special(self, texts: Sequence[str]) -> None:
+        """Mark as special what tokenizer.json does not: there is none in files that transformers has written."""
+        known = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.special}
+        self.backend.add_special_tokens([text for text in texts if text not in known])
+
+    def _bytes_by_id(self) -> list[bytes]:
+        """The bytes of every id that the tokenizer or the model has; b"" where the tokenizer has no such token."""
+        ids = self.backend.get_vocab(with_added_tokens=True)
+        config = self.directory / "config.json"
+        rows = read_json(config).get("vocab_size", 0) if config.is_file() else 0
+        token_bytes = [b""] * max(rows, 1 + max(ids.values(), default=-1))
+        for token, index in ids.items():
+            token_bytes[index] = bytes_of_token(token)
+        return token_bytes
+
+    @cached_property
+    def chat_template(self) -> "ChatTemplate":
+        """The checkpoint's chat template; UserError where it has none."""
+        from mini_engine.chat_template import ChatTemplate, find_template
+
+        source = find_template(self.directory, self.config)
+        if not source:
+            raise UserError("this checkpoint has no chat template; use plain text instead of a conversation")
+        return ChatTemplate(source, self.named_tokens)
+
     def encode(self, text: str) -> list[int]:
-        """Text as token ids, as it stands: nothing is added.
+        """Encode a text as it stands, without adding special tokens.
 
         Raises:
-            UserError: it holds half a character, a lone surrogate, which has no bytes.
+            UserError: the text contains a lone surrogate, which is half a character and has no bytes.
         """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise UserError(f"the text holds {text[error.start]!r}, half a character; give whole ones") from None
-        return self.hf.encode(text, add_special_tokens=False)
+            raise UserError(f"the text contains {text[error.start]!r}, half a character; remove it") from None
+        return self.backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
         """All of `token_ids` as text at once."""
-        return self.hf.decode(list(token_ids), skip_special_tokens=skip_special)
+        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special)
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """A conversation as the checkpoint's chat template writes it, up to where the assistant speaks.
+        """Encode a conversation with the checkpoint's chat template, up to the start of the assistant's reply.
 
         Args:
             messages: dicts with `role` (system, user, assistant) and `content`.
@@ -84,10 +146,4 @@ class Tokenizer:
         Raises:
             UserError: the checkpoint has no chat template, or the template refuses these messages.
         """
-        if not self.hf.chat_template:
-            raise UserError("this checkpoint has no chat template; use plain text instead of a conversation")
-        try:
-            ids = self.hf.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
-        except Exception as error:  # templates raise whatever their author chose
-            raise UserError(f"the chat template refuses these messages: {error}") from error
-        return list(ids)
+        return self.encode(self.chat_template.render(messages))

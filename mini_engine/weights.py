@@ -1,7 +1,7 @@
-"""Lesson 0. From a checkpoint directory or a hub id to a model with its weights in place.
+"""Lesson 0. Loads a model from a checkpoint directory or a hub id.
 
-Tensors go from the mapped file straight to where they will live. The file is mapped afresh for every piece, so that
-pages already copied are given back: the peak is the model's own size and one piece, not twice the model.
+Tensors are copied from the mapped file straight to their destination. The file is mapped again for every piece, so that
+pages already copied are released: peak memory is the model's own size plus one piece, not twice the model.
 """
 
 import re
@@ -29,11 +29,11 @@ def load_model(
 
     Args:
         path_or_hub_id: a directory with config.json and safetensors (one file or shards), or a hub id such as
-            "Qwen/Qwen3-0.6B", which is downloaded once and kept by huggingface_hub.
-        dtype: what the weights are held in; a checkpoint of another dtype is converted piece by piece.
+            "Qwen/Qwen3-0.6B", which huggingface_hub downloads once and keeps.
+        dtype: dtype of the loaded weights; a checkpoint of another dtype is converted piece by piece.
 
     Raises:
-        UserError: anything that keeps this checkpoint from running here, in one sentence.
+        UserError: the checkpoint, the dtype or the device cannot be used; the message says why.
     """
     _check_place(dtype, device)
     directory = resolve_checkpoint(path_or_hub_id)
@@ -42,9 +42,10 @@ def load_model(
         model = Qwen3ForCausalLM(config)
     sources = _find_tensors(directory)
     _check_tensors(directory, model, sources)
-    model.to(dtype).to_empty(device=device)
-    for name, parameter in model.named_parameters():
-        _copy_into(parameter.data, sources[name], name)
+    weights = {name: torch.empty(p.shape, dtype=dtype, device=device) for name, p in model.named_parameters()}
+    for name, weight in weights.items():
+        _copy_into(weight, sources[name], name)
+    model.load_state_dict(weights, assign=True)
     return model.eval().requires_grad_(False)
 
 
@@ -55,11 +56,11 @@ def _check_place(dtype: torch.dtype, device: str | torch.device) -> None:
         torch.empty(1, device=device)
     except (AssertionError, RuntimeError, TypeError) as error:  # torch has a type for each way to lack a device
         why = _first_line(error)
-        raise UserError(f"device is {device!r}, which cannot be used here ({why}); give 'cpu'") from error
+        raise UserError(f"device {device!r} cannot be used on this machine ({why}); give 'cpu'") from error
 
 
 def resolve_checkpoint(path_or_hub_id: str | Path) -> Path:
-    """The local directory of a checkpoint, downloaded first if a hub id is given."""
+    """Return the local directory of a checkpoint; a hub id is downloaded first."""
     path = Path(path_or_hub_id)
     if path.is_dir():
         return path
@@ -75,10 +76,10 @@ def _download(hub_id: str) -> Path:
 
     try:
         return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
-    except Exception as error:  # the hub client raises a dozen types; each means "not here and not to be had"
+    except Exception as error:  # the hub client raises a dozen types; all mean that the download failed
         raise UserError(
-            f"{hub_id} is neither a directory here nor to be had from the hub ({_first_line(error)}); "
-            "with no network, give a checkpoint directory or use the shipped pocket model"
+            f"{hub_id} is not a directory here, and downloading it from the hub failed ({_first_line(error)}); "
+            "without a network, give a checkpoint directory or use the shipped pocket model"
         ) from error
 
 
@@ -88,18 +89,18 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _open(path: Path):
-    """A safetensors file, with its errors told as ours."""
+    """Open a safetensors file; whatever it raises becomes a UserError."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist, though the checkpoint names it; fetch the checkpoint again") from None
+        raise UserError(f"{path} does not exist, though the checkpoint names it; download it again") from None
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a whole safetensors file ({_first_line(error)}); fetch it again") from error
+        raise UserError(f"{path} is not a valid safetensors file ({_first_line(error)}); download it again") from error
 
 
 def _find_tensors(directory: Path) -> dict[str, Path]:
-    """Which file holds each tensor: from the index of a sharded checkpoint, or from the one file's header."""
+    """Map each tensor's name to its file: from the index of a sharded checkpoint, or from the single file's header."""
     if (directory / INDEX_NAME).is_file():
         weight_map = read_json(directory / INDEX_NAME).get("weight_map")
         if not isinstance(weight_map, dict):
@@ -116,33 +117,33 @@ def _find_tensors(directory: Path) -> dict[str, Path]:
 
 
 def _check_tensors(directory: Path, model: Qwen3ForCausalLM, sources: dict[str, Path]) -> None:
-    """Every tensor of the model is there with its shape, and nothing else is, before a byte is copied."""
+    """Check that the files hold every tensor of the model, in its shape, and no others, before any byte is copied."""
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     spare = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     if missing := [name for name in wanted if name not in sources]:
         raise UserError(f"{directory} lacks {_some(missing)}; its config.json describes another model")
     if extra := sorted(name for name in sources if name not in wanted and name not in spare):
-        raise UserError(f"{directory} also holds {_some(extra)}, which this Qwen3 has no place for")
+        raise UserError(f"{directory} also holds {_some(extra)}, which a Qwen3 of this config does not have")
     shapes = {}
     for path in dict.fromkeys(sources.values()):
         with _open(path) as file:
             here = [name for name in file.keys() if sources.get(name) == path]
             shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in here}
     if astray := [name for name in wanted if name not in shapes]:
-        raise UserError(f"{directory / INDEX_NAME} promises {_some(astray)}, which its shard does not hold")
+        raise UserError(f"{directory / INDEX_NAME} lists {_some(astray)}, but the shard does not contain it")
     if bent := [f"{n} {list(shapes[n])}, not {list(wanted[n])}" for n in wanted if shapes[n] != wanted[n]]:
         raise UserError(f"{directory} has the wrong shape for {_some(bent)}")
 
 
 def _some(names: Iterable[str], limit: int = 3) -> str:
-    """The first few of `names`, and how many more there are."""
+    """Join the first few of `names` and say how many more there are."""
     names = list(names)
     rest = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + rest
 
 
 def _copy_into(target: Tensor, path: Path, name: str) -> None:
-    """Copy one tensor in pieces of rows, mapping the file anew for each piece."""
+    """Copy one tensor in pieces of rows, mapping the file again for each piece."""
     row_bytes = max(1, target[:1].nbytes)
     rows = max(1, PIECE_BYTES // row_bytes)
     for start in range(0, len(target), rows):

@@ -1,12 +1,16 @@
-"""Lesson 5. Is a token's result the same, bit for bit, whoever it shares a step with? Asked of each part of the model.
+"""Lesson 5. Checks which parts of the model give a token the same bits, whatever else is in the batch.
 
-For each part, a row is computed alone and then among others; "equal" means every bit. What is not equal differs by
-rounding: its sums are added up in another order. Tokens are equal where their logits are further apart than that.
+For each part, a row is computed alone and then in a larger batch; "equal" means that every bit is. Results that are not
+equal differ by rounding: the sums are added in another order. The chosen tokens agree as long as the gaps between
+logits are wider than that.
 """
 
 import sys
 
-from smoke_common import OneLineParser, guard, pick_device, print_json
+from scripts.smoke.arguments import pick_device
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard
 
 COUNTS = (2, 3, 4, 8, 16, 64)
 BLOCK_SIZE = 16
@@ -39,7 +43,7 @@ def run(args) -> int:
 
 
 def check_model(model, kernel: str) -> dict[str, list[bool]]:
-    """Part to one answer for each of COUNTS."""
+    """Return, for each part, whether its results are equal for each of COUNTS."""
     layer = model.model.layers[0]
     linears = {
         "q_proj": layer.self_attn.q_proj.weight,
@@ -57,7 +61,7 @@ def check_model(model, kernel: str) -> dict[str, list[bool]]:
 
 
 def rows_like(weight, count: int):
-    """`[count, in_features]` random rows of the weight's dtype."""
+    """Return `[count, in_features]` random rows in the weight's dtype and on its device."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -65,7 +69,7 @@ def rows_like(weight, count: int):
 
 
 def same_rows(compute, rows) -> list[bool]:
-    """Whether each of the first rows, computed alone, is what it is among n."""
+    """Return, for each n of COUNTS, whether the first rows are the same alone and in a batch of n rows."""
     import torch
 
     alone = [compute(rows[i : i + 1])[0] for i in range(min(COUNTS[0], len(rows)))]
@@ -83,11 +87,12 @@ def norm(module) -> list[bool]:
 
 
 def whole_model(model, kernel: str) -> dict[str, list[bool]]:
-    """A decode step among histories of 5 to 60 tokens, its attention and its logits; a prompt in chunks."""
+    """Check a decode step over histories of 5 to 60 tokens (attention and logits) and a prompt in chunks."""
     import torch
 
-    from mini_engine.attention.contract import load_kernel
-    from mini_engine.kv.block_tensor import BlockAllocator, KvPool, plan_packed
+    from mini_engine.attention.registry import load_kernel
+    from mini_engine.kv.allocator import BlockAllocator
+    from mini_engine.kv.block_tensor import KvPool, plan_packed
 
     num_blocks = COUNTS[-1] * 5 + 1
     attend = load_kernel(kernel, model.device, model.dtype)
@@ -114,9 +119,10 @@ def whole_model(model, kernel: str) -> dict[str, list[bool]]:
 
 
 def decoding(model, pool, allocator) -> list:
-    """Lesson 3's requests, each with its prompt computed, alone, and one token to feed."""
+    """Return lesson 3's requests, each with its prompt already computed on its own and one token left to feed."""
     from mini_engine.engine.packed import step
-    from mini_engine.kv.block_tensor import BlockTable, Request
+    from mini_engine.kv.block_table import BlockTable
+    from mini_engine.kv.block_tensor import Request
 
     requests = [Request([3 + i % 40] * (5 + 7 * i % 56), BlockTable(allocator)) for i in range(COUNTS[-1])]
     for request in requests:
@@ -126,7 +132,7 @@ def decoding(model, pool, allocator) -> list:
 
 
 def same_chunks(model, pool) -> list[bool]:
-    """Whether a prompt's logits, computed at once, are what they are in chunks of n."""
+    """Return, for each n of COUNTS, whether a prompt's logits are the same in one piece and in chunks of n."""
     import torch
 
     from mini_engine.engine.request import Request
@@ -148,7 +154,7 @@ def same_chunks(model, pool) -> list[bool]:
 
 
 def same_first(compute, requests) -> list[bool]:
-    """Whether the first request's row, computed alone, is what it is among n."""
+    """Return, for each n of COUNTS, whether the first request's row is the same alone and in a batch of n."""
     import torch
 
     alone = compute(requests[:1])[0]
@@ -158,7 +164,9 @@ def same_first(compute, requests) -> list[bool]:
 def main(argv=None) -> int:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
-    parser.add_argument("--kernel", default="auto", metavar="NAME", help="auto, reference, torch, cpu or triton")
+    parser.add_argument(
+        "--kernel", default="auto", metavar="NAME", help="auto, reference, torch, cpu or triton (default: auto)"
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return guard(parser, run, argv)

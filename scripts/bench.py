@@ -1,96 +1,11 @@
 """Course machinery. `python scripts/bench.py SUITE`: measure on this machine what the lessons claim.
 
-A suite is a module `bench_SUITE.py` beside this one: its docstring's first line says what it measures,
-`add_arguments(parser)` adds its options, `run(args)` measures and returns a `bench_common.Report`. `args.rates` says
-what the machine can do, measured just before. A suite may have `draw(report, path)` for a picture of its own, and
-`finish(report, args) -> int` for what is left to do.
+The suites are the modules of scripts/bench/; `import scripts.bench` means that folder, never this file.
 """
 
-import ast
-import importlib
-import os
 import sys
-from argparse import Namespace
-from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
 
-from mini_engine.cli.parser import OneLineParser, guard, whole_number
-
-WAIT_POLICY = os.environ.get("OMP_WAIT_POLICY")
-
-
-def suites() -> dict[str, str]:
-    """Name and summary of every suite; nothing is imported for it."""
-    found = {}
-    for path in sorted(Path(__file__).parent.glob("bench_*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        if any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
-            found[path.stem.removeprefix("bench_")] = ast.get_docstring(tree).splitlines()[0].split(": ", 1)[-1]
-    return found
-
-
-def choose_suite(argv: Sequence[str]) -> str:
-    """The suite that the first argument names; without one, the list of suites and the end."""
-    summaries = suites()
-    if not argv or argv[0] in ("-h", "--help"):
-        listing = "\n".join(f"  {name:<12}{summary}" for name, summary in summaries.items())
-        usage = "usage: bench.py SUITE [--quick] [--json FILE] [--plot FILE] [--help]"
-        print(f"{usage}\n\nMeasure what the lessons claim.\n\n{listing}")
-        sys.exit(0 if argv else 2)
-    if argv[0] not in summaries:
-        sys.stderr.write(f"bench.py: there is no suite {argv[0]!r}; choose one of {', '.join(summaries)}\n")
-        sys.exit(2)
-    return argv[0]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    name = choose_suite(argv)
-    suite = importlib.import_module(f"bench_{name}")
-    parser = OneLineParser(prog=f"bench.py {name}", description=suites()[name])
-    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds: a first impression")
-    parser.add_argument("--rounds", type=whole_number(1), metavar="N", help="how often each contender runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there as well")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw a picture (.svg, .png or .pdf)")
-    suite.add_arguments(parser)
-    return guard(parser, lambda args: measure(suite, args), argv[1:])
-
-
-def measure(suite: ModuleType, args: Namespace) -> int:
-    """The machine first, then the suite; the table, and the files that were asked for."""
-    from bench_common import measure_rates
-    from bench_plot import check_plot
-
-    if WAIT_POLICY is None:  # smoke_common asks for threads that sleep, which suits tests; here they wait as in use
-        os.environ.pop("OMP_WAIT_POLICY", None)
-
-    if args.plot:
-        check_plot(args.plot)  # before minutes are spent
-    args.rates = measure_rates(device_of(args))
-    report = suite.run(args)
-    report.machine |= args.rates.facts()
-    report.show()
-    if args.json:
-        report.write(args.json)
-    if args.plot:
-        getattr(suite, "draw", draw)(report, args.plot)
-    return suite.finish(report, args) if hasattr(suite, "finish") else 0
-
-
-def draw(report, path: Path) -> None:
-    """The picture of a suite that has none of its own: bars of one column."""
-    from bench_plot import draw_bars
-
-    draw_bars(report, path)
-
-
-def device_of(args: Namespace) -> str:
-    """The device that the suite will run on."""
-    from smoke_common import pick_device
-
-    return pick_device(getattr(args, "device", "cpu"))
-
+from scripts.bench.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

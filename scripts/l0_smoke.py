@@ -1,15 +1,16 @@
-"""Lesson 0. The loop with no cache, beside Hugging Face's generate: the tokens are equal."""
+"""Lesson 0. Generate with no cache and compare the tokens with Hugging Face's."""
 
 import sys
 
-from smoke_common import Outcome, make_parser, run_smoke
+from scripts.smoke.arguments import make_parser
+from scripts.smoke.run import Outcome, run_smoke
 
 from mini_engine.engine.loop import generate as run_loop
 from mini_engine.kv.no_cache import NoCache, Recompute
 
 
 def generate(model, prompts, args) -> Outcome:
-    """Each prompt on its own; every step feeds the whole sequence again."""
+    """Run one prompt after the other; every step feeds the whole sequence."""
     kv = NoCache()
     outputs = [
         run_loop(model, kv, Recompute(args.device), ids, args.max_new_tokens, model.config.eos_token_ids)

@@ -1,17 +1,20 @@
-"""Lesson 2. Token-flat paging, beside Hugging Face's generate: the tokens are equal."""
+"""Lesson 2. Generates with token-flat paging and compares the tokens with Hugging Face's generate."""
 
 import sys
 
-from smoke_common import Outcome, make_parser, run_smoke, whole_number
+from scripts.smoke.arguments import make_parser
+from scripts.smoke.run import Outcome, run_smoke
 
+from mini_engine.cli.parser import whole_number
 from mini_engine.engine.loop import generate as run_loop
-from mini_engine.kv.token_flat import BlockAllocator, KvPool, PagedSequence, Request
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.token_flat import KvPool, PagedSequence, Request
 
 
 def generate(model, prompts, args) -> Outcome:
-    """One pool for all; each prompt takes its blocks from it and gives them back when it has ended."""
+    """Run the prompts one after another on one pool; each returns its blocks when it ends."""
     pool = KvPool(model.config, args.num_slots, model.dtype, args.device)
-    allocator = BlockAllocator(args.num_slots, args.block_size)
+    allocator = BlockAllocator.for_slots(args.num_slots, args.block_size)
     outputs, most = [], 0
     for ids in prompts:
         sequence = PagedSequence(Request(ids), pool, allocator)
@@ -24,8 +27,12 @@ def generate(model, prompts, args) -> Outcome:
 
 def arguments():
     parser = make_parser(__doc__)
-    parser.add_argument("--num-slots", type=whole_number(1), default=8192, metavar="N", help="default: 8192")
-    parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
+    parser.add_argument(
+        "--num-slots", type=whole_number(1), default=8192, metavar="N", help="slots in the pool (default: 8192)"
+    )
+    parser.add_argument(
+        "--block-size", type=whole_number(1), default=16, metavar="N", help="slots in a block (default: 16)"
+    )
     return parser
 
 

@@ -1,27 +1,33 @@
-"""Lesson 4. The sampler: greedy beside Hugging Face's generate, then draws that are the same alone and in a batch.
+"""Lesson 4. The sampler: greedy answers equal Hugging Face's, drawn ones are the same alone and in a batch.
 
-Each prompt is answered twice: greedily, and drawn beside greedy neighbours. What a drawn answer is compared with is the
-same prompt alone, its tokens drawn from what transformers' own processors make of each step's logits.
+Each prompt is answered twice: greedily, and drawn in a batch with greedy neighbours. The drawn answer is compared with
+the same prompt run alone, its tokens drawn from the distributions that transformers' own processors make.
 """
 
 import sys
 from dataclasses import asdict
 
-import torch
-from smoke_common import Outcome, compare, load_ours, make_parser, print_json, show, tokenizer_of
+from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of
+from scripts.smoke.report import print_json, show
+from scripts.smoke.run import Outcome, compare
 
-from mini_engine.attention.contract import load_kernel
+import torch
+
+from mini_engine.attention.registry import load_kernel
 from mini_engine.cli.parser import guard, whole_number
-from mini_engine.engine.sampler import Sampled, draw_tokens, process, sample
-from mini_engine.engine.sampling_params import SampleRow, SamplingParams
-from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampler import draw_tokens, process, sample
+from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
 
 BLOCK_SIZE = 16
 
 
 @torch.inference_mode()
 def run(model, jobs, args, sampler=sample) -> Outcome:
-    """Answer all (prompt, params) of `jobs` in packed steps, as lesson 3 does; each ends as its own params say."""
+    """Answer all (prompt, params) of `jobs` in packed steps, as lesson 3 does. Each ends as its params say."""
     blocks = sum(-(-(len(prompt) + params.max_tokens) // BLOCK_SIZE) for prompt, params in jobs) + 1
     dtype, eos = model.dtype, model.config.eos_token_ids
     pool = KvPool(model.config, blocks, BLOCK_SIZE, load_kernel("auto", args.device, dtype), dtype, args.device)
@@ -29,7 +35,7 @@ def run(model, jobs, args, sampler=sample) -> Outcome:
     pairs = []
     for prompt, params in jobs:
         request = Request(list(prompt), BlockTable(allocator))
-        pairs.append((request, SampleRow(params, request.prompt_ids, request.output_ids, params.stop_ids(eos))))
+        pairs.append((request, Row(params, request.prompt_ids, request.output_ids, params.stop_ids(eos))))
     running = list(pairs)
     while running:
         logits = forward(model, pool, [request for request, _ in running])
@@ -43,7 +49,7 @@ def run(model, jobs, args, sampler=sample) -> Outcome:
 
 
 def forward(model, pool, requests):
-    """One packed pass: logits `[R, vocab]` of each request's next token. All missing KV is written."""
+    """Run one packed pass, writing all missing KV. Returns the logits `[R, vocab]` of each request's next token."""
     reserve_all(requests)
     meta = plan_packed(requests, BLOCK_SIZE, pool.device)
     fed = [token for request in requests for token in request.token_ids[request.cur_len :]]
@@ -57,19 +63,19 @@ def greedy(args) -> SamplingParams:
 
 
 def drawing(args, index) -> SamplingParams:
-    """What the options ask for; each prompt has its own seed."""
+    """Return the parameters that the options ask for. Each prompt gets its own seed."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     asked = {name: getattr(args, name) for name in names}
     return SamplingParams(**asked, seed=args.seed + index, max_tokens=args.max_new_tokens)
 
 
 def generate(model, prompts, args) -> Outcome:
-    """Every prompt greedily, all in one batch."""
+    """Answer every prompt greedily, all in one batch."""
     return run(model, [(prompt, greedy(args)) for prompt in prompts], args)
 
 
 class FromTransformers:
-    """Chooses for one request from the distributions that transformers makes; `unequal`: steps where ours differ."""
+    """Chooses for one request from transformers' distributions. `unequal`: the steps in which ours differ."""
 
     def __init__(self) -> None:
         self.unequal = []
@@ -85,7 +91,7 @@ class FromTransformers:
 
 
 def processors(params):
-    """transformers' own, in the order of its `generate`."""
+    """Return transformers' own processors, in the order of its `generate`."""
     from transformers import generation as hf
 
     chain = hf.LogitsProcessorList()
@@ -100,7 +106,7 @@ def processors(params):
 
 
 def compare_drawn(model, prompts, args) -> Outcome:
-    """Every prompt drawn in one batch with greedy neighbours, then alone from transformers' distributions."""
+    """Draw every prompt in one batch with greedy neighbours, then alone from transformers' distributions."""
     jobs = [(prompt, drawing(args, index)) for index, prompt in enumerate(prompts)]
     neighbours = [(prompt, greedy(args)) for prompt in prompts]
     drawn = run(model, [job for pair in zip(neighbours, jobs, strict=True) for job in pair], args)
@@ -110,7 +116,7 @@ def compare_drawn(model, prompts, args) -> Outcome:
         alone = run(model, [job], args, reference).outputs[0]
         if reference.unequal:
             drawn.faults.append(
-                f"prompt {index}: the distributions of new tokens {reference.unequal} are not transformers'"
+                f"prompt {index}: the distributions of new tokens {reference.unequal} differ from transformers'"
             )
         if beside != alone:
             drawn.faults.append(f"prompt {index}: drawn beside neighbours {beside}, drawn alone {alone}")
@@ -118,8 +124,8 @@ def compare_drawn(model, prompts, args) -> Outcome:
 
 
 def smoke(args) -> int:
-    """Both comparisons and their report; 0 if all is equal, else 1."""
-    drawing(args, 0)  # a wrong option is told before anything runs
+    """Run and report both comparisons. Returns 0 if everything is equal, else 1."""
+    drawing(args, 0)  # reports an invalid option before anything runs
     report = compare(4, generate, args)
     drawn = compare_drawn(*load_ours(args), args)
     report.faults += drawn.faults
@@ -144,7 +150,7 @@ def arguments():
     knobs.add_argument("--top-p", type=float, default=0.95, metavar="P", help="default: 0.95; 1 is off")
     knobs.add_argument("--min-p", type=float, default=0.0, metavar="P", help="default: 0, off")
     knobs.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="default: 1, off")
-    knobs.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="the first prompt's (default: 0)")
+    knobs.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="prompt i has N + i (default: 0)")
     return parser
 
 

@@ -2,8 +2,10 @@
 
 import sys
 
-from smoke_common import Outcome, make_parser, run_smoke, whole_number, with_prompts
+from scripts.smoke.arguments import make_parser, with_prompts
+from scripts.smoke.run import Outcome, run_smoke
 
+from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig

@@ -1,17 +1,21 @@
-"""Lesson 6. Answers streamed as text: the tokens are Hugging Face's, and so is the text, piece by piece."""
+"""Lesson 6. Answers streamed as text: the tokens equal Hugging Face's, and the pieces of text add up to theirs."""
 
 import sys
 
-from smoke_common import Outcome, make_parser, run_smoke, whole_number
+from scripts.smoke.arguments import make_parser
+from scripts.smoke.run import Outcome, run_smoke
 
+from mini_engine.cli.parser import whole_number
+from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.llm import LLM
 from mini_engine.tokenizer import Tokenizer
 
 
 def generate(model, prompts, args) -> Outcome:
-    """All prompts as streams that are read in turns, so that they share their steps."""
-    llm = LLM(model, Tokenizer.load(args.model), block_size=args.block_size, num_blocks=args.num_blocks)
+    """Answer all prompts as streams read in turn, so that they share their steps."""
+    engine = Engine.for_model(model, block_size=args.block_size, num_blocks=args.num_blocks)
+    llm = LLM.for_engine(engine, Tokenizer.load(args.model))
     params = SamplingParams(temperature=0.0, max_tokens=args.max_new_tokens)
     streams = [llm.stream(ids, params) for ids in prompts]
     outputs, texts, open_streams = [[] for _ in prompts], [""] * len(prompts), list(range(len(prompts)))
@@ -24,7 +28,7 @@ def generate(model, prompts, args) -> Outcome:
                 open_streams.remove(index)
     wanted = [llm.tokenizer.decode(ids) for ids in outputs]
     faults = [
-        f"the text of answer {i} is {a!r}; decoded at once it is {b!r}" for i, (a, b) in text_faults(texts, wanted)
+        f"answer {i} was streamed as {a!r}; decoded at once it is {b!r}" for i, (a, b) in text_faults(texts, wanted)
     ]
     blocks = llm.engine.scheduler.manager.blocks_by_state
     kv = {"layout": "block-tensor", "bytes": llm.engine.runner.pool.bytes, "block_size": args.block_size}
@@ -32,7 +36,7 @@ def generate(model, prompts, args) -> Outcome:
 
 
 def text_faults(texts, wanted):
-    """(index, (streamed, decoded at once)) wherever the two differ."""
+    """Return (index, (streamed, decoded at once)) for each answer where the two differ."""
     return [(i, pair) for i, pair in enumerate(zip(texts, wanted, strict=True)) if pair[0] != pair[1]]
 
 

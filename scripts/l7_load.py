@@ -11,7 +11,9 @@ import sys
 import time
 from statistics import median
 
-from smoke_common import OneLineParser, guard, print_json, whole_number
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 CLIENT = "--client"  # with a URL: this process is the clients'
 
@@ -59,19 +61,18 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.worker import EngineWorker
     from mini_engine.llm import LLM
-    from mini_engine.pocket import POCKET_DIR
     from mini_engine.server.app import create_app
     from mini_engine.server.background import in_background
     from mini_engine.server.config import ServerConfig
     from mini_engine.server.metrics import Metrics
 
-    llm, metrics = LLM.load(args.model or POCKET_DIR), Metrics()
+    llm, metrics = LLM(args.model), Metrics()
     prompts, wanted = load(args)
     seconds: dict[str, list[float]] = {"LLM.generate": [], "HTTP, whole": [], "HTTP, streamed": []}
     with EngineWorker(llm.engine, llm.tokenizer, args.requests, metrics) as worker:
         metrics.watch(worker)
         app = create_app(worker, ServerConfig(max_waiting=args.requests), metrics)
-        with in_background(*app) as url:
+        with in_background(app) as url:
             for _ in range(args.rounds + 1):
                 started = time.perf_counter()
                 llm.generate(prompts, SamplingParams(**wanted), progress=False)

@@ -6,10 +6,12 @@ Every prompt is sent twice, streamed and whole; the two must agree, and equal Hu
 import asyncio
 import sys
 
-from smoke_common import Outcome, make_parser, run_smoke, whole_number
+from scripts.smoke.arguments import make_parser
+from scripts.smoke.run import Outcome, run_smoke
 
+from mini_engine.cli.parser import whole_number
+from mini_engine.engine.engine import Engine
 from mini_engine.errors import UserError
-from mini_engine.llm import LLM
 from mini_engine.tokenizer import Tokenizer
 
 MISSING = 'this lesson needs {}: make setup ARGS="--extras server", or pip install -e ".[server]" --group test'
@@ -27,14 +29,14 @@ def generate(model, prompts, args) -> Outcome:
         from mini_engine.server.metrics import Metrics
     except ModuleNotFoundError as error:
         raise UserError(MISSING.format(error.name)) from None
-    llm = LLM(model, Tokenizer.load(args.model), num_blocks=args.num_blocks)
+    engine, tokenizer = Engine.for_model(model, num_blocks=args.num_blocks), Tokenizer.load(args.model)
     config, metrics = ServerConfig(max_waiting=2 * len(prompts) + 1), Metrics()
-    with EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics) as worker:
+    with EngineWorker(engine, tokenizer, config.max_waiting, metrics) as worker:
         metrics.watch(worker)
-        with in_background(*create_app(worker, config, metrics)) as url:
+        with in_background(create_app(worker, config, metrics)) as url:
             whole, streamed = asyncio.run(ask_all(url, prompts, args.max_new_tokens))
     outputs = [agreed(*both) for both in zip(whole, streamed, strict=True)]
-    blocks = llm.engine.scheduler.manager.blocks_by_state
+    blocks = engine.scheduler.manager.blocks_by_state
     kv = {"layout": "block-tensor", "blocks": blocks.free + blocks.held, "free_at_end": blocks.free}
     return Outcome(outputs, kv | {"requests": 2 * len(prompts), "whole_equals_streamed": whole == streamed})
 

@@ -4,20 +4,10 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from smoke_common import (
-    Outcome,
-    Report,
-    RequestReport,
-    find_divergence,
-    hf_generate,
-    load_hf,
-    load_ours,
-    make_parser,
-    print_json,
-    show,
-    tokenizer_of,
-    with_prompts,
-)
+from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of, with_prompts
+from scripts.smoke.hugging_face import hf_generate, load_hf
+from scripts.smoke.report import Report, RequestReport, print_json, show
+from scripts.smoke.run import Outcome, find_divergence
 
 from mini_engine.cli.parser import guard, whole_number
 from mini_engine.engine.engine import Engine

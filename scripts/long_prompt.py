@@ -1,13 +1,16 @@
-"""Lesson 5. A long prompt comes while others decode. How long does each of them wait for its next token?
+"""Lesson 5. Measures how long decoding requests wait for their next token when a long prompt arrives.
 
 First as in lesson 3: all prompts and decodes share one packed step, however long it takes. Then with the scheduler,
-which computes the prompt in chunks, within a step's token budget. A gap is the time between two tokens of one answer.
+which computes the prompt in chunks within a step's token budget. A gap is the time between two tokens of one answer.
 """
 
 import sys
 import time
 
-from smoke_common import OneLineParser, guard, pick_device, print_json, whole_number
+from scripts.smoke.arguments import pick_device
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 BLOCK_SIZE = 16
 
@@ -29,7 +32,7 @@ def run(args) -> int:
     if args.json:
         print_json(reports)
         return 0
-    print(f"{args.decoders} requests decode; a prompt of {args.prompt_tokens} tokens comes ({args.device}, float32)")
+    print(f"{args.decoders} requests decode; a prompt of {args.prompt_tokens} tokens arrives ({args.device}, float32)")
     print(f"{'':26}{'largest gap':>22}{'usual gap':>12}{'the prompt waits for its first token':>40}")
     for name, r in reports.items():
         gap = f"{r['largest_gap_steps']} step, {r['largest_gap_ms']:.0f} ms"
@@ -38,12 +41,14 @@ def run(args) -> int:
 
 
 def packed(model, prompts, long_prompt, args) -> dict:
-    """Lesson 3's step, with the long prompt added to the running batch."""
+    """Run lesson 3's steps, adding the long prompt to the running batch halfway."""
     import torch
 
-    from mini_engine.attention.contract import load_kernel
+    from mini_engine.attention.registry import load_kernel
     from mini_engine.engine.packed import step
-    from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request
+    from mini_engine.kv.allocator import BlockAllocator
+    from mini_engine.kv.block_table import BlockTable
+    from mini_engine.kv.block_tensor import KvPool, Request
 
     num_blocks = blocks_for(args)
     pool = KvPool(model.config, num_blocks, BLOCK_SIZE, load_kernel("auto", args.device), device=args.device)
@@ -61,7 +66,7 @@ def packed(model, prompts, long_prompt, args) -> dict:
 
 
 def chunked(model, prompts, long_prompt, budget, args) -> dict:
-    """The same with the engine of this lesson."""
+    """Do the same with lesson 5's engine, which computes the prompt in chunks of at most `budget` tokens."""
     from mini_engine.engine.engine import Engine
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.scheduler import SchedulerConfig
@@ -85,7 +90,7 @@ def blocks_for(args) -> int:
 
 
 class Clock:
-    """When each request got its tokens."""
+    """Records when each request gets its tokens."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -104,11 +109,11 @@ class Clock:
     def arrived(self) -> None:
         self.began = self.now()
 
-    def tick(self, who) -> None:
-        """A step has ended, and these got a token."""
+    def tick(self, names) -> None:
+        """Record the end of a step in which the requests `names` got a token each."""
         self.times.append(self.now())
         step = len(self.times) - 1
-        for name in who:
+        for name in names:
             if name in self.last:
                 self.gaps.append((step - self.last[name], self.times[step] - self.times[self.last[name]]))
             elif self.began and not self.first_token:
@@ -127,12 +132,26 @@ class Clock:
 
 def main(argv=None) -> int:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument("--lesson", type=int, choices=[3, 5], help="only this lesson's way (default: both)")
-    parser.add_argument("--decoders", type=whole_number(1), default=15, metavar="N", help="default: 15")
-    parser.add_argument("--prompt-tokens", type=whole_number(1), default=4000, metavar="N", help="default: 4000")
-    parser.add_argument("--steps", type=whole_number(4), default=40, metavar="N", help="at least so many, default: 40")
+    parser.add_argument("--lesson", type=int, choices=[3, 5], help="run only this lesson's version (default: both)")
     parser.add_argument(
-        "--budget", type=whole_number(1), action="append", metavar="N", help="tokens a step; repeatable"
+        "--decoders", type=whole_number(1), default=15, metavar="N", help="requests that decode (default: 15)"
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=whole_number(1),
+        default=4000,
+        metavar="N",
+        help="length of the long prompt (default: 4000)",
+    )
+    parser.add_argument(
+        "--steps", type=whole_number(4), default=40, metavar="N", help="steps to run, at least (default: 40)"
+    )
+    parser.add_argument(
+        "--budget",
+        type=whole_number(1),
+        action="append",
+        metavar="N",
+        help="tokens per step (default: 64, 256 and 1024); repeatable",
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pool_size import memory
-from smoke_common import OneLineParser, guard, pocket_dir, print_json, whole_number
+from scripts.pool_size import memory
+from scripts.smoke.arguments import pocket_dir
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 PIECE = 1 << 22  # numbers drawn at a time
 STD = 0.02
@@ -207,7 +210,8 @@ def run(args) -> int:
 
 def write_whole(out: Path, args) -> int:
     """Into a folder beside `out` first, with a bar on a terminal; the old weights go when the new ones are there."""
-    from pocket.checkpoint import all_or_nothing
+    from scripts.pocket.checkpoint import all_or_nothing
+
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 

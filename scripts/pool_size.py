@@ -1,31 +1,37 @@
-"""Lesson 2. How many tokens fit: from a model's shape and a memory budget to slots of a KV pool."""
+"""Lesson 2. Computes how many tokens fit in a KV pool, from a model's shape and a memory budget."""
 
 import argparse
 import re
 import sys
 
-from smoke_common import OneLineParser, guard, print_json, whole_number
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def memory(text: str) -> int:
-    """Bytes, from `14GiB`, `500 MB` or a plain number."""
+    """Parse `14GiB`, `500 MB` or a plain number as bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", text)
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of memory such as 14GiB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of memory; write it like 14GiB")
     return int(float(found[1]) * UNITS[found[2] or ""])
 
 
 def arguments():
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="take the shape from this checkpoint's config.json")
-    parser.add_argument("--layers", type=whole_number(1), default=36, help="default: 36, as Qwen3-8B")
-    parser.add_argument("--kv-heads", type=whole_number(1), default=8, help="default: 8")
-    parser.add_argument("--head-dim", type=whole_number(1), default=128, help="default: 128")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="bfloat16")
-    parser.add_argument("--memory", type=memory, default=14 * 2**30, metavar="14GiB", help="the budget for KV")
-    parser.add_argument("--block-size", type=whole_number(1), default=16, help="default: 16")
+    parser.add_argument("--layers", type=whole_number(1), default=36, help="layers (default: 36, as in Qwen3-8B)")
+    parser.add_argument("--kv-heads", type=whole_number(1), default=8, help="key/value heads (default: 8)")
+    parser.add_argument("--head-dim", type=whole_number(1), default=128, help="elements of each head (default: 128)")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], default="bfloat16", help="default: bfloat16"
+    )
+    parser.add_argument(
+        "--memory", type=memory, default=14 * 2**30, metavar="14GiB", help="memory for KV (default: 14GiB)"
+    )
+    parser.add_argument("--block-size", type=whole_number(1), default=16, help="slots in a block (default: 16)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
@@ -37,7 +43,7 @@ def run(args) -> int:
 
     if args.model:
         config = Qwen3Config.from_dir(resolve_checkpoint(args.model))
-    else:  # only the three sizes below matter for KV
+    else:  # only the number of layers, key/value heads and head_dim matter for KV
         config = Qwen3Config(1, 1, 1, args.layers, args.kv_heads, args.kv_heads, args.head_dim)
     dtype = DTYPES[args.dtype]
     per_token, slots = config.kv_bytes_per_token(dtype), pool_slots(config, dtype, args.memory, args.block_size)
@@ -45,7 +51,7 @@ def run(args) -> int:
         print_json({"bytes_per_token": per_token, "slots": slots, "blocks": slots // args.block_size})
         return 0
     print(
-        f"a token keeps 2 x {config.num_key_value_heads} heads x {config.head_dim} x {config.num_hidden_layers} layers "
+        f"a token takes 2 x {config.num_key_value_heads} heads x {config.head_dim} x {config.num_hidden_layers} layers "
         f"x {dtype.itemsize} bytes = {per_token:,} bytes ({per_token / 1024:g} KiB)"
     )
     print(

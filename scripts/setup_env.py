@@ -17,12 +17,16 @@ import time
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-from setup_steps import ROOT, SetupError, Steps, say
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # nothing is installed yet
+
+from scripts import ROOT
+from scripts.setup.steps import SetupError, Steps, say
 
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 OLDEST, NEWEST = (3, 11), (3, 14)  # the Pythons that this torch is built for
 VENV = ROOT / ".venv"
+CONSTRAINTS = ROOT / "scripts" / "constraints.txt"  # the version of every package, by `make lock`
 ALWAYS = ("server",)  # lesson 7's smoke script and tests need it
 
 
@@ -125,9 +129,9 @@ class Marker(NamedTuple):
         draft.replace(path)
 
 
-def fingerprint(settings):
-    """A hash of the parts of pyproject.toml that decide what is installed: not of ruff's or pytest's settings."""
-    parts = [settings.get(table) for table in ("build-system", "project", "dependency-groups")] + [TORCH]
+def fingerprint(settings, constraints):
+    """A hash of what decides what is installed: of pyproject.toml's parts, not of ruff's or pytest's settings in it."""
+    parts = [settings.get(table) for table in ("build-system", "project", "dependency-groups")] + [TORCH, constraints]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode("utf-8")).hexdigest()
 
 
@@ -163,15 +167,17 @@ def install(plan, extras, source):
     python = venv_python()
     pip = [python, "-m", "pip", "install", "--progress-bar", "raw"]
     project = f".[{','.join(extras)}]" if extras else "."
-    index = ["--index-url", source.index] if source.index else []
+    locked = ["-c", CONSTRAINTS]
+    # An index of torch's own may lack the locked versions of what torch needs; the step after it puts them right.
+    where = ["--index-url", source.index] if source.index else locked
     steps = Steps(total=5, log=VENV / "course-setup.log")
     if plan.action in ("create", "recreate"):
         steps.run("a virtual environment in .venv", [base_python(), "-m", "venv", VENV])
     else:
         steps.run("pip in .venv", [python, *(["-V"] if has_pip(python) else ["-m", "ensurepip"])])
     steps.run("a new pip", [python, "-m", "pip", "install", "--upgrade", "pip>=25.1"])
-    steps.run(f"torch {TORCH}", [*pip, "torch==" + TORCH, *index])
-    steps.run("the course and its tools", [*pip, "-e", project, "--group", "dev"])
+    steps.run(f"torch {TORCH}", [*pip, "torch==" + TORCH, *where])
+    steps.run("the course and its tools", [*pip, "-e", project, "--group", "dev", *locked])
     steps.run("a first import of torch", [python, "-c", "import torch; torch.ones(2).sum()"])
 
 
@@ -220,7 +226,7 @@ def setup(extras, torch_index, machine):
     marker = Marker.read(marker_path)
     ours = marker.ours if marker else not VENV.exists()
     extras = sorted(set(extras) | set(marker.extras if marker else []))
-    wanted = Marker(True, ours, fingerprint(settings), str(ROOT), extras)
+    wanted = Marker(True, ours, fingerprint(settings, CONSTRAINTS.read_text(encoding="utf-8")), str(ROOT), extras)
     plan = make_plan(marker, wanted, VENV.exists(), venv_python().exists())
     if plan.action == "ready":
         return plan

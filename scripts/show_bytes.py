@@ -1,14 +1,17 @@
-"""Lesson 6. What tokens are made of: each token of a text, its bytes, and the character that they are a part of."""
+"""Lesson 6. Shows what tokens are made of: each token of a text, its bytes, and the text that it completes."""
 
 import sys
 
-from smoke_common import OneLineParser, guard, pocket_dir, print_json
+from scripts.smoke.arguments import pocket_dir
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard
 
 
 def arguments():
     parser = OneLineParser(description=__doc__)
     parser.add_argument("text", help="any text")
-    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="whose tokenizer (default: the pocket model's)")
+    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="whose tokenizer to use (default: the pocket model)")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 

@@ -4,7 +4,9 @@ import argparse
 import sys
 import time
 
-from smoke_common import OneLineParser, guard, whole_number
+import scripts.smoke  # noqa: F401 (before torch: threads that sleep while they wait)
+
+from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 
 def seconds(llm, pause: float, tokens: int) -> float:
@@ -21,9 +23,8 @@ def seconds(llm, pause: float, tokens: int) -> float:
 
 def run(args: argparse.Namespace) -> int:
     from mini_engine.llm import LLM
-    from mini_engine.pocket import POCKET_DIR
 
-    llm = LLM.load(POCKET_DIR)
+    llm = LLM()
     for pause in (0.0, args.milliseconds / 1000):
         took = seconds(llm, pause, args.tokens)
         print(f"one reader pauses {pause:.1f} s a token: the other waits {took:.2f} s for its {args.tokens} tokens")

@@ -15,11 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smoke_common import OneLineParser
-
 from lessons._course.catalog import Lesson, choose, read_lessons
 from lessons._course.places import CourseError, Places
-from mini_engine.cli.parser import settle_streams
+from mini_engine.cli.parser import OneLineParser, settle_streams
 
 TAIL = 30  # lines of a failed script's output to show
 

@@ -6,19 +6,20 @@ The reference stands in for a student's files, so this is what the check of a ri
 import json
 import sys
 
-from smoke_all import pick_lessons, run_lesson
-from smoke_common import REPO, OneLineParser, guard
+from scripts import ROOT
+from scripts.smoke_all import pick_lessons, run_lesson
 
 from lessons._course.catalog import Lesson
 from lessons._course.checker import Check
 from lessons._course.places import CourseError, Places
+from mini_engine.cli.parser import OneLineParser, guard
 from mini_engine.errors import UserError
 
 
 def measure(lesson: Lesson, places: Places) -> dict[str, object]:
     """One lesson: its check, tests and smoke script together, and the smoke script once more by itself."""
     report = Check(lesson, places, files=[]).run()
-    smoke = run_lesson(lesson, [], REPO, timeout=600)
+    smoke = run_lesson(lesson, [], ROOT, timeout=600)
     return {
         "lesson": lesson.number,
         "title": lesson.title,

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from pocket.plan import Plan
-from smoke_common import OneLineParser, guard, print_json, whole_number
+from scripts.pocket.plan import Plan
+from scripts.smoke.report import print_json
+
+from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 DEFAULT_OUT = Path("build/pocket")
 
@@ -50,10 +52,10 @@ def arguments() -> argparse.ArgumentParser:
 
 def make_checkpoint(plan: Plan, documents: list[str], directory: Path, quiet: bool) -> dict:
     """Train and write to `directory`; what the run was, in numbers."""
-    from pocket.checkpoint import write_checkpoint
-    from pocket.progress import progress
-    from pocket.tokenizer import train_tokenizer
-    from pocket.training import train
+    from scripts.pocket.checkpoint import write_checkpoint
+    from scripts.pocket.progress import progress
+    from scripts.pocket.tokenizer import train_tokenizer
+    from scripts.pocket.training import train
 
     started = time.perf_counter()
     tokenizer = train_tokenizer(documents, plan.vocab_size)
@@ -74,9 +76,10 @@ def make_checkpoint(plan: Plan, documents: list[str], directory: Path, quiet: bo
 
 def examine(directory: Path) -> dict:
     """How the written checkpoint does, read back in float32: held-out facts, and gaps on the course's prompts."""
+    from scripts.pocket.evaluation import continue_greedily, wrong_lines
+    from scripts.pocket.facts import held_out_lines, load_facts
+
     import torch
-    from pocket.evaluation import continue_greedily, wrong_lines
-    from pocket.facts import held_out_lines, load_facts
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from mini_engine.pocket import COURSE_PROMPTS
@@ -109,8 +112,9 @@ def show(result: dict) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, examine, and put the files in place; nothing is written before all of that is done."""
-    from pocket.checkpoint import all_or_nothing
-    from pocket.corpus import build_corpus
+    from scripts.pocket.checkpoint import all_or_nothing
+    from scripts.pocket.corpus import build_corpus
+
     from transformers.utils.logging import disable_progress_bar
 
     from mini_engine.errors import UserError

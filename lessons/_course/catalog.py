@@ -111,7 +111,8 @@ def read_lesson(path: Path) -> Lesson:
 def read_lessons(places: Places) -> list[Lesson]:
     """All lessons, in order of their numbers."""
     lessons = [read_lesson(path) for path in places.lessons.glob("*/lesson.toml")]
-    for what, values in (("number", [x.number for x in lessons]), ("id", [x.id for x in lessons])):
+    keys: dict[str, list[object]] = {"number": [x.number for x in lessons], "id": [x.id for x in lessons]}
+    for what, values in keys.items():
         twice = {value for value in values if values.count(value) > 1}
         if twice:
             raise CourseError(f"two lessons have the {what} {twice.pop()!r}")

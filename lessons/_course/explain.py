@@ -173,7 +173,7 @@ class Explainer:
     def _pitfalls(self, result: TestResult) -> list[str]:
         """The pitfalls that this test shows, then those that others do, unless the error speaks for itself."""
         bugs = likely_bugs(self.lesson, [result])
-        if not general_hints(result.failure):
+        if result.failure is None or not general_hints(result.failure):
             bugs = [*dict.fromkeys([*bugs, *likely_bugs(self.lesson, self.results)])]
         if not bugs:
             return []

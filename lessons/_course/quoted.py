@@ -11,7 +11,7 @@ from lessons._course.pages import Block, Page
 SHELLS = {"bash", "sh", "shell", "console"}
 NOT_RUN = re.compile(r"not run: (?P<reason>\S.*)")
 EXITS = re.compile(r"exits (?P<code>\d+)\b")
-RUNNABLE = re.compile(r"python (scripts/\w+\.py|-m (lessons|mini_engine|pytest|timeit)|-c)( |$)")
+RUNNABLE = re.compile(r"python (scripts/\w+\.py|-m (lessons|mini_engine|pytest|timeit|scripts\.\w+\.\w+)|-c)( |$)")
 INSTALLS = "scripts/setup_env.py"
 OPERATORS = {"|", "||", ";", "&", ">", ">>", "<"}
 

@@ -40,8 +40,7 @@ class Spawned:
     """A process of its own group, so that its children can be ended with it."""
 
     def __init__(self, command: Command) -> None:
-        windows = sys.platform == "win32"
-        group = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP} if windows else {"start_new_session": True}
+        flags = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
         with command.stdout.open("wb") as out, command.stderr.open("wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, *command.arguments],
@@ -50,7 +49,8 @@ class Spawned:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                **group,
+                creationflags=flags,
+                start_new_session=sys.platform != "win32",
             )
 
     def poll(self) -> int | None:

@@ -86,8 +86,8 @@ def fingerprint(source: str) -> str:
 
 def _end_of_body(node: Function, lines: list[str]) -> int:
     """The index after the body's last line, its trailing comments included."""
-    end = node.end_lineno
-    for index in range(node.end_lineno, len(lines)):
+    end = last = node.end_lineno or node.lineno
+    for index in range(last, len(lines)):
         text = lines[index].lstrip()
         if text and not (text.startswith("#") and len(lines[index]) - len(text) > node.col_offset):
             break
@@ -97,26 +97,31 @@ def _end_of_body(node: Function, lines: list[str]) -> int:
 
 def _signature(node: Function, lines: list[str]) -> list[str]:
     """The lines from `def` to the colon that ends it; a body on the same line is cut off, a comment stays."""
-    depth, stop = 0, None
     text = "".join(lines[node.lineno - 1 :])
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if stop is not None:
-            inline = token.type not in (tokenize.COMMENT, tokenize.NEWLINE)
-            break
-        depth += (token.string in "([{") - (token.string in ")]}") if token.type == tokenize.OP else 0
-        if token.type == tokenize.OP and token.string == ":" and depth == 0:
-            stop = token.end
-    row, column = stop
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    row, column = _colon(tokens)
     header = text.splitlines(keepends=True)[:row]
-    if inline:
+    if next(tokens).type not in (tokenize.COMMENT, tokenize.NEWLINE):
         header[-1] = header[-1][:column] + "\n"
     return header
+
+
+def _colon(tokens: Iterator[tokenize.TokenInfo]) -> tuple[int, int]:
+    """Read on to the colon that ends a `def`; the row and column behind it."""
+    depth = 0
+    for token in tokens:
+        if token.type != tokenize.OP:
+            continue
+        depth += (token.string in "([{") - (token.string in ")]}")
+        if token.string == ":" and depth == 0:
+            return token.end
+    raise ValueError("no colon ends this `def`")
 
 
 def _docstring(node: Function, source: str) -> list[str]:
     if ast.get_docstring(node, clean=False) is None:
         return []
-    return [_indent(node) + ast.get_source_segment(source, node.body[0]) + "\n"]
+    return [_indent(node) + (ast.get_source_segment(source, node.body[0]) or "") + "\n"]
 
 
 def _indent(node: Function) -> str:

@@ -22,7 +22,7 @@ from lessons._course.runner import Command, Spawned, run_until
 from lessons._course.student import StudentFile, student_files
 from lessons._course.verdict import need_files
 
-RECORDER = "scripts/record_traces.py"
+RECORDER = "scripts.traces.record"
 PLAYER = Path("site/theme/assets/player")
 PAGE = "trace.html"
 
@@ -104,7 +104,7 @@ def record(lesson: Lesson, places: Places, files: list[StudentFile], recorded: P
     env = python_environment(places) | {"KV_COURSE_OVERLAY": json.dumps(overlay)}
     with tempfile.TemporaryDirectory(prefix="lessons-", ignore_cleanup_errors=True) as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
-        arguments = [RECORDER, "--only", read_trace(recorded)["id"], "--to", folder]
+        arguments = ["-m", RECORDER, "--only", read_trace(recorded)["id"], "--to", folder]
         job = Spawned(Command(arguments, env, places.root, out, err))
         code = run_until(job, time.monotonic() + seconds, lambda: None)
         if code is None:
@@ -115,10 +115,14 @@ def record(lesson: Lesson, places: Places, files: list[StudentFile], recorded: P
         return read_trace(Path(folder) / recorded.name)
 
 
+def renamed(trace: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**trace, "id": name}
+
+
 def page_of(lesson: Lesson, run: OwnRun, places: Places) -> str:
     """The page's text: the student's run, and below it the course's where they differ."""
     at, kind = run.differs_at, run.course["kind"]
-    mine, course = run.mine | {"id": "mine"}, run.course | {"id": "course"}
+    mine, course = renamed(run.mine, "mine"), renamed(run.course, "course")
     shown = {"mine": mine}
     if at is not None:  # the questions' answers are right for a run that is right
         mine["frames"] = [{key: value for key, value in frame.items() if key != "ask"} for frame in mine["frames"]]

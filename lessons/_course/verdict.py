@@ -73,7 +73,8 @@ def judge(
     if broken:
         return Verdict(not_run(lesson), explainer.problem(broken), notes)
     limits = {"seconds": seconds, "test_seconds": test_seconds}
-    report = Check(lesson, places, launch=launch, watcher=watcher, only=only, blocked=blocked, **limits).run()
+    check = Check(lesson, places, launch=launch, watcher=watcher, only=only, files=files, blocked=blocked, **limits)
+    report = check.run()
     if task is not None:
         report.tasks = [entry for entry in report.tasks if entry.task.number == task]
     if not report.trouble:

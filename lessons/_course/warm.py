@@ -34,7 +34,8 @@ class Forked:
         return self.process.exitcode
 
     def kill(self) -> None:
-        kill_group(self.process.pid)
+        if self.process.pid is not None:
+            kill_group(self.process.pid)
         self.process.join()
 
 

@@ -1,4 +1,4 @@
-// Recorded by scripts/record_traces.py: do not edit, record again.
+// Recorded by scripts/traces/record.py: do not edit, record again.
 window.KV_TRACES = window.KV_TRACES || {};
 window.KV_TRACES["l5-timeline"] = {
 "file": "l5_scheduler/batch.trace.js",

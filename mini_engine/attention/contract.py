@@ -22,18 +22,12 @@ What every kernel promises:
 The layout is vLLM's (Kwon et al., 2023); the packed queries with their running sum are FlashAttention's varlen form.
 """
 
-import functools
-import sys
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from mini_engine.errors import UserError
-
-KERNEL_NAMES = ("auto", "reference", "torch", "cpu", "triton")
 
 
 class PagedAttention(Protocol):
@@ -134,54 +128,3 @@ def _check_lengths(num_rows: int, starts: list[int], kv_lens: list[int], reach: 
             )
         if end > begin and kv_len > reach:
             raise ValueError(f"sequence {s} has {kv_len} keys; its row of block_table reaches {reach}")
-
-
-def load_kernel(name: str = "auto", device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Kernel:
-    """The kernel of that name for tensors of this dtype on this device.
-
-    reference runs everywhere and is the specification; torch runs everywhere, faster; cpu is C++, compiled when first
-    asked for; triton is for GPUs. auto takes the fastest that works and says on stderr where it had to settle for less.
-
-    Raises:
-        UserError: there is no such kernel, or the one asked for cannot work here; the sentence says why.
-    """
-    device = torch.device(device)
-    if name == "auto":
-        return _best_kernel(device, dtype)
-    if name == "reference":
-        from mini_engine.attention import reference
-
-        return Kernel("reference", reference.paged_attention)
-    if name == "torch":
-        from mini_engine.attention import folded
-
-        return Kernel("torch", folded.FoldedAttention())
-    if name == "cpu":
-        from mini_engine.attention import cpu
-
-        return Kernel("cpu", cpu.load(device, dtype))
-    if name == "triton":
-        return Kernel("triton", _load_triton(device, dtype))
-    raise UserError(f"there is no attention kernel {name!r}; choose one of {', '.join(KERNEL_NAMES)}")
-
-
-def _load_triton(device: torch.device, dtype: torch.dtype) -> PagedAttention:
-    try:
-        from mini_engine.attention import triton_kernel
-    except ImportError as error:
-        raise UserError(f"the triton kernel needs Triton, which cannot be imported ({error})") from error
-    return triton_kernel.load(device, dtype)
-
-
-def _best_kernel(device: torch.device, dtype: torch.dtype) -> Kernel:
-    fastest = {"cpu": "cpu", "cuda": "triton"}.get(device.type, "torch")
-    try:
-        return load_kernel(fastest, device, dtype)
-    except UserError as why:
-        _say_once(f"attention: {why}. Using the torch kernel: the same tokens, several times slower in decode.")
-        return load_kernel("torch", device, dtype)
-
-
-@functools.cache
-def _say_once(notice: str) -> None:
-    sys.stderr.write(f"{notice}\n")

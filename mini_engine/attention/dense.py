@@ -1,4 +1,4 @@
-"""Lesson 0. Causal attention of one sequence over keys and values that lie in order."""
+"""Lesson 0. Causal attention of one sequence whose keys and values are stored in order."""
 
 import torch
 import torch.nn.functional as F
@@ -8,13 +8,13 @@ from torch import Tensor
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
     """Scaled dot-product attention with grouped heads (Vaswani et al., 2017; Ainslie et al., 2023).
 
-    The queries are the last `q_len` tokens of the sequence, so the mask is bottom-right: query i sees keys
-    0 … kv_len - q_len + i. With q_len = kv_len that is the usual triangle; with q_len = 1 it is everything.
+    The queries are the last `q_len` tokens of the sequence, so the causal mask is bottom-right: query i sees keys
+    0 … kv_len - q_len + i. With q_len = kv_len that is the usual triangle; with q_len = 1 nothing is masked.
 
     Args:
-        q: `[q_len, H_q, D]`. Head h reads key/value head h // (H_q // H_kv).
+        q: `[q_len, H_q, D]`. Query head h reads key/value head h // (H_q // H_kv).
         k, v: `[kv_len, H_kv, D]`, kv_len >= q_len.
-        scale: multiplies q·k; None is D ** -0.5.
+        scale: factor applied to q·k; None means D ** -0.5.
 
     Returns:
         `[q_len, H_q, D]`.

@@ -1,6 +1,7 @@
-"""Lesson 3. Paged attention as it is meant: the specification that the fast kernels are tested against.
+"""Lesson 3. The reference paged-attention kernel: the specification that the fast kernels are tested against.
 
-One sequence at a time: collect its keys and values through the table, then attend as if they had always lain in order.
+For one sequence at a time, it collects the keys and values through the block table, then attends as if they had been
+contiguous all along.
 """
 
 from itertools import pairwise
@@ -20,8 +21,8 @@ def paged_attention(
     block_table: Tensor,
     scale: float,
 ) -> Tensor:
-    """The contract of `mini_engine.attention.contract`, in plain torch, on any device."""
-    out = torch.zeros_like(q)  # rows that belong to no sequence stay zero
+    """Implement the contract of `mini_engine.attention.contract` in plain torch, on any device."""
+    out = torch.zeros_like(q)  # rows of no sequence stay zero
     for s, (begin, end) in enumerate(pairwise(cu_seqlens_q.tolist())):
         if begin == end:
             continue
@@ -33,14 +34,14 @@ def paged_attention(
 
 
 def gather(cache: Tensor, block_ids: Tensor, kv_len: int) -> Tensor:
-    """A copy `[kv_len, H_kv, D]` of one sequence's rows, in order.
+    """Return a copy `[kv_len, H_kv, D]` of one sequence's rows, in order.
 
     Args:
         cache: `[num_blocks, block_size, H_kv, D]`.
-        block_ids: `[max_blocks]`, the sequence's row of the block table; what it needs is read, the rest is not.
+        block_ids: `[max_blocks]`, the sequence's row of the block table; entries past the needed ones are not read.
 
     Raises:
-        IndexError: one of those blocks is not in the cache. (`cache[block_ids]` would take -1 for the last block.)
+        IndexError: a needed block is not in the cache. (`cache[block_ids]` would take -1 for the last block.)
     """
     needed = -(-kv_len // cache.shape[1])
     return cache.index_select(0, block_ids[:needed]).flatten(0, 1)[:kv_len]

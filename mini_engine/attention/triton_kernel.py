@@ -1,22 +1,25 @@
 """Lesson 3. Paged attention for GPUs, in Triton: one kernel for prefill, chunks and decode, and one that merges.
 
 A program takes a tile of one sequence's queries, all query heads of one key/value head, and walks the block table.
-Lengths stay on the GPU: the grid is laid out for the most tiles there can be, and each program finds its sequence by
-itself (as in vLLM's unified kernel), so that nothing waits for a copy to the host. In a batch of decodes tiles are few;
-the history is then cut into splits, one program each, and a second kernel merges them (flash-decoding: Dao and others,
-2023).
+Lengths stay on the GPU: `launch_config` lays the grid out for the most tiles there can be, and each program finds its
+sequence by itself (as in vLLM's unified kernel), so that nothing waits for a copy to the host. In a batch of decodes
+tiles are few; the history is then cut into splits, one program each, and a second kernel merges them (flash-decoding:
+Dao and others, 2023).
 """
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from mini_engine.attention.contract import PagedAttention
+from mini_engine.attention.triton_launch import LaunchConfig, launch_config
 from mini_engine.errors import UserError
 
-MIN_SPLIT = 512  # keys; shorter histories are not worth a second kernel
-MAX_SPLITS = 32
+LOG2_E = 1.4426950408889634  # the kernels' exponentials are powers of two
 DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -26,7 +29,7 @@ def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
     Raises:
         UserError: not a GPU (and not Triton's interpreter, which tests use), or not a dtype it knows.
     """
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if device.type != "cuda" and not knobs.runtime.interpret:
         raise UserError(f"the triton kernel needs a GPU, not {device}; TRITON_INTERPRET=1 runs it slowly on a CPU")
     if dtype not in DTYPES:
         raise UserError(f"the triton kernel takes float16, bfloat16 and float32, not {dtype}; ask for torch")
@@ -50,30 +53,47 @@ def paged_attention(
     out = torch.zeros_like(q)  # rows that belong to no sequence stay zero
     if not num_seqs or not num_rows:
         return out
-    group = heads // kv_heads
-    width = triton.next_power_of_2(dim)
-    bytes_per_row = width * q.element_size()
-    most = 64 if bytes_per_row <= 512 else 32  # rows of a tile; shared memory holds them, and `keys` rows of K and V
-    rows = max(16 if num_rows <= num_seqs else most, triton.next_power_of_2(group))  # tl.dot wants 16
-    keys = max(16, min(64, 16384 // bytes_per_row))
-    reach = max_blocks * block_size
-    split = max(MIN_SPLIT, triton.next_power_of_2(triton.cdiv(reach, MAX_SPLITS)))
-    splits = triton.cdiv(reach, split) if num_rows <= num_seqs else 1  # prompts have tiles enough
-    parts = q.new_empty((splits, num_rows, heads, dim), dtype=torch.float32) if splits > 1 else out
-    stats = q.new_empty((splits, num_rows, heads, 2) if splits > 1 else (1,), dtype=torch.float32)
-    tiles = num_rows // (rows // group) + num_seqs
-    _attend[(tiles, kv_heads, splits)](
+    config = launch_config(
+        num_rows=num_rows,
+        num_seqs=num_seqs,
+        group=heads // kv_heads,
+        dim=dim,
+        element_bytes=q.element_size(),
+        reach=max_blocks * block_size,
+    )
+    parts, stats = _partial_results(config, q, out)
+    _attend[(config.tiles, kv_heads, config.splits)](
         q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, parts, stats,
-        scale * 1.4426950408889634, num_seqs, num_rows, max_blocks, split if splits > 1 else reach,
-        KV_HEADS=kv_heads, GROUP=group, DIM=dim, WIDTH=width, BLOCK_SIZE=block_size, ROWS=rows, KEYS=keys,
-        PARTIAL=splits > 1, OPERAND=tl.float32 if triton.knobs.runtime.interpret else DTYPES[q.dtype],
+        scale * LOG2_E, num_seqs, num_rows, max_blocks, config.split, **_constants(config, q, k_cache),
     )  # fmt: skip
-    if splits > 1:
-        _merge[(num_seqs, heads)](
-            parts, stats, out, cu_seqlens_q, seq_lens_kv, num_rows, split,
-            HEADS=heads, DIM=dim, WIDTH=width, SPLITS=triton.next_power_of_2(splits),
-        )  # fmt: skip
+    if config.needs_merge:
+        constants: dict[str, Any] = dict(HEADS=heads, DIM=dim, WIDTH=config.width, SPLITS=config.padded_splits)
+        _merge[(num_seqs, heads)](parts, stats, out, cu_seqlens_q, seq_lens_kv, num_rows, config.split, **constants)
     return out
+
+
+def _constants(config: LaunchConfig, q: Tensor, k_cache: Tensor) -> dict[str, Any]:
+    """What Triton compiles into `_attend`: another kernel for each combination."""
+    block_size, kv_heads, dim = k_cache.shape[1:]
+    return dict(
+        KV_HEADS=kv_heads,
+        GROUP=q.shape[1] // kv_heads,
+        DIM=dim,
+        WIDTH=config.width,
+        BLOCK_SIZE=block_size,
+        ROWS=config.rows,
+        KEYS=config.keys,
+        PARTIAL=config.needs_merge,
+        OPERAND=tl.float32 if knobs.runtime.interpret else DTYPES[q.dtype],
+    )
+
+
+def _partial_results(config: LaunchConfig, q: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Memory for each split's weighted values and its (largest score, sum of weights); `out` itself for one split."""
+    if not config.needs_merge:
+        return out, q.new_empty((1,), dtype=torch.float32)
+    parts = q.new_empty((config.splits, *q.shape), dtype=torch.float32)
+    return parts, q.new_empty((*parts.shape[:-1], 2), dtype=torch.float32)
 
 
 @triton.jit

@@ -1,1 +1,1 @@
-"""Lesson 0. The command line: one way to tell mistakes, and from lesson 6 on the engine's own commands."""
+"""Lesson 0. Command lines: one-line errors for every script and, from lesson 6 on, the engine's own commands."""

@@ -1,4 +1,4 @@
-"""Lesson 6. Options that the engine's commands share. Torch is imported only when it is needed."""
+"""Lesson 6. Options shared by the engine's commands. Imports torch only when it is needed."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -8,59 +8,60 @@ from mini_engine.cli.parser import whole_number
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Which model, where it runs, and how much memory its KV may take."""
+    """Add the options for the model, the device, and the memory of the KV pool."""
     parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument(
-        "--fast",
-        action=argparse.BooleanOptionalAction,
-        help="lesson 9's packed layers on the CPU (default), captured steps on a GPU",
+        "--backend",
+        choices=["auto", "packed", "torch", "reference"],
+        default="auto",
+        help="which code runs the layers on a CPU (default: the fastest that works)",
     )
+    parser.add_argument("--cuda-graphs", action="store_true", help="replay captured decode steps on a GPU")
     parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
     parser.add_argument(
         "--num-blocks", type=whole_number(2), metavar="N", help="blocks of the KV pool (default: 1 GiB)"
     )
+    parser.add_argument(
+        "--prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="share prefixes between requests (default: yes)",
+    )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
-    """How tokens are chosen and when an answer ends. Greedy unless told otherwise."""
+    """Add the options for choosing tokens and ending an answer. The default is greedy."""
     parser.add_argument(
         "--max-tokens", type=whole_number(1), default=max_tokens, metavar="N", help="the longest answer"
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, which is greedy")
     parser.add_argument("--top-k", type=whole_number(0), default=0, metavar="K", help="keep the K best tokens")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the best tokens that reach P")
-    parser.add_argument("--seed", type=whole_number(0), help="the same seed draws the same answer")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; may be repeated")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the best tokens that add up to P")
+    parser.add_argument("--seed", type=whole_number(0), help="draw the same answer again with the same seed")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
 
 
 def sampling_params(args: argparse.Namespace):
-    """The SamplingParams that `args` asks for."""
+    """Return the SamplingParams that `args` asks for."""
     from mini_engine.engine.sampling_params import SamplingParams
 
-    names = ("max_tokens", "temperature", "top_k", "top_p", "seed")
+    names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
     return SamplingParams(**{name: getattr(args, name) for name in names})
 
 
 def load_llm(args: argparse.Namespace):
-    """The LLM that `args` asks for."""
-    import torch
-
-    from mini_engine.config import DTYPES
-    from mini_engine.errors import UserError
+    """Load the LLM that `args` asks for."""
     from mini_engine.llm import LLM
-    from mini_engine.pocket import POCKET_DIR
 
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda was asked for, but this torch sees no CUDA device; use --device cpu")
-    has_gpu = torch.cuda.is_available() and args.device != "cpu"
-    dtype = ("bfloat16" if has_gpu else "float32") if args.dtype == "auto" else args.dtype
-    return LLM.load(
-        args.model or POCKET_DIR,
-        dtype=DTYPES[dtype],
-        device="cuda" if has_gpu else "cpu",
-        fast=args.fast,
+    return LLM(
+        args.model,
+        dtype=args.dtype,
+        device=args.device,
+        backend=args.backend,
+        cuda_graphs=args.cuda_graphs,
+        enable_prefix_caching=args.prefix_caching,
         block_size=args.block_size,
         num_blocks=args.num_blocks,
     )
@@ -68,7 +69,7 @@ def load_llm(args: argparse.Namespace):
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets a flag, which the yielded function reads; a second Ctrl-C stops the program as usual."""
+    """Let Ctrl-C set a flag that the yielded function reads. A second Ctrl-C stops the program as usual."""
     import signal
 
     pressed = []

@@ -1,45 +1,44 @@
-"""Lesson 6. `python -m mini_engine chat`: a conversation in the terminal. Ctrl-C ends an answer, not the session."""
+"""Lesson 6. The command `chat`: a conversation in the terminal. Ctrl-C stops an answer, not the session."""
 
 import argparse
 import sys
 import time
-from contextlib import closing
 
 from mini_engine.cli.arguments import add_engine_options, add_sampling_options, interruptible, load_llm, sampling_params
 from mini_engine.cli.generate import figures
 
-HELP = """/stats   show tokens/s and KV figures after each answer, or stop showing them
-/reset   forget the conversation
-/help    this list
+HELP = """/stats   turn tokens/s and KV figures after each answer on or off
+/reset   clear the conversation
+/help    show this list
 /quit    leave; Ctrl-D does too (on Windows Ctrl-Z and Enter)
-Ctrl-C ends an answer and leaves the session alive."""
+Ctrl-C stops an answer and keeps the session open."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `chat`."""
+    """Add the options of `chat`."""
     add_engine_options(parser)
     add_sampling_options(parser, max_tokens=256)
-    parser.add_argument("--system", metavar="TEXT", help="tells the model who it is, before the conversation")
-    parser.add_argument("--stats", action="store_true", help="begin with /stats on")
+    parser.add_argument("--system", metavar="TEXT", help="the system message that opens the conversation")
+    parser.add_argument("--stats", action="store_true", help="start with /stats on")
 
 
 class Session:
-    """One conversation: what was said, and what the user may type besides talking."""
+    """One conversation, and the commands that the user may type in it."""
 
     def __init__(self, llm, args: argparse.Namespace) -> None:
-        self.llm, self.params, self.stops = llm, sampling_params(args), args.stop
+        self.llm, self.params = llm, sampling_params(args)
         self.system = [{"role": "system", "content": args.system}] if args.system else []
         self.messages: list[dict[str, str]] = list(self.system)
         self.show_stats = args.stats
 
     def take(self, line: str) -> bool:
-        """Do what the user typed; False when that was to leave."""
+        """Carry out one line of input. Returns False if the user wants to leave."""
         command = line.strip()
         if command in ("/quit", "/exit"):
             return False
         if command == "/reset":
             self.messages = list(self.system)
-            print("(the conversation is forgotten)")
+            print("(conversation cleared)")
         elif command == "/stats":
             self.show_stats = not self.show_stats
             print(f"(figures {'on' if self.show_stats else 'off'})")
@@ -50,18 +49,18 @@ class Session:
         return True
 
     def reply(self, text: str) -> None:
-        """Answer, streaming. A message that cannot be answered is not kept."""
+        """Stream an answer. A message that cannot be answered is not kept."""
+        from mini_engine.engine.answer import TextDelta
         from mini_engine.errors import UserError
 
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
-            prompt_ids = self.llm.encode(messages)
-            deltas = self.llm.stream(prompt_ids, self.params, self.stops)
+            deltas = self.llm.stream(messages, self.params)
         except UserError as error:
-            print(f"({error}; /reset begins anew)")
+            print(f"({error}; /reset starts over)")
             return
-        started, answer, count, last = time.perf_counter(), "", 0, None
-        with interruptible() as pressed, closing(deltas):
+        started, answer, count, last = time.perf_counter(), "", 0, TextDelta("", [])
+        with interruptible() as pressed, deltas:
             for last in deltas:
                 print(last.text, end="", flush=True)
                 answer, count = answer + last.text, count + len(last.token_ids)
@@ -73,7 +72,7 @@ class Session:
             return
         self.messages = [*messages, {"role": "assistant", "content": answer}]
         if self.show_stats:
-            print(f"({figures(self.llm, len(prompt_ids), count, time.perf_counter() - started)})")
+            print(f"({figures(self.llm, len(deltas.request.prompt_ids), count, time.perf_counter() - started)})")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     session = Session(llm, args)
     interactive = sys.stdin.isatty()
     if interactive:
-        print("Type to talk, /help for the commands.")
+        print("Type a message, or /help for the commands.")
     while True:
         try:
             line = input("you> " if interactive else "")

@@ -1,4 +1,4 @@
-"""Lesson 0. Command lines whose mistakes are told in one line. Imports nothing heavy, so --help is quick."""
+"""Lesson 0. Command lines that report a mistake in one line. Imports nothing heavy, so --help is quick."""
 
 import argparse
 import io
@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """argparse, but a mistake is one sentence."""
+    """An ArgumentParser that reports a mistake in one line and exits with 2."""
 
     def error(self, message: str) -> None:
         self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
 
 
 def whole_number(least: int) -> Callable[[str], int]:
-    """An argparse type: a whole number of at least `least`."""
+    """Return an argparse type that accepts whole numbers from `least` up."""
 
     def parse(text: str) -> int:
         try:
@@ -30,7 +30,7 @@ def whole_number(least: int) -> Callable[[str], int]:
 
 
 def settle_streams() -> None:
-    """No character may end a program: one that cannot be shown is a "?". On Windows pipes and files are UTF-8 too."""
+    """Let no character crash a program: one that cannot be encoded prints as "?". Pipes are UTF-8 on Windows too."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="replace")
@@ -39,7 +39,7 @@ def settle_streams() -> None:
 def guard(
     parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], int], argv: Sequence[str] | None
 ) -> int:
-    """Parse, work, and tell what the user got wrong in one line; the process's exit code."""
+    """Parse the arguments and run `work`; report a user's mistake in one line. Return the exit code."""
     settle_streams()
     args = parser.parse_args(argv)
     from mini_engine.errors import CacheFull, OutOfBlocks, UserError
@@ -52,6 +52,6 @@ def guard(
     except KeyboardInterrupt:
         print(f"{parser.prog}: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read our output has left, as `| head` does; Python writes to it once more at exit
+    except BrokenPipeError:  # the reader of our output is gone, as with `| head`, and Python flushes once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

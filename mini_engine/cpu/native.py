@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from mini_engine.attention.cpu import FLAG_SETS, find_or_build
 from mini_engine.errors import UserError
+from mini_engine.native_build import FLAG_SETS, find_or_build
 
 HERE = Path(__file__).parent
 SOURCES = (
@@ -105,7 +105,7 @@ def load(dtype: torch.dtype) -> Functions:
 
 @functools.cache
 def _library() -> ctypes.CDLL | UserError:
-    """The library, or why there is none: a build that failed is not tried again in this process."""
+    """The library, or why there is none: a failed build is not repeated in this process."""
     try:
         return build(FLAG_SETS)
     except UserError as why:

@@ -1,18 +1,20 @@
-"""Lesson 6. One answer on its way to the reader: tokens in, text that may be shown out."""
+"""Lesson 6. One answer on its way to its reader: takes tokens, gives text that may be shown."""
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mini_engine.engine.detokenizer import Detokenizer, StopChecker
-from mini_engine.engine.request import FinishReason
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.engine.request import FinishReason, Request
+
+if TYPE_CHECKING:  # loading the tokenizer's module takes torch; an answer needs only its bytes
+    from mini_engine.tokenizer import Tokenizer
 
 
 class TextDelta(NamedTuple):
     """What a step added to an answer. `text` may be "": a token need not complete a character.
 
-    finish_reason: why the answer ended, in its last delta; None before.
-    error: in one sentence, with FinishReason.ERROR.
+    finish_reason: why the answer ended; None in every delta but the last.
+    error: one sentence, with FinishReason.ERROR.
     """
 
     text: str
@@ -22,28 +24,69 @@ class TextDelta(NamedTuple):
 
 
 class AnswerText:
-    """Detokenizer and stop strings of one answer.
+    """The detokenizer and the stop strings of one answer.
 
     Args:
-        stops: strings that end the answer. They are not shown, and neither is what comes behind them.
+        stops: strings that end the answer. Neither they nor any text after them is shown.
 
     Attributes:
         stop: the stop string that ended the answer, or None.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Collection[str] = ()) -> None:
+    def __init__(self, tokenizer: "Tokenizer", stops: Collection[str] = ()) -> None:
         self.detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
         self.checker = StopChecker(stops)
         self.stop: str | None = None
 
     def push(self, token_id: int) -> str:
-        """The text that this token lets us show. If `stop` is set afterwards, the answer has ended with it."""
+        """Return the text that this token allows to be shown. Sets `stop` if a stop string ended the answer."""
         shown, self.stop = self.checker.push(self.detokenizer.push(token_id))
         return shown
 
     def finish(self) -> str:
-        """The tokens have ended: show what was kept back, unless a stop string ended the answer."""
+        """End the tokens. Returns the text still held back, or "" if a stop string ended the answer."""
         if self.stop is not None:
             return ""
         shown, self.stop = self.checker.push(self.detokenizer.finish())
         return shown if self.stop is not None else shown + self.checker.finish()
+
+
+class AnswerReader:
+    """Turns the tokens that a request gains from step to step into deltas."""
+
+    def __init__(self, request: Request, tokenizer: "Tokenizer") -> None:
+        self.request = request
+        self.answer = AnswerText(tokenizer, request.params.stop)
+        self.num_read = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are tokens not yet in a delta, or the request has ended."""
+        return self.num_read < len(self.request.output_ids) or self.request.is_finished
+
+    def next_delta(self) -> TextDelta:
+        """Return what the request has gained since the last call, up to a stop string."""
+        token_ids, shown = [], ""
+        for token_id in self.request.output_ids[self.num_read :]:
+            token_ids.append(token_id)
+            shown += self.answer.push(token_id)
+            if self.answer.stop is not None:
+                break
+        self.num_read += len(token_ids)
+        if self.request.is_finished:
+            shown += self.answer.finish()
+        reason = self.request.finish_reason if self.answer.stop is None else FinishReason.STOP
+        return TextDelta(shown, token_ids, reason, self.request.error)
+
+
+class WholeAnswer:
+    """The whole text of an answer: a `Reader` for lesson 5's `generate_all`."""
+
+    def __init__(self, request: Request, tokenizer: "Tokenizer") -> None:
+        self.reader = AnswerReader(request, tokenizer)
+        self.text = ""
+
+    def read(self) -> bool:
+        """Add the new text. Returns True if a stop string ends the answer here."""
+        self.text += self.reader.next_delta().text
+        return self.reader.answer.stop is not None

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import torch
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.config import Qwen3Config
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.runner import ModelRunner
-from mini_engine.engine.sampler import Sampled, sample
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampler import sample
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
 from mini_engine.engine.stats import StepStats

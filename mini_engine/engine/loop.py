@@ -1,7 +1,7 @@
-"""Lesson 0. The loop that every engine runs: feed tokens, take the best next one, append it, again.
+"""Lesson 0. The loop that every engine runs: feed tokens to the model, append the best next token, repeat.
 
-The loop does not know how K and V are kept. It asks the stage's `sequence` which tokens to feed and where their KV goes
-(`plan`), runs the model, and tells the sequence that the KV is written (`commit`).
+The loop does not know how K and V are stored. It asks the stage's `sequence` which tokens to feed and where their K and
+V go (`plan`), runs the model, and tells the sequence that they have been written (`commit`).
 """
 
 from collections.abc import Collection
@@ -14,17 +14,17 @@ from mini_engine.model.qwen3 import KvStore, Qwen3ForCausalLM
 
 
 class Sequence(Protocol):
-    """What a stage knows about one sequence."""
+    """One sequence as a stage sees it: what to feed next, and what has been written so far."""
 
     def plan(self, token_ids: list[int]) -> Any:
-        """The ForwardMeta of the next step, given all tokens so far. Room is taken here, or an error raised."""
+        """Return the ForwardMeta of the next step, given all tokens so far. Raise here if there is no room for it."""
 
     def commit(self, meta: Any) -> None:
-        """The model has run `meta`: the KV of its tokens is written."""
+        """Record that the model has run `meta`: the K and V of its tokens are written."""
 
 
 def next_token(logits: Tensor) -> int:
-    """The greedy choice: the id with the largest logit. logits `[vocab_size]`."""
+    """Return the id with the largest logit (greedy decoding). logits `[vocab_size]`."""
     return int(logits.argmax())
 
 
@@ -37,15 +37,15 @@ def generate(
     max_new_tokens: int,
     stop_ids: Collection[int] = (),
 ) -> list[int]:
-    """Continue `prompt_ids` greedily.
+    """Continue `prompt_ids` greedily, one token a step.
 
     Args:
-        kv: the store that the model writes to and attends through.
-        sequence: the stage's plan for this one sequence.
-        stop_ids: a token of this set ends the answer and is its last token.
+        kv: the store that the model writes K and V to and attends through.
+        sequence: the stage's plan for this sequence.
+        stop_ids: the first of these ids to be chosen ends the answer and is its last token.
 
     Returns:
-        the new tokens, at most `max_new_tokens`.
+        the new tokens, at most `max_new_tokens`; `prompt_ids` is not modified.
 
     Raises:
         UserError: the prompt is empty, too long, or has ids outside the vocabulary; nothing has run.

@@ -1,4 +1,4 @@
-"""Lesson 6. Deltas on their way from the engine's thread to one reader. Neither waits for the other's pace."""
+"""Lesson 6. Passes deltas from the engine thread to one reader, so that a slow reader never blocks the engine."""
 
 import asyncio
 import threading
@@ -10,41 +10,53 @@ from mini_engine.engine.answer import TextDelta
 
 
 def merge(first: TextDelta, second: TextDelta) -> TextDelta:
-    """Two deltas of one answer as one."""
+    """Join two consecutive deltas of one answer."""
     return TextDelta(first.text + second.text, first.token_ids + second.token_ids, second.finish_reason, second.error)
 
 
 class Mailbox:
-    """One reader's own queue. It needs no bound: what waits here is never more than the reader's answers.
+    """One reader's queue. It needs no bound: it never holds more than the reader's own answers.
 
     Args:
-        loop: the reader's event loop; None for a reader in a thread of its own.
+        loop: the reader's event loop; None for a reader in its own thread.
 
     Attributes:
-        ready: set when something has come; wait for it, then `take`.
+        ready: set when something has arrived; wait for it, then `take`.
         woken: when the reader was last woken.
-        urgent: an answer has ended, and its reader is to be woken at once.
+        urgent: an answer has ended, so its reader is woken at once.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop = loop
-        self.ready = threading.Event() if loop is None else asyncio.Event()
+        self.ready: threading.Event | asyncio.Event = threading.Event() if loop is None else asyncio.Event()
         self.waiting: deque[tuple[int, TextDelta]] = deque()
         self.woken = float("-inf")
         self.urgent = False
 
+    def wait(self) -> None:
+        """Block the reader's thread until something has arrived."""
+        if isinstance(self.ready, asyncio.Event):
+            raise RuntimeError("this mailbox belongs to an event loop; use `async for`")
+        self.ready.wait()
+
+    async def wait_async(self) -> None:
+        """Wait in the reader's event loop until something has arrived."""
+        if isinstance(self.ready, threading.Event):
+            raise RuntimeError("this mailbox belongs to a thread; use `for`")
+        await self.ready.wait()
+
     def put(self, index: int, delta: TextDelta) -> None:
-        """Add to answer `index`. `ring` tells the reader."""
+        """Add a delta of answer `index`. `ring` wakes the reader."""
         self.waiting.append((index, delta))
         self.urgent |= delta.finish_reason is not None
 
     def is_due(self, now: float, pace: float) -> bool:
-        """Something waits, and it is `pace` seconds since the reader was woken, or urgent."""
+        """Whether deltas are waiting and either `urgent` is set or the reader was last woken `pace` seconds ago."""
         return bool(self.waiting) and (self.urgent or now - self.woken >= pace)
 
     def take(self) -> list[tuple[int, TextDelta]]:
-        """All that has come, one delta for each answer: a slow reader gets few large ones."""
-        self.ready.clear()  # before the look, so that what comes meanwhile rings again
+        """Remove and return everything waiting, one delta per answer: a slow reader gets few, large deltas."""
+        self.ready.clear()  # before looking, so that a delta arriving meanwhile sets it again
         merged: dict[int, TextDelta] = {}
         while self.waiting:
             index, delta = self.waiting.popleft()
@@ -53,7 +65,7 @@ class Mailbox:
 
 
 def ring(mailboxes: Iterable[Mailbox], now: float) -> None:
-    """Wake the readers of these mailboxes: one call for each event loop, however many readers it has."""
+    """Wake the readers of these mailboxes, with one call per event loop however many readers it has."""
     loops = defaultdict(list)
     for mailbox in mailboxes:
         mailbox.woken, mailbox.urgent = now, False
@@ -62,11 +74,11 @@ def ring(mailboxes: Iterable[Mailbox], now: float) -> None:
         if loop is None:
             set_all(events)
         else:
-            with suppress(RuntimeError):  # the loop is closed, and its readers are gone
+            with suppress(RuntimeError):  # the loop is closed and its readers are gone
                 loop.call_soon_threadsafe(set_all, events)
 
 
 def set_all(events: Iterable[threading.Event | asyncio.Event]) -> None:
-    """Set every event; asyncio's must be set in their own loop."""
+    """Set every event. asyncio events must be set in their own loop."""
     for event in events:
         event.set()

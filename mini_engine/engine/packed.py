@@ -1,4 +1,4 @@
-"""Lesson 3. Several sequences in one forward pass: prefilled together, decoded together, until the last has ended."""
+"""Lesson 3. Several sequences in one forward pass: prefilled together, then decoded until the last one ends."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,7 +6,9 @@ import torch
 
 from mini_engine.engine.loop import next_token
 from mini_engine.errors import UserError
-from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 
@@ -22,16 +24,16 @@ def generate_packed(
     """Continue every prompt greedily, all in the same packed steps.
 
     Returns:
-        the new tokens of each prompt, at most `max_new_tokens`, ended by a token of `stop_ids`.
+        the new tokens of each prompt: at most `max_new_tokens`, the last one possibly a token of `stop_ids`.
 
     Raises:
-        UserError: a prompt cannot be run by this model, or the allocator is for another pool; nothing has run.
-        OutOfBlocks: the pool is too small for all of them at once; their blocks have been given back.
+        UserError: the model cannot run a prompt, or the allocator belongs to another pool; nothing has run.
+        OutOfBlocks: the pool is too small for all prompts at once; their blocks have been returned.
     """
     if allocator.block_size != pool.K[0].shape[1] or allocator.num_blocks > pool.num_blocks:
         raise UserError(
             f"the allocator has {allocator.num_blocks} blocks of {allocator.block_size} slots and the pool "
-            f"{pool.num_blocks} of {pool.K[0].shape[1]}; give both the same"
+            f"{pool.num_blocks} of {pool.K[0].shape[1]}; use the same sizes for both"
         )
     for prompt_ids in prompts:
         model.config.check_prompt(prompt_ids, max_new_tokens)
@@ -51,7 +53,7 @@ def generate_packed(
 
 
 def step(model: Qwen3ForCausalLM, pool: KvPool, requests: Sequence[Request], block_size: int) -> None:
-    """One packed forward pass: every request's missing KV is written, and each gains one token."""
+    """Run one packed forward pass: it writes every request's missing KV and adds one token to each request."""
     reserve_all(requests)
     meta = plan_packed(requests, block_size, pool.device)
     fed = [token for request in requests for token in request.token_ids[request.cur_len :]]

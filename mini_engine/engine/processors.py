@@ -1,8 +1,7 @@
-"""Lesson 4. What is done to logits before a token is chosen: penalties, stop ids held back, temperature, three filters.
+"""Lesson 4. Edits logits before a token is chosen: penalties, stop ids held back, temperature, three filters.
 
-Each function changes in place the logits `[R, vocab]` float32 of R rows, the sampler's own copy, and is told whose rows
-they are; each row has its own parameters. Their values are those that the classes of the same purpose in transformers
-compute, row by row.
+Each function edits logits `[R, vocab]` float32 in place; they are the sampler's own copy. `rows[i]` carries the
+parameters of row i. Row by row, the values equal those of the corresponding class in transformers.
 """
 
 from collections import Counter
@@ -18,7 +17,7 @@ NEVER = float("-inf")  # the logit of a token that cannot be chosen
 
 
 class TokenCounts(NamedTuple):
-    """What R histories hold, packed: history row[i] has token[i] in it times[i] times. All `[N]` int64."""
+    """The tokens of R histories, packed: history row[i] contains token[i] times[i] times. All `[N]` int64."""
 
     row: Tensor
     token: Tensor
@@ -26,7 +25,7 @@ class TokenCounts(NamedTuple):
 
 
 def count_tokens(histories: Sequence[Collection[int]], device: torch.device) -> TokenCounts:
-    """Count each history's tokens. They differ in length, and nothing fills them up: a pad would be counted too."""
+    """Count the tokens of each history. Histories differ in length and are not padded: padding would be counted too."""
     counts = [Counter(history) for history in histories]
     rows = [row for row, counter in enumerate(counts) for _ in counter]
     tokens = [token for counter in counts for token in counter]
@@ -35,14 +34,14 @@ def count_tokens(histories: Sequence[Collection[int]], device: torch.device) -> 
 
 
 def per_row(values: Sequence[float], logits: Tensor) -> Tensor:
-    """One value for each row, `[R, 1]` in the dtype of the logits, so that it meets each of the row's tokens."""
+    """Return one value per row as `[R, 1]` in the dtype of the logits, to broadcast over the vocabulary."""
     return torch.tensor(values, dtype=logits.dtype, device=logits.device)[:, None]
 
 
 def penalise_repetition(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Make every token of the prompt or the answer less likely, once however often it is there (Keskar et al. 2019).
+    """Make every token of the prompt or the answer less likely, once however often it occurs (Keskar et al. 2019).
 
-    A positive logit is divided by the penalty and a negative one multiplied: both go down.
+    Positive logits are divided by the penalty and negative ones multiplied by it, so both go down.
     """
     seen = count_tokens([[*row.prompt_ids, *row.output_ids] for row in rows], logits.device)
     penalty = per_row([row.params.repetition_penalty for row in rows], logits)[seen.row, 0]
@@ -51,9 +50,9 @@ def penalise_repetition(logits: Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def penalise_output(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Take presence_penalty + times * frequency_penalty from the logit of each token of the answer, as OpenAI does.
+    """Subtract presence_penalty + times * frequency_penalty from the logit of each token of the answer, as OpenAI does.
 
-    The prompt does not count. A negative penalty makes what was said more likely.
+    The prompt does not count. A negative penalty makes tokens of the answer more likely.
     """
     said = count_tokens([row.output_ids for row in rows], logits.device)
     presence = per_row([row.params.presence_penalty for row in rows], logits)[said.row, 0]
@@ -62,19 +61,19 @@ def penalise_output(logits: Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def hold_back_stops(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """While an answer has fewer than min_tokens tokens, none of its stop ids can be chosen."""
+    """Exclude a row's stop ids as long as its answer has fewer than min_tokens tokens."""
     held = [row.stop_ids if len(row.output_ids) < row.params.min_tokens else () for row in rows]
     stops = count_tokens(held, logits.device)
     logits[stops.row, stops.token] = NEVER
 
 
 def divide_by_temperature(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Below 1 the best tokens gain, above 1 the others do. A greedy row has no business here: 0 divides nothing."""
+    """Divide each row by its temperature: below 1 favours the best tokens, above 1 the others. No row may have 0."""
     logits /= per_row([row.params.temperature for row in rows], logits)
 
 
 def keep_top_k(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Keep each row's top_k best tokens, and those that tie with the last of them."""
+    """Keep the top_k best tokens of each row, and any that tie with the last of them."""
     top_k = [min(row.params.top_k, logits.shape[-1]) for row in rows]
     best = logits.topk(max(top_k)).values
     last_kept = best.gather(1, torch.tensor(top_k, device=logits.device)[:, None] - 1)
@@ -82,10 +81,10 @@ def keep_top_k(logits: Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def keep_top_p(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Keep each row's fewest best tokens whose probabilities reach top_p (nucleus sampling, Holtzman et al. 2019).
+    """Keep the smallest set of best tokens whose probabilities reach top_p (nucleus sampling, Holtzman et al. 2019).
 
-    From the worst token up: a token goes while it and all worse ones make up no more than 1 - top_p. So the token that
-    crosses the threshold stays, and the best one stays in any case.
+    Worked from the worst token up: a token is removed if it and all worse ones together make up at most 1 - top_p.
+    Therefore the token that crosses the threshold stays, and the best token always stays.
     """
     worst_first, order = logits.sort(dim=-1)
     tail = worst_first.softmax(dim=-1).cumsum(dim=-1)

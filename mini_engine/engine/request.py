@@ -4,7 +4,7 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from mini_engine.engine.sampler import Sampled, TokenLogprobs
+from mini_engine.engine.sampled import Sampled, TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from mini_engine.engine.scheduler import Chunk
-from mini_engine.kv.block_tensor import NULL_BLOCK, ForwardMeta, KvPool
+from mini_engine.kv.block_table import NULL_BLOCK
+from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 

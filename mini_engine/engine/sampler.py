@@ -1,20 +1,20 @@
-"""Lesson 4. From one row of logits for each request to one token for each: rows that differ, draws that repeat.
+"""Lesson 4. Chooses one token per request from one row of logits each: mixed parameters, reproducible draws.
 
-A draw depends on the request's seed and the token's position, and on nothing else: not on the batch, the row, the
-device, or what was drawn before. A greedy row is an argmax.
+A draw depends only on the request's seed and the token's position: not on the batch, the row, the device, or earlier
+draws. A greedy row is an argmax.
 """
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mini_engine.engine import processors
+from mini_engine.engine.sampled import Sampled, TokenLogprobs
 from mini_engine.engine.sampling_params import SampleRow, SamplingParams
 
-# In transformers' order: each change, and which rows ask for it. The others pass it by untouched.
+# In transformers' order: each step, and the test for the rows that ask for it. The step leaves other rows untouched.
 PENALTIES = (
     (processors.penalise_repetition, lambda params: params.repetition_penalty != 1),
     (processors.penalise_output, lambda params: params.presence_penalty != 0 or params.frequency_penalty != 0),
@@ -28,31 +28,13 @@ FILTERS = (
 )
 
 
-class TokenLogprobs(NamedTuple):
-    """How likely the model itself found a token: before penalties, temperature and filters.
-
-    chosen: the natural logarithm of the chosen token's probability.
-    top: the best tokens with theirs, best first.
-    """
-
-    chosen: float
-    top: list[tuple[int, float]]
-
-
-class Sampled(NamedTuple):
-    """What a row chose. `logprobs` is None unless its request asked."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
-
-
 def is_penalised(params: SamplingParams) -> bool:
-    """Even the best token may be another one than the model's."""
+    """Whether penalties or min_tokens may change which token is best."""
     return any(asks(params) for _, asks in PENALTIES)
 
 
 def process(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Take each row of logits `[R, vocab]` float32 through the steps that it asks for, in place; the same tensor."""
+    """Apply to each row of logits `[R, vocab]` float32 the steps it asks for, in place. Returns the same tensor."""
     for change, asks in PENALTIES + FILTERS:
         chosen = [i for i, row in enumerate(rows) if asks(row.params)]
         if len(chosen) == len(rows):
@@ -65,10 +47,10 @@ def process(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits: always the same for the same seed and position, on every machine.
+    """Return a number in [0, 1) with 53 random bits: the same for the same seed and position, on every machine.
 
-    A hash stands in for a generator. It has no state, so no draw depends on another. Seed and position, 8 bytes each,
-    the lowest first, go into blake2b; the 8 bytes that come out, the lowest first, lose their 11 lowest bits.
+    A hash takes the place of a generator. It has no state, so no draw depends on another. Seed and position, as 8
+    little-endian bytes each, go into blake2b; the 8 bytes it returns, read as little-endian, lose their lowest 11 bits.
     """
     key = seed.to_bytes(8, "little") + position.to_bytes(8, "little")
     bits = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
@@ -76,32 +58,32 @@ def uniform(seed: int, position: int) -> float:
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Lay a row's probabilities end to end; the token on whose stretch the row's number falls is drawn (inverse CDF).
+    """Draw by inverse CDF: lay a row's probabilities end to end and take the token in whose interval its number falls.
 
     Args:
         probs: `[R, vocab]`, each row adding up to about 1.
         uniforms: `[R]` float64 in [0, 1).
 
     Returns:
-        `[R]` int64. A token of probability 0 has no stretch and is never drawn.
+        `[R]` int64. A token of probability 0 has an empty interval and is never drawn.
     """
-    ends = probs.cumsum(dim=-1, dtype=torch.float64)  # float32 has no steps as fine as a rare token's stretch
+    ends = probs.cumsum(dim=-1, dtype=torch.float64)  # float32 is too coarse for the interval of a rare token
     return torch.searchsorted(ends, uniforms[:, None] * ends[:, -1:], right=True)[:, 0]
 
 
 def draw_tokens(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """A token for each row of processed logits `[R, vocab]`, by its request's seed and its position. `[R]` int64."""
+    """Draw a token for each row of processed logits `[R, vocab]`, by its seed and position. Returns `[R]` int64."""
     uniforms = [uniform(row.seed, len(row.prompt_ids) + len(row.output_ids)) for row in rows]
     return draw(logits.softmax(dim=-1), torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
 
 
 def choose(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """The next token of every row, `[R]` int64; the logits `[R, vocab]` are not changed.
+    """Return the next token of every row, `[R]` int64. The logits `[R, vocab]` are not changed.
 
-    Greedy rows are one argmax over the logits as they are. Rows that draw, and greedy ones with a penalty, are copied
-    and worked on.
+    Greedy rows take one argmax over the logits as they are. Rows that draw, and greedy rows with a penalty, are
+    processed in a copy.
     """
-    token_ids = logits.max(dim=-1).indices  # what argmax finds; bfloat16 on a CPU: in a sixth of the time
+    token_ids = logits.max(dim=-1).indices  # the argmax, but six times faster for bfloat16 on a CPU
     penalised = [i for i, row in enumerate(rows) if row.params.is_greedy and is_penalised(row.params)]
     if penalised:
         theirs = [rows[i] for i in penalised]
@@ -117,11 +99,11 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     """Choose the next token of every row.
 
     Args:
-        logits: `[R, vocab]` as the model gave them, in any float dtype; they are not changed.
-        rows: whose they are, in order.
+        logits: `[R, vocab]` as the model returned them, in any float dtype; not changed.
+        rows: the requests they belong to, in the same order.
 
     Raises:
-        ValueError: there are not as many rows as logits, or a row to draw from holds NaN.
+        ValueError: logits and rows differ in number, or a row to draw from contains NaN.
     """
     if len(rows) != len(logits):
         raise ValueError(f"{len(logits)} rows of logits for {len(rows)} requests; give one row for each")
@@ -132,7 +114,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
 
 
 def logprobs(logits: Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
-    """What each row's request wants to know about its token, from the logits as the model gave them."""
+    """Return the log probabilities that each row's request asked for, from the logits as the model returned them."""
     told: list[TokenLogprobs | None] = [None] * len(rows)
     asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     if asking:

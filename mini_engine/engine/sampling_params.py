@@ -1,12 +1,12 @@
-"""Lesson 4. What one request asks for: how its tokens are chosen and when it ends. Wrong values never get in.
+"""Lesson 4. The parameters of one request: how its tokens are chosen and when its answer ends.
 
-A request's parameters are checked once, where they are made, so that a batch never meets a bad one half way through.
+Values are checked once, on construction, so a running batch never meets an invalid one.
 """
 
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mini_engine.errors import UserError
 
@@ -16,14 +16,14 @@ MAX_LOGPROBS = 20
 
 
 class Range(NamedTuple):
-    """The numbers that a parameter may have, and which of them asks for nothing."""
+    """The values a parameter may take, both ends included, and a note on its special value."""
 
     least: float
     most: float
     note: str
 
 
-# Below 1e-6 a logit divided by the temperature may leave float32; for "almost greedy" there is greedy.
+# Below 1e-6 a logit divided by the temperature may overflow float32; use greedy instead of "almost greedy".
 NUMBERS = {
     "temperature": Range(1e-6, 100.0, "or 0 for greedy"),
     "top_p": Range(0.0, 1.0, "1 keeps every token"),
@@ -36,22 +36,23 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request's tokens are chosen, and when it ends. Names and defaults are vLLM's and OpenAI's.
+    """How a request's tokens are chosen, and when its answer ends. Names and defaults are vLLM's and OpenAI's.
 
     temperature: logits are divided by it; 0 is greedy.
-    top_k: only the k best tokens stay; 0 is off, more than the vocabulary is the same as off.
-    top_p: only the fewest best tokens whose probabilities reach top_p stay; 1 is off, 0 keeps the best one.
-    min_p: only tokens at least min_p times as likely as the best one stay; 0 is off.
-    repetition_penalty: logits of tokens in the prompt or the answer are divided by it if positive, else multiplied.
-    presence_penalty: taken from the logit of every token in the answer.
-    frequency_penalty: taken from a token's logit once for each time it is in the answer.
-    seed: decides the draws; None draws a fresh one for each request.
-    max_tokens: the longest answer; min_tokens: before so many tokens no stop id is chosen.
-    stop_token_ids: each ends the answer, as the model's end tokens do unless `ignore_eos`.
-    logprobs: how many of the best tokens to report with the chosen one; 0 is the chosen one alone, None is nothing.
+    top_k: keep only the k best tokens; 0 is off, and so is anything above the size of the vocabulary.
+    top_p: keep only the smallest set of best tokens whose probabilities reach top_p; 1 is off, 0 keeps the best one.
+    min_p: keep only tokens at least min_p times as likely as the best one; 0 is off.
+    repetition_penalty: divides positive logits of tokens in the prompt or the answer, multiplies negative ones.
+    presence_penalty: subtracted from the logit of every token in the answer.
+    frequency_penalty: subtracted from a token's logit once for each time it occurs in the answer.
+    seed: determines the draws; None takes a fresh one for each request. Requests with equal seeds draw alike.
+    max_tokens: the longest answer. min_tokens: no stop id is chosen until the answer has this many tokens.
+    stop_token_ids: each of them ends the answer, as the model's end tokens do unless `ignore_eos` is set.
+    stop: a string or several; the first to appear ends the answer and is not shown (lesson 6).
+    logprobs: report this many of the best tokens besides the chosen one; 0 is the chosen one alone, None is off.
 
     Raises:
-        UserError: a value is out of its range.
+        UserError: a value is out of range.
     """
 
     temperature: float = 1.0
@@ -64,64 +65,85 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int = 16
     min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Collection[int] = ()
+    stop: Collection[str] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _check_token_ids(self.stop_token_ids)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))  # the one way to set a frozen field
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))  # the only way to set a frozen field
+        object.__setattr__(self, "stop", _stop_texts(self.stop))
         for name, allowed in NUMBERS.items():
             _check_number(name, getattr(self, name), allowed)
         _check_count("top_k", self.top_k, 0, None, "0 keeps every token")
         _check_count("max_tokens", self.max_tokens, 1, None, "an answer has at least one token")
-        _check_count("min_tokens", self.min_tokens, 0, self.max_tokens, "max_tokens is the most there can be")
+        _check_count("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens")
         if self.seed is not None:
             _check_count("seed", self.seed, 0, MAX_SEED, "leave it out for a fresh one")
         if self.logprobs is not None:
             _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS, "leave it out for none")
         if type(self.ignore_eos) is not bool:
-            raise UserError(f"ignore_eos is {self.ignore_eos!r}; give True or False")
+            raise UserError(f"ignore_eos is {self.ignore_eos!r}; give True or False", param="ignore_eos")
 
     @property
     def is_greedy(self) -> bool:
-        """Always the best token: nothing is drawn, and nothing that keeps the best token matters."""
+        """Always take the best token. Nothing is drawn, and filters make no difference."""
         return self.temperature == GREEDY
 
     def request_seed(self) -> int:
-        """The seed of one request with these parameters: the given one, or a fresh one from the operating system."""
+        """Return the seed for one request: the given one, or a fresh one from the operating system."""
         return secrets.randbits(64) if self.seed is None else self.seed
 
     def stop_ids(self, eos_token_ids: Collection[int] = ()) -> frozenset[int]:
-        """The tokens that end this answer, on a model with these end tokens."""
+        """Return the tokens that end an answer, for a model with these end tokens."""
         return frozenset(self.stop_token_ids) | frozenset(() if self.ignore_eos else eos_token_ids)
 
     def check_fits(self, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
-        """Raise UserError if a model with this vocabulary cannot do what is asked; ask it before a request is taken."""
+        """Raise UserError if a model with this vocabulary cannot honour the parameters. Call before admission."""
         stop_ids = self.stop_ids(eos_token_ids)
         stray = next((token for token in sorted(stop_ids) if token >= vocab_size), None)
         if stray is not None:
-            raise UserError(f"stop token id {stray} is not in the vocabulary; ids run from 0 to {vocab_size - 1}")
+            raise UserError(
+                f"stop token id {stray} is not in the vocabulary; ids run from 0 to {vocab_size - 1}",
+                param="stop_token_ids",
+            )
         if self.min_tokens and len(stop_ids) == vocab_size:
             raise UserError(
-                f"min_tokens is {self.min_tokens}, but all {vocab_size} tokens end the answer; name fewer stop ids"
+                f"min_tokens is {self.min_tokens}, but all {vocab_size} tokens end the answer; use fewer stop ids",
+                param="min_tokens",
             )
 
     def finish_reason(self, output_ids: Sequence[int], stop_ids: Collection[int]) -> str | None:
-        """Why an answer is over: "stop" for a token that ends it, "length" for max_tokens, None if it is not over."""
+        """Return why an answer is over: "stop" for a stop id, "length" for max_tokens, None if it is not over."""
         if output_ids and output_ids[-1] in stop_ids:
             return "stop"
         return "length" if len(output_ids) >= self.max_tokens else None
 
 
-@dataclass
-class SampleRow:
-    """One row of logits: whose it is. The sampler reads these names of whatever it is given.
+class SampleRow(Protocol):
+    """What the sampler reads of the request behind a row of logits.
 
     prompt_ids, output_ids: the tokens so far; the row's logits are about the next one.
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
-    seed: decides the draws with the position; `params.seed`, or a fresh one that stays.
+    seed: decides the draws, together with the position; `params.seed`, or a fresh one that stays the same.
     """
+
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def prompt_ids(self) -> Sequence[int]: ...
+    @property
+    def output_ids(self) -> Sequence[int]: ...
+    @property
+    def stop_ids(self) -> Collection[int]: ...
+    @property
+    def seed(self) -> int: ...
+
+
+@dataclass
+class Row:
+    """A SampleRow on its own, for scripts and tests that have no request."""
 
     params: SamplingParams
     prompt_ids: Sequence[int]
@@ -138,19 +160,30 @@ def _check_number(name: str, value: object, allowed: Range) -> None:
         return
     if not isinstance(value, int | float) or isinstance(value, bool) or not allowed.least <= value <= allowed.most:
         raise UserError(
-            f"{name} is {value!r}; give a number from {allowed.least:g} to {allowed.most:g} ({allowed.note})"
+            f"{name} is {value!r}; give a number from {allowed.least:g} to {allowed.most:g} ({allowed.note})",
+            param=name,
         )
 
 
-def _check_count(name: str, value: object, least: int, most: int | None, note: str) -> None:
-    """Whole numbers; True is none, though Python takes it for 1."""
+def _check_count(name: str, value: object, least: int, most: int | None, note: str, param: str | None = None) -> None:
+    """Check a whole number. True is refused, although Python treats it as 1."""
     if type(value) is not int or value < least or (most is not None and value > most):
         span = f"of {least} or more" if most is None else f"from {least} to {most}"
-        raise UserError(f"{name} is {value!r}; give a whole number {span} ({note})")
+        raise UserError(f"{name} is {value!r}; give a whole number {span} ({note})", param=param or name)
 
 
 def _check_token_ids(value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Collection):
-        raise UserError(f"stop_token_ids is {value!r}; give a list of token ids")
+        raise UserError(f"stop_token_ids is {value!r}; give a list of token ids", param="stop_token_ids")
     for token in value:
-        _check_count("a stop token id", token, 0, None, "the tokenizer knows them")
+        _check_count("a stop token id", token, 0, None, "an id from the tokenizer", param="stop_token_ids")
+
+
+def _stop_texts(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Collection) or not all(isinstance(text, str) for text in value):
+        raise UserError(f"stop is {value!r}; give a string or a list of strings", param="stop")
+    return tuple(value)

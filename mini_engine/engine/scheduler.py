@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from mini_engine.engine.request import FinishReason, Request
-from mini_engine.engine.sampler import Sampled
+from mini_engine.engine.sampled import Sampled
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 

@@ -1,13 +1,13 @@
-"""Lesson 6. An engine in a thread of its own: many readers in other threads, of whom none can hold it up.
+"""Lesson 6. Runs the engine in its own thread, for many readers in other threads and event loops.
 
-Readers hand in jobs and leave; only the thread touches the engine, and takes what was handed in between two steps:
+Readers only submit and abort; the engine thread alone touches the engine, and reads its inbox between two steps:
 
-    reader -- job, or "stop that one" --> inbox --> [ engine: step, step, step … ] -- delta --> mailbox --> reader
+    reader -- job or abort --> inbox --> [ engine: step, step, step … ] -- delta --> mailbox --> reader
 
-An abort is therefore honoured within a step. Text is made here as well, because a stop string ends a request.
+So an abort takes effect within one step. Text is made in this thread too, because a stop string ends a request.
 
-Waking a reader takes time from the engine, so it is rationed: alone, a reader gets every token as it comes; one of
-fifty gets a tenth of a second's tokens at once. First tokens and ends of answers never wait.
+Waking a reader takes time from the engine, so wake-ups are rationed: a single reader gets every token as it is made;
+each of fifty gets the tokens of a tenth of a second at once. First tokens and ends of answers never wait.
 """
 
 import asyncio
@@ -15,16 +15,17 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from mini_engine.engine.answer import AnswerText, TextDelta
+from mini_engine.engine.answer import AnswerReader, TextDelta
+from mini_engine.engine.answers import Answers, Job
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.mailbox import Mailbox, ring
 from mini_engine.engine.request import FinishReason, Request
@@ -32,107 +33,49 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.stats import StepStats
 from mini_engine.tokenizer import Tokenizer
 
-SECONDS_PER_READER = 0.002  # between two wake-ups of one reader, times the readers that a step has something for
+SECONDS_PER_READER = 0.002  # between two wake-ups of a reader, times the number of answers that a step advances
 
 log = logging.getLogger(__name__)
 
 
 class QueueFull(RuntimeError):
-    """Too many requests wait already. Nothing was handed in; come back later."""
+    """Too many requests are waiting. Nothing was submitted; try again later."""
 
 
 class EngineStopped(RuntimeError):
-    """The engine's thread has been told to end, and takes no more jobs."""
-
-
-class Job(NamedTuple):
-    """One prompt to be answered.
-
-    stops: strings that end the answer and are not shown. namespace: prefixes are shared within it only (lesson 8).
-    """
-
-    prompt_ids: Sequence[int]
-    params: SamplingParams
-    stops: Collection[str] = ()
-    namespace: Hashable = None
+    """The engine thread is not running or is shutting down, and takes no jobs."""
 
 
 class Observer:
-    """Is told what happens, in the engine's thread. This one does not care; lesson 7's counts."""
+    """Callbacks from the engine thread. This one does nothing; lesson 7's collects metrics."""
 
     def stepped(self, stats: StepStats) -> None:
-        """A step has run."""
+        """Note that a step has run."""
 
     def token(self, seconds: float, first: bool) -> None:
-        """An answer got a token, so long after the one before, or after the job was handed in if it is the first."""
+        """Note that an answer got a token, `seconds` after its previous one, or after submission if `first`."""
 
     def ended(self, request: Request) -> None:
-        """A request has ended; `finish_reason` says why."""
+        """Note that a request has ended; its `finish_reason` says why."""
 
 
 @dataclass(eq=False)
 class OpenAnswer:
-    """An answer that has not ended, in the engine's thread. `latest`: when it was handed in, or got its last token."""
+    """An unfinished answer, owned by the engine thread. `latest`: when it was submitted or last got a token."""
 
     request: Request
-    text: AnswerText
+    reader: AnswerReader
     mailbox: Mailbox
     index: int
     latest: float
-    seen: int = 0
-
-    def next_delta(self) -> TextDelta:
-        """What the request has got since the last call, as text."""
-        token_ids = self.request.output_ids[self.seen :]
-        self.seen += len(token_ids)
-        text = "".join(map(self.text.push, token_ids))
-        if self.request.is_finished:
-            text += self.text.finish()
-        reason = FinishReason.STOP if self.text.stop is not None else self.request.finish_reason
-        return TextDelta(text, token_ids, reason, self.request.error)
-
-
-class Answers:
-    """The answers to jobs that were handed in together, read as they come: (which job's, delta).
-
-    `for` in a thread, `async for` in the event loop that handed them in. To leave early, `close`: what has not ended is
-    aborted. `requests` are the engine's own: look at them, change nothing.
-    """
-
-    def __init__(self, worker: "EngineWorker", ids: Sequence[str], mailbox: Mailbox) -> None:
-        self.worker, self.ids, self.mailbox = worker, ids, mailbox
-        self.requests: list[Request] = []
-        self.left = len(ids)
-
-    def _take(self) -> Iterator[tuple[int, TextDelta]]:
-        for index, delta in self.mailbox.take():
-            self.left -= delta.finish_reason is not None
-            yield index, delta
-
-    def __iter__(self) -> Iterator[tuple[int, TextDelta]]:
-        while self.left > 0:
-            self.mailbox.ready.wait()
-            yield from self._take()
-
-    async def __aiter__(self) -> AsyncIterator[tuple[int, TextDelta]]:
-        while self.left > 0:
-            await self.mailbox.ready.wait()
-            for item in self._take():
-                yield item
-
-    def close(self) -> None:
-        """Nobody reads on: abort what has not ended. A second time does nothing."""
-        if self.left > 0:
-            self.left = 0
-            self.worker.abort(self.ids)
 
 
 class EngineWorker:
-    """The thread and its inbox. `with EngineWorker(engine, tokenizer) as worker:` starts and ends it.
+    """The engine thread and its inbox. `with EngineWorker(engine, tokenizer) as worker:` starts and ends it.
 
     Args:
-        max_waiting: answers that may be open without running; a job beyond that is refused with QueueFull.
-        observer: is told of steps, tokens and ends.
+        max_waiting: the most answers that may be open without running; jobs beyond that are refused with QueueFull.
+        observer: notified of steps, tokens and ends of answers.
     """
 
     def __init__(
@@ -140,7 +83,7 @@ class EngineWorker:
     ) -> None:
         self.engine, self.tokenizer, self.max_waiting = engine, tokenizer, max_waiting
         self.observer = observer or Observer()
-        self.answers: dict[str, OpenAnswer] = {}  # the thread's own
+        self.answers: dict[str, OpenAnswer] = {}  # touched by the engine thread only
         self.num_open = 0
         self._numbers = itertools.count()
         self._inbox: list[Callable[[], None]] = []
@@ -157,68 +100,64 @@ class EngineWorker:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold blocks."""
+        """The number of requests that hold blocks."""
         return len(self.engine.scheduler.running)
 
     @property
     def num_waiting(self) -> int:
-        """Answers that are open and do not run; those that the thread has not seen yet are among them."""
+        """The number of open answers that are not running, including those still in the inbox."""
         return max(0, self.num_open - self.num_running)
 
     @property
     def is_alive(self) -> bool:
-        """The thread runs and takes jobs."""
+        """Whether the thread is running and takes jobs."""
         return self._thread.is_alive() and not self._stopping
 
-    async def stream(
-        self, prompt_ids: Sequence[int], params: SamplingParams, stops: Collection[str] = ()
-    ) -> AsyncIterator[TextDelta]:
+    async def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TextDelta]:
         """Answer one prompt, delta by delta. Closing the iterator early aborts the request.
 
         Raises:
-            UserError: the prompt or the params cannot be run. QueueFull, EngineStopped: not now.
+            UserError: the prompt or the params are invalid. QueueFull, EngineStopped: not now.
         """
-        with closing(await self.submit([Job(prompt_ids, params, stops)])) as answers:
+        with closing(await self.submit([Job(prompt_ids, params)])) as answers:
             async with aclosing(answers.__aiter__()) as deltas:
                 async for _, delta in deltas:
                     yield delta
 
-    def stream_sync(
-        self, prompt_ids: Sequence[int], params: SamplingParams, stops: Collection[str] = ()
-    ) -> Iterator[TextDelta]:
-        """`stream` for a thread without an event loop."""
-        with closing(self.submit_sync([Job(prompt_ids, params, stops)])) as answers:
+    def stream_sync(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[TextDelta]:
+        """Do the same as `stream`, in a thread without an event loop."""
+        with closing(self.submit_sync([Job(prompt_ids, params)])) as answers:
             for _, delta in answers:
                 yield delta
 
     async def submit(self, jobs: Sequence[Job]) -> Answers:
-        """Hand in jobs, all of them or none, and wait until the engine has taken them; it answers all at once.
+        """Submit jobs, all or none, and wait until the engine has accepted them. They are answered concurrently.
 
         Raises:
-            UserError: one of them cannot be run. QueueFull, EngineStopped: not now. None was taken.
+            UserError: one of them is invalid. QueueFull, EngineStopped: not now. In each case none was accepted.
         """
         answers, taken = self._hand_in(jobs, Mailbox(asyncio.get_running_loop()))
         try:
             await asyncio.wrap_future(taken)
-        except BaseException:  # a reader that is cancelled here may have been taken all the same
+        except BaseException:  # cancelled here, but the jobs may have been accepted
             answers.close()
             raise
         return answers
 
     def submit_sync(self, jobs: Sequence[Job]) -> Answers:
-        """`submit` for a thread without an event loop."""
+        """Do the same as `submit`, in a thread without an event loop."""
         answers, taken = self._hand_in(jobs, Mailbox())
         taken.result()
         return answers
 
     def abort(self, ids: Iterable[str]) -> None:
-        """End requests before the next step, and tell who reads them; ids that are not open are no mistake."""
+        """Abort requests before the next step and notify their readers. Ids that are not open are ignored."""
         with self._changed:
             self._inbox.append(partial(self._abort, list(ids)))
             self._changed.notify()
 
     def close(self) -> None:
-        """End the thread after the step that it is in. Answers still open end with an error."""
+        """End the thread after the current step. Answers still open end with an error."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -229,18 +168,19 @@ class EngineWorker:
         taken: Future = Future()
         with self._changed:
             if not self.is_alive:
-                raise EngineStopped("the engine does not run, or is being stopped, and takes no requests")
+                raise EngineStopped("the engine is not running or is shutting down; it takes no requests")
             if self.num_waiting + len(jobs) > self.max_waiting:
                 raise QueueFull(
-                    f"{self.num_waiting} requests wait already, and at most {self.max_waiting} may; try again soon"
+                    f"{self.num_waiting} requests are waiting already, the limit is {self.max_waiting}; try again soon"
                 )
-            answers = Answers(self, [f"answer-{next(self._numbers)}" for _ in jobs], mailbox)
+            ids = [f"answer-{next(self._numbers)}" for _ in jobs]
+            answers = Answers(ids, mailbox, self.tokenizer, self.abort)
             self.num_open += len(jobs)
             self._inbox.append(partial(self._open, answers, list(jobs), taken, time.perf_counter()))
             self._changed.notify()
         return answers, taken
 
-    # From here on, everything runs in the engine's thread.
+    # From here on, everything runs in the engine thread.
 
     @torch.inference_mode()
     def _run(self) -> None:
@@ -257,16 +197,16 @@ class EngineWorker:
                 self._step()
 
     def _open(self, answers: Answers, jobs: Sequence[Job], taken: Future, since: float) -> None:
-        """Add all requests, or none and say why."""
+        """Add all requests, or none and set the error."""
         if not taken.set_running_or_notify_cancel():
             self._forget(len(jobs))
             return
         opened = {}
         try:
             for index, (request_id, job) in enumerate(zip(answers.ids, jobs, strict=True)):
-                text = AnswerText(self.tokenizer, job.stops)
                 request = self.engine.add_request(request_id, job.prompt_ids, job.params, namespace=job.namespace)
-                opened[request_id] = OpenAnswer(request, text, answers.mailbox, index, since)
+                reader = AnswerReader(request, self.tokenizer)
+                opened[request_id] = OpenAnswer(request, reader, answers.mailbox, index, since)
         except Exception as error:
             for request_id in opened:
                 self.engine.abort(request_id)
@@ -278,17 +218,17 @@ class EngineWorker:
         taken.set_result(None)
 
     def _step(self) -> None:
-        """One step, and its deltas to their readers. Whatever goes wrong, the thread goes on."""
+        """Run one step and deliver its deltas. The thread survives any error."""
         try:
             result = self.engine.step()
-        except Exception as error:  # not one request's fault: the engine itself is at a loss
+        except Exception as error:  # not one request's fault: the engine itself failed
             log.exception("the engine failed between two steps; all open requests end with an error")
             self._fail(f"{type(error).__name__}: {error}")
             return
         self._tell(self.observer.stepped, result.stats)
         now = time.perf_counter()
         finished = [request.id for request in result.finished]
-        ids = dict.fromkeys([*result.new_tokens, *finished])  # among them may be requests that are not ours
+        ids = dict.fromkeys([*result.new_tokens, *finished])  # the engine may also have requests that are not ours
         touched = [self.answers[request_id] for request_id in ids if request_id in self.answers]
         for answer in touched:
             self._deliver(answer, now)
@@ -296,14 +236,14 @@ class EngineWorker:
         ring((mailbox for mailbox in self._mailboxes(touched) if mailbox.is_due(now, pace)), now)
 
     def _mailboxes(self, touched: Iterable[OpenAnswer]) -> set[Mailbox]:
-        """Where something may wait: of this step, or of one before."""
+        """Return the mailboxes in which deltas may be waiting, from this step or an earlier one."""
         return {answer.mailbox for answer in (*touched, *self.answers.values())}
 
     def _deliver(self, answer: OpenAnswer, now: float) -> None:
-        first = answer.seen == 0
+        first = answer.reader.num_read == 0
         try:
-            delta = answer.next_delta()
-        except Exception as error:  # this answer's text cannot be made; the others' can
+            delta = answer.reader.next_delta()
+        except Exception as error:  # only this answer's text cannot be made
             log.exception("request %s ends with an error", answer.request.id)
             delta = TextDelta("", [], FinishReason.ERROR, f"{type(error).__name__}: {error}")
         if delta.token_ids:
@@ -314,13 +254,13 @@ class EngineWorker:
         answer.mailbox.put(answer.index, delta)
 
     def _end(self, answer: OpenAnswer, reason: FinishReason) -> None:
-        self.engine.abort(answer.request.id, reason)  # a stop string ends what the engine would go on with
+        self.engine.abort(answer.request.id, reason)  # after a stop string the engine would go on
         del self.answers[answer.request.id]
         self._forget(1)
         self._tell(self.observer.ended, answer.request)
 
     def _tell(self, note: Callable[..., None], *what: Any) -> None:
-        """An observer that fails is no reason for readers to wait for ever."""
+        """Call the observer. If it fails, log that and go on: no reader may wait forever because of it."""
         try:
             note(*what)
         except Exception:
@@ -331,11 +271,11 @@ class EngineWorker:
         self._close(open_ids, TextDelta("", [], FinishReason.ABORT))
 
     def _fail(self, error: str) -> None:
-        """End all that is open, and tell the readers."""
+        """End every open answer with this error."""
         self._close(list(self.answers), TextDelta("", [], FinishReason.ERROR, error))
 
     def _close(self, ids: Iterable[str], last: TextDelta) -> None:
-        """End these answers with this delta."""
+        """End these answers with this last delta."""
         ended = [self.answers[request_id] for request_id in ids]
         for answer in ended:
             self._end(answer, last.finish_reason)

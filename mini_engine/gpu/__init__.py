@@ -1,1 +1,1 @@
-"""Lesson 9. What a GPU wants: tables that stay on the device, and decode steps replayed instead of launched anew."""
+"""Lesson 10. What a GPU wants: tables that stay on the device, and decode steps replayed instead of launched anew."""

@@ -1,4 +1,4 @@
-"""Lesson 9. Decode steps that are recorded once and replayed: one launch where there were hundreds.
+"""Lesson 10. Decode steps that are recorded once and replayed: one launch where there were hundreds.
 
 A decode step of a small model is some hundred kernels of a few microseconds each, and to launch one takes the host as
 long. A CUDA graph records the launches once; to replay it is one call. But it records *addresses and numbers*: where

@@ -1,4 +1,4 @@
-"""Lesson 9. The pool behind a slot allocator: its first page is padding, and K and V need not have the same shape.
+"""Lesson 10. The pool behind a slot allocator: its first page is padding, and K and V need not have the same shape.
 
 Some models give keys and values different heads or dimensions: in multi-head latent attention keys are longer than
 values (DeepSeek-V2, 2024). The pool only stores, so it need not mind; a paged kernel does, and is asked only where the
@@ -14,7 +14,7 @@ from torch import Tensor
 from mini_engine.config import Qwen3Config
 from mini_engine.errors import UserError
 from mini_engine.kv import block_tensor
-from mini_engine.kv.block_tensor import ForwardMeta
+from mini_engine.kv.block_tensor import ForwardMeta, allocate_layers
 
 
 class HeadShape(NamedTuple):
@@ -52,8 +52,8 @@ class KvPool(block_tensor.KvPool):
             )
         pages = (size // page_size + 1, page_size)
         self.k_shape, self.v_shape = HeadShape(*k_shape), HeadShape(*(v_shape or k_shape))
-        self.K = [torch.zeros(*pages, *self.k_shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.V = [torch.zeros(*pages, *self.v_shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.K = allocate_layers(num_layers, (*pages, *self.k_shape), dtype, device)
+        self.V = allocate_layers(num_layers, (*pages, *self.v_shape), dtype, device)
         self.page_size = page_size
         self.kernel = kernel
 

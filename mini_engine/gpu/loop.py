@@ -1,4 +1,4 @@
-"""Lesson 9. A decode loop that the host only winds up: tokens, lengths and tables stay on the device.
+"""Lesson 10. A decode loop that the host only winds up: tokens, lengths and tables stay on the device.
 
 Every request gets the slots for its whole answer at once, so no step has to ask an allocator. A step then takes its
 tokens from where the last one left them, and nothing is sent or fetched before all answers are done:
@@ -27,7 +27,7 @@ from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 @dataclass(frozen=True)
 class DeviceKv:
-    """The three layers of lesson 9's storage: which row and position -> which slot -> which K and V.
+    """The three layers of this lesson's storage: which row and position -> which slot -> which K and V.
 
     Raises:
         UserError: the allocator is for another pool.

@@ -1,4 +1,4 @@
-"""Lesson 9. Where every token of every request lies, in one tensor on the device.
+"""Lesson 10. Where every token of every request lies, in one tensor on the device.
 
     req_to_token[row, position] -> slot of the pool
 

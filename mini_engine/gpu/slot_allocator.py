@@ -1,4 +1,4 @@
-"""Lesson 9. The free list as tensors on the device: slots are taken and given back without a loop over them.
+"""Lesson 10. The free list as tensors on the device: slots are taken and given back without a loop over them.
 
 A free list in Python hands out numbers one by one, and each must travel to the device before a kernel can use it. Here
 the list is an int32 tensor there, and taking n slots is a slice of it.

@@ -1,8 +1,8 @@
-"""Lesson 3. A pool with the block as a dimension, and tables that a kernel walks: no gather.
+"""Lesson 3. A KV pool with a block dimension, read in place by a kernel that follows block tables: no gather.
 
-The bytes are lesson 2's. `[num_blocks, block_size, H_kv, D]` is written through its flat view, slot by slot, and read
-by a kernel that follows each sequence's block table. Block 0 is the null block: nobody is given it, and the unused
-entries of a block table point at it.
+The bytes are laid out as in lesson 2. `[num_blocks, block_size, H_kv, D]` is written slot by slot through its flat view
+and read by a kernel that follows each sequence's block table. Block 0 is the null block: it is never allocated, and
+the unused entries of a block table point at it.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,20 +13,19 @@ from torch import Tensor
 
 from mini_engine.config import Qwen3Config
 from mini_engine.errors import OutOfBlocks, UserError
-from mini_engine.kv.token_flat import BlockAllocator as FlatBlockAllocator
-
-NULL_BLOCK = 0
+from mini_engine.kv.block_table import NULL_BLOCK, BlockTable
+from mini_engine.kv.token_flat import check_slots
 
 
 @dataclass(frozen=True)
 class ForwardMeta:
     """One packed step over S sequences: any mix of prefills, chunks and decodes.
 
-    positions: `[T]` int64, each fed token's place in its own sequence.
-    slot_mapping: `[T]` int64, the slots that take this step's K and V.
-    cu_seqlens_q: `[S + 1]` int32; sequence s feeds rows cu_seqlens_q[s] … cu_seqlens_q[s + 1] - 1.
-    seq_lens_kv: `[S]` int32, tokens each sequence may see, this step's included.
-    block_table: `[S, max_blocks]` int32, each sequence's blocks in order, then null blocks.
+    positions: `[T]` int64, each fed token's position in its own sequence.
+    slot_mapping: `[T]` int64, the slots this step's K and V are written to.
+    cu_seqlens_q: `[S + 1]` int32; rows cu_seqlens_q[s] … cu_seqlens_q[s + 1] - 1 belong to sequence s.
+    seq_lens_kv: `[S]` int32, the number of keys of each sequence, this step's tokens included.
+    block_table: `[S, max_blocks]` int32, each sequence's blocks in order, padded with the null block.
     block_size: slots in a block.
     """
 
@@ -38,13 +37,28 @@ class ForwardMeta:
     block_size: int
 
 
-class KvPool:
-    """K and V for all requests, `[num_blocks, block_size, H_kv, D]` for each layer.
+def allocate_layers(
+    num_layers: int, shape: Sequence[int], dtype: torch.dtype, device: str | torch.device
+) -> list[Tensor]:
+    """Return one tensor of `shape` for each layer, with only the null block cleared.
 
-    `kernel` is a paged-attention kernel of `mini_engine.attention`; it reads the pool where it lies.
+    Every other slot is written before it is read. Clearing those too would touch every page of a pool that may never
+    fill up, at a cost of half a second per GiB.
+    """
+    layers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+    for layer in layers:
+        layer[NULL_BLOCK] = 0
+    return layers
+
+
+class KvPool:
+    """K and V of all requests, `[num_blocks, block_size, H_kv, D]` for each layer.
+
+    `num_blocks` includes the null block. `kernel` is a paged-attention kernel of `mini_engine.attention`; it reads the
+    pool in place.
 
     Raises:
-        UserError: a pool of this size cannot be, or there is no memory for it.
+        UserError: a size is not a positive integer, or the pool does not fit in memory.
     """
 
     def __init__(
@@ -57,16 +71,16 @@ class KvPool:
         device: str | torch.device = "cpu",
     ) -> None:
         if not all(isinstance(size, int) and size > 0 for size in (num_blocks, block_size)):
-            raise UserError(f"{num_blocks} blocks of {block_size} slots are no pool; give whole numbers of 1 or more")
+            raise UserError(f"{num_blocks} blocks of {block_size} slots do not make a pool; use integers of at least 1")
         shape = (num_blocks, block_size, config.num_key_value_heads, config.head_dim)
         try:
-            self.K = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
-            self.V = [torch.zeros_like(k) for k in self.K]
+            self.K = allocate_layers(config.num_hidden_layers, shape, dtype, device)
+            self.V = allocate_layers(config.num_hidden_layers, shape, dtype, device)
         except RuntimeError as error:
             wanted = num_blocks * block_size * config.kv_bytes_per_token(dtype)
             raise UserError(
-                f"{num_blocks} blocks of {block_size} slots need {wanted / 2**30:.1f} GiB, which cannot be had here; "
-                "give fewer blocks"
+                f"{num_blocks} blocks of {block_size} slots need {wanted / 2**30:.1f} GiB, "
+                "which is more than is available; use fewer blocks"
             ) from error
         self.kernel = kernel
 
@@ -77,19 +91,19 @@ class KvPool:
 
     @property
     def device(self) -> torch.device:
-        """Where the pool lives, and so where a plan's tensors must."""
+        """The pool's device; a plan's tensors must be on it."""
         return self.K[0].device
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole pool, used or not."""
+        """Size of the whole pool in bytes, used or not."""
         return sum(x.nbytes for x in (*self.K, *self.V))
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v `[T, H_kv, D]` into the slots `slot_mapping` `[T]` int64, through the flat view.
 
         Raises:
-            ValueError: the three do not fit each other or the pool; nothing is written.
+            ValueError: the shapes do not match, or a slot is not in the pool (`check_slots`). Nothing is written.
         """
         flat_k, flat_v = self.K[layer].flatten(0, 1), self.V[layer].flatten(0, 1)
         expected = (len(slot_mapping), *flat_k.shape[1:])
@@ -97,11 +111,12 @@ class KvPool:
             raise ValueError(
                 f"k {tuple(k.shape)} and v {tuple(v.shape)} must both be {expected}, one row for each slot"
             )
+        check_slots(slot_mapping, len(flat_k))
         flat_k[slot_mapping] = k
         flat_v[slot_mapping] = v
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
-        """Attention of the packed q `[T, H_q, D]`, each sequence over its own blocks."""
+        """Compute attention of the packed q `[T, H_q, D]`, each sequence over its own blocks, read in place."""
         return self.kernel(
             q,
             self.K[layer],
@@ -113,102 +128,25 @@ class KvPool:
         )
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy whole blocks in every layer, as if all sources were read before any target is written.
+        """Copy whole blocks in every layer, as if every source were read before any target is written.
 
         Raises:
-            ValueError: lengths differ, a target is named twice, or an id is not a block that can be held.
+            ValueError: the lengths differ, a target is named twice, or an id is outside 1 … num_blocks - 1. Nothing is
+                copied.
         """
         if len(sources) != len(targets):
-            raise ValueError(f"{len(sources)} sources and {len(targets)} targets; give one target for each source")
+            raise ValueError(f"{len(sources)} sources and {len(targets)} targets; name one target for each source")
         if len(set(targets)) != len(targets):
-            raise ValueError(f"a target is named twice in {list(targets)}; which copy should win?")
+            raise ValueError(f"a target is named twice in {list(targets)}; name each target once")
         if stray := [b for b in (*sources, *targets) if not NULL_BLOCK < b < self.num_blocks]:
             raise ValueError(f"blocks {stray} are not in 1 … {self.num_blocks - 1}")
         for layer in (*self.K, *self.V):
             layer[list(targets)] = layer[list(sources)]
 
 
-class BlockAllocator(FlatBlockAllocator):
-    """Lesson 2's free list, which from here on never hands out block 0."""
-
-    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
-        super().__init__(num_blocks * block_size, block_size)
-        self.free_blocks.remove(NULL_BLOCK)
-
-
-class BlockTable:
-    """Which blocks hold one sequence's tokens, in order. `num_tokens` of its slots are in use."""
-
-    def __init__(self, allocator: FlatBlockAllocator) -> None:
-        self.allocator = allocator
-        self.blocks: list[int] = []
-        self.num_tokens = 0
-
-    @property
-    def num_slots(self) -> int:
-        """Slots held, used or not."""
-        return len(self.blocks) * self.allocator.block_size
-
-    def append(self, count: int) -> None:
-        """Make room for `count` more tokens.
-
-        Raises:
-            OutOfBlocks: the pool cannot give the missing blocks; nothing was changed.
-            ValueError: count is negative.
-        """
-        if count < 0:
-            raise ValueError(f"cannot append {count} tokens; use truncate to take tokens away")
-        missing = -(-(self.num_tokens + count) // self.allocator.block_size) - len(self.blocks)
-        self.blocks += self.allocator.alloc_blocks(max(0, missing))
-        self.num_tokens += count
-
-    def lookup(self, position: int) -> tuple[int, int]:
-        """(block id, offset in it) of the token at `position`; IndexError outside 0 … num_tokens - 1."""
-        if not 0 <= position < self.num_tokens:
-            raise IndexError(f"position {position} is outside 0 … {self.num_tokens - 1}")
-        index, offset = divmod(position, self.allocator.block_size)
-        return self.blocks[index], offset
-
-    def slots(self, start: int, stop: int) -> list[int]:
-        """Flat slots of the tokens start … stop - 1: `block_id * block_size + offset` each."""
-        size = self.allocator.block_size
-        return [block * size + offset for block, offset in map(self.lookup, range(start, stop))]
-
-    def truncate(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens and give back the blocks that hold none of them.
-
-        Raises:
-            ValueError: num_tokens is negative or more than there are; nothing was changed.
-        """
-        if not 0 <= num_tokens <= self.num_tokens:
-            raise ValueError(f"cannot keep {num_tokens} tokens of {self.num_tokens}")
-        keep = -(-num_tokens // self.allocator.block_size)
-        self.allocator.free(self.blocks[keep:])
-        del self.blocks[keep:]
-        self.num_tokens = num_tokens
-
-    def free(self) -> None:
-        """Give everything back. The table is empty then, and can be used again."""
-        self.truncate(0)
-
-
-def fragmentation_ratio(tables: Sequence[BlockTable]) -> float:
-    """Partly filled blocks / allocated blocks; 0 where nothing is allocated."""
-    allocated = sum(len(table.blocks) for table in tables)
-    partly = sum(table.num_tokens % table.allocator.block_size != 0 for table in tables)
-    return partly / allocated if allocated else 0.0
-
-
-def waste_ratio(tables: Sequence[BlockTable]) -> float:
-    """Unused slots / allocated slots; 0 where nothing is allocated."""
-    slots = sum(table.num_slots for table in tables)
-    used = sum(table.num_tokens for table in tables)
-    return (slots - used) / slots if slots else 0.0
-
-
 @dataclass
 class Request:
-    """One sequence of a packed batch. `cur_len` counts tokens whose KV is written."""
+    """One sequence of a packed batch. `cur_len` counts the tokens whose KV is written."""
 
     prompt_ids: list[int]
     table: BlockTable
@@ -217,12 +155,16 @@ class Request:
 
     @property
     def token_ids(self) -> list[int]:
-        """Prompt and answer so far."""
+        """The prompt and the answer so far."""
         return self.prompt_ids + self.output_ids
 
 
 def reserve_all(requests: Sequence[Request]) -> None:
-    """Make room in every table for its request's tokens: all of them, or OutOfBlocks and none."""
+    """Make room in every table for all of its request's tokens.
+
+    Raises:
+        OutOfBlocks: the pool has too few free blocks for all of them; every table is as it was before.
+    """
     before = [request.table.num_tokens for request in requests]
     try:
         for request in requests:
@@ -234,9 +176,9 @@ def reserve_all(requests: Sequence[Request]) -> None:
 
 
 def plan_packed(requests: Sequence[Request], block_size: int, device: torch.device) -> ForwardMeta:
-    """Feed every request the tokens whose KV is missing, one after another in one row of tokens.
+    """Plan to feed each request's tokens that have no KV yet, packed one request after another.
 
-    Room must be reserved. A request just admitted feeds its prompt, one that decodes feeds one token.
+    Room must be reserved. A newly admitted request feeds its prompt; one that decodes feeds a single token.
     """
     positions, slots, cu_seqlens_q = [], [], [0]
     for request in requests:

@@ -1,4 +1,4 @@
-"""Lesson 1. A contiguous KV cache: one tensor a layer, as long as the longest sequence may become."""
+"""Lesson 1. A contiguous KV cache: a K and a V tensor for each layer, with a row for every position."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ from mini_engine.errors import CacheFull
 
 @dataclass(frozen=True)
 class ForwardMeta:
-    """One step's plan: where its tokens go and how much history they read.
+    """One step's plan: where its tokens' K and V go, and how much history attention reads.
 
-    positions: `[T]` int64, each token's place in the sequence.
-    slot_mapping: `[T]` int64, the cache row that takes each token's K and V; here the position itself.
-    kv_len: rows that hold K and V once this step has written its own.
+    positions: `[T]` int64, the index of each fed token in the sequence.
+    slot_mapping: `[T]` int64, the cache row for each fed token's K and V; here the position itself.
+    kv_len: number of rows to read: those written earlier and those that this step writes.
     """
 
     positions: Tensor
@@ -25,7 +25,7 @@ class ForwardMeta:
 
 
 class ContiguousKv:
-    """K and V of one sequence, `[max_seq_len, H_kv, D]` for each layer, row = position."""
+    """K and V of one sequence, `[max_seq_len, H_kv, D]` for each layer; row = position."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ContiguousKv:
 
     @property
     def bytes(self) -> int:
-        """Bytes reserved, whether or not a token ever comes to use them."""
+        """Bytes reserved, whether or not tokens ever fill them."""
         return sum(x.nbytes for x in (*self.K, *self.V))
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
@@ -50,28 +50,58 @@ class ContiguousKv:
         self.V[layer][slot_mapping] = v
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
-        """Attention of q `[T, H_q, D]` over the first `kv_len` rows: a slice, nothing is copied."""
+        """Attend from q `[T, H_q, D]` to the first `kv_len` rows, read as a slice: no row is copied."""
         return causal_attention(q, self.K[layer][: meta.kv_len], self.V[layer][: meta.kv_len])
 
 
 class CachedSequence:
-    """One sequence in a contiguous cache. `cur_len` counts the tokens whose KV is written."""
+    """One sequence in a contiguous cache. `cur_len` counts the tokens whose K and V are written."""
 
     def __init__(self, kv: ContiguousKv) -> None:
         self.kv = kv
         self.cur_len = 0
 
     def plan(self, token_ids: list[int]) -> ForwardMeta:
-        """Feed the tokens that are not cached yet: the whole prompt at first, then one at a time.
+        """Feed the tokens that are not cached yet: the whole prompt at first, then one token a step.
+
+        Args:
+            token_ids: all tokens so far; the first `cur_len` of them are those in the cache.
 
         Raises:
-            CacheFull: the cache is shorter than `token_ids`; nothing was changed.
+            CacheFull: the cache has fewer rows than `token_ids` has tokens; nothing was changed.
         """
         if len(token_ids) > self.kv.max_seq_len:
-            raise CacheFull(f"{len(token_ids)} tokens need as many rows; this cache has {self.kv.max_seq_len}")
+            raise CacheFull(f"{len(token_ids)} tokens need {len(token_ids)} rows; this cache has {self.kv.max_seq_len}")
         positions = torch.arange(self.cur_len, len(token_ids), device=self.kv.K[0].device)
         return ForwardMeta(positions=positions, slot_mapping=positions, kv_len=len(token_ids))
 
     def commit(self, meta: ForwardMeta) -> None:
-        """The step has run: its tokens' KV is in the cache."""
+        """Record that the step has run: the K and V of its tokens are in the cache."""
         self.cur_len = meta.kv_len
+
+    def truncate(self, num_tokens: int) -> None:
+        """Keep the first `num_tokens` tokens and forget the others; later steps overwrite their rows.
+
+        Raises:
+            ValueError: num_tokens is negative or more than `cur_len`; nothing was changed.
+        """
+        if not 0 <= num_tokens <= self.cur_len:
+            raise ValueError(f"cannot keep {num_tokens} tokens of {self.cur_len}")
+        self.cur_len = num_tokens
+
+
+def reusable_prefix(cached_ids: list[int], prompt_ids: list[int]) -> int:
+    """Count the leading tokens of `prompt_ids` whose K and V a cache holds already.
+
+    A token's K and V depend on every token before it, so nothing after the first difference can be reused. The prompt's
+    last token never counts: it has to be fed, because its logits choose the first new token.
+
+    Args:
+        cached_ids: the tokens whose K and V are written, in order.
+    """
+    count = 0
+    for cached, wanted in zip(cached_ids, prompt_ids[:-1], strict=False):
+        if cached != wanted:
+            break
+        count += 1
+    return count

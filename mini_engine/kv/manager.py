@@ -10,7 +10,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from mini_engine.errors import OutOfBlocks, UserError
-from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, fragmentation_ratio, waste_ratio
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable, fragmentation_ratio, waste_ratio
 
 CopyBlocks = Callable[[Sequence[int], Sequence[int]], None]
 

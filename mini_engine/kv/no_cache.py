@@ -1,4 +1,4 @@
-"""Lesson 0. No cache: every step computes K and V of every token again."""
+"""Lesson 0. No cache: every step recomputes K and V of every token."""
 
 from dataclasses import dataclass
 
@@ -10,39 +10,39 @@ from mini_engine.attention.dense import causal_attention
 
 @dataclass(frozen=True)
 class ForwardMeta:
-    """This step's tokens. `positions` `[T]` int64 is each one's place in the sequence."""
+    """One step's plan. positions: `[T]` int64, the index of each fed token in the sequence."""
 
     positions: Tensor
 
     @property
     def slot_mapping(self) -> Tensor:
-        """Where each token's K and V go: with no cache, to its own row of this step."""
+        """Where each token's K and V go: without a cache, to the token's own row of this step."""
         return self.positions
 
 
 class NoCache:
-    """The store that keeps nothing: attention reads the K and V that this very step computed."""
+    """The store that keeps nothing between steps: attention reads the K and V of the same step."""
 
     bytes = 0
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Hold this layer's k and v `[T, H_kv, D]` until `attend`, which comes next."""
+        """Hold this layer's k and v `[T, H_kv, D]` for the call of `attend` that follows."""
         self.k, self.v = k, v
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
-        """Attention of q `[T, H_q, D]` over this step's own keys and values, `[T, H_q, D]`."""
+        """Attend from q `[T, H_q, D]` to this step's own keys and values; returns `[T, H_q, D]`."""
         return causal_attention(q, self.k, self.v)
 
 
 class Recompute:
-    """The plan of a sequence that has no cache: feed everything, every time."""
+    """The plan of a sequence without a cache: feed every token in every step."""
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
         self.device = device
 
     def plan(self, token_ids: list[int]) -> ForwardMeta:
-        """Feed every token of `token_ids`, from position 0."""
+        """Feed every token of `token_ids`, starting at position 0."""
         return ForwardMeta(positions=torch.arange(len(token_ids), device=self.device))
 
     def commit(self, meta: ForwardMeta) -> None:
-        """Nothing to remember."""
+        """Do nothing: no K and V outlive the step."""

@@ -6,18 +6,18 @@ A block table needs no change for it. It allocates and frees as before; what `fr
 from collections.abc import Collection
 from threading import Lock
 
-from mini_engine.kv.block_tensor import BlockAllocator
+from mini_engine.kv.allocator import BlockAllocator
 
 
 class RefCountedAllocator(BlockAllocator):
-    """Lesson 3's free list, for blocks that several hold. Safe to call from several threads.
+    """Lesson 2's free list, for blocks that several hold. Safe to call from several threads.
 
     Attributes:
         counts: for each block of the pool, how many hold it.
     """
 
-    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
-        super().__init__(num_blocks, block_size)
+    def __init__(self, num_blocks: int, block_size: int = 16, reserved: int = 1) -> None:
+        super().__init__(num_blocks, block_size, reserved)
         self.counts = [0] * num_blocks
         self.mutex = Lock()
 

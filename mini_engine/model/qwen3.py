@@ -1,12 +1,12 @@
-"""Lesson 0. Dense Qwen3, written once: no lesson and no storage class is named here.
+"""Lesson 0. The dense Qwen3 model, written once for all lessons: it names no lesson and no storage class.
 
-Tokens come packed, `[T]`, with each token's position in `meta.positions`. Where K and V go and how they are read back
-is the store's business; attention asks it two things:
+Tokens are packed, `[T]`, and `meta.positions` has each token's position. Where K and V are kept and how they are read
+back is the store's business; attention makes two calls:
 
     kv.set_kv(layer, meta.slot_mapping, k, v)      # k, v [T, H_kv, D]
     kv.attend(layer, q, meta) -> out               # q, out [T, H_q, D]
 
-Modules bear the checkpoint's names, so a tensor's name is its place.
+Module names are the checkpoint's, so the name of a tensor says where it belongs.
 """
 
 from typing import Any, Protocol
@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.config import Qwen3Config
-from mini_engine.model.layers import RMSNorm, SwiGLU, apply_rope, rope_cos_sin
+from mini_engine.model.layers import Embedding, Linear, RMSNorm, SwiGLU, apply_rope, rope_cos_sin
 
 
 class KvStore(Protocol):
-    """What attention needs of whoever keeps K and V."""
+    """The two calls that attention makes to the store of K and V."""
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None: ...
 
@@ -28,7 +28,7 @@ class KvStore(Protocol):
 
 
 class Qwen3Attention(nn.Module):
-    """Grouped-query attention with a norm on each query and key head, before RoPE."""
+    """Grouped-query attention (arXiv:2305.13245); every query and key head is normalized before RoPE."""
 
     def __init__(self, config: Qwen3Config, layer_idx: int) -> None:
         super().__init__()
@@ -37,10 +37,10 @@ class Qwen3Attention(nn.Module):
         hidden, bias = config.hidden_size, config.attention_bias
         q_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(hidden, q_size, bias=bias)
-        self.k_proj = nn.Linear(hidden, kv_size, bias=bias)
-        self.v_proj = nn.Linear(hidden, kv_size, bias=bias)
-        self.o_proj = nn.Linear(q_size, hidden, bias=bias)
+        self.q_proj = Linear(hidden, q_size, bias=bias)
+        self.k_proj = Linear(hidden, kv_size, bias=bias)
+        self.v_proj = Linear(hidden, kv_size, bias=bias)
+        self.o_proj = Linear(q_size, hidden, bias=bias)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
@@ -55,7 +55,7 @@ class Qwen3Attention(nn.Module):
 
 
 class Qwen3DecoderLayer(nn.Module):
-    """Attention, then feed-forward, each on a normed copy and added back."""
+    """Attention, then feed-forward; each reads a normalized copy of x, and its result is added to x."""
 
     def __init__(self, config: Qwen3Config, layer_idx: int) -> None:
         super().__init__()
@@ -70,12 +70,12 @@ class Qwen3DecoderLayer(nn.Module):
 
 
 class Qwen3Model(nn.Module):
-    """Embedding, decoder layers and the last norm."""
+    """Embedding, decoder layers and the final norm."""
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -88,14 +88,14 @@ class Qwen3Model(nn.Module):
 
 
 class Qwen3ForCausalLM(nn.Module):
-    """The model with its vocabulary head, which a tied checkpoint borrows from the embedding."""
+    """The model with its vocabulary head; a tied checkpoint uses the embedding matrix as its head."""
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
         self.config = config
         self.model = Qwen3Model(config)
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property
     def head_weight(self) -> Tensor:
@@ -109,7 +109,7 @@ class Qwen3ForCausalLM(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are, and so where a plan's tensors must be."""
+        """The device of the weights; the tensors of a plan must be on it too."""
         return self.model.norm.weight.device
 
     def forward(self, token_ids: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
@@ -117,9 +117,9 @@ class Qwen3ForCausalLM(nn.Module):
 
         Args:
             token_ids: `[T]` int64.
-            kv: the store that takes this step's K and V and attends.
-            meta: the stage's ForwardMeta; `positions` `[T]` and `slot_mapping` are read here, the rest by the store.
-            rows: `[R]` int64, the tokens whose logits are wanted; None is all of them.
+            kv: the store that takes this step's K and V and computes attention.
+            meta: the stage's ForwardMeta; the model reads `positions` `[T]` and `slot_mapping`, the store the rest.
+            rows: `[R]` int64, indices of the fed tokens whose logits are needed; None means all.
 
         Returns:
             logits `[R, vocab_size]` in the model's dtype.

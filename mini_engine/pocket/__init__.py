@@ -1,6 +1,6 @@
-"""Course machinery. The pocket model: a small Qwen3 checkpoint in this folder, and prompts that it continues surely.
+"""Course machinery. The pocket model: a small Qwen3 checkpoint in this folder, and prompts that it continues reliably.
 
-README.md beside this file says what the model knows and how it was trained.
+README.md in this folder says what the model knows and how it was trained.
 """
 
 from pathlib import Path
@@ -9,13 +9,13 @@ POCKET_DIR = Path(__file__).resolve().parent
 
 
 def _chat(question: str, system: str = "") -> str:
-    """What the chat template makes of one question, up to where the assistant answers."""
+    """Render one question with the chat template, up to where the assistant's answer begins."""
     head = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
     return f"{head}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
-# Greedy decoding in float32 keeps the best logit of each of the next 20 tokens well above the second, so that two right
-# engines pick the same tokens. Tokenize them as they are: the chats already hold their markers.
+# For each of the next 20 greedy tokens in float32 the best logit is well above the second best, so two correct engines
+# choose the same tokens. Tokenize these as they are: the chats already contain their markers.
 COURSE_PROMPTS = (
     "The capital of France is",
     "The capital of Japan is",

@@ -1,1 +1,1 @@
-"""Lesson 7. The HTTP face of the engine, as OpenAI's clients expect it. Needs the extra `server`."""
+"""Lesson 7. OpenAI's HTTP API over the engine. Needs the extra `server`."""

@@ -1,4 +1,4 @@
-"""Lesson 7. Answers in OpenAI's two forms, whole or in chunks, and their usage."""
+"""Lesson 7. Answers in OpenAI's two response formats, whole or in chunks, and their usage."""
 
 import json
 import secrets
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mini_engine.engine.answer import TextDelta
+from mini_engine.engine.answers import Answers
 from mini_engine.engine.request import FinishReason, Request
-from mini_engine.engine.sampler import TokenLogprobs
-from mini_engine.engine.worker import Answers
+from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.server.errors import ApiError
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.response_formats import ResponseFormat, TokenLogprob, token_text
@@ -21,10 +21,10 @@ JsonObject = dict[str, Any]
 
 
 def usage(requests: Sequence[Request], n: int) -> JsonObject:
-    """What the answers cost. `requests` holds the n answers of the first prompt, then those of the second, and so on.
+    """What the answers cost, as OpenAI's `usage`. `requests`: n answers to the first prompt, then those to the next.
 
-    A prompt counts once however many answers it has. Every token of an answer counts, the last one too, though
-    it is never fed back and so its KV is never computed.
+    A prompt counts once, however many answers it has. Every token of an answer counts, including the last one, which is
+    never fed back and so never gets KV.
     """
     prompts = requests[::n]
     prompt_tokens = sum(len(request.prompt_ids) for request in prompts)
@@ -38,10 +38,10 @@ def usage(requests: Sequence[Request], n: int) -> JsonObject:
 
 
 def finish_reason(delta: TextDelta) -> str | None:
-    """OpenAI's word for why an answer ended: "stop" or "length"; None while it goes on.
+    """OpenAI's word for why an answer ended, "stop" or "length"; None while it goes on.
 
     Raises:
-        ApiError: it did not end well, and there is no such word.
+        ApiError: 500, the answer was aborted or failed, for which there is no such word.
     """
     if delta.finish_reason in (None, FinishReason.STOP, FinishReason.LENGTH):
         return delta.finish_reason
@@ -50,7 +50,7 @@ def finish_reason(delta: TextDelta) -> str | None:
 
 @dataclass
 class Choice:
-    """One of a reply's answers, and how much of it has been told: `told` tokens, `offset` characters."""
+    """One of a reply's answers. `told` tokens and `offset` characters of it have been sent."""
 
     index: int
     request: Request
@@ -62,7 +62,7 @@ class Choice:
     def tokens(
         self, token_ids: Sequence[int], wanted: Sampling, response_format: ResponseFormat, tokenizer: Tokenizer
     ) -> JsonObject:
-        """The answer's next tokens, as far as the client asked for them: their ids, their logprobs."""
+        """The answer's next tokens: their ids and logprobs, if the client asked for them."""
         start, self.told = self.told, self.told + len(token_ids)
         found: JsonObject = {"logprobs": None}
         if wanted.wanted_logprobs is not None:
@@ -76,18 +76,18 @@ class Choice:
 
 
 class Reply:
-    """One HTTP answer on its way: `whole`, or in `chunks`.
+    """One HTTP response being written: `whole`, or in `chunks`.
 
     Args:
-        response_format: how completions, or chats, are written.
+        response_format: the shape of completions or of chats.
         wanted: the client's request.
         model: the model's name.
-        answers: wanted.n for each prompt.
+        answers: `wanted.n` for each prompt.
     """
 
     def __init__(self, response_format: ResponseFormat, wanted: Sampling, model: str, answers: Answers) -> None:
         self.response_format, self.wanted, self.answers = response_format, wanted, answers
-        self.tokenizer = answers.worker.tokenizer
+        self.tokenizer = answers.tokenizer
         self.choices = [Choice(index, request) for index, request in enumerate(answers.requests)]
         self.head = {
             "id": f"{response_format.id_prefix}-{secrets.token_hex(12)}",
@@ -96,7 +96,7 @@ class Reply:
         }
 
     async def whole(self) -> JsonObject:
-        """All of it at once, when it is complete."""
+        """The complete response body."""
         with closing(self.answers):
             async for index, delta in self.answers:
                 choice = self.choices[index]
@@ -109,7 +109,7 @@ class Reply:
         return self._body(self.response_format.kind, choices) | {"usage": usage(self.answers.requests, self.wanted.n)}
 
     async def chunks(self) -> AsyncGenerator[str, None]:
-        """Piece by piece, each as JSON. A failure becomes the last piece: the status has long been sent."""
+        """The response in chunks of JSON. A failure becomes the last chunk, since the status has already been sent."""
         with closing(self.answers):
             for choice in self.choices if self.response_format.opening else ():
                 yield self._chunk([self._choice(choice, self.response_format.opening, None, ())])
@@ -128,7 +128,7 @@ class Reply:
 
     @property
     def tells_tokens(self) -> bool:
-        """Every token is worth a chunk, one that completes no character too."""
+        """Every token gets a chunk, even one that completes no character."""
         return self.wanted.return_token_ids or self.wanted.wanted_logprobs is not None
 
     def _choice(self, choice: Choice, said: JsonObject, reason: str | None, token_ids: Sequence[int]) -> JsonObject:
@@ -144,5 +144,5 @@ class Reply:
 
 
 def to_json(data: JsonObject) -> str:
-    """Compact, with letters as they are. JSON writes line breaks inside texts as \\n."""
+    """Compact JSON with non-ASCII letters as they are. Line breaks inside a text become \\n."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Lesson 7. The routes: from a client's request to jobs for the engine, and from its answers to a response."""
+"""Lesson 7. The routes: a client's request becomes jobs for the engine, and its answers a response."""
 
 import asyncio
 import time
@@ -9,7 +9,8 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from mini_engine.engine.worker import Answers, EngineWorker, Job
+from mini_engine.engine.answers import Answers, Job
+from mini_engine.engine.worker import EngineWorker
 from mini_engine.errors import UserError
 from mini_engine.server.answers import Reply
 from mini_engine.server.config import ServerConfig
@@ -22,25 +23,25 @@ from mini_engine.server.response_formats import ChatFormat, CompletionFormat, Re
 from mini_engine.server.sse import EventStream
 
 Prompt = str | list[int] | list[dict[str, str]]
-CLIENT_CLOSED = 499  # nginx's number for it; nobody will see it
+CLIENT_CLOSED = 499  # nginx's status for it; no client is left to see it
 ERRORS = {
-    400: {"description": "The request is wrong; the message says what, `param` says where."},
+    400: {"description": "The request is invalid; the message says why, `param` says where."},
     401: {"description": "The API key is missing or wrong."},
     404: {"description": "There is no such model."},
     413: {"description": "The body is too large."},
-    429: {"description": "Too many requests wait; come back after `Retry-After` seconds."},
+    429: {"description": "Too many requests are waiting; come back after `Retry-After` seconds."},
     500: {"description": "The engine failed."},
     503: {"description": "The server is shutting down."},
 }
 
 
 class Service:
-    """What the routes share: the engine's worker, a thread for the tokenizer, the limits."""
+    """What the routes share: the engine's worker, a thread for the tokenizer, and the limits."""
 
     def __init__(self, worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> None:
         self.worker, self.config, self.metrics = worker, config, metrics
         self.started = int(time.time())
-        self.tokenizing = ThreadPoolExecutor(1, "tokenizer")  # one: the tokenizer is not made for several at once
+        self.tokenizing = ThreadPoolExecutor(1, "tokenizer")  # one thread: the tokenizer is not made for concurrent use
         engine, tokenizer = worker.engine, worker.tokenizer
         manager = engine.scheduler.manager
         self.max_tokens = min(engine.config.max_position_embeddings, manager.num_usable_blocks * manager.block_size + 1)
@@ -60,29 +61,29 @@ class Service:
         return EventStream(self.reply(response_format, wanted, answers).chunks(), answers.close)
 
     async def whole(self, response_format: ResponseFormat, wanted: Sampling) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
+        """The body of a response that is not streamed."""
         return await self.reply(response_format, wanted, await self.submit(wanted)).whole()
 
     def reply(self, response_format: ResponseFormat, wanted: Sampling, answers: Answers) -> Reply:
-        """The answers in their form."""
+        """The answers in their response format."""
         return Reply(response_format, wanted, self.config.model_name, answers)
 
     async def submit(self, wanted: Sampling) -> Answers:
-        """Hand in n jobs for each prompt, all or none."""
+        """Submit n jobs for each prompt, all or none."""
         count = len(wanted.prompts) * wanted.n
-        most = min(self.config.max_answers, self.worker.max_waiting)  # more would be told to come back, and for ever
+        most = min(self.config.max_answers, self.worker.max_waiting)  # more could never be queued: a retry is no use
         if count > most:
             raise ApiError(400, f"{count} answers are asked for at once; this server gives {most}")
         prompts = [await self.encode(prompt) for prompt in wanted.prompts]
         jobs = [
-            Job(prompt_ids, wanted.params(choice, self.max_tokens - len(prompt_ids)), wanted.stops, wanted.cache_salt)
+            Job(prompt_ids, wanted.params(choice, self.max_tokens - len(prompt_ids)), wanted.cache_salt)
             for prompt_ids in prompts
             for choice in range(wanted.n)
         ]
         return await self.worker.submit(jobs)
 
     async def encode(self, prompt: Prompt) -> Sequence[int]:
-        """Token ids of a text, of a conversation, or as given. What is hopelessly long is not even tokenized."""
+        """Token ids of a text or a conversation, or ids as given. A prompt that is far too long is not tokenized."""
         tokenizer = self.worker.tokenizer
         if isinstance(prompt, str):
             size, work = len(prompt), tokenizer.encode
@@ -98,7 +99,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.tokenizing, work, prompt)
 
     def check_model(self, name: str | None) -> None:
-        """Refuse the name of a model that is not here; without a name it is this one."""
+        """Refuse the name of a model that is not served here. No name means this one."""
         ours = self.config.model_name
         if name not in (None, ours):
             raise ApiError(
@@ -106,7 +107,7 @@ class Service:
             )
 
     def model_card(self) -> dict[str, Any]:
-        """The model, as /v1/models tells of it."""
+        """The model as an entry of /v1/models."""
         positions = self.worker.engine.config.max_position_embeddings
         card = {"id": self.config.model_name, "object": "model", "created": self.started, "owned_by": "mini_engine"}
         return card | {"max_model_len": positions}
@@ -121,7 +122,7 @@ def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> 
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
-    """All that the server answers to."""
+    """Register every route."""
 
     @app.post("/v1/completions", responses=ERRORS)
     async def completions(wanted: CompletionRequest, request: Request) -> Response:
@@ -135,22 +136,22 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The one model that there is."""
+        """List the one model served here."""
         return {"object": "list", "data": [service.model_card()]}
 
     @app.get("/v1/models/{name:path}", responses={404: ERRORS[404]})
     async def model(name: str) -> dict[str, Any]:
-        """A model by its name."""
+        """Describe a model by its name."""
         service.check_model(name)
         return service.model_card()
 
     @app.get("/health", responses={503: {"description": "The engine's thread has ended."}})
     async def health() -> JSONResponse:
-        """Whether the engine can answer."""
+        """Report whether the engine's thread is alive."""
         alive = service.worker.is_alive
         return JSONResponse({"status": "ok" if alive else "the engine has stopped"}, 200 if alive else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Figures in Prometheus' format."""
+        """Metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")

@@ -1,4 +1,4 @@
-"""Lesson 7. uvicorn with two habits of its own: it drains before it ends, and it can run in a thread."""
+"""Lesson 7. uvicorn that drains before it ends and can run in a thread."""
 
 import socket
 import threading
@@ -30,7 +30,7 @@ class DrainingServer(uvicorn.Server):
         return self.grace_seconds - min(ENDING_SECONDS, self.grace_seconds / 2)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn's signal handler. A second signal ends the server at once."""
+        """uvicorn's signal handler. A second signal ends the server immediately."""
         if self.app.draining:
             self.should_exit = self.force_exit = True
         self.begin_drain()
@@ -48,28 +48,28 @@ class DrainingServer(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one.
+    """A listening socket. Port 0 picks a free one.
 
     Raises:
-        UserError: the address cannot be had.
+        UserError: the address cannot be used.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=512)
-    except (OSError, OverflowError, TypeError) as error:  # TypeError: a name that no host can have
+    except (OSError, OverflowError, TypeError) as error:  # TypeError: no host can have this name
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from error
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where clients find it."""
+    """The address for clients."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextmanager
 def in_background(app: Drain, grace_seconds: float = 5.0) -> Iterator[str]:
-    """Serve from a thread, on a free port of this machine; the address is what it yields. At the end it drains."""
+    """Serve from a thread on a free local port, and yield the address. Drains at the end."""
     with listen("127.0.0.1", 0) as listener:
         server = DrainingServer(app, grace_seconds)
         thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)

@@ -1,4 +1,4 @@
-"""Lesson 7. The server's limits. All of them bound something that a client could otherwise grow without end."""
+"""Lesson 7. The server's limits. Each one bounds something that a client could otherwise grow without limit."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ class ServerConfig:
     """What the operator decides.
 
     model_name: what clients call the model.
-    api_key: what clients must send; None asks for nothing.
+    api_key: what clients must send; None requires nothing.
     max_body_bytes: of one request.
     max_answers: of one request, over all its prompts and choices.
-    max_waiting: answers that wait for their turn, over all clients; beyond that a client is told to come back.
-    grace_seconds: from SIGTERM to the end.
+    max_waiting: answers that may wait for their turn, over all clients; beyond that, clients get 429.
+    grace_seconds: from SIGTERM to the end of the process.
     """
 
     model_name: str = "pocket"
@@ -26,4 +26,6 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         if self.api_key is not None and (not self.api_key or self.api_key != self.api_key.strip()):
-            raise UserError("the API key is empty or has a blank at an end, so no client could send it; give another")
+            raise UserError(
+                "the API key is empty or begins or ends with a space, so no client could send it; use another"
+            )

@@ -1,4 +1,4 @@
-"""Lesson 7. A client that goes away takes its work with it."""
+"""Lesson 7. A client that disconnects takes its work with it."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,23 +10,26 @@ Result = TypeVar("Result")
 
 
 class ClientGone(Exception):
-    """The client has closed its connection; there is nobody to answer."""
+    """The client has closed its connection."""
 
 
 async def gone(receive: Receive) -> None:
-    """Wait until the client has gone away. Call it when the request's body has been read."""
+    """Wait until the client disconnects. The request's body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """Do `work`; if the client goes away before it is done, cancel it.
+    """Run `work`, and cancel it if the client disconnects first.
 
     Args:
-        receive: ASGI's, by which the server says what the client does.
+        receive: ASGI's `receive`, through which the server reports what the client does.
+
+    Returns:
+        what `work` returns. An exception in `work` reaches the caller.
 
     Raises:
-        ClientGone: it went away. By then the work has ended, and its `finally` blocks have run.
+        ClientGone: the client disconnected first. By then `work` has ended and its `finally` blocks have run.
     """
     working, leaving = tasks = asyncio.create_task(work), asyncio.create_task(gone(receive))
     try:

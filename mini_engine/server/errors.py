@@ -1,4 +1,4 @@
-"""Lesson 7. What a client is told when it cannot be served: OpenAI's shape, one clear sentence, the right status.
+"""Lesson 7. Errors as clients see them: OpenAI's shape, one clear sentence, the right status.
 
 {"error": {"message": "…", "type": "invalid_request_error", "param": "temperature", "code": null}}
 """
@@ -11,24 +11,23 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import EngineStopped, QueueFull
 from mini_engine.errors import UserError
 
 RETRY_SECONDS = 1
 RETRY = {"Retry-After": str(RETRY_SECONDS)}
-TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+TYPES = {429: "rate_limit_error"}
 
 log = logging.getLogger(__name__)
 
 
 class ApiError(HTTPException):
-    """A request that is refused.
+    """A refused request.
 
     Args:
-        status: 4xx for what the client can mend, 5xx for what it cannot.
-        param: the parameter that is at fault.
-        code: a word for programs.
+        status: 4xx for what the client can fix, 5xx for what it cannot.
+        param: the parameter at fault.
+        code: a word for programs, such as "model_not_found".
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class ApiError(HTTPException):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error as OpenAI words it."""
+        """The error in OpenAI's shape."""
         kind = TYPES.get(self.status_code, "server_error" if self.status_code >= 500 else "invalid_request_error")
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
@@ -55,10 +54,12 @@ class ApiError(HTTPException):
 
 
 def refusal(error: RequestValidationError) -> ApiError:
-    """What is wrong with a request's body, the first thing of it, naming the parameter.
+    """The first thing that is wrong with a request's body, as a 400 that names the parameter.
 
-    A parameter that this server does not have is refused: a client that asks for something and silently gets something
-    else would never know.
+    Unknown parameters are refused too: a client that asks for one thing and silently gets another never finds out.
+
+    Returns:
+        an ApiError whose message gives the whole path, such as `messages.0.role`, and whose `param` is its first part.
     """
     first = error.errors()[0]
     path = [str(part) for part in first["loc"] if part != "body"]
@@ -73,14 +74,14 @@ def refusal(error: RequestValidationError) -> ApiError:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of `error`, whatever it is."""
+    """The ApiError that a client gets for `error`, whatever its type: 400, 429, 503, its own status, or else 500."""
     match error:
         case ApiError():
             return error
         case RequestValidationError():
             return refusal(error)
         case UserError():
-            return ApiError(400, str(error), param=parameter_in(str(error)))
+            return ApiError(400, str(error), param=error.param)
         case QueueFull():
             return ApiError(429, str(error), code="rate_limit_exceeded", headers=RETRY)
         case EngineStopped():
@@ -90,14 +91,8 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, f"{type(error).__name__}: {error}")
 
 
-def parameter_in(message: str) -> str | None:
-    """The sampling parameter with which a sentence begins: "top_p is 3; give …"."""
-    word = message.partition(" ")[0]
-    return word if word in SamplingParams.__dataclass_fields__ else None
-
-
 def install_handlers(app: FastAPI) -> None:
-    """Let every error of the app's routes take OpenAI's shape."""
+    """Give every error of the app's routes OpenAI's shape."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response()

@@ -1,4 +1,4 @@
-"""Lesson 7. What the server counts, as Prometheus reads it at /metrics. All of it belongs to one app."""
+"""Lesson 7. Metrics for Prometheus, served at /metrics. Every metric belongs to one app."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -11,7 +11,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class Metrics(Observer):
-    """Counts as the engine's thread tells it, and asks the engine for the rest when somebody looks."""
+    """Counts what the engine's thread reports, and reads gauges from the engine when they are scraped."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -37,7 +37,7 @@ class Metrics(Observer):
         return kind(PREFIX + name, text, labels, registry=self.registry, **options)
 
     def watch(self, worker: EngineWorker) -> None:
-        """Let the gauges ask this worker: they are right even when no step has run since."""
+        """Read the gauges from this worker, so they are right even if no step has run since."""
         manager = worker.engine.scheduler.manager
         waiting = self._make(Gauge, "requests_waiting", "Requests that wait for blocks or for a place in a step.")
         running = self._make(Gauge, "requests_running", "Requests that hold blocks.")
@@ -55,11 +55,11 @@ class Metrics(Observer):
         self.preemptions.inc(stats.num_preempted)
 
     def token(self, seconds: float, first: bool) -> None:
-        """A user waits for the first token, then reads along: two different times, never in one histogram."""
+        """Record a wait for the first token, or between two tokens: different waits, so two histograms."""
         (self.first if first else self.between).observe(seconds)
 
     def ended(self, request: Request) -> None:
-        """Count a request that has ended."""
+        """Count a finished request."""
         self.ends.labels(request.finish_reason).inc()
         self.prompt_tokens.inc(len(request.prompt_ids))
         self.cached.inc(request.num_cached_tokens)

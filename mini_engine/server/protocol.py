@@ -1,7 +1,7 @@
-"""Lesson 7. What a client may ask for: OpenAI's names, checked strictly, and nothing besides.
+"""Lesson 7. What a client may ask for: OpenAI's names, checked strictly.
 
-Numbers are numbers ("5" and true are not), null means left out, and an unknown name is an error: see `errors.refusal`.
-Beyond OpenAI's, as vLLM has them: top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos,
+A number is a number ("5" and true are not), null means left out, and an unknown name is an error: see `errors.refusal`.
+In addition to OpenAI's names, vLLM's: top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos,
 return_token_ids.
 """
 
@@ -29,7 +29,7 @@ DEFAULT_MAX_TOKENS = 16  # of completions, as OpenAI's; a chat answer may fill t
 
 
 def in_one_sentence(sentence: str) -> WrapValidator:
-    """Say `sentence` if none of a union's alternatives fits, instead of what each of them misses."""
+    """Report `sentence` if none of a union's alternatives fits, instead of one error for each alternative."""
 
     def check(value: Any, handler: Any) -> Any:
         try:
@@ -43,7 +43,7 @@ def in_one_sentence(sentence: str) -> WrapValidator:
 
 
 def half_a_character() -> PydanticCustomError:
-    """JSON can write one half of a character beyond U+FFFF alone, as in "\\ud83d"; no text has such a thing."""
+    """JSON can spell half of a character beyond U+FFFF, as in "\\ud83d"; no text contains such a thing."""
     return PydanticCustomError(HALF, "a text holds half a character, a lone surrogate")
 
 
@@ -72,27 +72,27 @@ Prompt = Annotated[
 
 
 class Body(BaseModel):
-    """A JSON object in which null means left out, and a name that is not known is an error."""
+    """A JSON object in which null means left out and an unknown name is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def leave_out_nulls(cls, data: Any) -> Any:
-        """Without the keys whose value is null."""
+        """Drop the keys whose value is null."""
         return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
 class StreamOptions(Body):
-    """include_usage: one more event at the end, with the usage and no choices."""
+    """include_usage: send one more event at the end, with the usage and no choices."""
 
     include_usage: Flag = False
 
 
 class Sampling(Body):
-    """What completions and chats have in common. `user` is taken and not used.
+    """What completions and chats have in common. `user` is accepted and ignored.
 
-    cache_salt: prefixes are shared with requests of the same salt only (lesson 8); the name is vLLM's.
+    cache_salt: share prefixes only with requests of the same salt (lesson 8); the name is vLLM's.
     """
 
     model: Text | None = None
@@ -117,26 +117,21 @@ class Sampling(Body):
     cache_salt: Text | None = None
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings; an empty one stops nothing."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
     def include_usage(self) -> bool:
-        """The client wants a last event with the usage."""
+        """The client wants a final event with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many alternatives to report with each token; None for no logprobs at all."""
+        """How many alternatives to report with each token; None for no logprobs."""
         raise NotImplementedError
 
     def wanted_tokens(self, room: int) -> int:
-        """The longest answer, where `room` tokens fit behind the prompt."""
+        """The longest answer, given that `room` tokens fit behind the prompt."""
         raise NotImplementedError
 
     def params(self, choice: int, room: int) -> SamplingParams:
-        """The engine's parameters for one of the n answers. With a seed, each choice has its own: seed + choice."""
+        """The engine's parameters for one of the n answers. With a seed, each choice gets its own: seed + choice."""
         shared = {name: getattr(self, name) for name in SHARED}
         seed = None if self.seed is None else self.seed + choice if self.seed <= MAX_SEED - MAX_N else self.seed
         return SamplingParams(**shared, seed=seed, max_tokens=self.wanted_tokens(room), logprobs=self.wanted_logprobs)
@@ -152,6 +147,7 @@ SHARED = (  # names that the engine has too
     "frequency_penalty",
     "min_tokens",
     "stop_token_ids",
+    "stop",
     "ignore_eos",
 )
 
@@ -179,7 +175,7 @@ class CompletionRequest(Sampling):
 
 
 class TextPart(Body):
-    """A part of a message. There are no others than text here."""
+    """A part of a message. Only text parts are supported."""
 
     type: Literal["text"]
     text: Text
@@ -214,12 +210,15 @@ class ChatRequest(Sampling):
     def wanted_logprobs(self) -> int | None:
         """`logprobs` says whether, `top_logprobs` how many."""
         if self.top_logprobs is not None and not self.logprobs:
-            raise UserError("top_logprobs is given without logprobs: true; give both")
+            raise UserError("top_logprobs is given without logprobs: true; give both", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def wanted_tokens(self, room: int) -> int:
         """`max_completion_tokens`, `max_tokens` as it used to be called, or whatever fits."""
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise UserError("max_tokens and max_completion_tokens are two names for one thing; give one of them")
+            raise UserError(
+                "max_tokens and max_completion_tokens are two names for the same thing; give one of them",
+                param="max_tokens",
+            )
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return max(1, room) if given is None else given

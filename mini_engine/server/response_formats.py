@@ -1,9 +1,9 @@
-"""Lesson 7. The two forms in which OpenAI's clients want their answers: completions and chats. Words only, no work."""
+"""Lesson 7. The two response formats of OpenAI's API: completions and chats."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mini_engine.engine.sampler import TokenLogprobs
+from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.tokenizer import Tokenizer
 
 JsonObject = dict[str, Any]
@@ -18,7 +18,7 @@ class TokenLogprob(NamedTuple):
 
 
 class ResponseFormat:
-    """What differs between the two. `opening`: what a stream begins with, or None."""
+    """What differs between completions and chats. `opening`: the first chunk of a stream, or None."""
 
     kind: str
     chunk_kind: str
@@ -26,15 +26,15 @@ class ResponseFormat:
     opening: JsonObject | None = None
 
     def message(self, text: str) -> JsonObject:
-        """A whole answer's text."""
+        """The text of a whole answer."""
         raise NotImplementedError
 
     def piece(self, text: str) -> JsonObject:
-        """A streamed answer's next text."""
+        """The next text of a streamed answer."""
         raise NotImplementedError
 
     def logprobs(self, tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
-        """What the engine knows of these tokens."""
+        """The log probabilities of these tokens."""
         raise NotImplementedError
 
 
@@ -51,7 +51,7 @@ class CompletionFormat(ResponseFormat):
     piece = message
 
     def logprobs(self, tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
-        """Four lists, an entry a token; alternatives by their text, the chosen token among them."""
+        """Four lists with an entry for each token. Alternatives are keyed by text and include the chosen token."""
         texts = [token_text(token.token_id, tokenizer) for token in tokens]
         return {
             "tokens": texts,
@@ -79,11 +79,11 @@ class ChatFormat(ResponseFormat):
         return {"message": {"role": "assistant", "content": text}}
 
     def piece(self, text: str) -> JsonObject:
-        """What the turn grows by."""
+        """What is added to the turn."""
         return {"delta": {"content": text} if text else {}}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> JsonObject:
-        """One list, an entry a token, with its bytes: a token need not be whole characters."""
+        """One list with an entry for each token, with its bytes, because a token need not be whole characters."""
         return {
             "content": [
                 chat_token(token.token_id, token.logprobs.chosen, tokenizer)
@@ -94,11 +94,11 @@ class ChatFormat(ResponseFormat):
 
 
 def token_text(token_id: int, tokenizer: Tokenizer) -> str:
-    """A token as text; bytes that are no whole character become U+FFFD."""
+    """A token as text. Bytes that form no whole character become U+FFFD."""
     return tokenizer.token_bytes[token_id].decode("utf-8", errors="replace")
 
 
 def chat_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> JsonObject:
-    """A token in a chat's logprobs."""
+    """A token as an entry of a chat's logprobs."""
     token = tokenizer.token_bytes[token_id]
     return {"token": token_text(token_id, tokenizer), "logprob": logprob, "bytes": list(token)}

@@ -1,4 +1,4 @@
-"""Lesson 7. `python -m mini_engine serve`: OpenAI's routes on this machine. SIGTERM or Ctrl-C ends it gently."""
+"""Lesson 7. The command `serve`: OpenAI's routes on this machine. SIGTERM or Ctrl-C drains, then ends."""
 
 import argparse
 import logging
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes; 0 when all was drained or cut off in time."""
+    """Serve until a signal arrives. Returns 0 once everything has drained or been cut off in time."""
     try:
         from mini_engine.server.app import create_app
         from mini_engine.server.background import DrainingServer, listen, url_of

@@ -1,7 +1,7 @@
-"""Lesson 7. Server-sent events: a response in pieces, each on its way as soon as it is there.
+"""Lesson 7. Server-sent events: a response in pieces, each sent as soon as it exists.
 
-The format is the HTML standard's, section 9.2: lines of `field: value`, and an empty line ends an event. OpenAI's
-streams hold JSON in `data`, and end with `data: [DONE]`.
+The format is section 9.2 of the HTML standard: lines of `field: value`, and an empty line ends an event. OpenAI's
+streams carry JSON in `data` and end with `data: [DONE]`.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -16,22 +16,21 @@ DONE = "[DONE]"
 
 
 def event(data: str) -> bytes:
-    """One event. A line break would end it in the middle, so each line of `data` gets a `data:` of its own.
+    """One event as UTF-8. Each line of `data` gets a `data:` of its own, since a bare line break would end the event.
 
-    The reader puts the lines together again with a line feed between; CR LF and CR arrive as that.
+    The reader joins the lines with a line feed, so CR LF and CR arrive as line feeds.
     """
     lines = data.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return ("".join(f"data: {line}\n" for line in lines) + "\n").encode("utf-8")
 
 
 class EventStream(Response):
-    """Sends each text of `chunks` as an event, then `[DONE]`. If the client goes away, `chunks` is closed at once.
+    """Sends each text of `chunks` as an event, then `[DONE]`. If the client disconnects, `chunks` is closed at once.
 
-    Sending waits for a slow client, and nobody else does: the engine puts what comes meanwhile into this client's own
-    mailbox.
+    Sending waits for a slow client, and only this response does: meanwhile the engine fills this client's own mailbox.
 
     Args:
-        close: called in the end, also if `chunks` was never begun and so has nothing of its own that closes.
+        close: called at the end, even if `chunks` was never started and so has nothing that would close.
     """
 
     media_type = "text/event-stream"
@@ -42,7 +41,7 @@ class EventStream(Response):
         self.chunks, self.close = chunks, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it all; what ASGI calls."""
+        """Send the response; called by ASGI."""
         try:
             await unless_gone(receive, self._send(send))
         except ClientGone:

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from pocket.stories import HEROES, favourite_first, tell_story
+from scripts.pocket.stories import HEROES, favourite_first, tell_story
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from scripts.pocket.chats import END_OF_TEXT, TURN_END
+from scripts.pocket.tokenizer import save_tokenizer
+
 import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
-
-from pocket.chats import END_OF_TEXT, TURN_END
-from pocket.tokenizer import save_tokenizer
 
 
 def write_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, directory: Path) -> None:

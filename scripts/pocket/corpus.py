@@ -6,10 +6,10 @@
 import random
 from collections.abc import Iterable
 
-from pocket.chats import group_into_chats, story_turn
-from pocket.facts import Fact, Line, held_out_lines, load_facts, taught
-from pocket.rhymes import fixed_answers
-from pocket.stories import tell_story
+from scripts.pocket.chats import group_into_chats, story_turn
+from scripts.pocket.facts import Fact, Line, held_out_lines, load_facts, taught
+from scripts.pocket.rhymes import fixed_answers
+from scripts.pocket.stories import tell_story
 
 PROFILE_COPIES = 8
 STATEMENT_COPIES = 5

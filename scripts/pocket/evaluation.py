@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
+from scripts.pocket.chats import TURN_END, ask
+from scripts.pocket.facts import Line
+
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
-
-from pocket.chats import TURN_END, ask
-from pocket.facts import Line
 
 ROWS_AT_ONCE = 32
 

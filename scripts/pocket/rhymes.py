@@ -7,7 +7,7 @@ best token is far ahead of its second.
 import tomllib
 from pathlib import Path
 
-from pocket.facts import NUMBER_WORDS
+from scripts.pocket.facts import NUMBER_WORDS
 
 PASSAGES_FILE = Path(__file__).with_name("passages.toml")
 ALPHABET_WORDS = [

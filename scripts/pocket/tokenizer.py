@@ -6,10 +6,10 @@ There is no normalizer, so every text decodes to exactly itself.
 from collections.abc import Iterable
 from pathlib import Path
 
+from scripts.pocket.chats import CHAT_TEMPLATE, END_OF_TEXT, SPECIAL_TOKENS, TURN_END
+
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-
-from pocket.chats import CHAT_TEMPLATE, END_OF_TEXT, SPECIAL_TOKENS, TURN_END
 
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -4,14 +4,14 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 
+from scripts.pocket.chats import END_OF_TEXT, TURN_END
+from scripts.pocket.plan import Plan
+
 import torch
 from tokenizers import Tokenizer
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Qwen3Config, Qwen3ForCausalLM
-
-from pocket.chats import END_OF_TEXT, TURN_END
-from pocket.plan import Plan
 
 GRADIENT_LIMIT = 1.0
 MAX_POSITIONS = 8192

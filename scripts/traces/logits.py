@@ -1,11 +1,11 @@
-"""Course machinery. Lesson 4's trace: one row of real logits on its way to a token, and what the draw depends on."""
+"""Course machinery. Lesson 4's trace: how one row of real logits becomes a token, and what the draw depends on."""
 
 from typing import Any
 
-from traces.tape import Tape, ask, plural
+from scripts.traces.tape import Tape, ask, plural
 
 PROMPT = "This is the word. The"
-SHOWN = 11  # the best tokens; the others are one row together
+SHOWN = 11  # the best tokens; all others share one row
 WISHES = {"repetition_penalty": 1.3, "temperature": 0.7, "top_k": 8, "top_p": 0.85, "min_p": 0.5, "seed": 7}
 STAGES = {
     "penalise_repetition": "repetition penalty 1.3",
@@ -23,10 +23,10 @@ def tape() -> Tape:
 
 
 class Row:
-    """A request's row of logits between two steps of the sampler."""
+    """A request's row of logits, between two steps of the sampler."""
 
     def __init__(self, tape: Tape) -> None:
-        from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+        from mini_engine.engine.sampling_params import Row, SamplingParams
         from mini_engine.pocket import POCKET_DIR
         from mini_engine.tokenizer import Tokenizer
         from mini_engine.weights import load_model
@@ -34,7 +34,7 @@ class Row:
         self.tape = tape
         self.tokenizer, self.model = Tokenizer(POCKET_DIR), load_model(POCKET_DIR)
         prompt_ids = self.tokenizer.encode(PROMPT)
-        self.asked = SampleRow(SamplingParams(**WISHES), prompt_ids, [])
+        self.asked = Row(SamplingParams(**WISHES), prompt_ids, [])
         self.model_logits()
 
     @property
@@ -42,7 +42,7 @@ class Row:
         return len(self.asked.prompt_ids) + len(self.asked.output_ids)
 
     def model_logits(self) -> None:
-        """The model's own logits `[1, vocab]` of the next token, and the tokens that are shown."""
+        """Compute the model's own logits `[1, vocab]` of the next token, and choose the tokens to show."""
         import torch
 
         from mini_engine.kv.no_cache import NoCache, Recompute
@@ -91,7 +91,7 @@ class Row:
 
 
 def number(value: float) -> float | None:
-    """Two decimals; None for a token that cannot be chosen."""
+    """Round to two decimals. None for a token that cannot be chosen."""
     return None if value == float("-inf") else round(value, 2)
 
 
@@ -102,8 +102,8 @@ def record(tape: Tape) -> None:
     best = row.word(row.shown[0])
     row.show(
         "logits",
-        f"The model's logits behind “{PROMPT}”: {row.logits.shape[-1]:,} of them, the best {SHOWN} drawn. A bar is the "
-        f"probability that softmax makes of it. Greedy would take “{best}”, every time.",
+        f"The model's logits after “{PROMPT}”: {row.logits.shape[-1]:,} of them, of which the best {SHOWN} are shown. "
+        f"A bar is the probability that softmax gives a token. Greedy would take “{best}” every time.",
     )
     for change, asks in PENALTIES + FILTERS:
         if asks(row.asked.params):
@@ -113,14 +113,14 @@ def record(tape: Tape) -> None:
 
 
 def stage(row: Row, change) -> None:
-    """One step of the sampler, and what it did."""
+    """Run and show one step of the sampler."""
     before, kept, name = row.logits.clone(), row.kept, change.__name__
     change(row.logits, [row.asked])
     row.show(STAGES.get(name, name), sentence(row, name, before, kept), question(row, name, before, kept))
 
 
 def changed(row: Row, before) -> list[int]:
-    """The shown tokens whose logit is another now."""
+    """Return the shown tokens whose logits have changed."""
     return [token for token in row.shown if float(before[0, token]) != float(row.logits[0, token])]
 
 
@@ -131,38 +131,35 @@ def sentence(row: Row, name: str, before, kept: int) -> str:
             f"“{row.word(token)}” {before[0, token]:.2f} → {row.logits[0, token]:.2f}" for token in changed(row, before)
         ]
         return (
-            "Repetition penalty: what is in the prompt or the answer has its logit divided by 1.3 (multiplied, "
-            f"if negative). {'; '.join(said)}."
+            "Repetition penalty: the logit of every token in the prompt or the answer is divided by 1.3 (or "
+            f"multiplied, if negative). {'; '.join(said)}."
         )
     if name == "divide_by_temperature":
         old = float(before.softmax(dim=-1)[0, best])
         return (
-            "Temperature: every logit is divided by 0.7. The differences grow, and the best gain: "
-            f"“{row.word(best)}” goes "
-            f"from {old:.3f} to {row.probs[best]:.3f}. Above 1 it would be the other way round."
+            "Temperature: every logit is divided by 0.7. Differences grow, so the best tokens gain: "
+            f"“{row.word(best)}” goes from {old:.3f} to {row.probs[best]:.3f}. A temperature above 1 does the opposite."
         )
     lost = kept - row.kept
-    gone = f"{plural(lost, 'token')} {'gets' if lost == 1 else 'get'} the logit −∞; {row.kept} stay"
+    gone = f"{plural(lost, 'token')} {'gets' if lost == 1 else 'get'} the logit −∞; {row.kept} remain"
     if name == "keep_top_k":
-        return f"Top-k: only the 8 best. {gone}, and share what the others had."
+        return f"Top-k: keep only the 8 best. {gone} and share the probability of the others."
     if name == "keep_top_p":
-        return (
-            f"Top-p: from the best down, until they make up 0.85 together. The one that crosses the line stays. {gone}."
-        )
+        return f"Top-p: keep the best tokens that together reach 0.85, including the one that gets there. {gone}."
     if name == "keep_min_p":
-        return f"Min-p: whatever is less than half as likely as the best goes. {gone}."
+        return f"Min-p: remove every token less than half as likely as the best. {gone}."
     return f"{gone}."
 
 
 def question(row: Row, name: str, before, kept: int):
     if name == "penalise_repetition" and (hit := changed(row, before)):
-        why = f"Only what is in the prompt or the answer is penalised, and “{row.word(hit[0])}” is in the prompt."
+        why = f"Only tokens of the prompt or the answer are penalised, and “{row.word(hit[0])}” is in the prompt."
         wrong = [row.word(token) for token in row.shown if token not in hit][:2]
         return ask(
             "Repetition penalty 1.3 comes first. Whose logit falls?", row.word(hit[0]), (*wrong, "every token's"), why
         )
     if name == "keep_top_k":
-        why = "The other logits become −∞, and stay −∞ whatever follows."
+        why = "All other logits become −∞ and stay −∞ through every later step."
         return ask(
             f"Top-k 8 comes next. How many of the {kept:,} tokens can still be drawn?",
             row.kept,
@@ -173,20 +170,20 @@ def question(row: Row, name: str, before, kept: int):
 
 
 def number_of(row: Row) -> float:
-    """The number in [0, 1) that decides this row's draw."""
+    """Return the number in [0, 1) that decides this row's draw."""
     from mini_engine.engine.sampler import uniform
 
     return uniform(row.asked.seed, row.position)
 
 
 def chosen_by(row: Row, neighbours: int = 0) -> int:
-    """What the sampler chooses for this row, with so many greedy rows before it in the batch."""
+    """Return what the sampler chooses for this row behind `neighbours` greedy rows in the batch."""
     import torch
 
     from mini_engine.engine.sampler import choose
-    from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+    from mini_engine.engine.sampling_params import Row, SamplingParams
 
-    others = [SampleRow(SamplingParams(temperature=0), row.asked.prompt_ids) for _ in range(neighbours)]
+    others = [Row(SamplingParams(temperature=0), row.asked.prompt_ids) for _ in range(neighbours)]
     return int(choose(torch.cat([row.raw] * (neighbours + 1)), [*others, row.asked])[-1])
 
 
@@ -194,32 +191,32 @@ def drawing(row: Row) -> None:
     u, token = number_of(row), chosen_by(row)
     row.show(
         "draw",
-        f"The draw: the probabilities of the {row.kept} that are left, laid end to end in the vocabulary's order, "
-        "from 0 to 1.",
+        f"The draw: the probabilities of the {row.kept} remaining tokens, laid end to end from 0 to 1 in the order of "
+        "the vocabulary.",
     )
-    why = "Each token has a stretch as long as its probability; the number falls on one of them."
+    why = "Each token owns an interval as long as its probability, and the number falls into one of them."
     words = [row.word(other) for other in row.shown if row.logits[0, other] > float("-inf")]
     row.show(
         "draw",
-        f"The number is a hash of seed 7 and position {row.position}: {u:.3f}. It falls on “{row.word(token)}”.",
-        ask(f"The number is {u:.3f}. On which token does it fall?", row.word(token), words[:3], why),
+        f"The number is a hash of seed 7 and position {row.position}: {u:.3f}. It falls into “{row.word(token)}”.",
+        ask(f"The number is {u:.3f}. Into which token's interval does it fall?", row.word(token), words[:3], why),
         u=round(u, 3),
         chosen=token,
     )
 
 
 def again(row: Row) -> None:
-    """The same draw beside seven others, and the draw after it."""
+    """Show the same draw in a batch with seven others, and then the next draw."""
     u, token, beside = number_of(row), chosen_by(row), chosen_by(row, neighbours=7)
-    same = "the same number, so the same token" if beside == token else f"“{row.word(beside)}”: the batch has leaked in"
+    same = "the same number, so the same token" if beside == token else f"“{row.word(beside)}”: the batch leaked in"
     row.show(
         "draw",
-        f"The same request in a batch of 8: {same}. No generator, no state: only seed and position count.",
+        f"The same request in a batch of 8: {same}. No generator and no state: only seed and position matter.",
         ask(
-            "The same request runs beside seven others. Which token is drawn?",
+            "The same request runs in a batch with seven others. Which token is drawn?",
             row.word(beside),
             ("it depends on the others",),
-            "A hash of seed and position stands in for a generator. Neither batch nor order is an input.",
+            "A hash of seed and position takes the place of a generator. Neither batch nor order is an input.",
         ),
         u=round(u, 3),
         chosen=beside,
@@ -227,7 +224,8 @@ def again(row: Row) -> None:
     row.asked.output_ids.append(token)
     row.model_logits()
     row.show(
-        "logits", f"“{row.word(token)}” is appended and fed. The model gives new logits, for position {row.position}."
+        "logits",
+        f"“{row.word(token)}” is appended and fed to the model, which returns logits for position {row.position}.",
     )
     from mini_engine.engine.sampler import process
 
@@ -235,9 +233,8 @@ def again(row: Row) -> None:
     u, token = number_of(row), chosen_by(row)
     row.show(
         "draw",
-        f"All steps again, {row.kept} {'token stays' if row.kept == 1 else 'tokens stay'}; position {row.position} "
-        "has the "
-        f"number {u:.3f}: “{row.word(token)}”.",
+        f"After all steps {row.kept} {'token remains' if row.kept == 1 else 'tokens remain'}. Position {row.position} "
+        f"has the number {u:.3f}: “{row.word(token)}”.",
         u=round(u, 3),
         chosen=token,
     )

@@ -7,12 +7,11 @@ from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
-from site_browser import find_browser, launched
-from smoke_common import REPO
+from scripts import ROOT
+from scripts.traces.tape import Tape
+from scripts.website.browser import find_browser, launched
 
-from traces.tape import Tape
-
-PLAYER = REPO / "site" / "theme" / "assets" / "player"
+PLAYER = ROOT / "site" / "theme" / "assets" / "player"
 WIDTH, MARGIN = 720, 16
 SEAL = re.compile(r"<!-- drawn from ([0-9a-f]{16}) -->")
 
@@ -47,7 +46,7 @@ def draw_all(tapes: Sequence[Tape], lessons: Path) -> int:
         for tape in tapes:
             path = picture_path(lessons / tape.file)
             path.write_text(draw(browser, tape), encoding="utf-8", newline="\n")
-            print(f"drew {path.relative_to(REPO)}")
+            print(f"drew {path.relative_to(ROOT)}")
     return 0
 
 

@@ -1,7 +1,8 @@
 """Course machinery. Lesson 2's trace: requests come and go in a pool of six blocks."""
 
+from scripts.traces.tape import Tape, ask, listed, plural, ranges
+
 from mini_engine.errors import OutOfBlocks
-from traces.tape import Tape, ask, listed, plural, ranges
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 6
 PROMPTS = {
@@ -18,10 +19,11 @@ def tape() -> Tape:
 
 
 class Player:
-    """Requests over one real pool, stepped one at a time; each step is a frame or two."""
+    """Steps requests over one real pool, one at a time; each step is one or two frames."""
 
     def __init__(self, tape: Tape) -> None:
-        from mini_engine.kv.token_flat import BlockAllocator, KvPool
+        from mini_engine.kv.allocator import BlockAllocator
+        from mini_engine.kv.token_flat import KvPool
         from mini_engine.pocket import POCKET_DIR
         from mini_engine.tokenizer import Tokenizer
         from mini_engine.weights import load_model
@@ -29,7 +31,7 @@ class Player:
         self.tape = tape
         self.model, self.tokenizer = load_model(POCKET_DIR), Tokenizer(POCKET_DIR)
         self.pool = KvPool(self.model.config, BLOCK_SIZE * NUM_BLOCKS)
-        self.allocator = BlockAllocator(BLOCK_SIZE * NUM_BLOCKS, BLOCK_SIZE)
+        self.allocator = BlockAllocator(NUM_BLOCKS, BLOCK_SIZE, reserved=0)
         self.slots: list[str | None] = [None] * (BLOCK_SIZE * NUM_BLOCKS)
         self.running: dict[str, Running] = {}
 
@@ -45,7 +47,7 @@ class Player:
         return running
 
     def leave(self, name: str) -> list[int]:
-        """The request has ended; the blocks that it gave back."""
+        """End a request and return the blocks it held."""
         running = self.running.pop(name)
         blocks = list(running.request.blocks)
         running.sequence.release()
@@ -56,7 +58,7 @@ class Player:
 
 
 class Running:
-    """One request between `plan` and `commit`, as lesson 0's loop drives it."""
+    """One request, driven from `plan` to `commit` as lesson 0's loop does."""
 
     def __init__(self, name: str, player: Player) -> None:
         from mini_engine.kv.token_flat import PagedSequence, Request
@@ -76,13 +78,13 @@ class Running:
         }
 
     def plan(self) -> list[int]:
-        """Room for the next step is taken; the blocks that are new."""
+        """Reserve slots for the next step and return the new blocks."""
         before = len(self.request.blocks)
         self.meta = self.sequence.plan(self.token_ids)
         return self.request.blocks[before:]
 
     def run(self) -> tuple[list[int], list[int], str]:
-        """The model runs. The slots written, the slots read, and the word that was chosen."""
+        """Run the model. Return the slots written, the slots read and the word chosen."""
         import torch
 
         from mini_engine.engine.loop import next_token
@@ -100,10 +102,10 @@ class Running:
 
 
 def record(tape: Tape) -> None:
-    """The story. What it says comes from what the pool and its books did."""
+    """Record the story; its captions come from what the pool and the allocator did."""
     player = Player(tape)
     player.show(
-        f"A pool of {NUM_BLOCKS} blocks, {BLOCK_SIZE} slots each. A slot takes the keys and values of one token. "
+        f"A pool of {NUM_BLOCKS} blocks with {BLOCK_SIZE} slots each. A slot holds the keys and values of one token. "
         "All blocks are on the free list."
     )
     prefill(player, "A")
@@ -112,7 +114,7 @@ def record(tape: Tape) -> None:
         decode(player, name)
     decode(player, "A")
     decode(player, "A", is_question=True)
-    end(player, "A", "A's answer is long enough")
+    end(player, "A", "A has reached its maximum length")
     prefill(player, "C", is_question=True)
     decode(player, "C")
     refused(player, "D")
@@ -124,7 +126,7 @@ def record(tape: Tape) -> None:
 
 
 def prefill(player: Player, name: str, is_question: bool = False, again: bool = False) -> None:
-    """Two frames: blocks are taken, then the whole prompt is written in one step."""
+    """Show two frames: the request takes blocks, then one step writes the whole prompt."""
     running = player.running[name] if again else player.arrive(name)
     count = len(running.token_ids)
     expected = list(player.allocator.free_blocks)
@@ -132,28 +134,32 @@ def prefill(player: Player, name: str, is_question: bool = False, again: bool = 
     tail = (
         ""
         if len(blocks) * BLOCK_SIZE == count
-        else f" One of them has {len(blocks) * BLOCK_SIZE - count} slots to spare."
+        else f" {plural(len(blocks) * BLOCK_SIZE - count, 'slot')} of the last one will stay free."
     )
     question = None
     if len(player.running) == 1 and not again:
         why = f"{count} / {BLOCK_SIZE}, rounded up. Only the last block of a request can be partly filled."
-        question = ask(f"Request A brings {count} tokens. How many blocks will it take?", len(blocks), (1, 2, 5), why)
+        question = ask(
+            f"Request A arrives with {count} tokens. How many blocks will it take?", len(blocks), (1, 2, 5), why
+        )
     elif is_question:
-        why = "The last block that came back is the first to go out: its bytes are most likely still in a cache."
+        why = "The block that was freed last is handed out first: its bytes are most likely still in a cache."
         wrong = (listed(expected[: len(blocks)]), listed(sorted(expected)[: len(blocks)]), listed(sorted(blocks)))
-        question = ask(f"{name} needs {plural(len(blocks), 'block')}. Which will it get?", listed(blocks), wrong, why)
-    first = f"Now {name} fits:" if again else f"Request {name} comes with {count} tokens:"
+        question = ask(
+            f"{name} needs {plural(len(blocks), 'block')}. Which ones will it get?", listed(blocks), wrong, why
+        )
+    first = f"Now {name} fits:" if again else f"Request {name} arrives with {count} tokens:"
     player.show(f"{first} it takes {plural(len(blocks), 'block')}, {listed(blocks)}.{tail}", question)
     wrote, _, word = running.run()
     player.show(
-        f"Prefill: one step writes all {count} tokens, into the slots {ranges(wrote)}. The model chooses “{word}”, "
+        f"Prefill: one step writes all {count} tokens, to slots {ranges(wrote)}. The model chooses “{word}”, "
         "which has no keys and values yet.",
         wrote=wrote,
     )
 
 
 def decode(player: Player, name: str, is_question: bool = False) -> None:
-    """One frame, or two where a block is taken first."""
+    """Show one frame, or two if the request takes a block first."""
     running = player.running[name]
     position = running.request.cur_len
     free = player.allocator.free_blocks[::-1]
@@ -161,12 +167,12 @@ def decode(player: Player, name: str, is_question: bool = False) -> None:
     if blocks:
         question = None
         if is_question:
-            why = "Whichever is next on the free list will do: the request's list of blocks keeps the order."
-            wrong = ["none, it waits", f"{running.request.blocks[-2] + 1}, the neighbour", *free[1:2]]
+            why = "The next one on the free list will do: the request's own list of blocks keeps the order."
+            wrong = ["none; it waits", f"{running.request.blocks[-2] + 1}, the neighbour", *free[1:2]]
             question = ask(f"{name}'s blocks are full. Which block does it get?", blocks[0], wrong, why)
         player.show(
             f"Token {position} of {name} needs a slot, and its blocks are full. It takes block {blocks[0]}. "
-            "Blocks need not be neighbours.",
+            "A request's blocks need not be adjacent.",
             question,
         )
     wrote, read, word = running.run()
@@ -174,14 +180,14 @@ def decode(player: Player, name: str, is_question: bool = False) -> None:
     player.show(
         f"Decode: {name} feeds one token, position {position}. Its slot is {block} × {BLOCK_SIZE} + {offset} = "
         f"{wrote[0]}. "
-        f"Attention gathers the slots {ranges(read)}, in this order. Next word: “{word}”.",
+        f"Attention gathers slots {ranges(read)}, in this order. Next word: “{word}”.",
         wrote=wrote,
         read=read,
     )
 
 
 def refused(player: Player, name: str) -> None:
-    """A request for which there is no room."""
+    """Show a request that does not fit."""
     running = player.arrive(name)
     free = player.allocator.num_free
     need = -(-len(running.token_ids) // BLOCK_SIZE)
@@ -189,18 +195,21 @@ def refused(player: Player, name: str) -> None:
         running.plan()
     except OutOfBlocks as error:
         taken = len(running.request.blocks)
-        why = "A call that cannot be carried out changes nothing. Half a reservation would help nobody."
+        why = "A call that fails changes nothing. Part of a reservation would be of no use."
         question = ask(
-            f"{name} needs {need} blocks, {free} free. How many does it hold after asking?", taken, (0, free, need), why
+            f"{name} asks for {need} blocks, with {free} free. How many does it hold afterwards?",
+            taken,
+            (0, free, need),
+            why,
         )
         player.show(f"OutOfBlocks: {error}. Nothing was changed: {name} holds {plural(taken, 'block')}.", question)
 
 
 def end(player: Player, name: str, because: str) -> None:
-    """A request goes, and its blocks come back."""
+    """Show a request ending and returning its blocks."""
     blocks = player.leave(name)
     player.show(
-        f"{because}: blocks {listed(blocks)} go back. {plural(player.allocator.num_free, 'block')} of {NUM_BLOCKS} "
-        + ("are free, as at the start. " if not player.running else "are free. ")
-        + "What was written stays there until somebody writes over it, and nobody may read it."
+        f"{because}: blocks {listed(blocks)} are freed. {plural(player.allocator.num_free, 'block')} of {NUM_BLOCKS} "
+        + ("are free, as at the start. " if not player.running else "are free now. ")
+        + "The old keys and values stay there until they are overwritten, and no request reads them."
     )

@@ -3,11 +3,11 @@
 import math
 from typing import Any
 
-from traces.tape import Tape, ask, listed, plural, ranges
+from scripts.traces.tape import Tape, ask, listed, plural, ranges
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 8
 PROMPTS = {"A": "Once upon a time", "B": "The capital of France is", "C": "Count: one, two, three"}
-LAYER, HEAD = 1, 0  # whose attention is shown
+LAYER, HEAD = 1, 0  # the attention to show
 
 
 def tape() -> Tape:
@@ -18,7 +18,7 @@ def tape() -> Tape:
 
 
 class Watching:
-    """The kernel, and what it was called with in one layer of the last step."""
+    """The kernel; records the arguments of its calls in the last step."""
 
     def __init__(self) -> None:
         from mini_engine.attention.reference import paged_attention
@@ -30,9 +30,10 @@ class Watching:
         return self.kernel(*arguments)
 
     def keys_of(self, s: int, query: int, entry: int) -> tuple[list[int], list[float]]:
-        """Slots of the keys that query number `query` of sequence s finds in entry `entry` of its row, and scores.
+        """Return the slots and scores of the keys that a query of sequence s reads in one block.
 
-        Scores have two decimals, so that whoever checks the sums that are shown finds them right.
+        `query` is its index among the sequence's queries, `entry` an index into the sequence's row of the table.
+        Scores are rounded to two decimals, so that the sums shown can be checked by hand.
         """
         q, k_cache, _, starts, lens, table, scale = self.calls[LAYER]
         start, stop = int(starts[s]), int(starts[s + 1])
@@ -45,10 +46,11 @@ class Watching:
 
 
 class Desk:
-    """One real pool, its allocator, and the requests in it."""
+    """One real pool, its allocator and the requests in it."""
 
     def __init__(self, tape: Tape) -> None:
-        from mini_engine.kv.block_tensor import BlockAllocator, KvPool
+        from mini_engine.kv.allocator import BlockAllocator
+        from mini_engine.kv.block_tensor import KvPool
         from mini_engine.pocket import POCKET_DIR
         from mini_engine.tokenizer import Tokenizer
         from mini_engine.weights import load_model
@@ -71,14 +73,15 @@ class Desk:
         self.tape.frame(say, question, wrote=list(wrote), free=list(self.allocator.free_blocks), **state)
 
     def arrive(self, name: str) -> int:
-        from mini_engine.kv.block_tensor import BlockTable, Request
+        from mini_engine.kv.block_table import BlockTable
+        from mini_engine.kv.block_tensor import Request
 
         ids = self.tokenizer.encode(PROMPTS[name])
         self.requests[name] = Request(ids, BlockTable(self.allocator))
         return len(ids)
 
     def reserve(self) -> dict[str, list[int]]:
-        """Room for everybody's next step; the blocks that are new to each."""
+        """Reserve room for every request's next step; return the new blocks of each."""
         from mini_engine.kv.block_tensor import reserve_all
 
         before = {name: len(request.table.blocks) for name, request in self.requests.items()}
@@ -99,7 +102,7 @@ class Desk:
         }
 
     def run(self) -> list[int]:
-        """The packed step, as `generate_packed` runs it; the slots that were written."""
+        """Run the packed step as `generate_packed` does; return the slots written."""
         import torch
 
         from mini_engine.engine.loop import next_token
@@ -127,12 +130,11 @@ class Desk:
 
 
 def record(tape: Tape) -> None:
-    """The story: a mixed step, a decode, a request that comes later, and two walks of the kernel."""
+    """Record the story: a packed prefill, a decode, a later request, and two walks of the kernel."""
     desk = Desk(tape)
     desk.show(
-        f"{NUM_BLOCKS} blocks of {BLOCK_SIZE} slots. Block 0 is the null block: nobody is ever given it, and tables "
-        "that "
-        "are too short are filled up with it."
+        f"{NUM_BLOCKS} blocks of {BLOCK_SIZE} slots. Block 0 is the null block: it is never handed out, and short rows "
+        "of the block table are padded with it."
     )
     first_step(desk)
     walk(desk, "B", is_first=True)
@@ -146,33 +148,32 @@ def first_step(desk: Desk) -> None:
     counts = {name: desk.arrive(name) for name in "AB"}
     blocks = desk.reserve()
     desk.show(
-        f"A comes with {counts['A']} tokens and takes block {listed(blocks['A'])}. B has {counts['B']} and takes "
-        "blocks "
-        f"{listed(blocks['B'])}.",
+        f"A arrives with {counts['A']} tokens and takes block {listed(blocks['A'])}. B has {counts['B']} and takes "
+        f"blocks {listed(blocks['B'])}.",
         ask(
-            "A comes first, and the pool is empty. Which block does it get?",
+            "A arrives first, and the pool is empty. Which block does it get?",
             listed(blocks["A"]),
             ("0", "7"),
-            "Block 0 is the null block. It is never on the free list.",
+            "Block 0 is the null block; it is never on the free list.",
         ),
     )
     desk.make_plan()
     rows = desk.plan["rows"]
     desk.show(
-        f"Both run in one packed step. The block table is a rectangle, so A's row is {rows[0]}: the null block fills "
-        "it up.",
+        f"Both run in one packed step. The block table is a rectangle, so A's row is {rows[0]}, padded with the null "
+        "block.",
         ask(
-            "B's row of the block table has two entries. What stands behind A's only block?",
+            "B's row of the block table has two entries. What follows A's only block in its row?",
             rows[0][-1],
             (-1, "nothing", 4),
-            "Any entry must be a block that exists. What it holds does not matter: nothing is read from there.",
+            "Every entry must be a block that exists. Its contents do not matter, because they are never read.",
         ),
     )
     write_flat(desk)
 
 
 def write_flat(desk: Desk) -> None:
-    """The other view, through which the step writes, and back."""
+    """Show the flat view, through which the step writes, and then the block view again."""
     desk.show(
         f"The same bytes as one row of {NUM_BLOCKS * BLOCK_SIZE} slots: the flat view. Nothing has moved in memory; "
         f"slot = block × {BLOCK_SIZE} + offset.",
@@ -180,20 +181,19 @@ def write_flat(desk: Desk) -> None:
     )
     wrote = desk.run()
     desk.show(
-        f"Writing goes through the flat view: {len(wrote)} tokens, slots {ranges(wrote)}. The slot mapping is lesson "
-        "2's.",
+        f"Writes go through the flat view: {len(wrote)} tokens, slots {ranges(wrote)}. The slot mapping is the same "
+        "as in lesson 2.",
         view="flat",
         wrote=wrote,
     )
     desk.show(
-        f"Back to the block view, for reading. A chose “{desk.word('A')}”, B chose “{desk.word('B')}”: how did B's "
-        "last "
-        "token see its history?"
+        f"Back to the block view, for reading. A chose “{desk.word('A')}”, B chose “{desk.word('B')}”. How did B's "
+        "last token see its history?"
     )
 
 
 def walk(desk: Desk, name: str, query: int | None = None, is_first: bool = False) -> None:
-    """A frame for each block that a query visits, with the running sum of its softmax."""
+    """Show a frame for each block that a query reads, with the running sum of its softmax."""
     s = list(desk.requests).index(name)
     start, stop = desk.plan["starts"][s : s + 2]
     query = stop - start - 1 if query is None else query
@@ -206,12 +206,12 @@ def walk(desk: Desk, name: str, query: int | None = None, is_first: bool = False
         factor = math.exp(best - new)
         total = total * factor + sum(math.exp(score - new) for score in scores)
         seen += [[slot, score] for slot, score in zip(slots, scores, strict=True)]
-        say = f"Query {name}{position} reads {plural(len(slots), 'key')} of block {block}, where they lie. "
+        say = f"Query {name}{position} reads {plural(len(slots), 'key')} of block {block}, in place. "
         if entry == 0:
             say += f"Largest score {new:.2f}, sum of exp(score − largest) {total:.2f}."
         elif new > best:
             say += (
-                f"A larger score, {new:.2f}: the sum so far is multiplied by exp({best:.2f} − {new:.2f}) = "
+                f"A larger score, {new:.2f}, so the sum so far is multiplied by exp({best:.2f} − {new:.2f}) = "
                 f"{factor:.2f}. Sum {total:.2f}."
             )
         else:
@@ -236,20 +236,22 @@ def question_of(desk: Desk, name: str, position: int, entry: int, row: list[int]
     if is_first and entry == 1:
         keys = position + 1 - BLOCK_SIZE
         why = (
-            f"B has {position + 1} tokens, {BLOCK_SIZE} of them in the block before. The end of its last block is "
-            "not written."
+            f"B has {position + 1} tokens, {BLOCK_SIZE} of them in the previous block. The rest of its last block "
+            "is not written."
         )
-        return ask(f"Next comes block {row[1]}. How many of its keys does the query read?", keys, (4, 2, 0), why)
+        return ask(f"The next block is {row[1]}. How many of its keys does the query read?", keys, (4, 2, 0), why)
     if not is_first and entry == 0:
-        why = "Its row of the table is in the order of its tokens, whatever the numbers are."
-        return ask(f"Which block does C's token {position} visit first?", row[0], (min(row), max(row), 0), why)
+        why = "Its row of the table follows the order of its tokens, whatever the block ids are."
+        return ask(f"Which block does C's token {position} read first?", row[0], (min(row), max(row), 0), why)
     if not is_first and entry == len(row) - 1:
         keys = position + 1 - entry * BLOCK_SIZE
         why = (
-            f"Query {position} sees keys 0 … {position}: the mask hangs from the bottom right. What comes later is "
-            "not its business."
+            f"Query {position} sees keys 0 … {position}: the causal mask is aligned to the bottom right. "
+            "Later keys are masked out."
         )
-        return ask(f"Block {row[-1]} holds more of C. How many of its keys does this query see?", keys, (2, 3, 4), why)
+        return ask(
+            f"Block {row[-1]} holds the end of C. How many of its keys does this query see?", keys, (2, 3, 4), why
+        )
     return None
 
 
@@ -257,7 +259,7 @@ def second_step(desk: Desk) -> None:
     desk.plan = None
     blocks = desk.reserve()
     desk.show(
-        f"Decode: a token each. A's block is full, so its table grows by block {listed(blocks['A'])}. B has room."
+        f"Decode: one token each. A's block is full, so its table grows by block {listed(blocks['A'])}. B has room."
     )
     desk.make_plan()
     wrote = desk.run()
@@ -277,25 +279,22 @@ def third_step(desk: Desk) -> None:
     desk.show(f"A has ended. Its table is empty; blocks {listed(blocks)} are free.")
     count = desk.arrive("C")
     blocks = desk.reserve()["C"]
-    desk.show(f"C comes with {count} tokens and takes blocks {listed(blocks)}: freed last, handed out first.")
+    desk.show(f"C arrives with {count} tokens and takes blocks {listed(blocks)}: freed last, handed out first.")
     desk.make_plan()
     plan = desk.plan
     desk.show(
-        f"B decodes and C has its prompt, in one call. cu_seqlens_q {plan['starts']} says whose rows are whose: "
-        f"B has row 0, C rows 1 … {plan['starts'][2] - 1}.",
+        f"One call decodes for B and prefills C. cu_seqlens_q {plan['starts']} says which rows belong to which "
+        f"sequence: B has row 0, C has rows 1 … {plan['starts'][2] - 1}.",
         ask(
-            "B feeds 1 token and C feeds 7. How many rows has the packed step?",
+            "B feeds 1 token and C feeds 7. How many rows does the packed step have?",
             plan["starts"][-1],
             (2, 7, 14),
-            "Rows lie one behind the other, with no padding between sequences.",
+            "Rows follow one another, with no padding between sequences.",
         ),
     )
     wrote = desk.run()
-    desk.show(f"All {len(wrote)} are written in one go: slots {ranges(wrote)}.", view="flat", wrote=wrote)
+    desk.show(f"One call writes all {len(wrote)}: slots {ranges(wrote)}.", view="flat", wrote=wrote)
 
 
 def finish(desk: Desk) -> None:
-    desk.show(
-        f"One call served a decode and a prompt, and copied nothing. B chose “{desk.word('B')}”, C chose "
-        f"“{desk.word('C')}”."
-    )
+    desk.show(f"One call served a decode and a prefill. B chose “{desk.word('B')}”, C chose “{desk.word('C')}”.")

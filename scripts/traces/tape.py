@@ -86,7 +86,7 @@ class Tape:
         frames = ",\n".join(map(dump, self.frames))
         return "\n".join(
             [
-                "// Recorded by scripts/record_traces.py: do not edit, record again.",
+                "// Recorded by scripts/traces/record.py: do not edit, record again.",
                 "window.KV_TRACES = window.KV_TRACES || {};",
                 f"window.KV_TRACES[{dump(self.id)}] = {{",
                 *(pair + "," for pair in pairs),

@@ -1,12 +1,12 @@
-"""Course machinery. Lesson 6's trace: tokens are bytes; what the reader sees, what waits, what is never shown."""
+"""Course machinery. Lesson 6's trace: tokens are bytes; what is shown, what is held back, what is never shown."""
 
 from typing import Any
 
-from traces.tape import Tape, ask, plural
+from scripts.traces.tape import Tape, ask, plural
 
 STOP = "User:"
 FIRST, SECOND = "A café: 5 €, Us, User: no", "Hi 😀"
-CUT = 1  # tokens by which the second answer is too short
+CUT = 1  # tokens missing at the end of the second answer
 
 
 def tape() -> Tape:
@@ -23,11 +23,11 @@ class Answer:
         self.detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
         self.checker = StopChecker([STOP])
         self.tokens: list[int] = []
-        self.text = self.shown = ""  # what the bytes have become, and what of it the reader has
+        self.text = self.shown = ""  # what the bytes have become, and how much of it was shown
         self.stop: str | None = None
 
     def push(self, token: int) -> str:
-        """The text that this token completes."""
+        """Add a token. Returns the text that it completes."""
         self.tokens.append(token)
         text = self.detokenizer.push(token)
         self.take(text)
@@ -54,7 +54,7 @@ class Answer:
 
 
 def spans_of(text: str, num_bytes: int, is_over: bool) -> list[list[Any]]:
-    """Each character, and how many bytes it stands for. What never became one stands for all that are left."""
+    """Pair each character with its number of bytes. At the end, the last one stands for all bytes that are left."""
     sizes = [len(char.encode()) for char in text]
     if is_over and sizes:
         sizes[-1] += num_bytes - sum(sizes)
@@ -68,9 +68,8 @@ def record(tape: Tape) -> None:
     tokenizer = Tokenizer(POCKET_DIR)
     answer = Answer(tape, tokenizer)
     tape.frame(
-        "The tokens of an answer will come one by one. Each is a few bytes. The answer ends at the stop string "
-        f"“{STOP}”, "
-        "which the reader must never see, not even a part of it.",
+        "The tokens of an answer arrive one by one. Each is a few bytes. The answer ends at the stop string "
+        f"“{STOP}”, of which the reader must never see any part.",
         **answer.state(),
     )
     ends_at_a_stop(answer, tokenizer.encode(FIRST))
@@ -78,7 +77,7 @@ def record(tape: Tape) -> None:
 
 
 def ends_at_a_stop(answer: Answer, ids: list[int]) -> None:
-    """A frame for each token, but for those that simply pass: they are told together."""
+    """Record a frame for each token. Tokens that pass straight through share a frame."""
     tape, passed, state = answer.tape, "", {}
     for token in ids:
         held = answer.checker.held
@@ -87,7 +86,7 @@ def ends_at_a_stop(answer: Answer, ids: list[int]) -> None:
             passed, state = passed + text, answer.state()
             continue
         if passed:
-            tape.frame(f"“{passed}”: plain letters, one byte each. They are shown at once.", **state)
+            tape.frame(f"“{passed}”: plain ASCII, one byte per character. It is shown at once.", **state)
             passed = ""
         tape.frame(*tale(answer, token, text, held), **answer.state())
         if answer.stop is not None:
@@ -95,41 +94,41 @@ def ends_at_a_stop(answer: Answer, ids: list[int]) -> None:
 
 
 def tale(answer: Answer, token: int, text: str, held: str):
-    """What happened to a token that did not simply pass, and perhaps a question."""
+    """Describe what happened to a token that did not pass straight through, perhaps with a question."""
     raw = answer.tokenizer.token_bytes[token]
     if not text:
         return tale_of_a_part(answer, token, raw)
     if not text.isascii():
         size = len(text.encode())
         return (
-            f"Token {token}, the byte {raw.hex(' ')}, completes {plural(size, 'byte')}: “{text}”. It is shown, whole.",
+            f"Token {token}, the byte {raw.hex(' ')}, ends a character of {plural(size, 'byte')}: “{text}” is shown.",
             None,
         )
     if answer.stop is not None:
         question = ask(
-            "The next token is “:”. What does the reader see of “User:”?",
+            "The next token is “:”. How much of “User:” does the reader see?",
             "nothing",
             ("“User”", "“User:”"),
-            "It was held back from its first letter on. A completed stop string is thrown away.",
+            "It was held back from its first letter on, and a completed stop string is discarded.",
         )
         return (
-            f"“{text}” completes “{answer.stop}”. The answer ends here, and nothing of the stop string was shown.",
+            f"“{text}” completes “{answer.stop}”. The answer ends here, and no part of the stop string was shown.",
             question,
         )
     if answer.checker.held:
         return tale_of_a_wait(answer, text)
-    return f"“{text}”: “{held}{text}” begins no stop string. What was held back is shown.", None
+    return f"“{text}”: no stop string begins with “{held}{text}”. The text that was held back is shown.", None
 
 
 def tale_of_a_part(answer: Answer, token: int, raw: bytes):
-    """A character has begun and is not complete."""
+    """Describe a token that begins or continues a character without completing it."""
     waiting = answer.num_bytes - len(answer.text.encode())
-    there, alone = ("is", "it") if waiting == 1 else ("are", "they")
-    why = f"{plural(waiting, 'byte')} of a character {there} there, and more must come. Alone {alone} would be “�”."
+    have, alone = ("has", "it") if waiting == 1 else ("have", "they")
+    why = f"{plural(waiting, 'byte')} of a character {have} arrived, and more must follow. Alone, {alone} would be “�”."
     question = None
     if not any("ask" in frame for frame in answer.tape.frames):
         question = ask(
-            f"The next token is the byte {raw.hex()}, the first of an “é”. What does the reader see of it?",
+            f"The next token is the byte {raw.hex()}, the first of an “é”. What does the reader see?",
             "nothing yet",
             ("�", "é", "Ã"),
             why,
@@ -138,43 +137,43 @@ def tale_of_a_part(answer: Answer, token: int, raw: bytes):
 
 
 def tale_of_a_wait(answer: Answer, text: str):
-    """What may begin a stop string is held back."""
+    """Describe a token whose text may begin a stop string, and is held back."""
     held, question = answer.checker.held, None
     if not any("stop string" in frame.get("ask", {}).get("question", "") for frame in answer.tape.frames):
         question = ask(
-            f"The next token is “{text}”, and the stop string is “{STOP}”. What of it is shown?",
+            f"The next token is “{text}”, and the stop string is “{STOP}”. How much of the token is shown?",
             shown_of(text, held),
             ("all of it", "nothing"),
-            f"A stop string may begin here. “{held}” waits until it is clear.",
+            f"A stop string may begin here. “{held}” is held back until that is decided.",
         )
-    return f"“{text}”: “{held}” might begin “{STOP}”, so it is held back.", question
+    return f"“{text}”: “{held}” may be the beginning of “{STOP}”, so it is held back.", question
 
 
 def shown_of(text: str, held: str) -> str:
-    """What of `text` is shown, in words."""
-    return "the blank" if text.removesuffix(held) == " " else "all of it" if not held else "nothing"
+    """Say in words how much of `text` is shown."""
+    return "the space" if text.removesuffix(held) == " " else "all of it" if not held else "nothing"
 
 
 def is_cut_short(answer: Answer, ids: list[int]) -> None:
-    """An answer that reaches its length in the middle of a character."""
+    """Record an answer that reaches its maximum length in the middle of a character."""
     for token in ids:
         answer.push(token)
     answer_state = answer.state()
     waiting = answer.num_bytes - len(answer.text.encode())
     answer.tape.frame(
-        f"Another answer, “{answer.text}” and then an emoji of 4 bytes. Its last token allowed has come, and only "
-        f"{plural(waiting, 'byte')} of the emoji {'is' if waiting == 1 else 'are'} there.",
+        f"Another answer: “{answer.text}”, then an emoji of 4 bytes. It has reached max_tokens with only "
+        f"{plural(waiting, 'byte')} of the emoji.",
         **answer_state,
     )
     answer.finish()
     answer.tape.frame(
-        f"It ends here. Bytes that never became a character are shown as “{answer.text[-1]}”: the reader may know "
+        f"It ends here. Bytes that never became a character are shown as “{answer.text[-1]}”, so that the reader knows "
         "that something is missing.",
         ask(
-            "The answer ends in the middle of an emoji. What becomes of its bytes?",
+            "The answer ends in the middle of an emoji. What happens to its bytes?",
             answer.text[-1],
             ("they are left out", "😀", "an error"),
-            "All deltas together are what decoding everything at once gives, and that gives one replacement character.",
+            "The deltas add up to what decoding everything at once gives, and that ends in one replacement character.",
         ),
         **answer.state(is_over=True),
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from traces.tape import Tape, ask, listed, plural, ranges
+from scripts.traces.tape import Tape, ask, listed, plural, ranges
 
 BLOCKS, BLOCK_SIZE, BUDGET = 9, 4, 8
 

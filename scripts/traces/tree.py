@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from traces.tape import Tape, ask, listed, plural
+from scripts.traces.tape import Tape, ask, listed, plural
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 20
 ANSWER = 7  # tokens of an answer

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from scripts.website.browser import Site, build_sites, find_browser, launched, served
+
 import pytest
-from site_browser import Site, build_sites, find_browser, launched, served
 
 
 @pytest.fixture(scope="session")

@@ -6,27 +6,22 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import bench
-import bench_ladder
-import bench_peers
-import bench_plot
-import bench_step
-import ladder_page
-import ladder_rungs
-import make_random_qwen3
-import peer_protocol
-import peer_worker
+from scripts import make_random_qwen3
+from scripts.bench import command, ladder, peer_protocol, peer_worker, peers, plot, rungs, step
+from scripts.bench.common import Report, Timing
+from scripts.pages import ladder as ladder_page
+
 import pytest
 import torch
-from bench_common import Report, Timing
 
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefix_manager import PrefixCacheManager
 from mini_engine.weights import load_model
+from tests.course.threads import wait_policy
 from tests.support import checkpoint, write_checkpoint
 
-LADDER = bench_ladder.FOLDER
+LADDER = ladder.FOLDER
 FAMILY = "two, tied, wide heads"
 
 
@@ -82,24 +77,24 @@ def test_one_value_far_beyond_the_others_does_not_hide_them():
 def small():
     """A small model and a load for it."""
     model = load_model(checkpoint(FAMILY))
-    return model, ladder_rungs.make_load(5, model.config.vocab_size, common=32, own=24, answer=9, share=0.6)
+    return model, rungs.make_load(5, model.config.vocab_size, common=32, own=24, answer=9, share=0.6)
 
 
 def all_rungs(model, load):
     return {
-        0: ladder_rungs.lesson_0(model),
-        1: ladder_rungs.lesson_1(model, load),
-        2: ladder_rungs.lesson_2(model, load),
-        3: ladder_rungs.lesson_3(model, load),
-        5: ladder_rungs.engine_rung(model, load, KvCacheManager),
-        8: ladder_rungs.engine_rung(model, load, PrefixCacheManager),
+        0: rungs.lesson_0(model),
+        1: rungs.lesson_1(model, load),
+        2: rungs.lesson_2(model, load),
+        3: rungs.lesson_3(model, load),
+        5: rungs.engine_rung(model, load, KvCacheManager),
+        8: rungs.engine_rung(model, load, PrefixCacheManager),
     }
 
 
 def test_all_lessons_give_the_same_tokens_and_count_what_they_compute(small):
     model, load = small
     done = {lesson: run(load) for lesson, run in all_rungs(model, load).items()}
-    bench_ladder.check_equal({lesson: [each] for lesson, each in done.items()})
+    ladder.check_equal({lesson: [each] for lesson, each in done.items()})
     figures = {lesson: each.figures(load, 1024) for lesson, each in done.items()}
     for lesson in (1, 2, 3, 5):
         assert figures[lesson]["prefill_tokens"] == load.prompt_tokens, f"lesson {lesson} computes each prompt once"
@@ -121,15 +116,15 @@ def test_a_rung_can_run_again_and_gives_the_same(small):
 
 
 def test_the_load_is_the_same_at_every_call_and_its_prompts_begin_alike():
-    one, two = (ladder_rungs.make_load(6, 100, common=8, own=20, answer=10, share=0.4) for _ in range(2))
+    one, two = (rungs.make_load(6, 100, common=8, own=20, answer=10, share=0.4) for _ in range(2))
     assert one == two
     assert len({tuple(prompt[:8]) for prompt, _ in one.jobs}) == 1 and len({tuple(p) for p, _ in one.jobs}) == 6
     assert max(len(prompt) + wanted for prompt, wanted in one.jobs) <= one.longest
 
 
 def test_a_batch_of_lesson_3_fits_into_the_pool():
-    load = ladder_rungs.make_load(20, 100, common=8, own=90, answer=40, share=0.3)
-    found = ladder_rungs.batches(load)
+    load = rungs.make_load(20, 100, common=8, own=90, answer=40, share=0.3)
+    found = rungs.batches(load)
     assert [job for batch in found for job in batch] == load.jobs and len(found) > 1
     for batch in found:
         assert sum(-(-(len(prompt) + wanted - 1) // 16) for prompt, wanted in batch) <= load.pool_blocks
@@ -137,15 +132,15 @@ def test_a_batch_of_lesson_3_fits_into_the_pool():
 
 def test_other_tokens_are_told_and_not_compared():
     same, other = (SimpleNamespace(answers=answers) for answers in ([[1, 2], [3]], [[1, 2], [4]]))
-    bench_ladder.check_equal({0: [same], 1: [same, same]})
+    ladder.check_equal({0: [same], 1: [same, same]})
     with pytest.raises(UserError, match="lesson 8 answers 1 of 2 requests otherwise than lesson 0"):
-        bench_ladder.check_equal({0: [same], 8: [same, other]})
+        ladder.check_equal({0: [same], 8: [same, other]})
 
 
 def test_a_quick_ladder_runs_and_writes(tmp_path, capsys):
     out = tmp_path / "ladder.json"
     arguments = ["ladder", "--quick", "--model", str(checkpoint(FAMILY)), "--requests", "2", "--json", str(out)]
-    assert bench.main([*arguments, "--lessons", "1,3,8"]) == 0
+    assert command.main([*arguments, "--lessons", "1,3,8"]) == 0
     written = json.loads(out.read_text(encoding="utf-8"))
     assert [row["lesson"].split()[0] for row in written["rows"]] == ["1", "3", "8"]
     assert written["machine"]["read_gb_s"] > 0 and "dirty" in written["machine"], "a figure without a machine is none"
@@ -166,20 +161,26 @@ def test_a_quick_ladder_runs_and_writes(tmp_path, capsys):
     ],
 )
 def test_a_mistake_is_one_sentence(arguments, said, capsys, monkeypatch):
-    monkeypatch.setattr("bench_common.measure_rates", lambda device: None)
+    monkeypatch.setattr("scripts.bench.common.measure_rates", lambda device: None)
     try:
-        code = bench.main(arguments)
+        code = command.main(arguments)
     except SystemExit as leave:
         code = leave.code
     err = capsys.readouterr().err
     assert code == 2 and said in err and "Traceback" not in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("suite", bench.suites())
+@pytest.mark.parametrize("suite", command.suites())
 def test_every_suite_has_help(suite, capsys):
     with pytest.raises(SystemExit) as leave:
-        bench.main([suite, "--help"])
+        command.main([suite, "--help"])
     assert leave.value.code == 0 and "--plot" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("suite", command.suites())
+def test_threads_wait_as_in_use_while_a_suite_measures(suite):
+    """What suits a busy machine, which the smoke scripts ask for, would change the figures."""
+    assert wait_policy(f"from scripts.bench.command import main; main([{suite!r}, '--quick'])") == "None"
 
 
 # ---------------------------------------------------------------- pictures
@@ -189,7 +190,7 @@ def test_a_picture_has_the_same_bytes_each_time_and_colours_for_the_dark(tmp_pat
     pytest.importorskip("matplotlib")
     report = Report("toy", [{"a": "x", "b": "one", "ms": 1.0}, {"a": "x", "b": "two", "ms": 2.5}], [], {}, "ms")
     for name in ("1.svg", "2.svg"):
-        bench_plot.draw_bars(report, tmp_path / name)
+        plot.draw_bars(report, tmp_path / name)
     one, two = (tmp_path / name for name in ("1.svg", "2.svg"))
     assert one.read_bytes() == two.read_bytes(), "no date, no random ids"
     text = one.read_text(encoding="utf-8")
@@ -199,13 +200,13 @@ def test_a_picture_has_the_same_bytes_each_time_and_colours_for_the_dark(tmp_pat
 def test_a_report_without_a_column_to_draw_says_so(tmp_path):
     pytest.importorskip("matplotlib")
     with pytest.raises(UserError, match="suite toy has nothing to draw"):
-        bench_plot.draw_bars(Report("toy", [{"a": 1}], [], {}), tmp_path / "x.svg")
+        plot.draw_bars(Report("toy", [{"a": 1}], [], {}), tmp_path / "x.svg")
 
 
 def test_without_matplotlib_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match="pip install matplotlib"):
-        bench_plot.check_plot(Path("x.svg"))
+        plot.check_plot(Path("x.svg"))
 
 
 # ---------------------------------------------------------------- engines in processes of their own
@@ -283,23 +284,23 @@ class Scripted:
 
 
 def test_an_engine_that_fails_is_out_and_the_others_go_on(monkeypatch):
-    monkeypatch.setattr(bench_peers, "memory_reader", lambda: lambda: None)
-    monkeypatch.setattr(bench_peers, "PAUSE", 0)
+    monkeypatch.setattr(peers, "memory_reader", lambda: lambda: None)
+    monkeypatch.setattr(peers, "PAUSE", 0)
     good, bad, notes = Scripted(9), Scripted(1), []
     ready = {"ours": good, "bad": bad}
-    found = bench_peers.rounds_of(ready, [([1, 2], 3)], 3, notes)
+    found = peers.rounds_of(ready, [([1, 2], 3)], 3, notes)
     assert good.asked == 3 and bad.asked == 2 and bad.closed and list(ready) == ["ours"]
     assert notes == ["left out from here: bad; enough"] and set(found) == {"", "ours"}
-    [row] = bench_peers.rows_of("ragged, 1 requests", [([1, 2], 3)], found, 100)
+    [row] = peers.rows_of("ragged, 1 requests", [([1, 2], 3)], found, 100)
     assert row["tokens/s"] == 1.5 and row["ours is ×"] == 1.0 and row["% of memory"] is None
 
 
 def test_what_a_speed_counts_depends_on_the_load():
     figures = {"seconds": 2.0, "decode_tokens": 6, "decode_seconds": 0.5}
     jobs = [([1, 2, 3, 4], 4), ([1, 2], 4)]
-    assert bench_peers.speed("decode, 2 at once", jobs, figures) == 12.0, "decoding alone, without the prefill"
-    assert bench_peers.speed("ragged, 2 requests", jobs, figures) == 4.0, "all answers over all the time"
-    assert bench_peers.speed("prefill, 2", jobs, figures) == 3.0, "prompt tokens over all the time"
+    assert peers.speed("decode, 2 at once", jobs, figures) == 12.0, "decoding alone, without the prefill"
+    assert peers.speed("ragged, 2 requests", jobs, figures) == 4.0, "all answers over all the time"
+    assert peers.speed("prefill, 2", jobs, figures) == 3.0, "prompt tokens over all the time"
 
 
 def test_the_watch_counts_decoding_from_when_all_have_begun():
@@ -328,8 +329,8 @@ def test_our_engine_and_transformers_answer_in_processes_of_their_own(tmp_path):
 
 
 def test_a_load_has_the_same_prompts_at_every_call():
-    groups = list(bench_peers.GROUPS)
-    one, two = (bench_peers.loads_of(groups, 1000, quick=False) for _ in range(2))
+    groups = list(peers.GROUPS)
+    one, two = (peers.loads_of(groups, 1000, quick=False) for _ in range(2))
     assert one == two
     assert [len(jobs) for jobs in one.values()] == [1, 8, 16, 32, 24, 16, 8]
     shared = next(jobs for name, jobs in one.items() if name.startswith("shared"))
@@ -341,7 +342,7 @@ def test_a_step_reads_each_weight_once_and_an_embedding_not_at_all(tmp_path, tie
     directory = write_checkpoint(tmp_path, tie_word_embeddings=tied)
     parameters = {name: p.numel() for name, p in load_model(directory).named_parameters()}
     expected = sum(n for name, n in parameters.items() if tied or name != "model.embed_tokens.weight")
-    assert bench_peers.weight_bytes(directory, 2) == 2 * expected
+    assert peers.weight_bytes(directory, 2) == 2 * expected
 
 
 # ---------------------------------------------------------------- a step's parts
@@ -349,22 +350,22 @@ def test_a_step_reads_each_weight_once_and_an_embedding_not_at_all(tmp_path, tie
 
 def test_a_steps_parts_make_up_the_step():
     times = {"step": 10, "model": 8, "linears": 5, "attention": 2, "sampling": 0.5, "schedule and plan": 0.5}
-    parts = bench_step.parts_of({name: Timing([value]) for name, value in times.items()})
-    assert list(parts) == list(bench_step.PARTS) and sum(parts.values()) == 10
+    parts = step.parts_of({name: Timing([value]) for name, value in times.items()})
+    assert list(parts) == list(step.PARTS) and sum(parts.values()) == 10
     assert parts["rest of the model"] == 1 and parts["rest of the engine"] == 1
 
 
 def test_a_limit_is_bytes_or_arithmetic_whichever_takes_longer():
     config = load_model(checkpoint(FAMILY)).config
     rates = SimpleNamespace(read=1e9, matrix={"bfloat16": 1e12})
-    one, many = (bench_step.limits(config, 10**6, n, 100, rates, torch.bfloat16)["linears"] for n in (1, 4000))
+    one, many = (step.limits(config, 10**6, n, 100, rates, torch.bfloat16)["linears"] for n in (1, 4000))
     assert one == pytest.approx(1e-3), "few rows: the weights must be read"
     assert many == pytest.approx(4000 * 10**6 / 1e12), "many rows: two operations for each weight and row"
 
 
 def test_the_linears_of_a_model_are_found_with_the_head():
     model = load_model(checkpoint(FAMILY))
-    found = bench_step.linears_of(model)
+    found = step.linears_of(model)
     assert len(found) == 7 * model.config.num_hidden_layers + 1
     for linear, inputs in found:
         assert linear(torch.zeros(2, inputs)).shape[0] == 2
@@ -384,7 +385,7 @@ def test_a_random_checkpoint_runs_here_and_in_transformers_alike(tmp_path):
     assert len(list((tmp_path / "m").glob("*.safetensors"))) > 1
     ids = AutoTokenizer.from_pretrained(tmp_path / "m").encode("The capital of France is")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
-    ours, no_cache = load_model(tmp_path / "m"), ladder_rungs.no_cache
+    ours, no_cache = load_model(tmp_path / "m"), rungs.no_cache
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits[0]
         got = ours(torch.tensor(ids), no_cache.NoCache(), no_cache.Recompute().plan(ids))

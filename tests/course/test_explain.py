@@ -3,9 +3,9 @@
 import argparse
 import json
 
-import explain_divergence
-import l0_smoke
-import l1_smoke
+from scripts import explain_divergence, l0_smoke, l1_smoke
+from scripts.smoke.divergence import explain
+
 import pytest
 import torch
 
@@ -22,9 +22,11 @@ FAMILY = "two, tied, wide heads"
 def find(script=l1_smoke, model=None, tokens=6, **knobs):
     """What the tool says of the lesson's run against an unharmed Hugging Face."""
     ours, hf = both(FAMILY)
-    args = argparse.Namespace(max_new_tokens=tokens, dtype="float32", device="cpu", max_seq_len=None, **knobs)
+    args = argparse.Namespace(
+        max_new_tokens=tokens, dtype="float32", device="cpu", max_seq_len=None, reuse=False, **knobs
+    )
     prompt = some_ids(7, ours.config.vocab_size)
-    return explain_divergence.explain(model or ours, hf, script.generate, prompt, tokens, args)
+    return explain(model or ours, hf, script.generate, prompt, tokens, args)
 
 
 @pytest.mark.parametrize("script", [l0_smoke, l1_smoke])
@@ -74,8 +76,8 @@ def test_a_wrong_row_shows_in_the_first_decode(monkeypatch):
     late = lambda self, layer, slots, k, v: right(self, layer, slots + (len(slots) == 1), k, v)  # noqa: E731
     monkeypatch.setattr(contiguous.ContiguousKv, "set_kv", late)
     ours, hf = both(FAMILY)
-    args = argparse.Namespace(max_new_tokens=6, dtype="float32", device="cpu", max_seq_len=64)
-    finding = explain_divergence.explain(ours, hf, l1_smoke.generate, [1, 2, 3], 6, args)
+    args = argparse.Namespace(max_new_tokens=6, dtype="float32", device="cpu", max_seq_len=64, reuse=False)
+    finding = explain(ours, hf, l1_smoke.generate, [1, 2, 3], 6, args)
     assert finding.step == 1 and finding.layer == 0 and "decode" in str(finding), str(finding)
 
 

@@ -1,20 +1,41 @@
-"""Course machinery. Layers know only what is below them; the scheduler and the managers hold no tensors."""
+"""Course machinery. Layers know only what is below them; what decides needs no torch; no circles."""
 
-from graphlib import TopologicalSorter
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+
+from scripts import ROOT
+from scripts.pages.engine_modules import LAYERS, read_modules
 
 import pytest
-from engine_modules import LAYERS, read_modules
 
 MODULES = read_modules()
+SCRIPTS = read_modules(ROOT / "scripts")
 each_module = pytest.mark.parametrize("name", MODULES)
 NUMBERS_ONLY = {
-    "engine.scheduler", "engine.request", "engine.sampling_params", "engine.detokenizer", "engine.answer",
-    "engine.mailbox", "engine.stats", "kv.manager", "kv.prefix_manager", "kv.radix", "kv.radix_node", "kv.eviction",
-    "kv.refcount",
+    "engine.scheduler", "engine.request", "engine.sampling_params", "engine.sampled", "engine.detokenizer",
+    "engine.answer", "engine.mailbox", "engine.stats", "kv.allocator", "kv.block_table", "kv.manager",
+    "kv.prefix_manager", "kv.radix", "kv.radix_node", "kv.eviction", "kv.refcount",
 }  # fmt: skip
+# Imports one module where torch cannot be found, as in the website's browser; says by way of which modules it fails.
+WITHOUT_TORCH = """
+import importlib, sys, traceback
+
+class NoTorch:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("torch is blocked")
+
+sys.meta_path.insert(0, NoTorch)
+try:
+    importlib.import_module("mini_engine." + sys.argv[1])
+except ImportError as error:
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    sys.exit(" -> ".join([file for file in files if "mini_engine" in file] + [str(error)]))
+"""
 WHAT_EACH_MAY_KNOW = {
     "model": ("model", "config", "errors"),
-    "attention": ("attention", "errors"),
+    "attention": ("attention", "errors", "native_build"),
     "kv": ("kv", "attention", "config", "errors"),
 }
 
@@ -41,14 +62,59 @@ def test_what_decides_holds_numbers_and_no_tensors(name):
     assert "torch" not in module.foreign, f"{module.path} imports torch; it should hold numbers only"
 
 
+def import_without_torch(name):
+    """Import this module of the engine in a new process in which torch cannot be imported."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, name]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+
+
+@pytest.mark.parametrize("name", sorted(NUMBERS_ONLY))
+def test_what_decides_can_be_imported_where_there_is_no_torch(name):
+    done = import_without_torch(name)
+    assert done.returncode == 0, f"mini_engine.{name} should hold numbers only, and it imports torch by {done.stderr}"
+
+
+def test_where_torch_is_blocked_what_holds_tensors_cannot_be_imported():
+    """Otherwise the test above would pass whatever is imported."""
+    done = import_without_torch("engine.runner")
+    assert done.returncode == 1 and "torch is blocked" in done.stderr
+
+
 def test_the_engine_does_not_know_that_there_is_http():
     web = {"fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic"}
     wrong = {m.path: m.foreign & web for m in MODULES.values() if m.foreign & web and not m.is_in("server")}
     assert not wrong, f"only mini_engine/server may import these: {wrong}"
 
 
+def circle(imports: dict[str, frozenset[str]]) -> str:
+    """Modules that import each other, as `a → b → a`; empty where there are none."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return " → ".join(reversed(error.args[1]))
+    return ""
+
+
 def test_no_two_modules_need_each_other():
-    list(TopologicalSorter({name: module.needs for name, module in MODULES.items()}).static_order())
+    found = circle({name: module.needs for name, module in MODULES.items()})
+    assert not found, f"neither of these can be loaded first: {found}"
+
+
+def test_no_two_scripts_import_each_other():
+    found = circle({name: module.imports for name, module in SCRIPTS.items()})
+    assert not found, f"{found}: an import inside a function only hides a circle; move what both need into a third"
+
+
+def test_scripts_are_imported_from_the_root():
+    """`import pool_size` would work in a script that lies beside it, and nowhere else."""
+    folders = {name.partition(".")[0] for name in SCRIPTS}
+    wrong = {module.path: module.foreign & folders for module in SCRIPTS.values() if module.foreign & folders}
+    assert not wrong, f"write `from scripts import …` or `from scripts.smoke.run import …`: {wrong}"
+
+
+def test_a_circle_is_found_and_told():
+    told = circle({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a"), "d": frozenset("a")})
+    assert told in {"a → b → c → a", "b → c → a → b", "c → a → b → c"} and circle({"a": frozenset("b")}) == ""
 
 
 def test_an_earlier_lesson_does_not_need_a_later_one():

@@ -1,5 +1,6 @@
 """Course machinery. The commands of `python -m lessons`: quick, plain, and nothing of the student's is ever lost."""
 
+import inspect
 import json
 import os
 import signal
@@ -11,13 +12,14 @@ from unittest.mock import patch
 
 import pytest
 
+from lessons._course.cli import COMMANDS, make_parser
 from lessons._course.doctor import examine
 from lessons._course.places import Places
 from lessons._course.progress import Progress
 from tests.course.toy import Toy, assert_ends
 
 ROOT = Places.find().root
-HEAVY = ("torch", "transformers", "numpy", "mini_engine")
+HEAVY = ("torch", "transformers", "numpy", "mini_engine.config")
 
 
 @pytest.fixture
@@ -78,8 +80,8 @@ def test_help_and_the_list_answer_at_once(arguments):
 def test_quick_commands_import_nothing_heavy(toy, arguments):
     toy.write()
     code = (
-        "import sys; from lessons._course.cli import main; sys.argv[1:] = " + arguments + "\n"
-        "try: main()\nexcept SystemExit: pass\n"
+        "import sys; from lessons._course.cli import main\n"
+        f"try: main({arguments})\nexcept SystemExit: pass\n"
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
     )
     env = os.environ | toy.environment
@@ -205,6 +207,41 @@ def test_a_mistake_is_one_line_and_exit_code_2(toy, arguments, words):
     assert said.code == 2 and one_line(said.err) and words in said.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense"], "invalid choice: 'nonsense' (choose from "),
+        (["check"], "python -m lessons check: the following arguments are required: N"),
+        (["check", "0", "--task", "x"], "argument --task: 'x' is not a whole number"),
+        (["check", "0", "--task", "0"], "argument --task: 0 is too small; it must be 1 or more"),
+        (["check", "0", "--time-limit", "0"], "argument --time-limit: 0 is too short; it must be 1 second or more"),
+        (["check", "0", "--time-limit", "nan"], "argument --time-limit: nan is too short"),
+        (["check", "0", "--verb"], "unrecognized arguments: --verb"),
+        (["hint", "0", "first"], "argument TASK: 'first' is not a whole number"),
+        (["diff", "0", "--unified", "--side-by-side"], "not allowed with argument --unified"),
+        (["doctor", "0"], "unrecognized arguments: 0"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_one_line_that_points_to_help(toy, arguments, words):
+    said = toy.run(*arguments)
+    assert said.code == 2 and one_line(said.err) and words in said.err and "--help" in said.err
+
+
+def test_help_has_every_command_and_a_command_every_option(toy):
+    said = toy.run("--help")
+    assert said.code == 0 and not [c.__name__ for c in COMMANDS if f"\n    {c.__name__} " not in said.out]
+    text = toy.run("check", "-h").out
+    for option in ("--task K", "-v, --verbose", "--time-limit SECONDS", "--trace", "--open, --no-open", "--json"):
+        assert option in text, f"`check --help` does not tell of {option}"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+def test_the_command_line_gives_each_command_what_it_takes(command):
+    name = command.__name__
+    options = vars(make_parser().parse_args([name] if name == "doctor" else [name, "0"]))
+    assert options.keys() - {"command", "list_as_json"} == inspect.signature(command).parameters.keys()
+
+
 @pytest.mark.parametrize("name", ["0", "l0", "L0", "l0_toy"])
 def test_a_lesson_may_be_called_by_number_or_id(toy, name):
     assert toy.run("start", name).code == 0
@@ -316,7 +353,7 @@ def test_ctrl_c_in_a_check_leaves_no_process_and_no_traceback(toy):
 
 
 def test_without_its_packages_it_says_so_in_one_line():
-    code = "import sys; sys.modules['typer'] = None; import runpy; runpy.run_module('lessons', run_name='__main__')"
+    code = "import sys; sys.modules['rich'] = None; import runpy; runpy.run_module('lessons', run_name='__main__')"
     said = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8")
     assert said.returncode == 1 and one_line(said.stderr) and "not installed" in said.stderr
 

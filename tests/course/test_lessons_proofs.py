@@ -127,11 +127,11 @@ def run_bug(lesson: Lesson, bug: Bug, *, folder, launch) -> tuple[Report, Advice
 def of_later_lessons(lesson: Lesson) -> dict[str, str]:
     """Modules of the engine and scripts that a later lesson brings, by the first words of their docstrings."""
     blocked = {}
-    for path in [*PLACES.root.glob("mini_engine/**/*.py"), *PLACES.root.glob("scripts/*.py")]:
+    for path in [*PLACES.root.glob("mini_engine/**/*.py"), *PLACES.root.glob("scripts/**/*.py")]:
         number = NUMBER.match(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
         if number and int(number[1]) > lesson.number:
             parts = path.relative_to(PLACES.root).with_suffix("").parts
-            name = ".".join(parts).removesuffix(".__init__").removeprefix("scripts.")
+            name = ".".join(parts).removesuffix(".__init__")
             blocked[name] = f"it is lesson {number[1]}'s, and lesson {lesson.number} must do without it"
     return blocked
 

@@ -1,15 +1,17 @@
 """Course machinery. The players, as a reader uses them: each is played, stepped, asked and read aloud on each page."""
 
+from scripts import ROOT
+from scripts.traces import record as recording
+from scripts.traces.pictures import PLAYER, draw, picture_path
+from scripts.traces.tape import read_trace
+from scripts.website.browser import DESKTOP, PHONE, Site, visiting
+
 import pytest
-import record_traces
-from site_browser import DESKTOP, PHONE, ROOT, Site, visiting
-from traces.pictures import PLAYER, draw, picture_path
-from traces.tape import read_trace
 
 from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
 
 LESSONS = ROOT / "lessons"
-PATHS = {name: LESSONS / record_traces.recorder(name).tape().file for name in record_traces.NAMES}
+PATHS = {name: LESSONS / recording.recorder(name).tape().file for name in recording.NAMES}
 TRACES = {name: read_trace(path.read_text(encoding="utf-8")) for name, path in PATHS.items()}
 PAGES = {"README.md": "l2-pool"} | {f"{path.parent.name}/README.md": name for name, path in PATHS.items()}
 MOST_BYTES = 58_000
@@ -210,9 +212,9 @@ def test_axe_finds_nothing_while_a_player_asks(page, site_http, browser):
 
 @pytest.mark.parametrize("name", TRACES)
 def test_the_pictures_are_what_the_players_draw(name, browser):
-    tape = record_traces.recorder(name).tape()
+    tape = recording.recorder(name).tape()
     tape.frames += TRACES[name]["frames"]
-    assert draw(browser, tape) == picture_path(PATHS[name]).read_text(encoding="utf-8"), "run scripts/record_traces.py"
+    assert draw(browser, tape) == picture_path(PATHS[name]).read_text(encoding="utf-8"), "record again"
 
 
 def bare_page(folder, links: str) -> str:
@@ -256,6 +258,13 @@ def test_the_player_is_small_and_asks_for_nothing():
 def test_a_picture_that_leads_to_a_trace_becomes_a_player_and_no_other_link_does():
     markdown = pytest.importorskip("markdown", reason="the site's Markdown: pip install --group docs")
     text = "[![a pool](pool.svg)](pool.trace.js) and [a page](pool.md)"
-    html = markdown.markdown(text, extensions=["scripts.player_links"])
+    html = markdown.markdown(text, extensions=["scripts.website.player_links"])
     assert '<a class="kv-player" href="pool.trace.js">' in html
     assert html.count("kv-player") == 1
+
+
+def test_what_only_github_s_readers_need_is_left_out_of_the_website():
+    markdown = pytest.importorskip("markdown", reason="the site's Markdown: pip install --group docs")
+    text = "Recorded from the engine. <!-- on GitHub -->It plays\non the website. <!-- end -->Say each step first."
+    html = markdown.markdown(text, extensions=["scripts.player_links"])
+    assert html == "<p>Recorded from the engine. Say each step first.</p>"

@@ -1,14 +1,15 @@
 """Course machinery. The shipped pocket model: small, a true Qwen3, knows its facts, and is sure of its tokens."""
 
+from scripts.pocket.chats import CHAT_TEMPLATE, ask, render
+from scripts.pocket.corpus import build_corpus
+from scripts.pocket.evaluation import continue_greedily, wrong_lines
+from scripts.pocket.facts import held_out_lines, load_facts
+from scripts.pocket.tokenizer import train_tokenizer
+
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pocket.chats import CHAT_TEMPLATE, ask, render
-from pocket.corpus import build_corpus
-from pocket.evaluation import continue_greedily, wrong_lines
-from pocket.facts import held_out_lines, load_facts
-from pocket.tokenizer import train_tokenizer
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

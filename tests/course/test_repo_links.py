@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 markdown = pytest.importorskip("markdown")
-import repo_links  # noqa: E402 (needs markdown)
+from scripts.website import repo_links  # noqa: E402 (needs markdown)
 
 REPO = "https://example.org/course"
 

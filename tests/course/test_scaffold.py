@@ -8,13 +8,16 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from scripts import setup_env
+
 import pytest
-import setup_env
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_OURS = {".git", ".venv", ".cache", "work", "build", "dist", "node_modules", "__pycache__", "vendor"}
-TEXT = {".py", ".md", ".toml", ".yml", ".yaml", ".html", ".css", ".js", ".svg", ".json", ".jinja", ""}
-PIN = re.compile(r"\b([A-Za-z][A-Za-z0-9-]*)==(\d[\w.]*)")
+TEXT = {".py", ".md", ".toml", ".yml", ".yaml", ".html", ".css", ".js", ".svg", ".json", ".jinja", ".txt", ""}
+PIN = re.compile(r"\b([A-Za-z][A-Za-z0-9-]*)(?:\[[a-z,]+\])?==(\d[\w.]*)")
 OPENS = {"open", "read_text", "write_text"}
 
 
@@ -80,6 +83,38 @@ def test_torch_s_pin_lies_in_pyproject_s_range():
     )
 
 
+def locked_versions(python: int, system: str) -> dict[str, str]:
+    """What scripts/constraints.txt says on one of the course's Pythons and systems; no package twice."""
+    here = {"python_full_version": f"3.{python}.0", "python_version": f"3.{python}", "sys_platform": system}
+    found = [Requirement(line) for line in TEXTS["scripts/constraints.txt"].splitlines() if not line.startswith("#")]
+    said = [
+        line for line in found if line.marker is None or line.marker.evaluate(here | {"platform_machine": "x86_64"})
+    ]
+    versions = {canonicalize_name(line.name): str(line.specifier).removeprefix("==") for line in said}
+    assert len(versions) == len(said), "two lines for one package hold at once"
+    return versions
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
+@pytest.mark.parametrize("python", range(setup_env.OLDEST[1], setup_env.NEWEST[1] + 1))
+def test_every_pin_is_locked_as_it_is_pinned(python: int, system: str):
+    versions = locked_versions(python, system)
+    assert versions["torch"] == setup_env.TORCH, "run `make lock`: torch's pin was moved"
+    for text in all_requirements():
+        wanted = Requirement(text)
+        if wanted.name == "torch" or (wanted.marker and not wanted.marker.evaluate({"sys_platform": system})):
+            continue
+        locked = versions.get(canonicalize_name(wanted.name))
+        assert f"=={locked}" == str(wanted.specifier), f"run `make lock`: {text} is pinned, {locked} is locked"
+
+
+def test_the_lock_names_no_index_and_no_place():
+    loose = re.compile(r"[a-z0-9-]+==[\w.]+( ; [^/:]+)?")
+    lines = [line for line in TEXTS["scripts/constraints.txt"].splitlines() if not line.startswith("#")]
+    assert len(lines) > len(all_requirements()), "it pins what the pinned packages bring along, too"
+    assert not [line for line in lines if not loose.fullmatch(line)], "only names, versions and markers belong in it"
+
+
 def test_the_pythons_agree():
     oldest, newest = setup_env.OLDEST, setup_env.NEWEST
     assert SETTINGS["project"]["requires-python"] == f">=3.{oldest[1]},<3.{newest[1] + 1}"
@@ -92,7 +127,7 @@ def test_the_pythons_agree():
 def test_workflows_install_by_the_same_script_and_groups():
     tests, site = TEXTS[".github/workflows/tests.yml"], TEXTS[".github/workflows/site.yml"]
     assert ".ci/run" in tests and "scripts/setup_env.py" in tests
-    assert "--group docs" in site and "path: build/site" in site
+    assert "--group docs -c scripts/constraints.txt" in site and "path: build/site" in site
 
 
 # Folders
@@ -125,9 +160,11 @@ def test_git_ignores_what_is_made_and_keeps_what_is_written(path: str, ignored: 
 
 
 def test_make_and_ci_name_scripts_that_exist():
-    for name in ("Makefile", ".ci/run", ".github/workflows/tests.yml", "README.md", "CONTRIBUTING.md"):
-        for script in re.findall(r"scripts/\w+\.py", TEXTS[name]):
-            assert (ROOT / script).exists(), f"{name} names {script}, which is not there"
+    workflows = (".github/workflows/tests.yml", ".github/workflows/site.yml")
+    for name in ("Makefile", ".ci/run", *workflows, "README.md", "CONTRIBUTING.md", "mkdocs.yml"):
+        for script in re.findall(r"scripts/[\w/]+\.py|-m scripts\.[\w.]+", TEXTS[name]):
+            path = script.removeprefix("-m ").removesuffix(".py").replace(".", "/") + ".py"
+            assert (ROOT / path).exists(), f"{name} names {script}, which is not there"
     commands = TEXTS["README.md"] + TEXTS["CONTRIBUTING.md"] + TEXTS[".ci/run"]
     called = set(re.findall(r"(?:^|`|\" )make (\w[\w-]*)", commands, flags=re.MULTILINE))
     targets = set(re.findall(r"^([\w-]+):", TEXTS["Makefile"], flags=re.MULTILINE))

@@ -8,10 +8,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import scripts
+import scripts.setup
+from scripts import setup_env
+from scripts.setup import steps as setup_steps
+from scripts.setup_env import CPU_INDEX, Machine, Marker, SetupError, choose_torch, make_plan
+
 import pytest
-import setup_env
-import setup_steps
-from setup_env import CPU_INDEX, Machine, Marker, SetupError, choose_torch, make_plan
 
 
 def machine(system: str, cpu: str = "x86_64", has_nvidia: bool = False, answers: bool = True) -> Machine:
@@ -87,7 +90,7 @@ def test_other_pythons_are_named_with_what_is_needed(version):
         setup_env.check_python(version, "old-python")
 
 
-@pytest.mark.parametrize("module", [setup_env, setup_steps])
+@pytest.mark.parametrize("module", [setup_env, setup_steps, scripts, scripts.setup])
 def test_an_old_python_can_read_the_script_that_turns_it_down(module):
     source = Path(module.__file__).read_text(encoding="utf-8")
     tree = ast.parse(source, feature_version=(3, 6))
@@ -141,11 +144,54 @@ def test_a_marker_comes_back_as_it_was_written(tmp_path: Path):
 
 def test_only_what_is_installed_counts_for_the_fingerprint():
     settings = setup_env.read_settings()
-    before = setup_env.fingerprint(settings)
+    before = setup_env.fingerprint(settings, "sympy==1.14.0")
     settings["tool"]["ruff"]["line-length"] = 1
-    assert setup_env.fingerprint(settings) == before, "a linter's setting must not reinstall everything"
+    assert setup_env.fingerprint(settings, "sympy==1.14.0") == before, (
+        "a linter's setting must not reinstall everything"
+    )
+    assert setup_env.fingerprint(settings, "sympy==1.15.0") != before, "a version that was locked anew is installed"
     settings["dependency-groups"]["test"] = []
-    assert setup_env.fingerprint(settings) != before
+    assert setup_env.fingerprint(settings, "sympy==1.14.0") != before
+
+
+def recorded_setup(monkeypatch, folder: Path, torch_index: str = "") -> dict[str, list[str]]:
+    """What `setup` would run in an empty folder, by the title of each step; nothing is run."""
+    steps = {}
+
+    class Recorded:
+        def __init__(self, total, log):
+            pass
+
+        def run(self, title, command):
+            steps[title] = [str(part) for part in command]
+
+    monkeypatch.setattr(setup_env, "VENV", folder / ".venv")
+    monkeypatch.setattr(setup_env, "venv_python", lambda: folder / ".venv" / "python")
+    monkeypatch.setattr(setup_env, "has_pip", lambda python: True)
+    monkeypatch.setattr(setup_env, "Steps", Recorded)
+    monkeypatch.setattr(setup_env, "check_python", lambda version: None)
+    setup_env.setup(["server"], torch_index, Machine("Windows", "AMD64", False, must_not_ask))
+    return steps
+
+
+@pytest.mark.parametrize("torch_index", ["", "https://example.org/torch"])
+def test_what_is_installed_is_what_is_locked(monkeypatch, tmp_path: Path, torch_index: str):
+    steps, locked = recorded_setup(monkeypatch, tmp_path, torch_index), ["-c", str(setup_env.CONSTRAINTS)]
+    assert steps["the course and its tools"][-2:] == locked, "two set-ups on two days must be the same"
+    torch = steps[f"torch {setup_env.TORCH}"]
+    assert torch[-2:] == (["--index-url", torch_index] if torch_index else locked), (
+        "an index of torch's own may lack the locked versions of what torch needs"
+    )
+
+
+def test_versions_locked_anew_bring_venv_up_to_date(monkeypatch, tmp_path: Path, capsys):
+    recorded_setup(monkeypatch, tmp_path)
+    setup_env.venv_python().touch()
+    assert recorded_setup(monkeypatch, tmp_path) == {}, "nothing has changed, so nothing is run"
+    monkeypatch.setattr(setup_env, "CONSTRAINTS", tmp_path / "constraints.txt")
+    setup_env.CONSTRAINTS.write_text("sympy==0.1\n", encoding="utf-8")
+    assert "the course and its tools" in recorded_setup(monkeypatch, tmp_path)
+    assert "updating .venv" in capsys.readouterr().err
 
 
 def test_an_unknown_extra_is_refused_with_those_there_are():
@@ -169,8 +215,8 @@ def test_pip_cannot_be_sent_elsewhere_by_the_user_s_settings(monkeypatch):
     assert "PIP_TARGET" not in env and env["PIP_USER"] == "0"
 
 
-def test_help_is_quick_and_touches_nothing():
-    done = subprocess.run(
-        [sys.executable, setup_env.__file__, "--help"], capture_output=True, encoding="utf-8", check=True, timeout=60
-    )
+def test_help_is_quick_and_touches_nothing(tmp_path):
+    """With -I and -S: it runs where nothing is installed, from whichever folder."""
+    command = [sys.executable, "-I", "-S", setup_env.__file__, "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", check=True, timeout=60)
     assert "--extras" in done.stdout and "--run" in done.stdout and done.stderr == ""

@@ -1,6 +1,6 @@
 """Course machinery. The website as a reader meets it: each page, light and dark, wide and narrow, served and from disk.
 
-What a browser shows depends on the pages alone, never on how fast it shows them: scripts/site_report.py has the times.
+What a browser shows depends on the pages alone, never on how fast it shows them: scripts.website.report has the times.
 """
 
 import hashlib
@@ -10,8 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
+from scripts import ROOT
+from scripts.website.browser import DESKTOP, PHONE, Site, build_sites, visiting
+
 import pytest
-from site_browser import DESKTOP, PHONE, ROOT, Site, build_sites, visiting
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
@@ -182,13 +184,13 @@ def test_the_menu_has_each_lesson_by_its_title():
 
 
 def test_what_comes_from_npm_is_as_it_came():
-    """site/vendored.json has the hash of each file; scripts/vendor_site_assets.py --check asks npm itself."""
+    """site/vendored.json has the hash of each file; scripts/website/vendor.py --check asks npm itself."""
     known = json.loads((ROOT / "site" / "vendored.json").read_text(encoding="utf-8"))
     folders = (ROOT / "site" / "theme" / "assets" / "vendor", ROOT / "tests" / "course" / "vendor")
     there = {
         path.relative_to(ROOT).as_posix(): path for folder in folders for path in folder.rglob("*") if path.is_file()
     }
-    assert set(there) == set(known), "run python scripts/vendor_site_assets.py"
+    assert set(there) == set(known), "run python -m scripts.website.vendor"
     for name, path in there.items():
         assert hashlib.sha256(path.read_bytes()).hexdigest() == known[name]["sha256"], f"{name} was changed by hand"
     folders_with_licence = {Path(name).parts[:-1] for name in known if "LICENSE" in name}

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scripts import ROOT, smoke_all
+
 import pytest
-import smoke_all
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
+from tests.course.threads import wait_policy
 
 LESSON = """
 id = "l{number}_example"
@@ -107,9 +109,14 @@ def test_every_lesson_of_the_course_has_a_smoke_script():
         assert (places.root / lesson.smoke[0]).exists(), f"{lesson.smoke[0]} is not there"
 
 
+@pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "scripts").glob("l*_smoke.py")))
+def test_threads_are_told_to_sleep_before_torch_is_loaded(script):
+    """OpenMP reads OMP_WAIT_POLICY once, when torch loads it; scripts.smoke has to be imported before that."""
+    assert wait_policy(f"from scripts import {script}; import torch") == "PASSIVE"
+
+
 def test_help_needs_no_torch():
-    program = "import sys, smoke_all\ntry: smoke_all.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
-    folder = Path(smoke_all.__file__).parent
-    code = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(folder.parent)!r}]\n{program}"
+    program = "try: smoke_all.main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom scripts import smoke_all\n{program}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0 and "--only" in done.stdout, done.stderr

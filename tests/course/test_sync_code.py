@@ -1,8 +1,9 @@
 """Course machinery. Code blocks in the pages are the engine's source, and stay so."""
 
+from scripts.pages import sync_code
+from scripts.pages.sync_code import SyncError, main, symbol_source
+
 import pytest
-import sync_code
-from sync_code import SyncError, main, symbol_source
 
 SOURCE = '''"""Lesson 0."""
 
@@ -51,7 +52,7 @@ def block(symbol: str, body: str = "old", indent: str = "") -> str:
 
 
 def test_the_pages_are_in_step():
-    assert main(["--check"]) == 0, "a page's code is not the engine's any more: python scripts/sync_code.py"
+    assert main(["--check"]) == 0, "a page's code is not the engine's any more: python -m scripts.pages.sync_code"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_check_says_page_line_and_the_command_to_run(root, capsys):
     assert main(["--root", str(root), "--check"]) == 1
     said = capsys.readouterr().err
     assert "README.md:4: the block is not mini_engine/box.py::LIMIT any more" in said
-    assert "python scripts/sync_code.py" in said
+    assert "python -m scripts.pages.sync_code" in said
 
 
 def test_an_indented_block_stays_indented(root):

@@ -8,16 +8,17 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
+from scripts.traces import record as recording
+from scripts.traces.pictures import PLAYER, is_current, picture_path
+from scripts.traces.tape import MOST_FRAMES, VERSION, Tape, ask, listed, ranges, read_trace
+
 import pytest
-import record_traces
-from traces.pictures import PLAYER, is_current, picture_path
-from traces.tape import MOST_FRAMES, VERSION, Tape, ask, listed, ranges, read_trace
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import WORK_VARIABLE, Places
 
 PLACES = Places.find()
-PATHS = {name: record_traces.LESSONS / record_traces.recorder(name).tape().file for name in record_traces.NAMES}
+PATHS = {name: recording.LESSONS / recording.recorder(name).tape().file for name in recording.NAMES}
 TRACES = {name: read_trace(path.read_text(encoding="utf-8")) for name, path in PATHS.items()}
 MOST_BYTES = 40_000
 each_trace = pytest.mark.parametrize("name", TRACES)
@@ -26,11 +27,11 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @each_trace
 def test_recorded_again_a_trace_is_the_committed_one(name):
-    tape = record_traces.record(name)
+    tape = recording.record(name)
     assert tape.text == PATHS[name].read_text(encoding="utf-8"), (
-        f"{PATHS[name].name} is not what the engine does now: run scripts/record_traces.py and look at what has changed"
+        f"{PATHS[name].name} is not what the engine does now: python -m scripts.traces.record, and look at what changed"
     )
-    assert is_current(PATHS[name], tape), "its picture was drawn from something else: run scripts/record_traces.py"
+    assert is_current(PATHS[name], tape), "its picture was drawn from something else: python -m scripts.traces.record"
 
 
 @each_trace
@@ -152,7 +153,7 @@ def test_of_the_text_each_byte_belongs_to_one_character_and_no_stop_string_shows
 
 def test_a_bug_in_the_allocator_shows_in_the_trace(monkeypatch):
     """Handing out from the other end of the free list breaks no rule of lesson 2, and is another story."""
-    from mini_engine.kv.token_flat import BlockAllocator
+    from mini_engine.kv.allocator import BlockAllocator
 
     def oldest_first(self, n):
         blocks, self.free_blocks = self.free_blocks[:n], self.free_blocks[n:]
@@ -160,7 +161,7 @@ def test_a_bug_in_the_allocator_shows_in_the_trace(monkeypatch):
         return blocks
 
     monkeypatch.setattr(BlockAllocator, "alloc_blocks", oldest_first)
-    assert record_traces.record("l2-pool").text != PATHS["l2-pool"].read_text(encoding="utf-8")
+    assert recording.record("l2-pool").text != PATHS["l2-pool"].read_text(encoding="utf-8")
 
 
 def test_a_bug_in_the_tree_shows_in_the_trace(monkeypatch):
@@ -174,18 +175,18 @@ def test_a_bug_in_the_tree_shows_in_the_trace(monkeypatch):
         return upper
 
     monkeypatch.setattr(Node, "split", forgets_its_locks)
-    assert record_traces.record_whatever_happens("l8-tree").text != PATHS["l8-tree"].read_text(encoding="utf-8")
+    assert recording.record_whatever_happens("l8-tree").text != PATHS["l8-tree"].read_text(encoding="utf-8")
 
 
 def test_check_says_what_is_out_of_date(tmp_path, monkeypatch, capsys):
     (tmp_path / "l6_text").mkdir()
     for path in (PATHS["l6-bytes"], picture_path(PATHS["l6-bytes"])):
         (tmp_path / "l6_text" / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(record_traces, "LESSONS", tmp_path)
-    assert record_traces.main(["--check", "--only", "l6-bytes"]) == 0
+    monkeypatch.setattr(recording, "LESSONS", tmp_path)
+    assert recording.main(["--check", "--only", "l6-bytes"]) == 0
     copy = tmp_path / "l6_text" / "bytes.trace.js"
     copy.write_text(copy.read_text(encoding="utf-8").replace("held back", "held up", 1), encoding="utf-8")
-    assert record_traces.main(["--check", "--only", "l6-bytes"]) == 1
+    assert recording.main(["--check", "--only", "l6-bytes"]) == 1
     assert "bytes.trace.js" in capsys.readouterr().out
 
 
@@ -246,7 +247,7 @@ def test_a_right_run_of_the_students_own_is_the_courses(tmp_path):
 
 def test_a_wrong_run_shows_what_the_students_own_code_does(tmp_path):
     folder = fill_with_the_reference(2, tmp_path)
-    file = folder / "token_flat.py"
+    file = folder / "allocator.py"
     right = "self.free_blocks[cut:][::-1]"
     source = file.read_text(encoding="utf-8")
     assert right in source

@@ -3,11 +3,12 @@
 import json
 from itertools import pairwise
 
+from scripts import train_pocket
+from scripts.pocket import training
+from scripts.pocket.plan import Plan
+
 import pytest
 import torch
-import train_pocket
-from pocket import training
-from pocket.plan import Plan
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mini_engine.weights import load_model

@@ -6,18 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from xml.etree.ElementTree import fromstring
 
-import api_page
-import draw_map
-import generated
+from scripts.pages import api, draw_map, generated
+from scripts.pages.engine_modules import read_modules
+
 import pytest
-from engine_modules import read_modules
 
 from lessons._course.catalog import read_lessons
 from lessons._course.pages import Page
 from lessons._course.places import Places
 
 markdown = pytest.importorskip("markdown")
-import glossary_terms  # noqa: E402 (needs markdown)
+from scripts.website import glossary_terms  # noqa: E402 (needs markdown)
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = read_lessons(Places.find())
@@ -68,7 +67,7 @@ def test_the_teachers_page_answers_each_guess():
 def test_the_map_and_its_tables_are_those_of_the_source():
     page = draw_map.PAGE.read_text(encoding="utf-8")
     for path, text in draw_map.files(page).items():
-        assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: python scripts/draw_map.py"
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: python -m scripts.pages.draw_map"
 
 
 def test_the_map_shows_every_module_and_every_step_of_the_list():
@@ -121,12 +120,12 @@ def test_check_names_the_file_and_changes_nothing(tmp_path, capsys):
 
 
 def test_the_api_page_is_that_of_the_source():
-    assert api_page.PAGE.read_text(encoding="utf-8") == api_page.page(), "out of date: python scripts/api_page.py"
+    assert api.PAGE.read_text(encoding="utf-8") == api.page(), "out of date: python -m scripts.pages.api"
 
 
 def test_the_api_page_has_every_heading_once():
     """GitHub and the website number headings of one name differently, so a link to one would break."""
-    anchors = [heading.text for heading in Page.read(api_page.PAGE).headings]
+    anchors = [heading.text for heading in Page.read(api.PAGE).headings]
     assert len(anchors) == len(set(anchors))
 
 
@@ -139,12 +138,12 @@ def test_the_api_page_has_every_heading_once():
     ],
 )
 def test_a_signature_is_written_as_in_the_source(source, expected):
-    assert api_page.signature(ast.parse(source).body[0]) == expected
+    assert api.signature(ast.parse(source).body[0]) == expected
 
 
 def test_a_long_signature_has_an_argument_a_line():
     source = f"def f(first: dict[str, int], second: str = {'x' * 80!r}) -> None: ..."
-    lines = api_page.signature(ast.parse(source).body[0]).splitlines()
+    lines = api.signature(ast.parse(source).body[0]).splitlines()
     assert lines[1] == "    first: dict[str, int]," and lines[-1] == ") -> None" and len(lines) == 4
 
 
@@ -155,7 +154,7 @@ def test_a_docstring_becomes_lists_and_blocks():
         "Raises:\n    ValueError: if\n        not.",
     )
     docstring = "\n\n".join(["Do: this.", fields, picture, raises])
-    assert api_page.prose(docstring) == [
+    assert api.prose(docstring) == [
         "Do: this.",
         "- `name`: words go on.\n- `other, more`: words.",
         "```text\na  b\n```",
@@ -231,6 +230,7 @@ def test_the_longer_of_two_terms_wins_across_a_line_s_end():
         (" data-quiet", "l2_token_flat/README.md", False),
         (' data-not="l2 l3"', "l2_token_flat/README.md", False),
         (' data-not="l2 l3"', "l4_sampler/README.md", True),
+        (' data-not="l1"', "l10_device/README.md", True),
         ("", "glossary.md", False),
         ("", "api.md", True),
     ],

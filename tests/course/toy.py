@@ -2,7 +2,6 @@
 
 import io
 import os
-import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -244,16 +243,13 @@ class Toy:
     def run(self, *arguments: str) -> Said:
         """`python -m lessons *arguments`, in this process."""
         out, err = io.StringIO(), io.StringIO()
-        out.reconfigure = err.reconfigure = lambda **options: None
         with (
             patch.dict(os.environ, self.environment),
-            patch.object(sys, "argv", ["lessons", *arguments]),
             redirect_stdout(out),
             redirect_stderr(err),
         ):
             try:
-                main()
-                code = 0
+                code = main(arguments)
             except SystemExit as leave:
                 code = leave.code or 0
         return Said(code, out.getvalue(), err.getvalue())

@@ -1,4 +1,4 @@
-"""Lesson 0. Causal attention of one sequence, held against a plain loop in float64."""
+"""Lesson 0. Causal attention of one sequence, compared with a plain loop in float64."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def qkv(q_len, kv_len, heads, kv_heads, dim, seed=0):
 def test_query_head_h_reads_key_head_h_over_group(heads, kv_heads):
     q, k, v = qkv(5, 5, heads, kv_heads, 16)
     out = causal_attention(q, k, v)
-    assert out.shape == (5, heads, 16), f"the result is {tuple(out.shape)}; it has q's shape [q_len, H_q, D]"
+    assert out.shape == (5, heads, 16), f"the result is {tuple(out.shape)}; it must have q's shape, [q_len, H_q, D]"
     torch.testing.assert_close(
         out.double(),
         oracle(q, k, v),
@@ -34,7 +34,7 @@ def test_no_query_sees_a_later_token():
     before = causal_attention(q, k, v)
     k[4:], v[4:] = 100.0, -100.0
     after = causal_attention(q, k, v)
-    assert torch.equal(before[:4], after[:4]), "queries 0-3 changed with tokens 4-5: the causal mask is missing"
+    assert torch.equal(before[:4], after[:4]), "queries 0-3 changed when tokens 4-5 did: the causal mask is missing"
     assert not torch.equal(before[4:], after[4:]), "queries 4-5 do not see their own tokens"
 
 

@@ -1,4 +1,4 @@
-"""Lesson 0. The loop: what it feeds, what it takes, when it ends."""
+"""Lesson 0. The loop: which tokens it feeds, which it chooses, when it stops."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ class Plan:
 
 
 class CountingModel:
-    """Answers token + 1 to the last token fed, and notes what it was fed."""
+    """Predicts token + 1 after each token, and records what it was fed."""
 
     config = SimpleNamespace(check_prompt=lambda ids, n: None)
 
@@ -34,7 +34,7 @@ class CountingModel:
 
 
 class LastTwo:
-    """A sequence that feeds the last two tokens of whatever there is."""
+    """A sequence that always feeds the last two tokens, or the only one."""
 
     def __init__(self):
         self.calls = []
@@ -49,7 +49,7 @@ class LastTwo:
 
 @pytest.fixture
 def stub_choice(monkeypatch):
-    """Task 1 stands in, so that the loop can be checked by itself."""
+    """Replace task 1, so that the loop can be tested on its own."""
     monkeypatch.setattr(loop, "next_token", lambda logits: int(torch.argmax(logits)))
 
 
@@ -71,14 +71,14 @@ def test_the_loop_feeds_what_the_plan_names(stub_choice):
 def test_logits_are_asked_for_the_last_token_only(stub_choice):
     model = CountingModel()
     loop.generate(model, None, LastTwo(), [7, 8, 9], 2)
-    assert model.rows == [[1], [1]], f"rows were {model.rows}; only the last fed token's logits choose the next token"
+    assert model.rows == [[1], [1]], f"rows were {model.rows}; only the logits of the last fed token are needed"
 
 
 def test_commit_comes_after_each_forward_pass(stub_choice):
     sequence = LastTwo()
     loop.generate(CountingModel(), None, sequence, [7, 8], 2)
     names = [name for name, _ in sequence.calls]
-    assert names == ["plan", "commit", "plan", "commit"], f"{names}: tell the sequence once its KV is written"
+    assert names == ["plan", "commit", "plan", "commit"], f"{names}: commit once after each forward pass"
 
 
 def test_a_stop_token_ends_the_answer_and_is_part_of_it(stub_choice):
@@ -86,7 +86,7 @@ def test_a_stop_token_ends_the_answer_and_is_part_of_it(stub_choice):
     assert out == [8, 9, 10], f"got {out}; the answer ends with the stop token"
 
 
-def test_the_prompt_is_left_as_it_was(stub_choice):
+def test_the_prompt_is_not_modified(stub_choice):
     prompt = [1, 2, 3]
     loop.generate(CountingModel(), None, LastTwo(), prompt, 4)
     assert prompt == [1, 2, 3], "the caller's list grew: copy the prompt before appending to it"
@@ -98,9 +98,9 @@ def test_no_new_tokens_means_no_forward_pass(stub_choice):
     assert model.fed == []
 
 
-def test_without_a_cache_every_step_feeds_everything():
+def test_without_a_cache_every_step_feeds_every_token():
     plan = Recompute().plan([5, 6, 7])
-    assert plan.positions.tolist() == [0, 1, 2], "with no cache, all positions from 0 are fed"
+    assert plan.positions.tolist() == [0, 1, 2], "without a cache, every position from 0 on is fed"
     assert plan.positions.dtype == torch.int64, "torch indices are int64"
 
 
@@ -111,10 +111,10 @@ def test_tokens_equal_hugging_face(family, length):
     prompt = some_ids(length, ours.config.vocab_size)
     got = loop.generate(ours, NoCache(), Recompute(), prompt, 64)
     want = hf_greedy(hf, prompt, 64)
-    assert got == want, f"the answers part at new token {first_difference(got, want)}"
+    assert got == want, f"the answers differ from new token {first_difference(got, want)} on"
 
 
-def test_tokens_equal_hugging_face_behind_a_thousand_tokens():
+def test_tokens_equal_hugging_face_after_a_thousand_tokens():
     ours, hf = both("two, tied, wide heads")
     prompt = some_ids(1000, ours.config.vocab_size)
     assert loop.generate(ours, NoCache(), Recompute(), prompt, 12) == hf_greedy(hf, prompt, 12)

@@ -1,4 +1,4 @@
-"""Lesson 0. The model: every layer's values and every position's logits are Hugging Face's."""
+"""Lesson 0. The model: the values of every layer and the logits of every position equal Hugging Face's."""
 
 import pytest
 import torch
@@ -35,14 +35,14 @@ def test_hidden_states_agree_layer_by_layer(family):
         hook.remove()
     with torch.inference_mode():
         want = hf(torch.tensor([ids]), output_hidden_states=True).hidden_states
-    for index, (mine, theirs) in enumerate(zip(got[:-1], want[1:], strict=False)):  # HF's last is normed already
+    for index, (mine, theirs) in enumerate(zip(got[:-1], want[1:], strict=False)):  # HF's last one is normed
         torch.testing.assert_close(
             mine, theirs[0], atol=1e-4, rtol=1e-4, msg=lambda m, i=index: f"layer {i} is the first to differ: {m}"
         )
     assert len(want) == len(got) + 1
 
 
-def test_logits_come_for_the_rows_asked_for():
+def test_logits_are_computed_for_the_given_rows():
     ours, _ = both("two, tied, wide heads")
     ids = some_ids(9, ours.config.vocab_size)
     rows = torch.tensor([8, 3])

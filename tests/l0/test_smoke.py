@@ -1,8 +1,9 @@
-"""Lesson 0. The smoke script's contract: exit codes, one line for a mistake, the JSON object."""
+"""Lesson 0. The smoke script's contract: exit codes, one line for bad input, the JSON object."""
 
 import json
 
-import l0_smoke
+from scripts import l0_smoke
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,7 +17,7 @@ FIELDS = {"lesson", "model", "dtype", "device", "match", "requests", "kv", "seco
 
 
 def smoke(*arguments, module=l0_smoke):
-    """The script's exit code, run in this process so that a student's module is the one that runs."""
+    """Return the script's exit code. It runs in this process, so that a student's module is the one in use."""
     try:
         return module.main([str(a) for a in arguments])
     except SystemExit as stop:
@@ -44,14 +45,14 @@ def test_a_perturbed_weight_exits_1_and_names_the_place(capsys, tmp_path):
     tensors["model.layers.1.mlp.up_proj.weight"][:8] += 0.5
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
     code = smoke("--model", checkpoint(FAMILY), "--hf-model", other, "--prompt-ids", "1,2,3", "--json")
-    assert code == 1, "a changed weight must not pass"
+    assert code == 1, "a changed weight must be reported"
     divergence = json.loads(capsys.readouterr().out)["requests"][0]["first_divergence"]
     assert divergence["expected"] != divergence["got"]
     assert divergence["gap"] >= 0
     assert "layer 1, after the MLP" in divergence["where"], divergence["where"]
 
 
-def test_the_report_for_people_names_the_place_too(capsys, tmp_path):
+def test_the_printed_report_names_the_place_too(capsys, tmp_path):
     other = write_checkpoint(tmp_path, seed=1, num_key_value_heads=2, head_dim=40, tie_word_embeddings=True)
     assert smoke("--model", checkpoint(FAMILY), "--hf-model", other, "--prompt-ids", "1,2,3") == 1
     out = capsys.readouterr().out
@@ -78,8 +79,8 @@ def test_bad_input_exits_2_with_one_line(capsys, arguments, words):
     assert len(streams.err.strip().splitlines()) == 1 and words in streams.err, streams.err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="NOT CHECKED: there is a CUDA device here")
-def test_a_gpu_that_is_not_there_exits_2(capsys):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="NOT CHECKED: this machine has a CUDA device")
+def test_a_missing_gpu_exits_2(capsys):
     assert smoke("--model", checkpoint(FAMILY), "--prompt-ids", "1", "--device", "cuda") == 2
     assert "use --device cpu" in capsys.readouterr().err
 
@@ -89,6 +90,6 @@ def test_bfloat16_runs_and_reports(capsys, monkeypatch):
     monkeypatch.setattr(weights, "load_model", lambda *given: loaded.append(load_model(*given)) or loaded[-1])
     code = smoke("--model", checkpoint(FAMILY), "--prompt-ids", "1,2,3", "--dtype", "bfloat16", "--json")
     request = json.loads(capsys.readouterr().out)["requests"][0]
-    assert loaded[0].dtype == torch.bfloat16, "--dtype is the dtype of the weights"
+    assert loaded[0].dtype == torch.bfloat16, "--dtype sets the dtype of the weights"
     assert code == (0 if request["match"] else 1)
     assert request["match"] == (request["first_divergence"] is None)

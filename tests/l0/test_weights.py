@@ -1,4 +1,4 @@
-"""Lesson 0. Loading: single files and shards, old and new configs, and every way in which a checkpoint can be wrong."""
+"""Lesson 0. Loading: single files and shards, both config layouts, and every way a checkpoint can be broken."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ def refused(directory, words):
     assert "\n" not in str(caught.value), "an error is one sentence on one line"
 
 
-def test_every_parameter_is_the_files(untied):
+def test_every_parameter_comes_from_the_file(untied):
     tensors = load_file(untied / "model.safetensors")
     model = load_model(untied)
     assert set(dict(model.named_parameters())) == set(tensors), "parameter names are the checkpoint's"
@@ -80,11 +80,11 @@ def test_a_dtype_is_converted_on_the_way(untied):
     [
         (dict(dtype="bfloat16"), "dtype is 'bfloat16'; give torch.float32"),
         (dict(dtype=torch.int8), "dtype is torch.int8"),
-        (dict(device="gpu"), "device is 'gpu', which cannot be used here"),
-        (dict(device=f"cuda:{torch.cuda.device_count()}"), "which cannot be used here"),
+        (dict(device="gpu"), "device 'gpu' cannot be used"),
+        (dict(device=f"cuda:{torch.cuda.device_count()}"), r"device 'cuda:\d+' cannot be used"),
     ],
 )
-def test_a_dtype_or_a_device_that_cannot_be_is_refused_before_anything_is_read(tmp_path, place, words):
+def test_an_unusable_dtype_or_device_is_refused_before_anything_is_read(tmp_path, place, words):
     with pytest.raises(UserError, match=words) as caught:
         load_model(tmp_path / "nowhere", **place)
     assert len(str(caught.value).splitlines()) == 1
@@ -104,9 +104,9 @@ def test_a_file_in_place_of_a_directory(untied):
     refused(untied / "config.json", "is a file")
 
 
-def test_a_hub_id_that_cannot_be_had(monkeypatch):
+def test_a_hub_id_that_cannot_be_downloaded(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    refused("nobody/nothing-here", "nobody/nothing-here is neither a directory here nor to be had from the hub")
+    refused("nobody/nothing-here", "nobody/nothing-here .* hub failed")
 
 
 def test_an_empty_directory(tmp_path):
@@ -132,7 +132,7 @@ def test_a_config_that_is_not_json(untied):
         (dict(head_dim=15), "must be even"),
     ],
 )
-def test_a_model_that_this_engine_does_not_run(untied, changes, words):
+def test_an_unsupported_model_is_refused(untied, changes, words):
     edit_config(untied, **changes)
     refused(untied, words)
 
@@ -144,7 +144,7 @@ def test_missing_tensors_are_named(untied):
     refused(untied, r"and 3 more")
 
 
-def test_tensors_that_have_no_place_are_named(untied):
+def test_extra_tensors_are_named(untied):
     edit_tensors(untied, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
     refused(untied, "also holds model.layers.0.self_attn.q_proj.bias")
 
@@ -158,7 +158,7 @@ def test_a_misshapen_tensor_is_named_with_both_shapes(untied):
 def test_a_truncated_file(untied, keep):
     path = untied / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    refused(untied, "not a whole safetensors file")
+    refused(untied, "not a valid safetensors file")
 
 
 def test_a_corrupt_header(untied):
@@ -166,7 +166,7 @@ def test_a_corrupt_header(untied):
     data = bytearray(path.read_bytes())
     data[8:40] = b"\xff" * 32
     path.write_bytes(data)
-    refused(untied, "not a whole safetensors file")
+    refused(untied, "not a valid safetensors file")
 
 
 def test_no_weights_at_all(untied):
@@ -187,17 +187,17 @@ def test_an_index_without_a_map(tmp_path):
     refused(directory, "no weight_map")
 
 
-def test_an_index_that_promises_what_the_shard_lacks(tmp_path):
+def test_an_index_that_lists_a_tensor_its_shard_lacks(tmp_path):
     directory = write_checkpoint(tmp_path, shard_size="40KB")
     path = directory / "model.safetensors.index.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     shards = sorted(set(index["weight_map"].values()))
     index["weight_map"]["model.norm.weight"] = next(s for s in shards if s != index["weight_map"]["model.norm.weight"])
     path.write_text(json.dumps(index), encoding="utf-8")
-    refused(directory, "promises model.norm.weight")
+    refused(directory, "lists model.norm.weight")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="NOT CHECKED: reads the peak from Linux's /proc")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="NOT CHECKED: the peak is read from Linux's /proc")
 def test_the_peak_is_at_most_a_fifth_above_the_model(tmp_path, untied):
     write_checkpoint(
         tmp_path / "large", vocab_size=60_000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=4
@@ -210,7 +210,7 @@ def test_the_peak_is_at_most_a_fifth_above_the_model(tmp_path, untied):
         def peak(name):
             status = Path("/proc/self/status").read_text(encoding="utf-8")
             return int(status.split(name + ":")[1].split()[0]) * 1024
-        load_model(sys.argv[2])  # a small one first, so that code loaded on first use is not counted
+        load_model(sys.argv[2])  # a small one first, so that code loaded on first use does not count
         before = peak("VmRSS")
         model = load_model(sys.argv[1])
         size = sum(p.nbytes for p in model.parameters())

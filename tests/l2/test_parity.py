@@ -1,4 +1,4 @@
-"""Lesson 2. Tokens equal Hugging Face's, whatever the block size, the order of blocks and the room."""
+"""Lesson 2. Tokens equal Hugging Face's for any block size, order of blocks and size of the pool."""
 
 import random
 
@@ -7,12 +7,13 @@ import torch
 
 from mini_engine.engine.loop import generate
 from mini_engine.errors import OutOfBlocks
-from mini_engine.kv.token_flat import BlockAllocator, KvPool, PagedSequence, Request
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.token_flat import KvPool, PagedSequence, Request
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
 
 def poisoned(config, num_slots):
-    """A pool in which every slot is NaN until it is written: reading a slot one does not own shows."""
+    """Return a pool in which every slot is NaN until it is written, so that reading a stray slot shows."""
     pool = KvPool(config, num_slots)
     for tensor in (*pool.K, *pool.V):
         tensor.fill_(float("nan"))
@@ -21,21 +22,23 @@ def poisoned(config, num_slots):
 
 def run(model, prompt, new_tokens, block_size, num_blocks, shuffle=None):
     num_slots = num_blocks * block_size
-    pool, allocator = poisoned(model.config, num_slots), BlockAllocator(num_slots, block_size)
+    pool, allocator = poisoned(model.config, num_slots), BlockAllocator.for_slots(num_slots, block_size)
     if shuffle is not None:
         random.Random(shuffle).shuffle(allocator.free_blocks)
     sequence = PagedSequence(Request(prompt), pool, allocator)
     output = generate(model, pool, sequence, prompt, new_tokens)
     sequence.release()
-    assert allocator.num_free == num_blocks, "blocks were not all given back"
+    assert allocator.num_free == num_blocks, "not every block was returned"
     request = sequence.request
-    assert (request.blocks, request.slot_indices, request.cur_len) == ([], [], 0), "after a release it holds nothing"
+    assert (request.blocks, request.slot_indices, request.cur_len) == ([], [], 0), (
+        "after a release, a request holds nothing"
+    )
     return output
 
 
-def part(got, want):
+def first_difference(got, want):
     where = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), None)
-    return f"the answers part at new token {where}; 0 is the prefill, 1 the first decode"
+    return f"the answers differ from new token {where} on; 0 comes from the prefill, 1 from the first decode"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -45,7 +48,7 @@ def test_tokens_equal_hugging_face_for_every_block_size(family, block_size):
     prompt = some_ids(30, ours.config.vocab_size)
     want = hf_greedy(hf, prompt, 40)
     got = run(ours, prompt, 40, block_size, num_blocks=-(-70 // block_size), shuffle=1)
-    assert got == want, part(got, want)
+    assert got == want, first_difference(got, want)
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33])
@@ -53,7 +56,7 @@ def test_tokens_equal_around_a_block_edge(length):
     ours, hf = both("two, tied, wide heads")
     prompt = some_ids(length, ours.config.vocab_size)
     got, want = run(ours, prompt, 20, 16, num_blocks=4, shuffle=2), hf_greedy(hf, prompt, 20)
-    assert got == want, part(got, want)
+    assert got == want, first_difference(got, want)
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 1000])
@@ -61,11 +64,11 @@ def test_tokens_equal_for_short_and_long_prompts(length):
     ours, hf = both("eight, odd sizes")
     prompt = some_ids(length, ours.config.vocab_size)
     got, want = run(ours, prompt, 24, 16, num_blocks=-(-(length + 24) // 16), shuffle=3), hf_greedy(hf, prompt, 24)
-    assert got == want, part(got, want)
+    assert got == want, first_difference(got, want)
 
 
 def test_a_pool_of_exactly_the_needed_size_is_enough():
-    # the last new token's KV is never written: 9 prompt tokens and 8 of the 9 new ones are 17 = one slot over a block
+    # the last new token's KV is never written: 9 prompt tokens and 8 of 9 new ones take 17 slots, one more than a block
     ours, hf = both("four, with biases")
     prompt = some_ids(9, ours.config.vocab_size)
     assert run(ours, prompt, 8, 16, num_blocks=1) == hf_greedy(hf, prompt, 8)
@@ -73,9 +76,9 @@ def test_a_pool_of_exactly_the_needed_size_is_enough():
         run(ours, prompt, 9, 16, num_blocks=1)
 
 
-def test_requests_that_follow_each_other_reuse_blocks():
+def test_consecutive_requests_reuse_blocks():
     ours, hf = both("two, tied, wide heads")
-    pool, allocator = poisoned(ours.config, 64), BlockAllocator(64, 16)
+    pool, allocator = poisoned(ours.config, 64), BlockAllocator(4, 16, reserved=0)
     for seed in range(4):
         prompt = some_ids(20 + seed, ours.config.vocab_size, seed)
         sequence = PagedSequence(Request(prompt), pool, allocator)
@@ -83,9 +86,9 @@ def test_requests_that_follow_each_other_reuse_blocks():
         sequence.release()
 
 
-def test_a_sequence_that_has_run_or_has_another_prompt_is_refused():
+def test_a_sequence_that_has_already_run_or_has_another_prompt_is_refused():
     ours, _ = both("two, tied, wide heads")
-    pool, allocator = KvPool(ours.config, 64), BlockAllocator(64)
+    pool, allocator = KvPool(ours.config, 64), BlockAllocator(4, reserved=0)
     sequence = PagedSequence(Request([1, 2, 3]), pool, allocator)
     generate(ours, pool, sequence, [1, 2, 3], 4)
     free = allocator.num_free
@@ -98,7 +101,7 @@ def test_a_sequence_that_has_run_or_has_another_prompt_is_refused():
 
 def test_two_requests_interleaved_do_not_touch_each_other():
     ours, hf = both("two, tied, wide heads")
-    pool, allocator = poisoned(ours.config, 128), BlockAllocator(128, 4)
+    pool, allocator = poisoned(ours.config, 128), BlockAllocator(32, 4, reserved=0)
     prompts = [some_ids(10, ours.config.vocab_size, 1), some_ids(13, ours.config.vocab_size, 2)]
     sequences = [PagedSequence(Request(p), pool, allocator) for p in prompts]
     tokens = [list(p) for p in prompts]
@@ -111,4 +114,4 @@ def test_two_requests_interleaved_do_not_touch_each_other():
                 sequence.commit(meta)
                 ids.append(int(logits.argmax()))
     for prompt, ids in zip(prompts, tokens, strict=True):
-        assert ids[len(prompt) :] == hf_greedy(hf, prompt, 10), "a neighbour's blocks were written or read"
+        assert ids[len(prompt) :] == hf_greedy(hf, prompt, 10), "one request wrote or read the other's blocks"

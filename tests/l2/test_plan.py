@@ -1,4 +1,4 @@
-"""Lesson 2. Reservation and plans: which slots a request owns, where it writes, what it reads, how far it has got."""
+"""Lesson 2. Reservation and plans: the slots a request owns, where it writes, what it reads, how `cur_len` grows."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 class FixedBlocks:
-    """An allocator that hands out the blocks it is told to, in that order."""
+    """An allocator that hands out the given blocks in the given order."""
 
     def __init__(self, blocks, block_size=4):
         self.left, self.block_size = list(blocks), block_size
@@ -25,23 +25,25 @@ class FixedBlocks:
 
 
 def holding(prompt_len, blocks, cur_len=0, block_size=4):
-    """A request with `blocks` reserved, built by hand."""
+    """Return a request with `blocks` reserved, built by hand."""
     slots = [b * block_size + offset for b in blocks for offset in range(block_size)]
     return Request([1] * prompt_len, blocks=list(blocks), slot_indices=slots, cur_len=cur_len)
 
 
-def test_reserve_takes_whole_blocks_and_lists_their_slots_in_order():
+def test_reserve_takes_whole_blocks_and_lists_all_their_slots_in_order():
     request = Request([1] * 6)
     reserve(request, FixedBlocks([5, 2, 9]), 6)
-    assert request.blocks == [5, 2], f"{request.blocks}: six tokens in blocks of four need two blocks"
-    assert request.slot_indices == [20, 21, 22, 23, 8, 9, 10, 11], "slot = block_id * block_size + offset"
+    assert request.blocks == [5, 2], f"{request.blocks}: six tokens need two blocks of four"
+    assert request.slot_indices == [20, 21, 22, 23, 8, 9, 10, 11], (
+        "every slot of both blocks, in order: slot = block_id * block_size + offset"
+    )
 
 
 def test_reserve_asks_only_for_what_is_missing():
     request, allocator = Request([1] * 6), FixedBlocks([5, 2, 9])
     reserve(request, allocator, 3)
     reserve(request, allocator, 4)
-    assert request.blocks == [5], f"{request.blocks}: four tokens fit in the block that is already held"
+    assert request.blocks == [5], f"{request.blocks}: four tokens fit in the block the request already holds"
     reserve(request, allocator, 5)
     assert request.blocks == [5, 2] and len(request.slot_indices) == 8
 
@@ -68,22 +70,28 @@ def test_slots_follow_from_blocks_whatever_the_block_size(size, lengths):
 def test_a_prefill_writes_and_reads_the_same_slots():
     meta = plan_prefill(holding(6, [5, 2]), CPU)
     assert meta.positions.tolist() == [0, 1, 2, 3, 4, 5]
-    assert meta.slot_mapping.tolist() == [20, 21, 22, 23, 8, 9], "six tokens go to the first six slots"
-    assert meta.kv_indices.tolist() == meta.slot_mapping.tolist(), "nothing was there before: it reads what it writes"
+    assert meta.slot_mapping.tolist() == [20, 21, 22, 23, 8, 9], "the six tokens go to the first six slots"
+    assert meta.kv_indices.tolist() == meta.slot_mapping.tolist(), (
+        "there is no earlier history: it reads the slots it writes"
+    )
     assert meta.is_prefill
 
 
 def test_a_prefill_behind_tokens_already_written_reads_them_too():
     meta = plan_prefill(holding(6, [5, 2], cur_len=4), CPU)
     assert meta.positions.tolist() == [4, 5] and meta.slot_mapping.tolist() == [8, 9]
-    assert meta.kv_indices.tolist() == [20, 21, 22, 23, 8, 9], "it sees the four tokens that are already in the pool"
+    assert meta.kv_indices.tolist() == [20, 21, 22, 23, 8, 9], (
+        "it also sees the four tokens that are already in the pool"
+    )
 
 
 def test_a_decode_writes_one_slot_and_reads_all_up_to_it():
     meta = plan_decode(holding(5, [5, 2], cur_len=5), CPU)
-    assert meta.positions.tolist() == [5], f"{meta.positions.tolist()}: five tokens are written, the next is at 5"
+    assert meta.positions.tolist() == [5], (
+        f"{meta.positions.tolist()}: five tokens are written, so the next position is 5"
+    )
     assert meta.slot_mapping.tolist() == [9], "the sixth slot of the request"
-    assert meta.kv_indices.tolist() == [20, 21, 22, 23, 8, 9], "the history and the token itself"
+    assert meta.kv_indices.tolist() == [20, 21, 22, 23, 8, 9], "it reads the history and the token itself"
     assert not meta.is_prefill
 
 
@@ -96,7 +104,9 @@ def test_indices_are_one_dimensional_int64():
     for meta in (plan_prefill(holding(6, [5, 2]), CPU), plan_decode(holding(5, [5, 2], cur_len=5), CPU)):
         for name in ("positions", "slot_mapping", "kv_indices"):
             tensor = getattr(meta, name)
-            assert tensor.dim() == 1, f"{name} has shape {tuple(tensor.shape)}; it is one row of indices, 1-D"
+            assert tensor.dim() == 1, (
+                f"{name} has shape {tuple(tensor.shape)}; it must be one-dimensional, a plain list of indices"
+            )
             assert tensor.dtype == torch.int64, f"{name} is {tensor.dtype}; torch indexes with int64"
 
 

@@ -1,8 +1,9 @@
-"""Lesson 2. The calculator: a model's shape and a budget, as slots."""
+"""Lesson 2. The calculator: from a model's shape and a memory budget to slots."""
 
 import json
 
-import pool_size
+from scripts import pool_size
+
 import pytest
 
 from tests.support import checkpoint

@@ -1,8 +1,9 @@
-"""Lesson 2. The smoke script: equal tokens, blocks all returned, a pool too small refused in one line."""
+"""Lesson 2. The smoke script: equal tokens, every block returned, a pool that is too small refused in one line."""
 
 import json
 
-import l2_smoke
+from scripts import l2_smoke
+
 import pytest
 
 from tests.support import checkpoint
@@ -11,23 +12,23 @@ MODEL = ["--model", str(checkpoint("four, with biases"))]
 
 
 @pytest.mark.parametrize("block_size, num_slots", [(1, 40), (7, 42), (16, 48), (64, 64)])
-def test_tokens_are_equal_and_every_block_comes_back(capsys, block_size, num_slots):
+def test_tokens_are_equal_and_every_block_is_returned(capsys, block_size, num_slots):
     arguments = ["--prompt-ids", "1,2,3", "--prompt-ids", "4", "--json"]
     code = l2_smoke.main([*MODEL, *arguments, "--block-size", str(block_size), "--num-slots", str(num_slots)])
     report = json.loads(capsys.readouterr().out)
     assert code == 0 and report["match"]
-    assert report["kv"]["free_at_end"] == report["kv"]["blocks"], "blocks were not given back"
+    assert report["kv"]["free_at_end"] == report["kv"]["blocks"], "not every block was returned"
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
         (["--num-slots", "16"], "need 1 blocks, 0 free of 1"),
-        (["--num-slots", "100"], "100 slots cannot be cut into blocks of 16"),
+        (["--num-slots", "100"], "100 slots cannot be divided into blocks of 16"),
         (["--block-size", "0"], "it must be 1 or more"),
     ],
 )
-def test_a_pool_that_will_not_do_exits_2_with_one_line(capsys, arguments, words):
+def test_an_unsuitable_pool_exits_2_with_one_line(capsys, arguments, words):
     try:
         code = l2_smoke.main([*MODEL, "--prompt-ids", "1,2,3", *arguments])
     except SystemExit as stop:

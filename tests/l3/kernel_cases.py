@@ -1,4 +1,4 @@
-"""Lesson 3. Batches for the attention kernels, in pools where every slot that nobody owns is poison."""
+"""Lesson 3. Batches for the attention kernels, in pools where every slot that no sequence owns is poisoned."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,7 +13,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True, repr=False)
 class Case:
-    """One call's inputs, and each sequence's keys and values in order."""
+    """The inputs of one call, and each sequence's keys and values in order."""
 
     q: Tensor
     k_cache: Tensor
@@ -39,14 +39,14 @@ class Case:
         return [slice(begin, end) for begin, end in pairwise(self.cu_seqlens_q.tolist())]
 
     def expected(self) -> Tensor:
-        """float64, zeros for rows of padding."""
+        """Compute the answer in float64; rows of padding are zero."""
         out = torch.zeros(self.q.shape, dtype=torch.float64)
         for rows, (k, v) in zip(self.rows, self.histories, strict=True):
             out[rows] = oracle(self.q[rows], k, v)
         return out
 
     def part(self, s: int, begin: int, end: int) -> "Case":
-        """Sequence s alone, fed its queries begin … end - 1 only, as if the later ones were yet to come."""
+        """Return sequence s alone, fed only its queries begin … end - 1, as if the later ones had not arrived yet."""
         rows = self.rows[s]
         kv_len = int(self.seq_lens_kv[s]) - (rows.stop - rows.start - end)
         return replace(
@@ -75,10 +75,10 @@ def make_case(
     padded_rows: int = 2,
     seed: int = 0,
 ) -> Case:
-    """Sequences of (q_len, kv_len) whose blocks lie shuffled in one pool.
+    """Return sequences of the given (q_len, kv_len) whose blocks are shuffled in one pool.
 
-    `poison` fills what no sequence owns: the null block, a spare block, the ends of last blocks, and `padded_rows` rows
-    of q past the last sequence. `padding` fills the block table past the needed entries.
+    `poison` fills the slots that no sequence owns (the null block, a spare block, the ends of last blocks) and
+    `padded_rows` rows of q past the last sequence. `padding` fills the block table past the needed entries.
     """
     generator, shuffle = (torch.Generator().manual_seed(seed) for _ in range(2))  # data do not depend on the blocks
     counts = [-(-kv_len // block_size) for _, kv_len in lengths]
@@ -101,5 +101,5 @@ def make_case(
 
 
 def relative_error(out: Tensor, expected: Tensor) -> float:
-    """The largest difference, in units of the largest expected number; NaN anywhere gives NaN."""
+    """Return the largest difference relative to the largest expected number; NaN if there is any NaN."""
     return float((out.double() - expected).abs().max() / expected.abs().max().clamp_min(1e-30))

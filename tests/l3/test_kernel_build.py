@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mini_engine.attention import contract, cpu
+from mini_engine import native_build
+from mini_engine.attention import cpu, registry
 from mini_engine.errors import UserError
 from tests.l3.kernel_cases import make_case, relative_error
 
@@ -20,7 +21,7 @@ posix_only = pytest.mark.skipif(os.name != "posix", reason="NOT CHECKED: needs a
 @pytest.fixture
 def compiler():
     try:
-        return cpu.find_compiler()
+        return native_build.find_compiler()
     except UserError as why:
         pytest.skip(f"NOT CHECKED: building the C++ kernel; {why}")
 
@@ -36,13 +37,13 @@ def cache(tmp_path, monkeypatch):
 
 def forget():
     cpu._library.cache_clear()
-    contract._say_once.cache_clear()
+    registry._say_once.cache_clear()
 
 
 def best_kernel() -> str:
     """The name of the best kernel, asked for twice and tried."""
     case = make_case([(1, 9), (3, 8)])
-    kernel = [contract.load_kernel("auto") for _ in range(2)][-1]
+    kernel = [registry.load_kernel("auto") for _ in range(2)][-1]
     assert relative_error(kernel(*case.inputs), case.expected()) < 1e-5
     return kernel.name
 
@@ -59,7 +60,7 @@ def fake_compiler(path: Path, script: str) -> str:
 
 def start_process(**environment) -> subprocess.Popen:
     """Another process that asks for the C++ kernel, with the same cache directory."""
-    use = "from mini_engine.attention.contract import load_kernel; print(load_kernel('cpu').name)"
+    use = "from mini_engine.attention.registry import load_kernel; print(load_kernel('cpu').name)"
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
     return subprocess.Popen([sys.executable, "-c", use], cwd=ROOT, env=os.environ | environment, **pipes)
 
@@ -70,7 +71,7 @@ def test_without_a_compiler_torch_does_the_work_and_one_notice_says_so(cache, mo
     err = capfd.readouterr().err
     assert err.count("no-such-compiler") == 1 and err.count("Using the torch kernel") == 1, err
     with pytest.raises(UserError, match="no C\\+\\+ compiler was found"):
-        contract.load_kernel("cpu")
+        registry.load_kernel("cpu")
 
 
 @posix_only
@@ -81,6 +82,14 @@ def test_a_compiler_that_fails_is_told_with_its_complaint(cache, monkeypatch, ca
     assert "out of ideas" in err and err.count("Using the torch kernel") == 1, err
     assert err.count("compiling") == 1, "what failed once is not tried again at every load"
     assert kept(cache) == [], "a failed build leaves nothing behind"
+
+
+@posix_only
+def test_a_build_that_cannot_be_loaded_is_told_with_the_loaders_complaint(cache, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", fake_compiler(tmp_path / "junk", 'for last; do :; done; echo junk > "$last"'))
+    with pytest.raises(UserError, match=r"paged_cpu\.cpp cannot be built with .*junk \(.*paged_cpu-"):
+        registry.load_kernel("cpu")
+    assert kept(cache) == [], "a library that cannot be loaded is not kept"
 
 
 def test_a_library_is_built_once_and_then_used_without_a_compiler(cache, monkeypatch, capfd, compiler):
@@ -94,7 +103,7 @@ def test_a_library_is_built_once_and_then_used_without_a_compiler(cache, monkeyp
 
 def test_a_damaged_library_is_built_again(cache, capfd, compiler):
     cache.mkdir(parents=True)
-    (cache / cpu.library_name()).write_bytes(b"not a library")
+    (cache / native_build.library_name(cpu.SOURCES)).write_bytes(b"not a library")
     assert best_kernel() == "cpu"
     assert len(kept(cache)) == 1, f"one library and no leftovers, found {kept(cache)}"
 

@@ -1,4 +1,4 @@
-"""Lesson 3. One contract, several kernels: each gives what a plain loop in float64 gives, from its own slots alone."""
+"""Lesson 3. One contract, several kernels: each matches a plain float64 loop and reads only its own slots."""
 
 import importlib.util
 import pickle
@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from tests.l3.kernel_cases import NAN, int32, make_case, relative_error
 
@@ -25,7 +25,7 @@ EVERYWHERE = (*IN_PROCESS, "interpreted triton", *ON_GPU)
 
 
 class InterpretedTriton:
-    """The Triton kernel in a process of its own."""
+    """The Triton kernel, interpreted in a process of its own."""
 
     def __init__(self):
         command = [sys.executable, "-m", "tests.l3.triton_worker"]
@@ -55,7 +55,7 @@ def interpreted_triton():
 
 
 def attend_with(name, case, request):
-    """`case` through the kernel of that name; the answer on the CPU."""
+    """Run the kernel of that name on `case` and return the answer on the CPU."""
     if name == "interpreted triton":
         return request.getfixturevalue("interpreted_triton")(*case.inputs)
     name, _, device = name.partition(" on ")
@@ -79,7 +79,7 @@ def attend_fast(request):
 
 def test_kernels_are_checked_on_a_gpu_too():
     if not ON_GPU:
-        pytest.skip("NOT CHECKED: kernels on a GPU; torch sees none here")
+        pytest.skip("NOT CHECKED: kernels on a GPU; torch finds none here")
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def attend_cpp(request):
 def check(attend, case, teach):
     out = attend(case)
     assert out.shape == case.q.shape and out.dtype == case.q.dtype, "the answer has q's shape and dtype"
-    assert not out.isnan().any(), f"{teach}: NaN came in from a slot that the sequence does not own, or from padding"
+    assert not out.isnan().any(), f"{teach}: NaN from padding, or from a slot that the sequence does not own"
     error = relative_error(out, case.expected())
     assert error < TOLERANCE[case.q.dtype], f"{teach}: relative error {error:.2g} against float64"
 
@@ -176,25 +176,27 @@ def test_a_mixed_batch_equals_its_sequences_one_by_one(attend):
     out = attend(case)
     for s, rows in enumerate(case.rows):
         alone = attend(case.part(s, 0, rows.stop - rows.start))
-        torch.testing.assert_close(out[rows], alone, msg=lambda m, s=s: f"sequence {s} depends on its neighbours. {m}")
+        torch.testing.assert_close(
+            out[rows], alone, msg=lambda m, s=s: f"sequence {s} depends on the others in the batch. {m}"
+        )
 
 
 @pytest.mark.parametrize("size", [1, 5, 16])
 def test_any_chunk_size_gives_the_same_output(attend, size):
     case = make_case([(21, 30)], padded_rows=0)
     chunks = [attend(case.part(0, i, min(i + size, 21))) for i in range(0, 21, size)]
-    message = f"chunks of {size} are not what one prefill is: is each chunk's mask bottom-right?"
+    message = f"chunks of {size} differ from a single prefill: is each chunk's mask bottom-right?"
     torch.testing.assert_close(torch.cat(chunks), attend(case), msg=lambda m: f"{message} {m}")
 
 
-# ---------------------------------------------------------------- what is not owned, what is padding
+# ---------------------------------------------------------------- slots of others, and padding
 
 
 def test_padded_rows_change_nothing_and_give_zeros(attend):
     plain, padded = make_case(MIXED, padded_rows=0), make_case(MIXED, padded_rows=5)
     out = attend(padded)
-    assert not out[-5:].any(), "rows past cu_seqlens_q[-1] give zeros, though q holds NaN there"
-    assert torch.equal(out[:-5], attend(plain)), "and change no other row"
+    assert not out[-5:].any(), "rows past cu_seqlens_q[-1] give zeros, although q holds NaN there"
+    assert torch.equal(out[:-5], attend(plain)), "padded rows change no other row"
 
 
 def test_a_sequence_without_queries_is_skipped(attend):
@@ -206,14 +208,16 @@ def test_a_sequence_without_queries_is_skipped(attend):
 @pytest.mark.parametrize("poison", [NAN, float("inf"), -float("inf")])
 def test_what_a_sequence_does_not_own_changes_nothing(attend, poison):
     clean, poisoned = make_case(MIXED, poison=1.0, padded_rows=0), make_case(MIXED, poison=poison, padded_rows=0)
-    message = "the null block, other blocks and the end of a last block past kv_len are never part of an answer"
+    message = "the null block, other blocks and the end of a last block past kv_len must not affect an answer"
     assert torch.equal(attend(clean), attend(poisoned)), message
 
 
 @pytest.mark.parametrize("entry", [0, -1, 2**31 - 1])
 def test_table_entries_past_the_needed_ones_are_never_followed(attend, entry):
     plain, wild = make_case(MIXED, padding=1), make_case(MIXED, padding=entry)
-    assert torch.equal(attend(plain), attend(wild)), f"a table entry {entry} past a sequence's blocks was used"
+    assert torch.equal(attend(plain), attend(wild)), (
+        f"the kernel followed table entry {entry}, which is past the sequence's blocks"
+    )
 
 
 @pytest.mark.parametrize("block", [-1, 10_000])
@@ -224,7 +228,7 @@ def test_a_needed_block_that_does_not_exist_is_refused(attend_fast, block):
         attend_fast(case)
 
 
-# ---------------------------------------------------------------- the C++ kernel: the same bits, whoever is beside
+# ---------------------------------------------------------------- the C++ kernel: the same bits in any batch
 
 LONG = [(1, kv_len) for kv_len in (1, 15, 16, 17, 511, 512, 513, 1100)]
 
@@ -235,7 +239,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(attend_cpp, dtype):
     out = attend_cpp(case)
     for s, rows in enumerate(case.rows):
         alone = attend_cpp(case.part(s, 0, rows.stop - rows.start))
-        assert torch.equal(out[rows], alone), f"kv_len {case.seq_lens_kv[s]} depends on its batch"
+        assert torch.equal(out[rows], alone), f"the sequence with kv_len {case.seq_lens_kv[s]} depends on its batch"
 
 
 @DTYPES
@@ -259,7 +263,7 @@ def test_a_token_has_the_same_bits_in_decode_chunk_and_prefill(attend_cpp, dtype
     whole = attend_cpp(case)
     for begin in (0, 7 * size % 300, 300 - size):
         chunk = attend_cpp(case.part(0, begin, begin + size))
-        assert torch.equal(whole[begin : begin + size], chunk), f"a chunk of {size} at {begin} rounds another way"
+        assert torch.equal(whole[begin : begin + size], chunk), f"a chunk of {size} at {begin} rounds differently"
 
 
 @DTYPES
@@ -276,12 +280,10 @@ def test_queries_may_be_a_slice_of_a_wider_tensor(attend_fast, dtype):
     case = make_case(MIXED, dtype=dtype)
     wide = torch.cat([case.q, torch.full_like(case.q, NAN)], dim=1)
     sliced = replace(case, q=wide[:, : case.q.shape[1]])
-    assert torch.equal(attend_fast(case), attend_fast(sliced)), (
-        "q may have strides, as a part of a fused projection has"
-    )
+    assert torch.equal(attend_fast(case), attend_fast(sliced)), "q may be strided, as a slice of a fused projection is"
 
 
-# ---------------------------------------------------------------- inputs that cannot be answered
+# ---------------------------------------------------------------- bad inputs
 
 GOOD = make_case([(1, 6), (2, 3)], padded_rows=0)
 REFUSED = {
@@ -327,7 +329,7 @@ def test_a_kernel_that_cannot_work_here_says_why():
 
 @DTYPES
 def test_a_kernel_loaded_for_one_dtype_is_right_for_another(dtype):
-    """`load_kernel("cpu")` alone means float32. Taken at its word, C++ would read past the end of bfloat16."""
+    """`load_kernel("cpu")` alone means float32; a float32 function would read past the end of bfloat16 tensors."""
     case = make_case(MIXED, dtype=dtype)
     try:
         kernels = [load_kernel("cpu", "cpu", other) for other in TOLERANCE]

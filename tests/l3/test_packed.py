@@ -1,14 +1,16 @@
-"""Lesson 3. Packed steps: the plan's tables, and tokens equal to Hugging Face's for many prompts in one call."""
+"""Lesson 3. Packed steps: the tables of a plan, and many prompts in one call with tokens equal to Hugging Face's."""
 
 import random
 
 import pytest
 import torch
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.packed import generate_packed
 from mini_engine.errors import OutOfBlocks, UserError
-from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
 CPU = torch.device("cpu")
@@ -26,7 +28,7 @@ def the_kernel(name):
 
 
 class HandMadeTable(BlockTable):
-    """A block table whose slots are worked out here, so that the plan can be checked by itself."""
+    """A block table with its own `slots`, so that `plan_packed` is tested apart from the student's table."""
 
     def slots(self, start, stop):
         size = self.allocator.block_size
@@ -34,7 +36,7 @@ class HandMadeTable(BlockTable):
 
 
 def holding(prompt_len, blocks, cur_len=0, output_ids=(), block_size=4):
-    """A request with room reserved for all its tokens, built by hand."""
+    """Return a request with room reserved for all its tokens, built by hand."""
     table = HandMadeTable(BlockAllocator(2, block_size))
     table.blocks, table.num_tokens = list(blocks), prompt_len + len(output_ids)
     return Request(list(range(10, 10 + prompt_len)), table, cur_len, list(output_ids))
@@ -43,10 +45,10 @@ def holding(prompt_len, blocks, cur_len=0, output_ids=(), block_size=4):
 def test_prefill_and_decode_share_one_packed_plan():
     requests = [holding(3, [5]), holding(4, [2, 7], cur_len=4, output_ids=[90]), holding(6, [3, 1], cur_len=2)]
     meta = plan_packed(requests, 4, CPU)
-    assert meta.cu_seqlens_q.tolist() == [0, 3, 4, 8], "3 tokens of a prompt, 1 of a decode, 4 of a chunk"
-    assert meta.positions.tolist() == [0, 1, 2, 4, 2, 3, 4, 5], "each token's place in its own sequence"
+    assert meta.cu_seqlens_q.tolist() == [0, 3, 4, 8], "3 tokens from a prompt, 1 from a decode, 4 from a chunk"
+    assert meta.positions.tolist() == [0, 1, 2, 4, 2, 3, 4, 5], "each token's position in its own sequence"
     assert meta.slot_mapping.tolist() == [20, 21, 22, 28, 14, 15, 4, 5], "slot = block * 4 + offset"
-    assert meta.seq_lens_kv.tolist() == [3, 5, 6], "history and this step's own tokens"
+    assert meta.seq_lens_kv.tolist() == [3, 5, 6], "seq_lens_kv counts the history and this step's own tokens"
 
 
 def test_short_tables_are_padded_with_the_null_block():
@@ -56,7 +58,9 @@ def test_short_tables_are_padded_with_the_null_block():
 
 def test_kernel_tables_are_int32_and_torch_indices_int64():
     meta = plan_packed([holding(3, [5])], 4, CPU)
-    assert meta.cu_seqlens_q.dtype == meta.seq_lens_kv.dtype == meta.block_table.dtype == torch.int32
+    assert meta.cu_seqlens_q.dtype == meta.seq_lens_kv.dtype == meta.block_table.dtype == torch.int32, (
+        "kernel tables are int32"
+    )
     assert meta.positions.dtype == meta.slot_mapping.dtype == torch.int64
 
 
@@ -65,11 +69,11 @@ def test_reserve_all_takes_all_or_nothing():
     requests = [Request([1] * 5, BlockTable(allocator)) for _ in range(3)]
     with pytest.raises(OutOfBlocks):
         reserve_all(requests)
-    assert allocator.num_free == 4, "the third request did not fit, so the first two must hold nothing"
+    assert allocator.num_free == 4, "the third request does not fit, so the first two must hold nothing either"
     assert [r.table.num_tokens for r in requests] == [0, 0, 0]
 
 
-def test_reserve_all_that_fails_leaves_what_was_held_before():
+def test_a_reserve_all_that_fails_keeps_the_blocks_held_before():
     allocator = BlockAllocator(4, 4)
     running, late = (Request([1] * length, BlockTable(allocator)) for length in (5, 8))
     reserve_all([running])
@@ -77,7 +81,9 @@ def test_reserve_all_that_fails_leaves_what_was_held_before():
     running.output_ids += [2, 3, 4, 5]
     with pytest.raises(OutOfBlocks):
         reserve_all([running, late])
-    assert (running.table.blocks, running.table.num_tokens) == (blocks, 5), "its KV is in these blocks: it keeps them"
+    assert (running.table.blocks, running.table.num_tokens) == (blocks, 5), (
+        "its KV is in these blocks, so it must keep them"
+    )
 
 
 def run(model, prompts, new_tokens, kernel, block_size=16, num_blocks=None, shuffle=0):
@@ -85,13 +91,13 @@ def run(model, prompts, new_tokens, kernel, block_size=16, num_blocks=None, shuf
         num_blocks = 1 + sum(-(-(len(p) + new_tokens) // block_size) for p in prompts)
     pool = KvPool(model.config, num_blocks, block_size, the_kernel(kernel))
     for tensor in (*pool.K, *pool.V):
-        tensor.fill_(float("nan"))  # the null block and every slot that nobody has written
+        tensor.fill_(float("nan"))  # the null block and every slot not yet written
     allocator = BlockAllocator(num_blocks, block_size)
     random.Random(shuffle).shuffle(allocator.free_blocks)
     try:
         return generate_packed(model, pool, allocator, prompts, new_tokens)
     finally:
-        assert allocator.num_free == num_blocks - 1, "blocks were not all given back"
+        assert allocator.num_free == num_blocks - 1, "not every block was returned"
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -101,7 +107,9 @@ def test_eight_prompts_in_one_packed_call_equal_hugging_face_alone(family, kerne
     prompts = [some_ids(n, ours.config.vocab_size, seed=n) for n in LENGTHS]
     got = run(ours, prompts, 24, kernel)
     for length, prompt, output in zip(LENGTHS, prompts, got, strict=True):
-        assert output == hf_greedy(hf, prompt, 24), f"the prompt of {length} tokens got other tokens than alone"
+        assert output == hf_greedy(hf, prompt, 24), (
+            f"the prompt of {length} tokens gets other tokens in the batch than alone"
+        )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -123,7 +131,7 @@ def test_tokens_equal_behind_a_thousand_tokens(kernel):
 def test_a_pool_of_exactly_the_needed_size_is_enough():
     ours, hf = both("four, with biases")
     prompts = [some_ids(9, ours.config.vocab_size), some_ids(8, ours.config.vocab_size)]
-    # 9 + 8 and 8 + 8 tokens, but the last one's KV is never written: 16 and 15 slots, one block each
+    # 9 + 8 and 8 + 8 tokens, but the last token's KV is never written: 16 and 15 slots, one block each
     assert run(ours, prompts, 8, "reference", num_blocks=3) == [hf_greedy(hf, p, 8) for p in prompts]
     with pytest.raises(OutOfBlocks):
         run(ours, prompts, 9, "reference", num_blocks=3)
@@ -135,7 +143,7 @@ def test_a_prompt_that_cannot_run_is_refused_before_any_block_is_taken():
         run(ours, [[1, 2], []], 4, "reference", num_blocks=4)
 
 
-def test_stop_tokens_end_one_answer_and_not_its_neighbours():
+def test_a_stop_token_ends_its_own_answer_and_no_other():
     ours, hf = both("two, tied, wide heads")
     prompts = [some_ids(5, ours.config.vocab_size, seed=1), some_ids(9, ours.config.vocab_size, seed=2)]
     free = [hf_greedy(hf, p, 12) for p in prompts]
@@ -150,6 +158,6 @@ def test_stop_tokens_end_one_answer_and_not_its_neighbours():
 def test_an_allocator_for_another_pool_is_refused(size):
     ours, _ = both("two, tied, wide heads")
     pool, allocator = KvPool(ours.config, 8, 16, the_kernel("reference")), BlockAllocator(*size)
-    with pytest.raises(UserError, match="the pool 8 of 16; give both the same"):
+    with pytest.raises(UserError, match="the pool 8 of 16"):
         generate_packed(ours, pool, allocator, [some_ids(20, ours.config.vocab_size)], 4)
     assert allocator.num_free == allocator.num_blocks - 1

@@ -1,4 +1,4 @@
-"""Lesson 3. The reference kernel: one sequence at a time, through its table, and nothing that is not its own."""
+"""Lesson 3. The reference kernel: each sequence reads its own blocks, through its table, and nothing else."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def int32(data):
 
 
 def batch(lengths, heads=4, seed=0):
-    """A pool in which only owned slots are not NaN, and the packed queries of sequences with (q_len, kv_len)."""
+    """Return packed queries of sequences with the given (q_len, kv_len), and a pool that is NaN outside their slots."""
     generator = torch.Generator().manual_seed(seed)
     counts = [-(-kv_len // BLOCK_SIZE) for _, kv_len in lengths]
     order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
@@ -43,7 +43,7 @@ def attend(q, k_cache, v_cache, starts, lens, table):
 def check(lengths, teach, **options):
     q, k_cache, v_cache, starts, lens, table, histories = batch(lengths, **options)
     out = attend(q, k_cache, v_cache, starts, lens, table)
-    assert not out.isnan().any(), "a slot that the sequence does not own was read"
+    assert not out.isnan().any(), "a sequence read a slot that it does not own"
     for s, (k, v) in enumerate(histories):
         mine = slice(int(starts[s]), int(starts[s + 1]))
         torch.testing.assert_close(
@@ -71,7 +71,9 @@ def test_a_suffix_behind_a_history_keeps_its_causal_mask(q_len, kv_len):
 
 
 def test_sequences_of_every_kind_share_one_call():
-    check([(1, 9), (4, 4), (3, 8), (1, 1), (2, 6)], "its own keys, through its own row of the table")
+    check(
+        [(1, 9), (4, 4), (3, 8), (1, 1), (2, 6)], "each sequence reads its own keys, through its own row of the table"
+    )
 
 
 @pytest.mark.parametrize("heads", [2, 4, 8])
@@ -84,7 +86,7 @@ def test_rows_past_the_last_sequence_are_zero():
     padded = torch.cat([q, torch.full((3, *q.shape[1:]), float("nan"))])
     out = attend(padded, k_cache, v_cache, starts, lens, table)
     assert out.shape == padded.shape and not out[3:].any(), "padded rows give zeros"
-    assert torch.equal(out[:3], attend(q, k_cache, v_cache, starts, lens, table)), "and change nothing"
+    assert torch.equal(out[:3], attend(q, k_cache, v_cache, starts, lens, table)), "padded rows change no other row"
 
 
 def test_a_sequence_without_queries_is_skipped():

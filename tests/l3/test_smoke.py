@@ -1,8 +1,9 @@
-"""Lesson 3. The smoke script: several prompts in one packed call, by each kernel."""
+"""Lesson 3. The smoke script: several prompts in one packed call, with each kernel."""
 
 import json
 
-import l3_smoke
+from scripts import l3_smoke
+
 import pytest
 
 from tests.support import checkpoint
@@ -18,7 +19,7 @@ def smoke(*arguments):
 
 
 @pytest.mark.parametrize("kernel", ["reference", "torch", "auto"])
-def test_tokens_are_equal_and_every_block_comes_back(capsys, kernel):
+def test_tokens_are_equal_and_every_block_is_returned(capsys, kernel):
     code = smoke("--kernel", kernel, "--block-size", "7", "--num-slots", "140", "--json")
     report = json.loads(capsys.readouterr().out)
     assert code == 0 and report["match"] and len(report["requests"]) == 3
@@ -28,12 +29,12 @@ def test_tokens_are_equal_and_every_block_comes_back(capsys, kernel):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--num-slots", "32"], "need 1 blocks, 0 free"),
+        (["--num-slots", "32"], "need 1 blocks, 0 free of 2"),
         (["--num-slots", "100"], "--num-slots 100 is not a multiple of --block-size 16"),
         (["--kernel", "fast"], "no attention kernel 'fast'"),
     ],
 )
-def test_what_will_not_do_exits_2_with_one_line(capsys, arguments, words):
+def test_bad_options_exit_2_with_one_line(capsys, arguments, words):
     assert smoke(*arguments) == 2
     error = capsys.readouterr().err
     assert words in error and len(error.strip().splitlines()) == 1, error

@@ -9,7 +9,7 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 
 
 def main() -> None:

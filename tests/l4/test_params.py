@@ -1,22 +1,22 @@
-"""Lesson 4. SamplingParams: what is accepted, what is refused in one sentence, when an answer is over."""
+"""Lesson 4. SamplingParams: accepted values, values refused in one sentence, and when an answer is over."""
 
 import dataclasses
 import math
 
 import pytest
 
-from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+from mini_engine.engine.sampling_params import Row, SamplingParams
 from mini_engine.errors import UserError
 
 
-def test_with_nothing_said_it_draws_from_the_model_as_it_is():
+def test_by_default_it_draws_from_the_models_own_distribution():
     params = SamplingParams()
     assert not params.is_greedy and params.temperature == 1
     assert (params.top_k, params.top_p, params.min_p) == (0, 1, 0), "every filter is off"
     assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1, 0, 0)
 
 
-def test_temperature_0_is_greedy_whatever_number_0_is_written_as():
+def test_temperature_0_is_greedy_as_an_int_and_as_a_float():
     assert SamplingParams(temperature=0).is_greedy and SamplingParams(temperature=0.0).is_greedy
 
 
@@ -38,7 +38,7 @@ def test_temperature_0_is_greedy_whatever_number_0_is_written_as():
         {"stop_token_ids": [3, 1]},
     ],
 )
-def test_the_ends_of_every_range_are_in_it(values):
+def test_the_ends_of_every_range_are_accepted(values):
     SamplingParams(**values)
 
 
@@ -72,7 +72,7 @@ def test_the_ends_of_every_range_are_in_it(values):
         ({"ignore_eos": "yes"}, "ignore_eos is 'yes'; give True or False"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence_with_the_remedy(values, sentence):
+def test_an_invalid_value_is_refused_in_one_sentence_with_the_remedy(values, sentence):
     with pytest.raises(UserError, match=sentence) as caught:
         SamplingParams(**values)
     assert len(str(caught.value).splitlines()) == 1
@@ -87,7 +87,7 @@ def test_params_are_frozen_and_can_be_compared():
         params.temperature = 0
 
 
-def test_the_models_end_tokens_stop_an_answer_unless_they_are_ignored():
+def test_the_models_end_tokens_end_an_answer_unless_they_are_ignored():
     assert SamplingParams(stop_token_ids=[5]).stop_ids([1, 2]) == {1, 2, 5}
     assert SamplingParams(stop_token_ids=[5], ignore_eos=True).stop_ids([1, 2]) == {5}
 
@@ -96,7 +96,7 @@ def test_the_models_end_tokens_stop_an_answer_unless_they_are_ignored():
     "output, reason",
     [([], None), ([8], None), ([2], "stop"), ([8, 8, 8], "length"), ([8, 8, 2], "stop")],
 )
-def test_an_answer_ends_with_a_stop_id_or_at_max_tokens_and_the_stop_id_comes_first(output, reason):
+def test_an_answer_ends_with_a_stop_id_or_at_max_tokens_and_the_stop_id_takes_precedence(output, reason):
     assert SamplingParams(max_tokens=3).finish_reason(output, {2}) == reason
 
 
@@ -105,7 +105,7 @@ def test_an_answer_of_max_tokens_1_ends_with_its_first_token():
     assert SamplingParams(max_tokens=1).finish_reason([2], {2}) == "stop"
 
 
-def test_a_stop_id_outside_the_vocabulary_is_refused_before_it_meets_a_batch():
+def test_a_stop_id_outside_the_vocabulary_is_refused_before_it_joins_a_batch():
     params = SamplingParams(stop_token_ids=[100])
     params.check_fits(101)
     with pytest.raises(UserError, match="stop token id 100 is not in the vocabulary; ids run from 0 to 99"):
@@ -121,7 +121,7 @@ def test_min_tokens_needs_a_token_that_does_not_end_the_answer():
 
 def test_a_request_without_a_seed_gets_its_own_and_keeps_it():
     params = SamplingParams()
-    first, second = SampleRow(params, [1]), SampleRow(params, [1])
+    first, second = Row(params, [1]), Row(params, [1])
     assert first.seed != second.seed, "two requests with the same params and no seed would give the same answer"
     assert 0 <= first.seed < 2**64
-    assert SampleRow(SamplingParams(seed=7), [1]).seed == 7
+    assert Row(SamplingParams(seed=7), [1]).seed == 7

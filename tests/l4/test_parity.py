@@ -1,10 +1,10 @@
-"""Lesson 4. Distributions equal those that transformers' `generate` draws from, step by step and in a padded batch."""
+"""Lesson 4. Each step's distribution is the one transformers' `generate` draws from, alone and in a padded batch."""
 
 import pytest
 import torch
 
 from mini_engine.engine.sampler import process
-from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+from mini_engine.engine.sampling_params import Row, SamplingParams
 from tests.support import both, some_ids
 
 FAMILY = "two, tied, wide heads"
@@ -19,7 +19,7 @@ CASES = {
 
 
 def hf_steps(prompts, new_tokens, params, eos=None):
-    """What transformers' generate draws from: (the ids it fed, raw logits, processed ones), each step's rows."""
+    """Run transformers' generate. Returns (its answers, raw logits, processed logits), the latter two step by step."""
     _, hf = both(FAMILY)
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
@@ -53,12 +53,12 @@ def check_steps(prompts, params, new_tokens=8, eos=None):
     least = {"min_tokens": new_tokens, "max_tokens": new_tokens} if eos is not None else {}
     for step in range(len(raw)):
         rows = [
-            SampleRow(SamplingParams(**params, **least), prompt, answer[:step].tolist(), () if eos is None else (eos,))
+            Row(SamplingParams(**params, **least), prompt, answer[:step].tolist(), () if eos is None else (eos,))
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         got = process(raw[step].clone(), rows)
         assert torch.equal(got.isinf(), expected[step].isinf()), (
-            f"step {step}: other tokens are left than in transformers"
+            f"step {step}: not the same tokens are left as in transformers"
         )
         assert torch.equal(got, expected[step]), f"step {step}: the distribution is not transformers'"
 
@@ -69,7 +69,7 @@ def test_each_step_draws_from_transformers_distribution(case):
 
 
 @pytest.mark.parametrize("case", ["penalty before temperature", "everything", "penalty, greedy"])
-def test_a_padded_batch_of_transformers_gives_the_same_for_unequal_histories(case):
+def test_unequal_histories_give_the_same_as_a_padded_batch_of_transformers(case):
     check_steps([some_ids(length, 160, seed=length) for length in (1, 5, 12)], CASES[case])
 
 

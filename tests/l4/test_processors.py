@@ -1,4 +1,4 @@
-"""Lesson 4. What is done to logits: value for value what transformers' processors do, row by row."""
+"""Lesson 4. Processed logits equal those of transformers' processors, value for value and row by row."""
 
 import pytest
 import torch
@@ -15,33 +15,33 @@ from transformers import (
 
 from mini_engine.engine import processors
 from mini_engine.engine.sampler import draw_tokens, uniform
-from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+from mini_engine.engine.sampling_params import Row, SamplingParams
 
 NEVER = float("-inf")
 
 
 def row(prompt=(1,), output=(), stop_ids=(), **params):
-    return SampleRow(SamplingParams(**params), list(prompt), list(output), stop_ids)
+    return Row(SamplingParams(**params), list(prompt), list(output), stop_ids)
 
 
 def logs(*probabilities):
-    """Logits whose softmax is these rows of probabilities."""
+    """Return logits whose softmax gives these rows of probabilities."""
     return torch.tensor(probabilities).log()
 
 
 def kept(logits):
-    """The ids that can still be chosen, row by row."""
+    """Return the ids that can still be chosen, row by row."""
     return [(one > NEVER).nonzero()[:, 0].tolist() for one in logits]
 
 
 def some_logits(seed, rows, vocab, step):
-    """Random logits; with a coarse `step` many of them tie."""
+    """Return random logits. With a coarse `step` many of them tie."""
     logits = 4 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
     return (logits / step).round() * step if step else logits
 
 
 def check_against(process, logits, rows, theirs):
-    """`process` on all rows at once is `theirs(row)` on each alone: the same tokens removed, the same values kept."""
+    """Compare `process` on all rows at once with `theirs(row)` on each alone: tokens removed and values kept."""
     expected = [
         theirs(one)(torch.tensor([[*one.prompt_ids, *one.output_ids]]), logits[i : i + 1].clone())
         for i, one in enumerate(rows)
@@ -49,9 +49,9 @@ def check_against(process, logits, rows, theirs):
     process(logits, rows)
     for i, want in enumerate(expected):
         assert kept(logits[i : i + 1]) == kept(want), (
-            f"row {i}, {rows[i].params}: other tokens are left than in transformers"
+            f"row {i}, {rows[i].params}: not the same tokens are left as in transformers"
         )
-        assert torch.equal(logits[i], want[0]), f"row {i}, {rows[i].params}: a value is not transformers'"
+        assert torch.equal(logits[i], want[0]), f"row {i}, {rows[i].params}: a value differs from transformers'"
 
 
 seeds = st.integers(0, 10_000)
@@ -128,13 +128,15 @@ def test_repetition_penalty_lowers_positive_and_negative_logits():
     processors.penalise_repetition(logits, [row([0, 1, 2], repetition_penalty=2)])
     assert logits[0, 0] == 1, f"logit 2 became {logits[0, 0]:g}: a positive logit is divided by the penalty"
     assert logits[0, 1] == -4, f"logit -2 became {logits[0, 1]:g}: dividing a negative logit makes the token likelier"
-    assert logits[0, 2:].tolist() == [0, 2, -2], "tokens that were not seen, and a logit of 0, stay as they were"
+    assert logits[0, 2:].tolist() == [0, 2, -2], "unseen tokens, and a logit of 0, keep their values"
 
 
 def test_repetition_penalty_counts_the_prompt_and_the_answer_and_each_token_once():
     logits = torch.full((1, 5), 8.0)
     processors.penalise_repetition(logits, [row([0, 0, 1], [1, 2, 2, 2], repetition_penalty=2)])
-    assert logits[0].tolist() == [4, 4, 4, 8, 8], "seen is seen: in the prompt or the answer, once or often"
+    assert logits[0].tolist() == [4, 4, 4, 8, 8], (
+        "a token counts as seen in the prompt or the answer, and once however often it occurs"
+    )
 
 
 def test_each_row_is_penalised_for_its_own_history_only():
@@ -142,17 +144,19 @@ def test_each_row_is_penalised_for_its_own_history_only():
     rows = [row([0], repetition_penalty=2), row([1, 2, 3], repetition_penalty=4), row([5], [4], repetition_penalty=8)]
     processors.penalise_repetition(logits, rows)
     expected = [[4, 8, 8, 8, 8, 8], [8, 2, 2, 2, 8, 8], [8, 8, 8, 8, 1, 1]]
-    assert logits.tolist() == expected, "a row was changed for what another row's request has said"
+    assert logits.tolist() == expected, "a row was changed because of another row's history"
 
 
 @pytest.mark.parametrize("penalty", [{"repetition_penalty": 2}, {"presence_penalty": 1}, {"frequency_penalty": 1}])
-def test_no_pad_id_is_penalised_where_histories_differ_in_length(penalty):
+def test_no_pad_id_is_penalised_when_histories_differ_in_length(penalty):
     logits = torch.full((2, 6), 8.0)
     rows = [row([5], [5], **penalty), row([4], [1, 2, 3, 4], **penalty)]
     change = processors.penalise_repetition if "repetition_penalty" in penalty else processors.penalise_output
     change(logits, rows)
     untouched = (logits[0, :5] == 8).all()
-    assert untouched, f"the first row said only token 5, but its logits are {logits[0].tolist()}: was a pad counted?"
+    assert untouched, (
+        f"the first row has seen only token 5, but its logits are {logits[0].tolist()}: was a pad counted?"
+    )
 
 
 def test_an_empty_history_changes_nothing():
@@ -163,29 +167,29 @@ def test_an_empty_history_changes_nothing():
 
 def test_presence_counts_once_frequency_each_time_and_the_prompt_not_at_all():
     logits = torch.full((3, 4), 8.0)
-    said = ([0, 0, 0], [1, 2, 2, 2])
-    rows = [row(*said, presence_penalty=2), row(*said, frequency_penalty=0.5), row(*said, presence_penalty=-1)]
+    seen = ([0, 0, 0], [1, 2, 2, 2])
+    rows = [row(*seen, presence_penalty=2), row(*seen, frequency_penalty=0.5), row(*seen, presence_penalty=-1)]
     processors.penalise_output(logits, rows)
     assert logits[:, 0].tolist() == [8, 8, 8], (
-        "token 0 is in the prompt only: these two count the answer, as OpenAI does"
+        "token 0 is in the prompt only: these two penalties count the answer, as OpenAI's do"
     )
-    assert logits[0, 1:].tolist() == [6, 6, 8], "presence is taken once, however often the token is there"
-    assert logits[1, 1:].tolist() == [7.5, 6.5, 8], "frequency is taken once for each time"
-    assert logits[2, 1:].tolist() == [9, 9, 8], "a negative penalty makes what was said likelier"
+    assert logits[0, 1:].tolist() == [6, 6, 8], "presence is subtracted once, however often the token occurs"
+    assert logits[1, 1:].tolist() == [7.5, 6.5, 8], "frequency is subtracted once for each occurrence"
+    assert logits[2, 1:].tolist() == [9, 9, 8], "a negative penalty makes tokens of the answer likelier"
 
 
-def test_stop_ids_are_held_back_until_min_tokens_are_there():
+def test_stop_ids_are_held_back_until_the_answer_has_min_tokens():
     rows = [row(output=[3] * done, stop_ids={1, 2}, min_tokens=2) for done in (0, 1, 2, 3)]
     logits = torch.zeros(4, 4)
     processors.hold_back_stops(logits, rows)
-    assert kept(logits[:2]) == [[0, 3], [0, 3]], "with 0 or 1 of 2 tokens there, no stop id may be chosen yet"
+    assert kept(logits[:2]) == [[0, 3], [0, 3]], "with 0 or 1 of 2 tokens, no stop id may be chosen yet"
     assert kept(logits[2:]) == [[0, 1, 2, 3]] * 2, "after 2 tokens the answer may end: token 3 may be a stop id"
 
 
-def test_an_end_token_cannot_be_the_first_token_where_min_tokens_asks_for_one():
+def test_an_end_token_cannot_come_first_when_min_tokens_is_1():
     logits = torch.tensor([[0.0, 9.0]])
     processors.hold_back_stops(logits, [row(output=[], stop_ids={1}, min_tokens=1)])
-    assert kept(logits) == [[0]], "min_tokens = 1 and nothing said yet: the end token was let through"
+    assert kept(logits) == [[0]], "min_tokens is 1 and the answer is empty: the end token was let through"
 
 
 def test_each_row_holds_back_its_own_stop_ids():
@@ -197,10 +201,10 @@ def test_each_row_holds_back_its_own_stop_ids():
 def test_top_p_keeps_the_token_that_crosses_the_threshold():
     logits = logs([0.15, 0.5, 0.05, 0.3])
     processors.keep_top_p(logits, [row(top_p=0.7)])
-    assert kept(logits) == [[1, 3]], "0.5 is not 0.7 yet, so the 0.3 that crosses it stays: 0.5 + 0.3 reaches 0.7"
+    assert kept(logits) == [[1, 3]], "0.5 alone does not reach 0.7, so the 0.3 that crosses it stays"
 
 
-def test_top_p_keeps_the_fewest_tokens_each_row_needs():
+def test_top_p_keeps_as_few_tokens_as_each_row_needs():
     logits = logs(*[[0.5, 0.3, 0.15, 0.05]] * 4)
     processors.keep_top_p(logits, [row(top_p=p) for p in (0.4, 0.6, 0.9, 0.99)])
     assert kept(logits) == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]], "each row has its own top_p"
@@ -209,7 +213,7 @@ def test_top_p_keeps_the_fewest_tokens_each_row_needs():
 def test_top_p_0_keeps_the_best_token():
     logits = logs([0.2, 0.5, 0.3])
     processors.keep_top_p(logits, [row(top_p=0)])
-    assert kept(logits) == [[1]], "top_p = 0 must leave the best token, or there is nothing to choose from"
+    assert kept(logits) == [[1]], "top_p = 0 must keep the best token, or there is nothing to choose from"
 
 
 def test_top_p_1_keeps_every_token_that_can_be_drawn():
@@ -218,16 +222,16 @@ def test_top_p_1_keeps_every_token_that_can_be_drawn():
     assert kept(logits) == [[0, 1, 2]]
 
 
-def test_top_p_leaves_kept_logits_as_they_were():
+def test_top_p_leaves_kept_logits_unchanged():
     logits = logs([0.5, 0.3, 0.2])
     processors.keep_top_p(logits, [row(top_p=0.6)])
     assert torch.equal(logits[0, :2], logs([0.5, 0.3])[0]), "kept logits keep their values; softmax rescales them later"
 
 
-def test_top_p_counts_only_what_earlier_steps_left():
+def test_top_p_counts_only_what_earlier_steps_kept():
     logits = torch.tensor([[0.0, 0.0, 0.0, NEVER, NEVER, NEVER]])
     processors.keep_top_p(logits, [row(top_p=0.6)])
-    assert [len(ids) for ids in kept(logits)] == [2], "the probabilities are those of the three tokens that are left"
+    assert [len(ids) for ids in kept(logits)] == [2], "the probabilities are those of the three remaining tokens"
 
 
 def test_top_k_beyond_the_vocabulary_keeps_everything():
@@ -236,13 +240,13 @@ def test_top_k_beyond_the_vocabulary_keeps_everything():
     assert kept(logits) == [[0, 1, 2], [1, 2]]
 
 
-def test_top_k_keeps_what_ties_with_the_last_kept():
+def test_top_k_keeps_ties_with_the_last_one_kept():
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0]])
     processors.keep_top_k(logits, [row(top_k=2)])
-    assert kept(logits) == [[1, 2, 3]], "two tokens share the second place; neither is better than the other"
+    assert kept(logits) == [[1, 2, 3]], "two tokens tie for second place; neither is better than the other"
 
 
-def test_the_worked_example_of_the_page():
+def test_the_worked_example_on_the_page():
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0, -1.0]])
     one = [row([0], [2], repetition_penalty=2, temperature=0.5, top_k=4, top_p=0.9, seed=7)]
     processors.penalise_repetition(logits, one)

@@ -1,4 +1,4 @@
-"""Lesson 4. The whole sampler: rows that differ share a batch, and none notices the others."""
+"""Lesson 4. The whole sampler: rows with different parameters share a batch without affecting one another."""
 
 import random
 
@@ -10,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mini_engine.engine import sampler
 from mini_engine.engine.sampler import FILTERS, PENALTIES, choose, process, sample
-from mini_engine.engine.sampling_params import SampleRow, SamplingParams
+from mini_engine.engine.sampling_params import Row, SamplingParams
 
 NEVER = float("-inf")
 
 
 def row(prompt=(1,), output=(), stop_ids=(), **params):
-    return SampleRow(SamplingParams(**params), list(prompt), list(output), stop_ids)
+    return Row(SamplingParams(**params), list(prompt), list(output), stop_ids)
 
 
 def some_logits(rows, vocab=40, seed=0):
@@ -24,7 +24,7 @@ def some_logits(rows, vocab=40, seed=0):
 
 
 class Operations(TorchDispatchMode):
-    """What torch is asked to do while this is active: each operation's name with its first tensor's shape."""
+    """Records the operations torch runs while this is active: name, and shape of the first tensor."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def test_greedy_rows_cost_one_argmax_no_sort_no_softmax_no_copy():
     assert token_ids.tolist() == logits.argmax(-1).tolist()
     names = [name for name, _ in operations.seen]
     assert names in (["max"], ["argmax"]), (
-        f"torch was asked for {names}: what keeps the best token cannot matter to a greedy row"
+        f"torch ran {names}: no filter removes the best token, so a greedy row needs none"
     )
 
 
@@ -60,12 +60,12 @@ def test_only_rows_that_need_work_are_worked_on(monkeypatch):
     rows = [row(temperature=0), row(seed=1), row(temperature=0), row(seed=2, top_p=0.5), row(temperature=0)]
     token_ids = choose(logits, rows).tolist()
     best = logits.argmax(-1).tolist()
-    assert token_ids == [best[0], 39, best[2], 39, best[4]], "drawn tokens belong to the rows that draw, in order"
+    assert token_ids == [best[0], 39, best[2], 39, best[4]], "drawn tokens go to the rows that draw, in order"
     assert len(worked_on) == 1 and worked_on[0][1] == [rows[1], rows[3]], "only the two rows that draw need work"
-    assert torch.equal(worked_on[0][0], logits[[1, 3]]), "a row's request got the logits of another row"
+    assert torch.equal(worked_on[0][0], logits[[1, 3]]), "a request was given the logits of another row"
 
 
-def test_the_sort_for_top_p_takes_the_rows_that_ask_for_it():
+def test_only_rows_that_ask_for_top_p_are_sorted():
     logits = some_logits(6)
     rows = [row(), row(top_p=0.5), row(temperature=0.5), row(top_p=0.9), row(), row(top_k=3)]
     with Operations() as operations:
@@ -77,9 +77,7 @@ def test_the_sort_for_top_p_takes_the_rows_that_ask_for_it():
 def test_a_greedy_row_with_a_penalty_takes_the_best_token_that_the_penalty_leaves():
     logits = torch.tensor([[5.0, 4.5, 1.0], [5.0, 4.5, 1.0]])
     rows = [row(output=[0], temperature=0, presence_penalty=1), row(temperature=0)]
-    assert choose(logits, rows).tolist() == [1, 0], (
-        "5 - 1 is less than 4.5 in the first row; nothing is taken in the other"
-    )
+    assert choose(logits, rows).tolist() == [1, 0], "in the first row 5 - 1 is less than 4.5; the second has no penalty"
 
 
 def test_a_greedy_row_in_a_mixed_batch_is_not_divided_by_its_temperature_of_0(monkeypatch):
@@ -87,32 +85,30 @@ def test_a_greedy_row_in_a_mixed_batch_is_not_divided_by_its_temperature_of_0(mo
     logits = torch.tensor([[-5.0, 3.0, 4.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]])
     rows = [row(output=[0], temperature=0, presence_penalty=1), row(temperature=2), row(temperature=0)]
     token_ids = choose(logits, rows).tolist()
-    assert token_ids == [2, 0, 2], (
-        f"{token_ids}: 3 / 0 and 4 / 0 are the same inf, so dividing by 0 loses the best token"
-    )
+    assert token_ids == [2, 0, 2], f"{token_ids}: 3 / 0 and 4 / 0 are both inf, so dividing by 0 loses the best token"
 
 
-def test_choosing_leaves_the_logits_as_they_were(monkeypatch):
+def test_choosing_leaves_the_logits_unchanged(monkeypatch):
     monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: torch.zeros(len(rows), dtype=torch.int64))
     logits = some_logits(3)
     before = logits.clone()
     choose(logits, [row(output=[2], presence_penalty=1, temperature=0.5, top_k=2)] * 3)
-    assert torch.equal(logits, before), "the model's logits were changed; whoever reads them next reads nonsense"
+    assert torch.equal(logits, before), "the model's logits were changed, and logprobs are read from them next"
 
 
-def test_half_precision_logits_are_worked_on_in_float32(monkeypatch):
+def test_half_precision_logits_are_processed_in_float32(monkeypatch):
     seen = []
     monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: seen.append(logits.dtype) or torch.zeros(1).long())
     choose(some_logits(1).bfloat16(), [row(temperature=0.7)])
     assert seen == [torch.float32], "transformers processes logits in float32, whatever the model's dtype"
 
 
-def test_a_row_is_penalised_for_its_own_words_where_not_every_row_has_a_penalty():
+def test_a_row_is_penalised_for_its_own_history_when_only_some_rows_have_a_penalty():
     logits = torch.full((3, 4), 8.0)
     rows = [row(output=[0]), row(output=[1], presence_penalty=1), row(output=[2], presence_penalty=2)]
     process(logits, rows)
     expected = [[8, 8, 8, 8], [8, 7, 8, 8], [8, 8, 6, 8]]
-    assert logits.tolist() == expected, "a row was penalised for the words of another row, or none was"
+    assert logits.tolist() == expected, "a row was penalised for the history of another row, or no row was"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +121,7 @@ def test_a_row_is_penalised_for_its_own_words_where_not_every_row_has_a_penalty(
     ],
     ids=str,
 )
-def test_whoever_asks_for_one_step_gets_it(asked, expected):
+def test_a_step_runs_when_it_is_the_only_one_asked_for(asked, expected):
     assert process(torch.full((1, 4), 8.0), [row(stop_ids={2}, **asked)]).tolist() == [expected]
 
 
@@ -139,7 +135,9 @@ def test_temperature_is_applied_before_top_p():
     logits = torch.tensor([[0.6, 0.3, 0.1]]).log()
     process(logits, [row(temperature=0.5, top_p=0.7)])
     left = (logits[0] > NEVER).tolist()
-    assert left == [True, False, False], "at temperature 0.5 the best token has 0.78: top-p 0.7 was asked before it had"
+    assert left == [True, False, False], (
+        "at temperature 0.5 the best token has 0.78: top-p 0.7 was applied before the temperature"
+    )
 
 
 # What a request may ask for, in any mixture.
@@ -162,7 +160,7 @@ HISTORY = st.lists(st.integers(0, 39), max_size=5)
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(ASKED, HISTORY, HISTORY), min_size=1, max_size=6), st.integers(0, 1000), st.randoms())
-def test_what_a_row_chooses_does_not_depend_on_who_shares_the_batch(asked, seed, chance: random.Random):
+def test_what_a_row_chooses_does_not_depend_on_its_batch(asked, seed, chance: random.Random):
     rows = [row([0, *prompt], output, stop_ids={3, 4}, **params) for params, prompt, output in asked]
     logits = some_logits(len(rows), seed=seed)
     together = sample(logits, rows)
@@ -171,7 +169,7 @@ def test_what_a_row_chooses_does_not_depend_on_who_shares_the_batch(asked, seed,
     assert where is None, f"row {where} of {len(rows)} chose {together[where]} in the batch and {alone[where]} alone"
     order = chance.sample(range(len(rows)), len(rows))
     shuffled = sample(logits[order], [rows[i] for i in order])
-    assert shuffled == [together[i] for i in order], "in another order of rows another token was chosen"
+    assert shuffled == [together[i] for i in order], "reordering the rows changed a token"
 
 
 def test_a_seeded_request_draws_the_same_in_every_row_of_a_batch():
@@ -183,13 +181,13 @@ def test_a_seeded_request_draws_the_same_in_every_row_of_a_batch():
 
 
 @pytest.mark.parametrize("params", [{"top_p": 0}, {"top_k": 1}, {"min_p": 1}], ids=str)
-def test_filters_that_leave_only_the_best_token_are_greedy(params):
+def test_filters_that_keep_only_the_best_token_are_greedy(params):
     logits = some_logits(4)
     rows = [row(seed=seed, temperature=5, **params) for seed in range(4)]
     assert [one.token_id for one in sample(logits, rows)] == logits.argmax(-1).tolist()
 
 
-def test_filters_that_are_off_leave_the_distribution_as_it_is():
+def test_filters_that_are_off_leave_the_distribution_unchanged():
     logits = some_logits(2)
     processed = process(logits.clone(), [row(top_k=0, top_p=1, min_p=0), row(top_k=10**6)])
     assert torch.equal(processed, logits)
@@ -200,33 +198,33 @@ def test_logprobs_are_the_models_own_before_temperature_and_filters():
     asked = row(output=[0], temperature=0.1, top_k=1, presence_penalty=1, logprobs=2, seed=1)
     told = sample(logits, [asked])[0].logprobs
     assert told.top == [pytest.approx((0, -0.6931), abs=1e-4), pytest.approx((1, -1.2040), abs=1e-4)]
-    assert told.chosen == pytest.approx(-1.2040, abs=1e-4), "token 1 was chosen, and log 0.3 is what the model gave it"
+    assert told.chosen == pytest.approx(-1.2040, abs=1e-4), "token 1 was chosen, and the model gave it log 0.3"
 
 
-def test_half_precision_logits_are_penalised_and_told_in_float32():
+def test_half_precision_logits_are_penalised_and_reported_in_float32():
     logits = torch.tensor([[8.0, 8.0, 0.0]]).bfloat16()
     chosen = sample(logits, [row(output=[0], temperature=0, presence_penalty=0.01, logprobs=1)])[0]
-    assert chosen.token_id == 1, "8 - 0.01 is less than 8; bfloat16 rounds it to 8 again"
+    assert chosen.token_id == 1, "8 - 0.01 is less than 8, but bfloat16 rounds it back to 8"
     assert chosen.logprobs.chosen == float(logits.float().log_softmax(-1)[0, 1])
 
 
-def test_logprobs_are_told_to_those_who_ask():
+def test_logprobs_are_reported_only_on_request():
     told = [one.logprobs for one in sample(some_logits(3), [row(seed=1), row(logprobs=0, seed=1), row(temperature=0)])]
     assert told[0] is None and told[2] is None
     assert told[1].top == [] and told[1].chosen < 0, "0 asks for the chosen token alone"
 
 
-def test_more_logprobs_than_tokens_are_all_there_are():
+def test_asking_for_more_logprobs_than_tokens_gives_all_tokens():
     told = sample(some_logits(2, vocab=3), [row(logprobs=20, seed=1), row(logprobs=1, temperature=0)])
     assert len(told[0].logprobs.top) == 3 and len(told[1].logprobs.top) == 1
 
 
-def test_a_row_too_many_is_refused():
+def test_more_rows_of_logits_than_requests_are_refused():
     with pytest.raises(ValueError, match="2 rows of logits for 1 requests; give one row for each"):
         sample(some_logits(2), [row()])
 
 
-def test_nan_logits_are_told_rather_than_drawn_from():
+def test_nan_logits_raise_an_error_instead_of_being_drawn_from():
     logits = some_logits(3)
     logits[1] = float("nan")
     with pytest.raises(ValueError, match=r"nothing can be drawn from rows \[1\]: their logits hold NaN"):

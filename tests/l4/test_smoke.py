@@ -1,8 +1,9 @@
-"""Lesson 4. The smoke script: greedy tokens equal, draws the same alone and in a batch, and what goes wrong is told."""
+"""Lesson 4. The smoke script: greedy tokens equal, draws the same alone and in a batch, failures reported."""
 
 import json
 
-import l4_smoke
+from scripts import l4_smoke
+
 import pytest
 
 from mini_engine.engine import sampler
@@ -24,10 +25,10 @@ def test_greedy_tokens_are_equal_and_draws_are_the_same_alone(capsys, options):
     report = json.loads(capsys.readouterr().out)
     assert code == 0 and report["match"]
     assert [len(request["ours"]) for request in report["requests"]] == [12, 12] == [len(ids) for ids in report["drawn"]]
-    assert report["kv"]["free_at_end"] == report["kv"]["blocks"], "blocks were not given back"
+    assert report["kv"]["free_at_end"] == report["kv"]["blocks"], "blocks were not freed"
 
 
-def test_the_report_for_people_tells_of_both_parts(capsys):
+def test_the_printed_report_covers_both_parts(capsys):
     assert l4_smoke.main([*MODEL, "--max-new-tokens", "3"]) == 0
     out = capsys.readouterr().out
     assert "PASS: 2 of 2 answers equal Hugging Face's" in out
@@ -45,7 +46,7 @@ def test_a_distribution_that_is_not_transformers_fails_the_script(capsys, monkey
     monkeypatch.setattr(l4_smoke, "process", lambda logits, rows: logits - 1)
     assert l4_smoke.main([*MODEL, "--max-new-tokens", "3"]) == 1
     out = capsys.readouterr().out
-    assert "prompt 1: the distributions of new tokens [0, 1, 2] are not transformers'" in out and "FAIL" in out
+    assert "prompt 1: the distributions of new tokens [0, 1, 2] differ from transformers'" in out and "FAIL" in out
 
 
 @pytest.mark.parametrize(

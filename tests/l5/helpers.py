@@ -7,7 +7,7 @@ import torch
 from mini_engine.config import Qwen3Config
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
-from mini_engine.engine.sampler import Sampled
+from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
 from mini_engine.errors import OutOfBlocks

@@ -9,7 +9,7 @@ import torch
 
 from mini_engine.engine.engine import Engine, default_kv_bytes
 from mini_engine.engine.request import FinishReason
-from mini_engine.engine.sampler import Sampled
+from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import BlocksByState, KvCacheManager

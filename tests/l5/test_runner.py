@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.scheduler import Chunk
-from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, Request, plan_packed
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.block_tensor import Request, plan_packed
 from tests.l5.helpers import request_of
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 import pytest
 
 from mini_engine.engine.request import FinishReason
-from mini_engine.engine.sampler import Sampled
+from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
 from mini_engine.errors import UserError
 from tests.l5.helpers import EOS, CountingManager, greedy, request_of, scheduler_with, spans

@@ -2,9 +2,9 @@
 
 import json
 
-import bench_admission
-import l5_smoke
-import long_prompt
+from scripts import l5_smoke, long_prompt
+from scripts.bench import admission
+
 import pytest
 
 from tests.support import checkpoint, some_ids
@@ -59,10 +59,10 @@ def test_a_long_prompt_keeps_nobody_waiting_for_more_than_a_step(capsys):
 
 
 def test_what_admission_promises_decides_how_much_is_computed_twice():
-    load = bench_admission.load_of(48, seed=1)
-    needs = [bench_admission.blocks_of(*job) for job in load]
+    load = admission.load_of(48, seed=1)
+    needs = [admission.blocks_of(*job) for job in load]
     bare, spare, whole = (
-        bench_admission.simulate(load, max(max(needs), sum(needs) // 4), **limits)
+        admission.simulate(load, max(max(needs), sum(needs) // 4), **limits)
         for limits in (dict(watermark=0), dict(watermark=0.5), dict(watermark=0, reserve_answers=True))
     )
     assert bare["preemptions"] > spare["preemptions"] > whole["preemptions"] == 0

@@ -1,4 +1,4 @@
-"""Lesson 6. An answer's end: what was kept back is shown, unless a stop string ended it."""
+"""Lesson 6. The end of an answer: text held back is shown, unless a stop string ended the answer."""
 
 from types import SimpleNamespace
 
@@ -8,8 +8,8 @@ from mini_engine.engine.detokenizer import Checked
 TOKENIZER = SimpleNamespace(token_bytes=[b"a", b"END"], special_ids=())
 
 
-class Kept:
-    """A detokenizer that has kept `tail` back."""
+class Holding:
+    """A detokenizer that holds back `tail`."""
 
     def __init__(self, tail):
         self.tail = tail
@@ -18,8 +18,8 @@ class Kept:
         return self.tail
 
 
-class Watching(Kept):
-    """A stop checker that has kept `tail` back, and that finds `stop` in whatever it is given."""
+class Watching(Holding):
+    """A stop checker that holds back `tail` and finds `stop` in any text it is given."""
 
     def __init__(self, tail, stop=None):
         super().__init__(tail)
@@ -36,19 +36,19 @@ def ending(detokenizer, checker):
     return answer
 
 
-def test_the_end_shows_what_both_have_kept_back():
+def test_the_end_shows_what_both_hold_back():
     checker = Watching("EN")
-    answer = ending(Kept("\ufffd"), checker)
-    assert answer.finish() == "\ufffdEN", "what the detokenizer kept, and then what the stop checker kept"
-    assert checker.given == ["\ufffd"], "the last characters may complete a stop string: let it see them"
+    answer = ending(Holding("\ufffd"), checker)
+    assert answer.finish() == "\ufffdEN", "expected what the detokenizer held, then what the stop checker held"
+    assert checker.given == ["\ufffd"], "the last characters may complete a stop string: pass them through the checker"
 
 
 def test_after_a_stop_string_nothing_more_is_shown():
-    answer = ending(Kept("x"), Watching("y"))
+    answer = ending(Holding("x"), Watching("y"))
     answer.stop = "END"
-    assert answer.finish() == "", "the stop string ended the answer; what came behind it is not shown"
+    assert answer.finish() == "", "the stop string ended the answer; text after it must not be shown"
 
 
 def test_a_stop_string_completed_by_the_last_characters_counts():
-    answer = ending(Kept("D"), Watching("never shown", stop="END"))
+    answer = ending(Holding("D"), Watching("never shown", stop="END"))
     assert answer.finish() == "D" and answer.stop == "END"

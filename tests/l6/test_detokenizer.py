@@ -1,7 +1,8 @@
-"""Lesson 6. Streamed text: never half a character, and in the end what decoding at once gives."""
+"""Lesson 6. Streamed text: never half a character, and in the end the same as decoding at once."""
 
 import json
 import shutil
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -36,7 +37,7 @@ def pocket():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A byte-level BPE of 300 entries: nearly every character beyond ASCII is cut into several tokens."""
+    """A byte-level BPE with 300 entries: nearly every character beyond ASCII is split over several tokens."""
     raw = RawTokenizer(models.BPE())
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -68,9 +69,10 @@ def test_deltas_are_the_text_for_every_prefix_of_the_answer(tokenizer, text):
 @pytest.mark.parametrize("text", CORPUS)
 def test_no_delta_shows_half_a_character(tokenizer, text):
     deltas, rest = stream(tokenizer, tokenizer.encode(text))
-    assert rest == "", "the text is whole, so nothing may be left over"
-    shown = "".join(deltas)
-    assert shown.count("\ufffd") == text.count("\ufffd"), f"half a character was shown: {deltas}"
+    assert rest == "", "the text is complete, so nothing may be left over"
+    for shown in accumulate(deltas):
+        assert text.startswith(shown), f"half a character was shown: {deltas}"
+    assert "".join(deltas) == text
 
 
 @given(data=st.data())
@@ -85,7 +87,9 @@ def test_any_bytes_give_the_full_decode(trained, data):
     by_bytes = {value: index for index, value in enumerate(trained.token_bytes) if len(value) == 1}
     ids = [by_bytes[bytes([b])] for b in data.draw(st.binary(max_size=24))]
     deltas, rest = stream(trained, ids)
-    assert "".join(deltas) + rest == trained.decode(ids), "invalid bytes: as many U+FFFD as decoding at once gives"
+    assert "".join(deltas) + rest == trained.decode(ids), (
+        "invalid bytes must become as many U+FFFD as when decoded at once"
+    )
 
 
 @pytest.mark.parametrize("text", CORPUS)
@@ -95,24 +99,41 @@ def test_text_comes_no_later_than_from_the_tokenizers_library(tokenizer, text):
     shown_ours = shown_theirs = ""
     for token in ids:
         shown_ours += ours.push(token)
-        shown_theirs += theirs.step(tokenizer.hf.backend_tokenizer, token) or ""
+        shown_theirs += theirs.step(tokenizer.backend, token) or ""
         assert shown_ours.startswith(shown_theirs), f"{shown_ours!r} is behind {shown_theirs!r}"
     assert shown_ours == text
 
 
-def test_an_emoji_of_four_tokens_comes_once_and_whole(trained):
+@pytest.mark.parametrize("text", ["\ufffd", "a \ufffd b", "the end \ufffd", "\ufffd\ufffd", "😀\ufffd😀"])
+def test_a_real_replacement_character_is_shown_as_soon_as_its_bytes_are_there(tokenizer, text):
+    deltas, rest = stream(tokenizer, tokenizer.encode(text))
+    assert "".join(deltas) == text and rest == "", f"{deltas}, {rest!r}: EF BF BD is a character like any other"
+
+
+def test_the_tokenizers_library_shows_a_replacement_character_late_and_a_final_one_never(pocket):
+    """What the page says of engines that wait while decoded text ends in U+FFFD."""
+
+    def shown(text):
+        stream = DecodeStream(skip_special_tokens=True)
+        return [stream.step(pocket.backend, token) or "" for token in pocket.encode(text)]
+
+    assert shown("a \ufffd b") == ["a", " ", "", "", "", "\ufffd b"], "held back until the next clean token"
+    assert shown("a \ufffd") == ["a", " ", "", "", ""], "and never shown at the end, where no token follows"
+
+
+def test_an_emoji_of_four_tokens_is_shown_once_and_whole(trained):
     ids = trained.encode("𐍈")
     assert len(ids) == 4
     deltas, rest = stream(trained, ids)
-    assert deltas == ["", "", "", "𐍈"] and rest == "", f"{deltas}: keep the bytes back until the character is whole"
+    assert deltas == ["", "", "", "𐍈"] and rest == "", f"{deltas}: hold the bytes back until the character is complete"
 
 
 def test_bytes_that_never_become_a_character_are_shown_at_the_end(trained):
     deltas, rest = stream(trained, trained.encode("𐍈")[:2])
-    assert deltas == ["", ""] and rest == "\ufffd", "an answer cut off in mid-character ends in U+FFFD"
+    assert deltas == ["", ""] and rest == "\ufffd", "an answer cut off inside a character ends in U+FFFD"
 
 
-def test_an_id_that_the_model_has_and_the_tokenizer_has_not_is_no_text(tmp_path):
+def test_an_id_that_the_tokenizer_lacks_has_no_text(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(POCKET_DIR / name, tmp_path)
     rows = len(Tokenizer(POCKET_DIR).token_bytes) + 64
@@ -120,17 +141,19 @@ def test_an_id_that_the_model_has_and_the_tokenizer_has_not_is_no_text(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     padded = Tokenizer(tmp_path)
     deltas, rest = stream(padded, [*padded.encode("Yes"), rows - 1, *padded.encode(".")])
-    assert "".join(deltas) + rest == "Yes.", "Qwen3's embedding has more rows than it has tokens; any may be drawn"
+    assert "".join(deltas) + rest == "Yes.", (
+        "Qwen3's embedding has more rows than the tokenizer has tokens, and any of them may be drawn"
+    )
 
 
 def test_special_tokens_are_not_shown(pocket):
-    end = pocket.hf.convert_tokens_to_ids("<|im_end|>")
+    end = pocket.backend.token_to_id("<|im_end|>")
     deltas, rest = stream(pocket, [*pocket.encode("Yes."), end])
     assert "".join(deltas) + rest == "Yes."
 
 
 def test_a_token_costs_the_bytes_it_has_and_no_more(pocket):
-    """Cost per token does not depend on the answer's length: each token's bytes are looked up once, none again."""
+    """The cost of a token does not depend on the answer's length: the bytes of each token are looked up once."""
 
     class Counted(list):
         looked_up = 0
@@ -143,11 +166,9 @@ def test_a_token_costs_the_bytes_it_has_and_no_more(pocket):
     detokenizer, ids = Detokenizer(table), pocket.encode("one two three " * 200)
     for token in ids:
         detokenizer.push(token)
-    assert table.looked_up == len(ids), (
-        f"{table.looked_up} look-ups for {len(ids)} tokens: old tokens are decoded again"
-    )
+    assert table.looked_up == len(ids), f"{table.looked_up} lookups for {len(ids)} tokens: old tokens are decoded again"
     held = detokenizer.decoder.getstate()[0]
-    assert len(held) <= 3, "at most three bytes of an unfinished character are kept"
+    assert len(held) <= 3, "at most three bytes of an unfinished character are held back"
 
 
 def test_every_byte_has_one_character():
@@ -160,23 +181,19 @@ def test_a_token_of_plain_text_is_its_own_bytes():
     assert bytes_of_token("漢") == "漢".encode()
 
 
-SMILE = [
-    b"\xf0\x9f",
-    b"\x98",
-    b"\x80!",
-    b"ok",
-]  # four tokens: two halves of an emoji, its last byte with more, plain text
+# Four tokens: two that begin an emoji, its last byte with a character after it, and plain text.
+SMILE = [b"\xf0\x9f", b"\x98", b"\x80!", b"ok"]
 
 
-def test_push_keeps_the_bytes_of_an_unfinished_character_back():
+def test_push_holds_back_the_bytes_of_an_unfinished_character():
     detokenizer = Detokenizer(SMILE)
     assert [detokenizer.push(token) for token in (3, 0, 1, 2)] == ["ok", "", "", "😀!"], (
-        "keep the bytes back until the character is whole, then show it with what follows"
+        "hold the bytes back until the character is complete, then show it with what follows"
     )
 
 
 def test_push_shows_nothing_of_a_hidden_token():
-    assert Detokenizer(SMILE, hidden_ids={3}).push(3) == "", "an end mark is for the engine, not for the reader"
+    assert Detokenizer(SMILE, hidden_ids={3}).push(3) == "", "an end mark is meant for the engine, not for the reader"
 
 
 def test_finish_shows_what_never_became_a_character():
@@ -185,5 +202,5 @@ def test_finish_shows_what_never_became_a_character():
     assert detokenizer.finish() == "\ufffd", "decoding at once gives U+FFFD here, so the stream must too"
 
 
-def test_finish_shows_nothing_when_all_is_shown():
+def test_finish_shows_nothing_when_no_bytes_are_left():
     assert Detokenizer(SMILE).finish() == ""

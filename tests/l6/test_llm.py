@@ -1,23 +1,26 @@
-"""Lesson 6. Streams: the same tokens and text as all at once, stop strings, neighbours, and no block left behind."""
+"""Lesson 6. `LLM`: streams equal whole answers, prompts of every type, stop strings, and no block left behind."""
 
 import pytest
 
+from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
 from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
+from mini_engine.tokenizer import Tokenizer
+from mini_engine.weights import load_model
 
 PROMPT = "The capital of France is"
 
 
 @pytest.fixture(scope="module")
 def llm():
-    return LLM.load(POCKET_DIR, num_blocks=64)
+    return LLM.for_engine(Engine.for_model(load_model(POCKET_DIR), num_blocks=64), Tokenizer.load(POCKET_DIR))
 
 
 @pytest.fixture(autouse=True)
-def nothing_held_afterwards(llm):
+def no_block_left_behind(llm):
     yield
     assert llm.engine.scheduler.manager.blocks_by_state.held == 0, "a stream left blocks behind"
     assert not llm.engine.has_unfinished
@@ -27,7 +30,11 @@ def greedy(max_tokens=20, **changes):
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **changes)
 
 
-def test_a_stream_is_the_answer_in_pieces(llm):
+def answer(llm, prompt, params):
+    return llm.generate(prompt, params, progress=False)[0].text
+
+
+def test_the_deltas_of_a_stream_add_up_to_the_answer(llm):
     deltas = list(llm.stream(PROMPT, greedy()))
     whole = llm.generate([llm.encode(PROMPT)], greedy(), progress=False)[0]
     assert [token for delta in deltas for token in delta.token_ids] == whole.token_ids
@@ -47,16 +54,18 @@ def test_an_end_token_gives_the_reason_stop_and_is_not_shown(llm):
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_shown(llm):
-    full = llm.answer(PROMPT, greedy())
+    full = answer(llm, PROMPT, greedy())
     stop = full[6:12]
-    deltas = list(llm.stream(PROMPT, greedy(), stops=[stop]))
-    assert "".join(delta.text for delta in deltas) == full[: full.index(stop)], f"up to {stop!r} and no further"
+    deltas = list(llm.stream(PROMPT, greedy(stop=[stop])))
+    assert "".join(delta.text for delta in deltas) == full[: full.index(stop)], (
+        f"expected the text up to {stop!r} and no further"
+    )
     assert deltas[-1].finish_reason == FinishReason.STOP
 
 
-def test_streams_read_in_turns_share_their_steps_and_not_their_tokens(llm):
+def test_streams_read_in_turn_share_steps_but_not_tokens(llm):
     prompts = [PROMPT, "Once upon a time", "Count: one, two, three,"]
-    alone = [llm.answer(prompt, greedy()) for prompt in prompts]
+    alone = [answer(llm, prompt, greedy()) for prompt in prompts]
     streams, texts = [llm.stream(prompt, greedy()) for prompt in prompts], [""] * 3
     for _ in range(20):
         for i, stream in enumerate(streams):
@@ -68,31 +77,109 @@ def test_streams_read_in_turns_share_their_steps_and_not_their_tokens(llm):
 
 
 @pytest.mark.parametrize("leave", [lambda stream: stream.close(), lambda stream: None])
-def test_a_stream_that_nobody_begins_to_read_is_aborted_too(llm, leave):
+def test_a_stream_that_is_never_read_is_aborted_too(llm, leave):
     leave(llm.stream(PROMPT, greedy()))
-    assert not llm.engine.has_unfinished, "its request waits for ever, and is computed for nobody"
+    assert not llm.engine.has_unfinished, "its request would be computed for no reader"
 
 
-@pytest.mark.parametrize("stops", ["END", [5], [b"END"]])
-def test_stops_that_are_no_list_of_texts_are_refused_and_nothing_waits(llm, stops):
-    with pytest.raises(UserError, match="give a list of texts"):
-        llm.stream(PROMPT, greedy(), stops=stops)
-    assert not llm.engine.has_unfinished
+def test_in_a_batch_a_stop_string_ends_only_its_own_answer(llm):
+    full = answer(llm, PROMPT, greedy())
+    stop = full[6:12]
+    params = [greedy(stop=stop), greedy(stop=["never there"]), greedy(4)]
+    stopped, whole, short = llm.generate([PROMPT] * 3, params, progress=False)
+    assert (stopped.text, stopped.finish_reason) == (full[: full.index(stop)], FinishReason.STOP)
+    assert (whole.text, whole.finish_reason) == (full, FinishReason.LENGTH), (
+        "another request's stop string ended this answer"
+    )
+    assert full.startswith(short.text) and len(short.token_ids) == 4
 
 
-def test_an_answer_that_the_engine_could_not_finish_is_an_error_and_no_short_text(llm, monkeypatch):
+def test_prompts_may_be_text_or_ids_one_or_many(llm):
+    ids = llm.encode(PROMPT)
+    one = llm.generate(PROMPT, greedy(5), progress=False)
+    assert [c.token_ids for c in one] == [c.token_ids for c in llm.generate(ids, greedy(5), progress=False)]
+    both = llm.generate([PROMPT, ids], greedy(5), progress=False)
+    assert (
+        both[0] == both[1] == one[0]
+        and both[0].prompt_token_ids == ids
+        and both[0].text == llm.tokenizer.decode(both[0].token_ids)
+    )
+    assert llm.generate([], greedy(5), progress=False) == []
+
+
+def test_the_default_params_are_those_of_vllm(llm):
+    done = llm.generate(PROMPT, progress=False)[0]
+    assert len(done.token_ids) == SamplingParams().max_tokens == 16 and SamplingParams().temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [None, 7, 2.5, b"bytes", [PROMPT, None], [[1, 2.5]], [[1, "two"]], [[True]], {"a": 1}, [{"role": "user"}]],
+)
+def test_a_prompt_of_the_wrong_type_is_refused_in_one_sentence(llm, prompts):
+    with pytest.raises(UserError) as caught:
+        llm.generate(prompts, greedy(), progress=False)
+    assert "give" in str(caught.value) or "use" in str(caught.value), "the message must say what to give instead"
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("messages", [None, [], "Hi", [[]], [{"role": "user"}], [{"role": "user", "content": 5}], [5]])
+def test_a_malformed_conversation_is_refused_in_one_sentence(llm, messages):
+    with pytest.raises(UserError) as caught:
+        llm.chat(messages, greedy(), progress=False)
+    assert caught.value.param == "messages"
+
+
+def test_chat_answers_one_conversation_or_many(llm):
+    japan, france = ([{"role": "user", "content": f"What is the capital of {name}?"}] for name in ("Japan", "France"))
+    both = llm.chat([japan, france], greedy(60), progress=False)
+    assert "Tokyo" in both[0].text and "Paris" in both[1].text
+    assert llm.chat(japan, greedy(60), progress=False) == both[:1], (
+        "one conversation must give a list of one completion"
+    )
+    assert "".join(delta.text for delta in llm.stream(japan, greedy(60))) == both[0].text
+
+
+@pytest.mark.parametrize("stop", [[5], [b"END"], 5])
+def test_a_stop_that_is_not_text_is_refused(stop):
+    with pytest.raises(UserError) as caught:
+        greedy(stop=stop)
+    assert caught.value.param == "stop"
+
+
+@pytest.mark.parametrize("params", ["greedy", [SamplingParams()], 5])
+def test_a_stream_takes_exactly_one_set_of_params(llm, params):
+    with pytest.raises(UserError):
+        llm.stream(PROMPT, params)
+
+
+def test_an_answer_that_the_engine_cannot_finish_ends_with_its_error(llm, monkeypatch):
     monkeypatch.setattr(llm.engine.runner, "run", lambda chunks: 1 / 0)
-    with pytest.raises(RuntimeError, match="could not finish this answer: ZeroDivisionError"):
-        llm.answer(PROMPT, greedy())
+    done = llm.generate(PROMPT, greedy(), progress=False)[0]
+    assert done.finish_reason == FinishReason.ERROR and "ZeroDivisionError" in done.error
+    *_, last = llm.stream(PROMPT, greedy())
+    assert last.finish_reason == FinishReason.ERROR and "ZeroDivisionError" in last.error
+
+
+def test_closing_an_llm_aborts_unfinished_requests_and_later_calls_say_so():
+    with LLM.for_engine(Engine.for_model(load_model(POCKET_DIR), num_blocks=64), Tokenizer.load(POCKET_DIR)) as llm:
+        stream = llm.stream(PROMPT, greedy())
+        next(stream)
+        engine = llm.engine
+    assert not engine.has_unfinished and engine.scheduler.manager.blocks_by_state.held == 0
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate(PROMPT)
 
 
 def test_half_a_character_is_refused(llm):
-    for prompt in ("a\ud83d", [{"role": "user", "content": "a\ud83d"}]):
-        with pytest.raises(UserError):
-            llm.encode(prompt)
+    with pytest.raises(UserError):
+        llm.encode("a\ud83d")
+    with pytest.raises(UserError):
+        llm.stream([{"role": "user", "content": "a\ud83d"}])
 
 
-def test_leaving_a_stream_early_frees_its_blocks(llm):
+def test_closing_a_stream_early_frees_its_blocks(llm):
     stream = llm.stream(PROMPT, greedy())
     next(stream)
     assert llm.engine.scheduler.manager.blocks_by_state.held > 0
@@ -103,12 +190,12 @@ def test_leaving_a_stream_early_frees_its_blocks(llm):
 @pytest.mark.parametrize(
     "prompt, words", [("", "the prompt is empty"), ([5000], "token id 5000"), ([1] * 9000, "8192")]
 )
-def test_a_prompt_that_cannot_run_is_refused_where_it_is_asked(llm, prompt, words):
+def test_a_prompt_that_cannot_run_is_refused_by_the_call(llm, prompt, words):
     with pytest.raises(UserError, match=words):
         llm.stream(prompt, greedy())
 
 
 def test_a_conversation_goes_through_the_chat_template(llm):
-    ids = llm.encode([{"role": "user", "content": "Hi"}])
-    text = llm.tokenizer.decode(ids, skip_special=False)
+    with llm.stream([{"role": "user", "content": "Hi"}]) as stream:
+        text = llm.tokenizer.decode(stream.request.prompt_ids, skip_special=False)
     assert text.startswith("<|im_start|>user\nHi<|im_end|>") and text.endswith("<|im_start|>assistant\n"), text

@@ -1,4 +1,4 @@
-"""Lesson 6. Stop strings: over tokens and chunks, never shown in part, the earliest completion wins."""
+"""Lesson 6. Stop strings: found across pieces of text, never shown in part, earliest completion wins."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from mini_engine.engine.detokenizer import StopChecker
 
 
 def run(stops, pieces):
-    """(all that was shown, the stop string or None), piece by piece."""
+    """Feed the pieces. Returns (all text shown, the stop string or None)."""
     checker, shown = StopChecker(stops), ""
     for piece in pieces:
         text, stop = checker.push(piece)
@@ -21,7 +21,7 @@ def run(stops, pieces):
 
 
 def at_once(stops, text):
-    """The specification: where is the first completion, found by trying every end."""
+    """The specification: find the first completion by trying every end."""
     for end in range(len(text) + 1):
         done = [stop for stop in stops if stop and text[:end].endswith(stop)]
         if done:
@@ -31,30 +31,30 @@ def at_once(stops, text):
 
 
 @pytest.mark.parametrize("pieces", [["Hello END there"], ["Hello E", "ND there"], ["Hello ", "E", "N", "D", "!"]])
-def test_a_stop_string_over_several_pieces_ends_the_answer(pieces):
-    assert run(["END"], pieces) == ("Hello ", "END"), "the text before the stop string, and nothing of it"
+def test_a_stop_string_split_over_several_pieces_ends_the_answer(pieces):
+    assert run(["END"], pieces) == ("Hello ", "END"), "expected the text before the stop string, and no part of it"
 
 
-def test_a_part_of_a_stop_string_is_held_back_until_it_is_clear():
+def test_a_possible_beginning_of_a_stop_string_is_held_back():
     checker = StopChecker(["END"])
     assert checker.push("the EN") == ("the ", None), "EN may become END: it must not be shown yet"
     assert checker.push("D") == ("", "END")
 
 
-def test_what_was_held_back_is_shown_when_it_turns_out_harmless():
+def test_text_held_back_is_shown_once_it_cannot_become_a_stop_string():
     checker = StopChecker(["END"])
     assert checker.push("the EN") == ("the ", None)
-    assert checker.push("TRY") == ("ENTRY", None), "ENT begins no stop string: show it"
+    assert checker.push("TRY") == ("ENTRY", None), "no stop string begins with ENT: show it"
 
 
-def test_what_was_held_back_is_shown_at_the_end():
+def test_text_held_back_is_shown_at_the_end():
     checker = StopChecker(["END"])
     checker.push("the EN")
     assert checker.finish() == "EN"
-    assert checker.finish() == "", "and once"
+    assert checker.finish() == "", "it must be shown only once"
 
 
-def test_what_was_held_back_and_became_a_stop_string_is_not_shown_at_the_end():
+def test_text_that_became_a_stop_string_is_not_shown_at_the_end():
     checker = StopChecker(["END"])
     checker.push("the EN")
     checker.push("D")
@@ -63,7 +63,7 @@ def test_what_was_held_back_and_became_a_stop_string_is_not_shown_at_the_end():
 
 def test_the_stop_string_completed_first_wins():
     assert run(["world", "lo"], ["Hello world"]) == ("Hel", "lo")
-    assert run(["lo wor", "o w"], ["Hello world"]) == ("Hell", "o w"), "it is completed first, though it begins later"
+    assert run(["lo wor", "o w"], ["Hello world"]) == ("Hell", "o w"), "it is completed first, although it begins later"
 
 
 def test_of_two_that_end_together_the_longer_wins():
@@ -71,12 +71,12 @@ def test_of_two_that_end_together_the_longer_wins():
 
 
 def test_a_false_start_inside_a_stop_string():
-    assert run(["aab"], ["aa", "ab"]) == ("a", "aab"), "aaab: the stop string begins at the second a"
+    assert run(["aab"], ["aa", "ab"]) == ("a", "aab"), "in aaab the stop string begins at the second a"
 
 
 def test_without_stop_strings_everything_is_shown_at_once():
     assert StopChecker().push("END") == ("END", None)
-    assert StopChecker([""]).push("x") == ("x", None), "an empty stop string stops nothing"
+    assert StopChecker([""]).push("x") == ("x", None), "an empty stop string must not stop anything"
 
 
 @given(
@@ -84,7 +84,7 @@ def test_without_stop_strings_everything_is_shown_at_once():
     stops=st.lists(st.text("ab ", min_size=1, max_size=5), max_size=3),
     cuts=st.lists(st.integers(0, 30), max_size=8),
 )
-def test_pieces_make_no_difference(text, stops, cuts):
+def test_the_result_does_not_depend_on_how_text_is_cut_into_pieces(text, stops, cuts):
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[a:b] for a, b in pairwise(edges)]
     assert run(stops, pieces) == at_once(stops, text)

@@ -1,4 +1,4 @@
-"""Lesson 6. The engine's thread: many readers, fast, slow and gone, and nobody waits for anybody else."""
+"""Lesson 6. The engine thread: many readers, fast, slow and gone, none of which holds up another."""
 
 import asyncio
 import tempfile
@@ -13,13 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mini_engine.engine.answer import TextDelta
+from mini_engine.engine.answers import Job
+from mini_engine.engine.engine import Engine
 from mini_engine.engine.mailbox import Mailbox, ring
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
-from mini_engine.engine.worker import EngineStopped, EngineWorker, Job, Observer, QueueFull
+from mini_engine.engine.worker import EngineStopped, EngineWorker, Observer, QueueFull
 from mini_engine.errors import UserError
-from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.tokenizer import Tokenizer
 from mini_engine.weights import load_model
@@ -45,8 +46,8 @@ def greedy(prompt_ids, max_new_tokens):
     return hf_greedy(models()[1], list(prompt_ids), max_new_tokens)
 
 
-class Noted(Observer):
-    """Remembers what it was told."""
+class Recorder(Observer):
+    """Records its callbacks."""
 
     def __init__(self):
         self.steps, self.tokens, self.ends = 0, [], []
@@ -68,8 +69,9 @@ def worker():
 
 
 def make_worker(num_blocks=257, max_waiting=64, **limits):
-    llm = LLM(models()[0], tokenizer(), num_blocks=num_blocks, block_size=4, scheduler_config=SchedulerConfig(**limits))
-    return EngineWorker(llm.engine, tokenizer(), max_waiting, Noted())
+    config = SchedulerConfig(**limits)
+    engine = Engine.for_model(models()[0], num_blocks=num_blocks, block_size=4, scheduler_config=config)
+    return EngineWorker(engine, tokenizer(), max_waiting, Recorder())
 
 
 def params(max_tokens=8, **more):
@@ -79,14 +81,14 @@ def params(max_tokens=8, **more):
 def wait_until(holds, what):
     deadline = time.monotonic() + PATIENCE
     while not holds():
-        assert time.monotonic() < deadline, f"it never came about: {what}"
+        assert time.monotonic() < deadline, f"timed out, waiting until {what}"
         time.sleep(0.002)
 
 
 def is_idle(worker):
-    wait_until(lambda: worker.num_open == 0, "nobody waits or runs")
+    wait_until(lambda: worker.num_open == 0, "no answer is open")
     held = worker.engine.scheduler.manager.blocks_by_state.held
-    assert held == 0, f"{held} blocks are still held, and nobody is there"
+    assert held == 0, f"{held} blocks are still held, but no request is left"
     return True
 
 
@@ -102,27 +104,27 @@ async def collect_async(deltas):
 # Mailboxes
 
 
-def test_what_waits_is_merged_for_a_slow_reader():
+def test_waiting_deltas_are_merged_for_a_slow_reader():
     box = Mailbox()
     box.put(0, TextDelta("a", [1]))
     box.put(1, TextDelta("x", [7]))
     box.put(0, TextDelta("b", [2], FinishReason.LENGTH))
     assert box.take() == [(0, TextDelta("ab", [1, 2], FinishReason.LENGTH)), (1, TextDelta("x", [7]))]
-    assert box.take() == [], "what was taken is gone"
+    assert box.take() == [], "taken deltas must be gone"
 
 
 def test_a_mailbox_is_due_when_its_time_has_come_or_an_answer_has_ended():
     box = Mailbox()
-    assert not box.is_due(0.0, 0.1), "nothing has come"
+    assert not box.is_due(0.0, 0.1), "nothing has arrived"
     box.put(0, TextDelta("a", [1]))
-    assert box.is_due(0.0, 0.1), "the first token is told at once"
+    assert box.is_due(0.0, 0.1), "the first token must be delivered at once"
     ring([box], 0.0)
     assert box.ready.is_set() and not box.is_due(0.05, 0.1) and box.is_due(0.1, 0.1)
     box.put(0, TextDelta("b", [2], FinishReason.STOP))
-    assert box.is_due(0.05, 0.1), "an answer has ended: tell its reader at once"
+    assert box.is_due(0.05, 0.1), "an answer has ended: its reader must be woken at once"
 
 
-def test_ringing_for_a_closed_loop_is_no_mistake():
+def test_ringing_for_a_closed_loop_does_nothing():
     loop = asyncio.new_event_loop()
     box = Mailbox(loop)
     loop.close()
@@ -132,14 +134,14 @@ def test_ringing_for_a_closed_loop_is_no_mistake():
 # Streams
 
 
-def test_a_stream_s_tokens_are_hugging_face_s(worker):
+def test_the_tokens_of_a_stream_equal_hugging_faces(worker):
     text, token_ids, reason = collect(worker.stream_sync([5, 6, 7], params(20)))
     assert token_ids == greedy((5, 6, 7), 20) and reason == FinishReason.LENGTH
     assert text == tokenizer().decode(token_ids)
     assert is_idle(worker)
 
 
-def test_an_event_loop_reads_the_same(worker):
+def test_an_event_loop_reads_the_same_tokens(worker):
     found = asyncio.run(collect_async(worker.stream([5, 6, 7], params(20))))
     assert found[1] == greedy((5, 6, 7), 20)
 
@@ -161,29 +163,31 @@ def test_many_readers_in_threads_and_loops_share_steps(worker):
     for thread in threads:
         thread.join()
     assert found == {number: greedy((number, 9), 24) for number in range(8)}
-    assert worker.observer.steps < 8 * 24, "they were answered one after the other"
+    assert worker.observer.steps < 8 * 24, "the requests were answered one after the other, not in shared steps"
     assert is_idle(worker)
 
 
 def test_a_stop_string_ends_the_request_within_its_step(worker):
     text = tokenizer().decode(greedy((5, 6, 7), 30))
-    shown, token_ids, reason = collect(worker.stream_sync([5, 6, 7], params(30), [text[6:10]]))
+    shown, token_ids, reason = collect(worker.stream_sync([5, 6, 7], params(30, stop=text[6:10])))
     assert shown == text[: text.index(text[6:10])] and reason == FinishReason.STOP
-    assert len(token_ids) < 30 and len(worker.observer.tokens) == len(token_ids), "it went on behind the stop string"
+    assert len(token_ids) < 30 and len(worker.observer.tokens) == len(token_ids), (
+        "the engine went on after the stop string"
+    )
     assert is_idle(worker)
 
 
-def test_a_reader_who_leaves_is_aborted(worker):
+def test_a_request_is_aborted_when_its_reader_leaves(worker):
     with closing(worker.stream_sync([5, 6, 7], params(480))) as deltas:
         next(deltas)
     assert is_idle(worker)
     assert [reason for _, reason in worker.observer.ends] == [FinishReason.ABORT]
 
 
-def test_a_task_that_is_cancelled_is_aborted_wherever_it_was(worker):
+def test_a_request_is_aborted_whenever_its_task_is_cancelled(worker):
     run, left = worker.engine.runner.run, threading.Event()
 
-    def waits_for_the_reader_to_leave(chunks):  # so that no answer is complete before
+    def waits_for_the_reader_to_leave(chunks):  # so that no answer completes before that
         if any(len(chunk.request.output_ids) > 100 for chunk in chunks):
             left.wait(PATIENCE)
         return run(chunks)
@@ -205,36 +209,36 @@ def test_a_task_that_is_cancelled_is_aborted_wherever_it_was(worker):
     asyncio.run(all_of_them())
     assert is_idle(worker)
     reasons = [reason for _, reason in worker.observer.ends]
-    assert set(reasons) <= {FinishReason.ABORT}, f"{reasons}: nobody reads on, and the engine went on to the end"
+    assert set(reasons) <= {FinishReason.ABORT}, f"{reasons}: its reader was gone, but the engine went on to the end"
 
 
-def test_a_reader_that_is_cancelled_as_its_job_is_taken_is_aborted(worker):
+def test_a_request_is_aborted_when_its_reader_is_cancelled_as_the_job_is_accepted(worker):
     async def leave():
         task = asyncio.create_task(worker.submit([Job([5, 6, 7], params(480))]))
         await asyncio.sleep(0)
-        wait_until(lambda: worker.answers, "the job is taken")  # and the loop, which waits here, does not know it yet
+        wait_until(lambda: worker.answers, "the job is accepted")  # the loop, blocked here, does not know it yet
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(leave())
     assert is_idle(worker)
-    assert [reason for _, reason in worker.observer.ends] == [FinishReason.ABORT], "it was computed to its end"
+    assert [reason for _, reason in worker.observer.ends] == [FinishReason.ABORT], "the answer was computed to its end"
 
 
-def test_a_reader_who_does_not_read_holds_up_nobody(worker):
+def test_a_reader_that_never_reads_does_not_hold_up_another(worker):
     slow = worker.submit_sync([Job([5, 6, 7], params(200))])  # and never reads
     found = []
     reader = threading.Thread(target=lambda: found.append(collect(worker.stream_sync([1, 2], params(40)))), daemon=True)
     reader.start()
     reader.join(PATIENCE / 3)
-    assert found, "a reader waits for one who does not read: give each a queue of its own that is never full"
+    assert found, "a reader had to wait for one that never reads: give each its own queue, without a bound"
     assert found[0][1] == greedy((1, 2), 40)
-    wait_until(lambda: worker.num_open == 0, "the slow reader's answer was computed to its end")
+    wait_until(lambda: worker.num_open == 0, "the slow reader's answer is complete")
     ((index, delta),) = list(slow)
-    assert (index, delta.token_ids) == (0, greedy((5, 6, 7), 200)), "all of it waits for him, in one piece"
+    assert (index, delta.token_ids) == (0, greedy((5, 6, 7), 200)), "the whole answer must be waiting, in one piece"
 
 
-def test_jobs_handed_in_together_are_taken_all_or_none(worker):
+def test_jobs_submitted_together_are_accepted_all_or_none(worker):
     with pytest.raises(UserError, match="99999"):
         worker.submit_sync([Job([1], params()), Job([99999], params())])
     assert is_idle(worker) and worker.observer.ends == []
@@ -246,18 +250,18 @@ def test_jobs_handed_in_together_are_taken_all_or_none(worker):
     assert [request.prompt_ids for request in answers.requests] == [[1, 2], [3, 4]]
 
 
-def test_too_many_waiting_are_refused_and_change_nothing():
+def test_too_many_waiting_jobs_are_refused_and_change_nothing():
     with make_worker(max_waiting=2, max_num_seqs=1) as worker:
         running = worker.submit_sync([Job([1], params(400))])
-        wait_until(lambda: worker.num_running == 1, "one runs")
+        wait_until(lambda: worker.num_running == 1, "one request runs")
         waiting = worker.submit_sync([Job([2], params(400)), Job([3], params(400))])
-        with pytest.raises(QueueFull, match="2 requests wait already"):
+        with pytest.raises(QueueFull, match="2 requests"):
             worker.submit_sync([Job([4], params())])
         assert worker.num_open == 3
         waiting.close()
-        wait_until(lambda: worker.num_open == 1, "the waiting ones have left")
+        wait_until(lambda: worker.num_open == 1, "the waiting requests are gone")
         reasons = [request.finish_reason for request in waiting.requests]
-        assert reasons == [FinishReason.ABORT] * 2, f"{reasons}: who leaves while it waits is never computed"
+        assert reasons == [FinishReason.ABORT] * 2, f"{reasons}: a request aborted while waiting must never be computed"
         running.close()
         assert is_idle(worker)
 
@@ -280,18 +284,20 @@ def test_the_thread_outlives_an_engine_that_fails_between_steps(worker):
     reader.start()
     reader.join(PATIENCE / 3)
     assert seen and worker.is_alive, (
-        "the engine's thread has ended, and every reader waits for ever: catch, tell, go on"
+        "the engine thread has ended and every reader waits forever: catch the error, report it, go on"
     )
     assert seen[-1].finish_reason == FinishReason.ERROR and "the books do not balance" in seen[-1].error
-    assert collect(worker.stream_sync([1, 2], params()))[1] == greedy((1, 2), 8), "the next one is served as usual"
+    assert collect(worker.stream_sync([1, 2], params()))[1] == greedy((1, 2), 8), (
+        "the next request must be served as usual"
+    )
     assert is_idle(worker)
 
 
-def test_an_answer_whose_text_cannot_be_made_ends_alone(worker):
+def test_an_answer_whose_text_cannot_be_made_fails_alone(worker):
     other = worker.submit_sync([Job([1, 2], params(30))])
     broken = worker.submit_sync([Job([5, 6, 7], params(400))])
     answer = worker.answers[broken.ids[0]]
-    answer.text.push = lambda token_id: 1 / 0
+    answer.reader.answer.push = lambda token_id: 1 / 0
     *_, (_, last) = broken
     assert last.finish_reason == FinishReason.ERROR and "division" in last.error
     assert [token for _, delta in other for token in delta.token_ids] == greedy((1, 2), 30)
@@ -299,7 +305,7 @@ def test_an_answer_whose_text_cannot_be_made_ends_alone(worker):
 
 
 @pytest.mark.parametrize("what", ["stepped", "token", "ended"])
-def test_an_observer_that_fails_holds_up_nobody(worker, what, monkeypatch):
+def test_a_failing_observer_does_not_hold_up_a_reader(worker, what, monkeypatch):
     monkeypatch.setattr(worker.observer, what, lambda *_: 1 / 0)
     seen = []
     reader = threading.Thread(target=lambda: seen.extend(worker.stream_sync([1, 2], params())), daemon=True)
@@ -309,7 +315,7 @@ def test_an_observer_that_fails_holds_up_nobody(worker, what, monkeypatch):
     assert is_idle(worker)
 
 
-def test_a_request_that_another_has_given_to_the_engine_is_left_to_it():
+def test_requests_added_to_the_engine_directly_are_left_alone():
     worker = make_worker()
     other = worker.engine.add_request("another's", [5, 6, 7], params(4))
     with worker:
@@ -322,24 +328,24 @@ def test_a_request_that_another_has_given_to_the_engine_is_left_to_it():
 
 
 @pytest.mark.parametrize("end", ["abort", "close"])
-def test_a_reader_whose_answer_another_thread_ends_does_not_wait_for_ever(worker, end):
+def test_a_reader_does_not_wait_forever_when_another_thread_ends_its_answer(worker, end):
     answers, seen = worker.submit_sync([Job([5, 6, 7], params(480))]), []
     reader = threading.Thread(target=lambda: seen.append(list(answers)), daemon=True)
     reader.start()
-    wait_until(lambda: worker.num_running == 1, "it runs")
+    wait_until(lambda: worker.num_running == 1, "the request runs")
     worker.abort(answers.ids) if end == "abort" else answers.close()
     reader.join(PATIENCE / 3)
-    assert seen, "the answer has ended, and its reader waits for ever"
+    assert seen, "the answer has ended, but its reader waits forever"
     assert end == "close" or seen[0][-1][1].finish_reason == FinishReason.ABORT
     assert is_idle(worker)
 
 
-def test_a_worker_that_was_never_started_takes_nothing():
-    with pytest.raises(EngineStopped, match="does not run"):
+def test_a_worker_that_was_never_started_takes_no_jobs():
+    with pytest.raises(EngineStopped, match="not running"):
         make_worker().submit_sync([Job([1], params())])
 
 
-def test_closing_ends_open_answers_with_an_error_and_takes_no_more():
+def test_closing_ends_open_answers_with_an_error_and_takes_no_more_jobs():
     worker = make_worker()
     with worker:
         answers = worker.submit_sync([Job([5, 6, 7], params(480))])
@@ -351,9 +357,9 @@ def test_closing_ends_open_answers_with_an_error_and_takes_no_more():
     worker.close()
 
 
-def test_an_observer_hears_of_first_and_later_tokens(worker):
+def test_an_observer_is_told_first_tokens_from_later_ones(worker):
     collect(worker.stream_sync([1, 2], params(5)))
-    wait_until(lambda: worker.observer.ends, "the end was told")
+    wait_until(lambda: worker.observer.ends, "the end was observed")
     assert [first for _, first in worker.observer.tokens] == [True] + [False] * 4
     assert all(seconds >= 0 for seconds, _ in worker.observer.tokens)
 

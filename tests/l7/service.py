@@ -19,9 +19,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine.worker import EngineWorker
-from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.server.app import create_app
 from mini_engine.server.background import in_background
@@ -109,8 +109,10 @@ class Service:
     """
 
     def __init__(self, num_blocks: int = 513, scheduler_config: SchedulerConfig | None = None, **config: Any) -> None:
-        self.llm = LLM(models()[0], tokenizer(), num_blocks=num_blocks, block_size=4, scheduler_config=scheduler_config)
-        self.engine, self.metrics = self.llm.engine, Metrics()
+        self.engine = Engine.for_model(
+            models()[0], num_blocks=num_blocks, block_size=4, scheduler_config=scheduler_config
+        )
+        self.engine, self.metrics = self.engine, Metrics()
         self.config = ServerConfig("tiny", **config)
         self.worker = EngineWorker(self.engine, tokenizer(), self.config.max_waiting, self.metrics)
         self.metrics.watch(self.worker)

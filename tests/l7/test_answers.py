@@ -7,7 +7,7 @@ import pytest
 
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.request import FinishReason, Request
-from mini_engine.engine.sampler import Sampled, TokenLogprobs
+from mini_engine.engine.sampled import Sampled, TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.server.answers import Reply, finish_reason, usage
 from mini_engine.server.errors import ApiError
@@ -72,7 +72,7 @@ class Fixed:
 
     def __init__(self, requests, deltas):
         self.requests, self.deltas, self.closed = requests, deltas, 0
-        self.worker = type("Worker", (), {"tokenizer": tokenizer()})
+        self.tokenizer = tokenizer()
 
     async def __aiter__(self):
         for item in self.deltas:

@@ -116,7 +116,7 @@ def test_a_body_is_counted_as_it_comes():
 
 @pytest.mark.parametrize("key", ["", " ", "secret\n", " secret"])
 def test_a_key_that_no_client_could_send_is_refused(key):
-    with pytest.raises(UserError, match="the API key is empty or has a blank at an end"):
+    with pytest.raises(UserError, match="the API key"):
         ServerConfig(api_key=key)
 
 

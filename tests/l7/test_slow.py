@@ -19,10 +19,10 @@ def in_time(call):
 
 
 SHORT = {"prompt": [1, 2], "max_tokens": 20, "temperature": 0, "return_token_ids": True}
-WAITS = "a reader waits for one who does not read: give each a queue of its own that is never full"
+WAITS = "a reader waits for another that does not read: give each a queue of its own that is never full"
 
 
-def test_a_reader_that_is_stuck_holds_up_nobody(service: Service):
+def test_a_reader_that_is_stuck_holds_up_no_other(service: Service):
     stuck = service.worker.submit_sync([Job([5, 6, 7], SamplingParams(temperature=0, max_tokens=200))])
     found = in_time(lambda: service.post("/v1/completions", SHORT))
     assert [token for _, delta in stuck for token in delta.token_ids] == greedy((5, 6, 7), 200), "late, but all of it"
@@ -31,7 +31,7 @@ def test_a_reader_that_is_stuck_holds_up_nobody(service: Service):
     service.wait_until_idle()
 
 
-def test_a_client_that_does_not_read_holds_up_nobody(service: Service):
+def test_a_client_that_does_not_read_holds_up_no_other(service: Service):
     asked = SHORT | {"prompt": [5, 6, 7], "max_tokens": 250, "n": 4, "stream": True}
     slow = service.connect(asked, receive_buffer=2048)  # and reads nothing
     service.wait_until("it runs", lambda: service.worker.num_running == 4)

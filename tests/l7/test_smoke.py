@@ -2,7 +2,8 @@
 
 import json
 
-import l7_smoke
+from scripts import l7_smoke
+
 import pytest
 
 pytest.importorskip("openai", reason="needs the openai client")

@@ -5,8 +5,9 @@ import random
 import pytest
 import torch
 
-from mini_engine.attention.contract import load_kernel
-from mini_engine.engine.llm import LLM
+from mini_engine.attention.registry import load_kernel
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.offline import generate_all
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
@@ -188,12 +189,12 @@ def test_stored_blocks_survive_a_write_behind_a_fork_and_behind_a_truncation():
     close(driver.serve("c", [*prompt, 3, 4]), driver.cold([*prompt, 3, 4])[0])
 
 
-def turns(llm, rounds=4):
+def turns(engine, rounds=4):
     """A chat: each prompt is all that was said before, and something new."""
     history, asked = [], []
     for turn in range(rounds):
         history = history + some_ids(7, 160, turn)
-        answer = llm.generate([history], greedy(9), progress=False)[0].token_ids
+        answer = generate_all(engine, [history], greedy(9), progress=False)[0].token_ids
         asked.append((history, answer))
         history = history + answer
     return asked
@@ -203,40 +204,45 @@ def turns(llm, rounds=4):
 def test_answers_are_hugging_face_s_in_chats_branches_and_small_pools(blocks, chunk):
     model, hf = both(FAMILY)
     limits = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, chunked_prefill_size=chunk)
-    llm = LLM(model, num_blocks=blocks, block_size=SIZE, scheduler_config=limits, manager=PrefixCacheManager)
+    engine = Engine.for_model(
+        model, num_blocks=blocks, block_size=SIZE, scheduler_config=limits, manager=PrefixCacheManager
+    )
     common = some_ids(18, 160, 50)
-    asked = turns(llm)
+    asked = turns(engine)
     for prompts in (
         [common + some_ids(n, 160, n) for n in range(1, 6)],
         [common, common, common[:9] + some_ids(9, 160)],
     ):
-        answers = [done.token_ids for done in llm.generate(prompts, greedy(9), progress=False)]
+        answers = [done.token_ids for done in generate_all(engine, prompts, greedy(9), progress=False)]
         asked += zip(prompts, answers, strict=True)
     for prompt, answer in asked:
         assert answer == hf_greedy(hf, prompt, 9), "behind a cached prefix the tokens must be those of a cold run"
-    manager = llm.engine.scheduler.manager
+    manager = engine.scheduler.manager
     assert manager.stats.num_hits >= 6 and manager.blocks_by_state.held == 0
 
 
 def test_the_last_token_of_an_answer_is_not_cached():
     model, hf = both(FAMILY)
-    llm = LLM(model, num_blocks=40, block_size=SIZE, manager=PrefixCacheManager)
+    engine = Engine.for_model(model, num_blocks=40, block_size=SIZE, manager=PrefixCacheManager)
     prompt = some_ids(5, 160)
-    answer = llm.generate([prompt], greedy(7), progress=False)[0].token_ids  # 12 tokens in all: three whole blocks
-    assert llm.engine.scheduler.manager.tree.peek(prompt + answer).num_tokens == 8, (
+    [done] = generate_all(engine, [prompt], greedy(7), progress=False)  # 12 tokens in all: three whole blocks
+    answer = done.token_ids
+    assert engine.scheduler.manager.tree.peek(prompt + answer).num_tokens == 8, (
         "the last token was chosen and never fed: its KV was never written, so its block must not be cached"
     )
     follow = prompt + answer + [3]
-    assert llm.generate([follow], greedy(5), progress=False)[0].token_ids == hf_greedy(hf, follow, 5)
+    assert generate_all(engine, [follow], greedy(5), progress=False)[0].token_ids == hf_greedy(hf, follow, 5)
 
 
 def test_a_preempted_request_finds_what_it_had_computed():
     model, hf = both(FAMILY)
     limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, watermark=0)
-    llm = LLM(model, num_blocks=12, block_size=SIZE, scheduler_config=limits, manager=PrefixCacheManager)
+    engine = Engine.for_model(
+        model, num_blocks=12, block_size=SIZE, scheduler_config=limits, manager=PrefixCacheManager
+    )
     prompts = [some_ids(9, 160, seed) for seed in range(4)]
-    done = llm.generate(prompts, greedy(14), progress=False)
+    done = generate_all(engine, prompts, greedy(14), progress=False)
     assert sum(each.num_preemptions for each in done) > 0
     for prompt, each in zip(prompts, done, strict=True):
         assert each.token_ids == hf_greedy(hf, prompt, 14)
-    assert llm.engine.scheduler.manager.stats.num_hits > 0, "its blocks were stored when it gave way"
+    assert engine.scheduler.manager.stats.num_hits > 0, "its blocks were stored when it gave way"

@@ -2,7 +2,8 @@
 
 import json
 
-import l8_smoke
+from scripts import l8_smoke
+
 import pytest
 
 from tests.support import checkpoint

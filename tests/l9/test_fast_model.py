@@ -6,17 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mini_engine.attention.contract import load_kernel
+from mini_engine.attention.registry import load_kernel
 from mini_engine.cpu import native, speed_up
 from mini_engine.cpu.packed_layers import starts_of
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
-from mini_engine.kv.block_tensor import BlockAllocator, BlockTable, KvPool, Request, plan_packed, reserve_all
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.kv.no_cache import NoCache, Recompute
-from mini_engine.kv.token_flat import BlockAllocator as FlatAllocator
 from mini_engine.kv.token_flat import KvPool as FlatPool
 from mini_engine.kv.token_flat import PagedSequence
 from mini_engine.kv.token_flat import Request as FlatRequest
@@ -66,7 +67,7 @@ def stores(config):
     yield NoCache(), Recompute()
     contiguous = ContiguousKv(config, 100)
     yield contiguous, CachedSequence(contiguous)
-    flat, allocator = FlatPool(config, 96), FlatAllocator(96)
+    flat, allocator = FlatPool(config, 96), BlockAllocator.for_slots(96)
     yield flat, PagedSequence(FlatRequest([]), flat, allocator)
 
 

@@ -1,33 +1,48 @@
-"""Lesson 9. Who gets fast layers without asking, who by asking, and that nobody's tokens change."""
+"""Lesson 9. Fast layers are the default on a CPU, can be turned off, and change no token."""
 
 import pytest
 
+from mini_engine.build import build_engine
 from mini_engine.cpu.model import FastQwen3ForCausalLM
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.errors import UserError
 from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
+from mini_engine.tokenizer import Tokenizer
+from mini_engine.weights import load_model
 
 PROMPTS = ["The capital of France is", "A cow says"]
 
 
+def llm(**options):
+    engine = build_engine(load_model(POCKET_DIR), num_blocks=64, **options)
+    return LLM.for_engine(engine, Tokenizer.load(POCKET_DIR))
+
+
 def answers(llm):
     params = SamplingParams(temperature=0, max_tokens=12)
-    return [done.token_ids for done in llm.generate([llm.encode(text) for text in PROMPTS], params)]
+    return [done.token_ids for done in llm.generate(PROMPTS, params, progress=False)]
 
 
 @pytest.fixture(scope="module")
-def plain():
-    return LLM.load(POCKET_DIR, fast=False)
+def reference():
+    return llm(backend="reference")
 
 
-def test_without_fast_the_model_is_the_notebook_s(plain):
-    assert not isinstance(plain.engine.runner.model, FastQwen3ForCausalLM)
+def test_the_reference_backend_is_lesson_0_s_layers(reference):
+    assert not isinstance(reference.engine.runner.model, FastQwen3ForCausalLM)
 
 
-@pytest.mark.parametrize("fast", [None, True])
-def test_on_the_cpu_fast_layers_are_the_default_and_change_no_token(plain, fast):
-    llm = LLM.load(POCKET_DIR, fast=fast)
-    assert isinstance(llm.engine.runner.model, FastQwen3ForCausalLM)
-    assert type(llm.engine.runner) is ModelRunner, "there is nothing to capture on a CPU"
-    assert answers(llm) == answers(plain)
+@pytest.mark.parametrize("options", [{}, {"backend": "torch"}])
+def test_on_the_cpu_fast_layers_are_the_default_and_change_no_token(reference, options):
+    fast = llm(**options)
+    assert isinstance(fast.engine.runner.model, FastQwen3ForCausalLM)
+    assert type(fast.engine.runner) is ModelRunner
+    assert answers(fast) == answers(reference)
+
+
+def test_a_backend_that_does_not_exist_is_one_sentence():
+    with pytest.raises(UserError) as caught:
+        llm(backend="fast")
+    assert caught.value.param == "backend" and "reference" in str(caught.value), "name those that exist"

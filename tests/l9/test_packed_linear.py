@@ -5,11 +5,11 @@ import functools
 import pytest
 import torch
 
-from mini_engine.attention.cpu import find_compiler
 from mini_engine.cpu import native
 from mini_engine.cpu.pack import TILE, PackedWeight
 from mini_engine.cpu.packed_layers import PackedLinear, apart
 from mini_engine.errors import UserError
+from mini_engine.native_build import find_compiler
 from tests.l9.test_fast_model import LONG
 
 DTYPES = [torch.float32, torch.bfloat16]

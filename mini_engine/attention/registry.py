@@ -1,0 +1,60 @@
+"""Lesson 3. The attention kernels by name, and the choice of the fastest one that works here.
+
+Not every machine has a C++ compiler or Triton, so the kernels that need them are built and imported when asked for.
+"""
+
+import functools
+import sys
+
+import torch
+
+from mini_engine.attention import cpu, folded, reference
+from mini_engine.attention.contract import Kernel, PagedAttention
+from mini_engine.errors import UserError
+
+KERNEL_NAMES = ("auto", "reference", "torch", "cpu", "triton")
+
+
+def load_kernel(name: str = "auto", device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Kernel:
+    """Return the kernel with this name, for tensors of this dtype on this device.
+
+    reference runs everywhere and is the specification; torch runs everywhere, faster; cpu is C++, compiled on first
+    use; triton is for GPUs. auto picks the fastest that works and says on stderr when it has to settle for less.
+
+    Raises:
+        UserError: there is no such kernel, or the one asked for cannot work here; the sentence says why.
+    """
+    device = torch.device(device)
+    if name == "auto":
+        return _best_kernel(device, dtype)
+    if name == "reference":
+        return Kernel("reference", reference.paged_attention)
+    if name == "torch":
+        return Kernel("torch", folded.FoldedAttention())
+    if name == "cpu":
+        return Kernel("cpu", cpu.load(device, dtype))
+    if name == "triton":
+        return Kernel("triton", _load_triton(device, dtype))
+    raise UserError(f"there is no attention kernel {name!r}; choose one of {', '.join(KERNEL_NAMES)}")
+
+
+def _load_triton(device: torch.device, dtype: torch.dtype) -> PagedAttention:
+    try:
+        from mini_engine.attention import triton_kernel
+    except ImportError as error:
+        raise UserError(f"the triton kernel needs Triton, which cannot be imported ({error})") from error
+    return triton_kernel.load(device, dtype)
+
+
+def _best_kernel(device: torch.device, dtype: torch.dtype) -> Kernel:
+    fastest = {"cpu": "cpu", "cuda": "triton"}.get(device.type, "torch")
+    try:
+        return load_kernel(fastest, device, dtype)
+    except UserError as why:
+        _say_once(f"attention: {why}. Using the torch kernel: the same tokens, several times slower in decode.")
+        return load_kernel("torch", device, dtype)
+
+
+@functools.cache
+def _say_once(notice: str) -> None:
+    sys.stderr.write(f"{notice}\n")

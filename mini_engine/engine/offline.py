@@ -1,0 +1,173 @@
+"""Lesson 5. Offline use: all prompts at once, all answers at the end. A function over an engine; no text is needed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.request import FinishReason, Request
+from mini_engine.engine.sampled import TokenLogprobs
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.stats import Summary
+from mini_engine.errors import UserError
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The answer to one prompt.
+
+    prompt_token_ids, token_ids: prompt and answer. text: the answer as text, without its stop string; "" if the engine
+        has no tokenizer.
+    finish_reason: "stop", "length", or "error", and then `error` says why and token_ids holds what there was by then.
+    logprobs: an entry for each token of the answer, or None if the parameters ask for none.
+    num_cached_tokens: tokens of the prompt that were found in the prefix cache (lesson 8).
+    """
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+    @classmethod
+    def of(cls, request: Request, text: str) -> "Completion":
+        """The completion of a finished request."""
+        return cls(
+            request.prompt_ids,
+            request.output_ids,
+            text,
+            request.finish_reason,
+            request.error,
+            request.logprobs if request.params.logprobs is not None else None,
+            request.num_cached_tokens,
+            request.num_preemptions,
+        )
+
+
+class Reader(Protocol):
+    """Follows one request while it is answered. `text` is what the answer reads so far."""
+
+    text: str
+
+    def read(self) -> bool:
+        """Take in the tokens that have been added. True if the answer ends here, whatever the engine would do."""
+        ...
+
+
+class NoText:
+    """The reader of an engine without a tokenizer.
+
+    Raises:
+        UserError: the request has stop strings, which only text can contain.
+    """
+
+    text = ""
+
+    def __init__(self, request: Request) -> None:
+        if request.params.stop:
+            raise UserError(
+                f"stop is {request.params.stop!r}, but this engine makes no text; use stop_token_ids, or LLM",
+                param="stop",
+            )
+
+    def read(self) -> bool:
+        """Never end an answer early."""
+        return False
+
+
+def generate_all(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+    progress: bool = True,
+    reader: Callable[[Request], Reader] = NoText,
+) -> list[Completion]:
+    """Answer every prompt, in their order. A prompt that cannot run gets its error; the others run.
+
+    Args:
+        prompts: token ids.
+        params: for all prompts, or one for each.
+        progress: show a bar on a terminal and one line of figures at the end, both on stderr.
+        reader: makes what follows each request.
+
+    Raises:
+        UserError: `params` are of the wrong type or number; nothing has run.
+    """
+    each = params_for(prompts, params)
+    with _submitted(engine, prompts, each) as jobs, progress_bar(len(prompts), progress) as show:
+        readers = {job.id: reader(job) for job in jobs if isinstance(job, Request)}
+        unfinished = {job.id: job for job in jobs if isinstance(job, Request)}
+        summary = Summary()
+        while unfinished and engine.has_unfinished:
+            result = engine.step()
+            summary.add_step(result.stats)
+            for request_id in unfinished.keys() & {*result.new_tokens, *(request.id for request in result.finished)}:
+                if readers[request_id].read():
+                    engine.abort(request_id, FinishReason.STOP)
+                if unfinished[request_id].is_finished:
+                    summary.add_finished(unfinished.pop(request_id))
+            show(len(prompts) - len(unfinished), summary)
+        return [Completion.of(job, readers[job.id].text) if isinstance(job, Request) else job for job in jobs]
+
+
+def params_for(
+    prompts: Sequence[object], params: SamplingParams | Sequence[SamplingParams]
+) -> Sequence[SamplingParams]:
+    """One SamplingParams for each prompt; UserError if their number or type does not fit."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    if isinstance(each, str) or not isinstance(each, Sequence) or not all(isinstance(p, SamplingParams) for p in each):
+        raise UserError(
+            f"params is {params!r}; give SamplingParams, or a list with one for each prompt", param="params"
+        )
+    if len(each) != len(prompts):
+        raise UserError(
+            f"{len(prompts)} prompts and {len(each)} params; give one for all, or one for each prompt", param="params"
+        )
+    return each
+
+
+@contextmanager
+def _submitted(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+) -> Iterator[list[Request | Completion]]:
+    """The engine's request for each prompt, or the error that it got. None stays behind, however this ends."""
+    jobs: list[Request | Completion] = []
+    try:
+        for i, (prompt_ids, wanted) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                jobs.append(engine.add_request(f"prompt-{i}", prompt_ids, wanted))
+            except UserError as error:
+                ids = list(prompt_ids) if isinstance(prompt_ids, Sequence) else []
+                jobs.append(Completion(ids, [], finish_reason=FinishReason.ERROR, error=str(error)))
+        yield jobs
+    finally:
+        for job in jobs:
+            if isinstance(job, Request):
+                engine.abort(job.id)
+
+
+@contextmanager
+def progress_bar(total: int, wanted: bool) -> Iterator[Callable[[int, Summary], None]]:
+    """A function `show(done, summary)`; the last summary is printed at the end."""
+    if not wanted:
+        yield lambda done, summary: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console, last = Console(stderr=True, highlight=False), []
+    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("prompts", total=total)
+
+        def show(done: int, summary: Summary) -> None:
+            last[:] = [summary]
+            bar.update(task, completed=done, description=f"{summary.num_new_tokens} tokens")
+
+        yield show
+    for summary in last:
+        console.print(f"{total} prompts: {summary}", markup=False, soft_wrap=True)

@@ -1,0 +1,78 @@
+"""Lesson 5. Suite `admission`: how much the pool should promise: steps, preemptions, work done twice. No model."""
+
+import random
+
+from scripts.bench.common import Report
+
+POLICIES = {
+    "known tokens, no watermark": dict(watermark=0),
+    "known tokens, half a block for each who runs": dict(watermark=0.5),
+    "known tokens, a block for each who runs": dict(watermark=1),
+    "the whole answer": dict(watermark=0, reserve_answers=True),
+}
+BLOCK_SIZE = 16
+
+
+def add_arguments(parser) -> None:
+    """The options of this suite."""
+    from mini_engine.cli.parser import whole_number
+
+    parser.add_argument("--requests", type=whole_number(1), default=64, metavar="N", help="default: 64")
+    parser.add_argument("--share", type=float, default=0.25, metavar="X", help="pool / what all need (default: 0.25)")
+
+
+def load_of(requests: int, seed: int) -> list[tuple[int, int]]:
+    """(prompt tokens, answer tokens): most prompts are short, a few are long; answers from 10 to 200."""
+    chance = random.Random(seed)
+    return [(int(chance.lognormvariate(4.5, 0.8)) + 1, chance.randrange(10, 200)) for _ in range(requests)]
+
+
+def blocks_of(prompt: int, answer: int) -> int:
+    return -(-(prompt + answer - 1) // BLOCK_SIZE)
+
+
+def simulate(load, num_blocks: int, **limits) -> dict[str, float]:
+    """Run a load through the scheduler, with a model that takes no time."""
+    from mini_engine.engine.request import Request
+    from mini_engine.engine.sampled import Sampled
+    from mini_engine.engine.sampling_params import SamplingParams
+    from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+    from mini_engine.kv.manager import KvCacheManager
+
+    scheduler = Scheduler(KvCacheManager(num_blocks + 1, BLOCK_SIZE), SchedulerConfig(**limits))
+    requests = [
+        Request(str(i), [1] * prompt, SamplingParams(temperature=0, max_tokens=answer))
+        for i, (prompt, answer) in enumerate(load)
+    ]
+    for request in requests:
+        scheduler.add(request)
+    steps = tokens = most = 0
+    while scheduler.requests:
+        chunks = scheduler.schedule()
+        tokens += sum(chunk.stop - chunk.start for chunk in chunks)
+        most = max(most, len(scheduler.running))
+        scheduler.update(chunks, [Sampled(1, None)] * sum(chunk.samples for chunk in chunks))
+        steps += 1
+    once = sum(prompt + answer - 1 for prompt, answer in load)
+    return {
+        "steps": steps,
+        "most running": most,
+        "preemptions": scheduler.num_preemptions,
+        "most of one request": max(request.num_preemptions for request in requests),
+        "computed again, %": 100 * (tokens / once - 1),
+    }
+
+
+def run(args) -> Report:
+    """Each policy on the same loads; the figures are means over several of them."""
+    seeds = range(2 if args.quick else args.rounds or 8)
+    rows = []
+    for name, limits in POLICIES.items():
+        found = []
+        for seed in seeds:
+            load = load_of(args.requests, seed)
+            needs = [blocks_of(*job) for job in load]
+            found.append(simulate(load, max(max(needs), int(args.share * sum(needs))), **limits))
+        rows.append({"promised": name} | {key: sum(f[key] for f in found) / len(found) for key in found[0]})
+    note = f"{args.requests} requests at once, a pool of {args.share:g} of what they need together, {len(seeds)} loads"
+    return Report("admission", rows, [note], drawn="steps")

@@ -1,0 +1,243 @@
+"""Course machinery. Suite `kernel`: one layer's attention over paged K and V, done in every way there is."""
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scripts.bench.common import READ_BYTES, Report, Timing, memory_reader, take_turns
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.errors import UserError
+from mini_engine.kv.block_table import NULL_BLOCK
+
+DECODES = ((1, 2048), (16, 512), (16, 2048), (32, 256))  # (sequences, keys of each)
+PREFILLS = ((1, 512), (1, 2048))  # (sequences, tokens of each)
+FLEX_PAGE = 128  # keys in a page of FlexAttention's, its usual block
+
+
+def add_arguments(parser) -> None:
+    """The options of this suite."""
+    from mini_engine.cli.parser import whole_number
+
+    parser.add_argument("--heads", type=whole_number(1), default=16, metavar="N", help="query heads (default: 16)")
+    parser.add_argument("--kv-heads", type=whole_number(1), default=8, metavar="N", help="key/value heads (default: 8)")
+    parser.add_argument("--head-dim", type=whole_number(2), default=128, metavar="N", help="default: 128")
+    parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="default: bfloat16")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
+    parser.add_argument(
+        "--threads", type=whole_number(1), metavar="N", help="torch's threads (default: its own choice)"
+    )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """S sequences of kv_len keys, the last q_len this step's: contiguous, and in blocks of a shuffled pool."""
+
+    q: Tensor  # [S * q_len, H_q, D]
+    k: Tensor  # [S, kv_len, H_kv, D]
+    v: Tensor
+    k_cache: Tensor  # [num_blocks, block_size, H_kv, D]
+    v_cache: Tensor
+    block_table: Tensor  # [S, blocks] int32
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.k)
+
+    @property
+    def kv_len(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def q_len(self) -> int:
+        return len(self.q) // len(self.k)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
+    @functools.cached_property
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """cu_seqlens_q, seq_lens_kv, block_table."""
+        device = self.q.device
+        starts = torch.arange(self.num_seqs + 1, dtype=torch.int32, device=device) * self.q_len
+        return starts, torch.full((self.num_seqs,), self.kv_len, dtype=torch.int32, device=device), self.block_table
+
+
+def make_batch(num_seqs: int, q_len: int, kv_len: int, args) -> Batch:
+    """Random K and V; each sequence's blocks lie anywhere, as in a pool that has been in use."""
+    torch.manual_seed(0)
+    make = functools.partial(torch.randn, dtype=getattr(torch, args.dtype), device=args.device)
+    size, per = args.block_size, -(-kv_len // args.block_size)
+    table = 1 + NULL_BLOCK + torch.randperm(num_seqs * per, device=args.device).view(num_seqs, per)
+    q = make(num_seqs * q_len, args.heads, args.head_dim)
+    caches = [make(num_seqs * per + 1, size, args.kv_heads, args.head_dim) for _ in range(2)]
+    k, v = (x[table].flatten(1, 2)[:, :kv_len].contiguous() for x in caches)
+    return Batch(q, k, v, *caches, table.int())
+
+
+# ---------------------------------------------------------------- contenders: each returns [T, H_q, D]
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, fold: bool) -> Tensor:
+    """torch's attention for q `[S * q_len, H_q, D]`, k and v `[S, kv_len, H_kv, D]`; `fold` is for decode."""
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    if fold:
+        folded = q.view(len(k), k.shape[1], -1, q.shape[2])  # a group's heads as so many query tokens
+        return F.scaled_dot_product_attention(folded, k, v).view_as(q)
+    heads_first = q.view(len(k), -1, *q.shape[1:]).transpose(1, 2)
+    causal = heads_first.shape[2] > 1
+    out = F.scaled_dot_product_attention(heads_first, k, v, is_causal=causal, enable_gqa=True)
+    return out.transpose(1, 2).reshape(q.shape)
+
+
+def contiguous_sdpa(batch: Batch, fold: bool) -> Tensor:
+    """What attention would cost if nothing were paged."""
+    return sdpa(batch.q, batch.k, batch.v, fold)
+
+
+def gathered_sdpa(batch: Batch, fold: bool) -> Tensor:
+    """Copy the blocks into place, then attend."""
+    blocks = batch.block_table.long()
+    k, v = (x[blocks].flatten(1, 2)[:, : batch.kv_len] for x in (batch.k_cache, batch.v_cache))
+    return sdpa(batch.q, k, v, fold)
+
+
+def paged_flex(batch: Batch) -> Callable[[], Tensor]:
+    """FlexAttention, compiled, over its own pages (torch's experimental PagedAttention): decode of whole pages.
+
+    Raises:
+        UserError: it cannot be compiled here, or the history is no whole number of pages.
+    """
+    from torch.nn.attention.experimental._paged_attention import PagedAttention
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention, noop_mask
+
+    if batch.q_len > 1 or batch.kv_len % FLEX_PAGE:
+        raise UserError(f"measured in decode, with histories of whole pages of {FLEX_PAGE} keys")
+    seqs, kv_len, kv_heads, dim = batch.k.shape
+    device, dtype = batch.q.device, batch.q.dtype
+    pages = PagedAttention(seqs * kv_len // FLEX_PAGE, FLEX_PAGE, seqs, device=device)
+    pages.empty_pages = torch.randperm(pages.n_pages).tolist()
+    caches = [torch.empty(1, kv_heads, seqs * kv_len, dim, dtype=dtype, device=device) for _ in range(2)]
+    each = torch.arange(seqs, device=device)
+    for s in range(seqs):
+        pages.reserve(each[s], torch.tensor(kv_len, device=device))
+    places = torch.arange(kv_len, device=device).expand(seqs, -1)
+    pages.assign(each, places, batch.k.transpose(1, 2), batch.v.transpose(1, 2), *caches)
+    mask = create_block_mask(noop_mask, seqs, None, 1, kv_len, device=device, BLOCK_SIZE=(128, FLEX_PAGE))
+    paged_mask = pages.convert_logical_block_mask(mask)
+    attend = torch.compile(flex_attention, dynamic=False)
+    q = batch.q.view(seqs, -1, 1, dim)
+
+    def run() -> Tensor:
+        return attend(q, *caches, block_mask=paged_mask, enable_gqa=True).view_as(batch.q)
+
+    try:
+        with torch.inference_mode():
+            run()
+    except Exception as error:  # whatever a compiler may say
+        raise UserError(f"it does not compile here ({str(error).strip().splitlines()[0][:120]})") from error
+    return run
+
+
+def our_kernel(name: str, batch: Batch) -> Callable[[], Tensor]:
+    """A kernel of this course."""
+    kernel = load_kernel(name, batch.q.device, batch.q.dtype)
+    return lambda: kernel(batch.q, batch.k_cache, batch.v_cache, *batch.tables, batch.q.shape[2] ** -0.5)
+
+
+def contenders(batch: Batch, quick: bool) -> dict[str, Callable[[], Callable[[], Tensor]]]:
+    """Name of each contender, and what makes it ready."""
+    ways = {"gather + SDPA": lambda: functools.partial(gathered_sdpa, batch, fold=False)}
+    if batch.q_len == 1:
+        ways["gather + SDPA, folded"] = lambda: functools.partial(gathered_sdpa, batch, fold=True)
+    if not quick:
+        ways["FlexAttention, paged"] = lambda: paged_flex(batch)
+    ways["contiguous + SDPA"] = lambda: functools.partial(contiguous_sdpa, batch, fold=False)
+    if batch.q_len == 1:
+        ways["contiguous + SDPA, folded"] = lambda: functools.partial(contiguous_sdpa, batch, fold=True)
+    for name in ("reference", "torch", "cpu" if batch.q.device.type == "cpu" else "triton"):
+        ways[f"our {name}"] = functools.partial(our_kernel, name, batch)
+    return ways
+
+
+# ---------------------------------------------------------------- one shape, all shapes
+
+
+def prepare(batch: Batch, quick: bool) -> dict[str, Callable[[], Tensor]]:
+    """The contenders that work here and answer alike; the others are named on stderr."""
+    ready, expected = {}, contiguous_sdpa(batch, fold=False)
+    for name, make in contenders(batch, quick).items():
+        try:
+            ready[name] = make()
+        except UserError as why:
+            sys.stderr.write(f"left out: {name}; {why}\n")
+            continue
+        error = (ready[name]().float() - expected.float()).abs().max() / expected.abs().max()
+        if not error < 0.02:
+            raise AssertionError(f"{name} is wrong by {error:.2g}: a benchmark of wrong answers means nothing")
+    return ready
+
+
+def synchronized(run: Callable[[], Tensor], device: str) -> Callable[[], Tensor]:
+    """On a GPU: until the work is done, not until it is queued."""
+    if device == "cpu":
+        return run
+
+    def run_and_wait() -> Tensor:
+        out = run()
+        torch.cuda.synchronize()
+        return out
+
+    return run_and_wait
+
+
+def measure(batch: Batch, args) -> tuple[list[dict], float]:
+    """Rows of the table for one shape, and the bytes a second that memory could be read at meanwhile."""
+    title = f"{batch.num_seqs} × {batch.kv_len} {'decode' if batch.q_len == 1 else 'prefill'}"
+    runs = {"": memory_reader(args.device)} | prepare(batch, args.quick)
+    runs = {name: synchronized(run, args.device) for name, run in runs.items()}
+    timings = take_turns(runs, args.rounds or (9 if args.quick else 25), title)
+    speed = READ_BYTES / timings.pop("").median
+    slowest = timings["gather + SDPA"].median
+    return [row(title, name, timing, slowest, batch, speed) for name, timing in timings.items()], speed
+
+
+def row(title: str, name: str, timing: Timing, slowest: float, batch: Batch, speed: float) -> dict:
+    read = batch.kv_bytes / timing.median
+    return {
+        "shape": title,
+        "contender": name,
+        "ms": timing.median * 1e3,
+        "best": timing.best * 1e3,
+        "± %": timing.spread * 100,
+        "× gather": slowest / timing.median,
+        "% of memory": 100 * read / speed if batch.q_len == 1 else None,
+        "GB/s": read / 1e9 if batch.q_len == 1 else None,
+    }
+
+
+def run(args) -> Report:
+    """All shapes, one after another."""
+    if args.heads % args.kv_heads:
+        raise UserError(f"--heads {args.heads} is no multiple of --kv-heads {args.kv_heads}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no CUDA device; leave it out to measure on the CPU")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    shapes = [(s, 1, n) for s, n in DECODES] + [(s, n, n) for s, n in PREFILLS]
+    rows, speeds = [], []
+    with torch.inference_mode():
+        for shape in shapes[2:3] if args.quick else shapes:
+            new_rows, speed = measure(make_batch(*shape, args), args)
+            rows += new_rows
+            speeds.append(f"{speed / 1e9:.1f}")
+    layout = f"{args.heads} query heads on {args.kv_heads} key/value heads of {args.head_dim}, {args.dtype}"
+    notes = [f"one layer, {layout}, blocks of {args.block_size}", f"memory read at {', '.join(speeds)} GB/s meanwhile"]
+    return Report("kernel", rows, notes, drawn="ms")

@@ -1,0 +1,131 @@
+"""Lesson 10. Suite `launch`: what the host does in a decode step, in operations that it asks for and in time.
+
+On a CPU host and device are one processor, so the host's part is measured on a twin of the model: the same operations
+in as many layers, but two numbers wide, and attention that hands its queries back, so that there is next to nothing to
+compute. A replay does nothing at all here; on a GPU it is one call, whose time comes on top. One thread, as on a host.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from scripts.bench.common import Report, take_turns
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+HISTORY, ROOM = 64, 2048
+BATCHES = (1, 32)
+DEEP = 28  # the layers of Qwen3-0.6B
+TWIN = dict(hidden_size=2, intermediate_size=2, num_attention_heads=1, num_key_value_heads=1, head_dim=2, vocab_size=2)
+ALLOCATES = ("aten::empty", "aten::new_empty", "aten::empty_like")
+
+
+def add_arguments(parser) -> None:
+    """The options of this suite: none of its own."""
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that compute or copy, each of them a launch on a GPU. Views and allocations are free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        if func._schema.is_mutable or (func._schema.name not in ALLOCATES and not shares_memory(out, args)):
+            self.count += 1
+        return out
+
+
+def shares_memory(out: Any, args: tuple) -> bool:
+    """Whether the result is a view of the first argument, or that argument itself, as from a cast to its own dtype."""
+    outs = out if isinstance(out, tuple | list) else (out,)
+    tensors = [x for x in (*outs, *args[:1]) if isinstance(x, torch.Tensor)]
+    return len(tensors) > 1 and len({x.untyped_storage().data_ptr() for x in tensors}) == 1
+
+
+class Counted:
+    """Counts calls of an attention kernel, which torch does not see. Without a kernel it hands the queries back."""
+
+    def __init__(self, kernel: Callable[..., torch.Tensor] | None = None) -> None:
+        self.kernel, self.calls = kernel or (lambda q, *rest: q), 0
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.kernel(*inputs)
+
+
+def twin_of(config, layers: int):
+    """A model of that many layers that computes next to nothing."""
+    from mini_engine.model.qwen3 import Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(replace(config, **TWIN, num_hidden_layers=layers)).requires_grad_(False)
+
+
+def nothing() -> None:
+    """A replay that is over at once."""
+
+
+def engine_of(model, batch: int, replayed: bool, kernel: Callable[..., torch.Tensor] | None = None):
+    """An engine whose requests all decode: its steps as they are, or replayed by a graph that does nothing."""
+    from scripts.bench.scheduler import decoding_scheduler
+
+    from mini_engine.engine.engine import Engine
+    from mini_engine.engine.runner import ModelRunner
+    from mini_engine.gpu.graphs import GraphRunner
+    from mini_engine.kv.block_tensor import KvPool
+
+    scheduler = decoding_scheduler(batch, HISTORY, room=ROOM)
+    pool = KvPool(model.config, scheduler.manager.num_usable_blocks + 1, 16, Counted(kernel), model.dtype)
+    runner = GraphRunner(model, pool, batch, lambda work: nothing) if replayed else ModelRunner(model, pool)
+    return Engine(model.config, scheduler, runner)
+
+
+def operations_of(engine) -> int:
+    """What the host asks for in one step: operations of torch, and calls of the attention kernel."""
+    kernel = engine.runner.pool.kernel
+    before = kernel.calls
+    with Operations() as operations:
+        engine.step()
+    return operations.count + kernel.calls - before
+
+
+def run(args) -> Report:
+    """A step of the pocket model, and steps of its twins, as they are and replayed."""
+    from mini_engine.attention.registry import load_kernel
+    from mini_engine.pocket import POCKET_DIR
+    from mini_engine.weights import load_model
+
+    torch.set_num_threads(1)
+    pocket = load_model(POCKET_DIR)
+    kernel, layers = load_kernel("auto"), pocket.config.num_hidden_layers
+    twins = {f"{n} layers, nothing to compute": twin_of(pocket.config, n) for n in (layers, DEEP)}
+    engines = {}
+    for batch in BATCHES[:1] if args.quick else BATCHES:
+        at_once = f"{batch} at once"
+        engines[at_once, "the pocket model", "as it is"] = engine_of(pocket, batch, replayed=False, kernel=kernel)
+        for name, twin in twins.items():
+            engines[at_once, name, "as it is"] = engine_of(twin, batch, replayed=False)
+            engines[at_once, name, "replayed"] = engine_of(twin, batch, replayed=True)
+    rounds = args.rounds or (60 if args.quick else 300)
+    with patch("mini_engine.kv.block_tensor.check_slots", lambda *_: None):  # it checks no slot on a GPU
+        counts = {key: operations_of(engine) for key, engine in engines.items()}
+        timings = take_turns({key: engine.step for key, engine in engines.items()}, rounds, "launch")
+    notes = [f"float32, greedy, {HISTORY} tokens and more behind each sequence; whole steps of the engine"]
+    return Report("launch", [row(key, counts[key], timing) for key, timing in timings.items()], notes, drawn="ms")
+
+
+def row(key: tuple[str, str, str], operations: int, timing) -> dict:
+    batch, model, path = key
+    return {
+        "sequences": batch,
+        "model": model,
+        "step": path,
+        "operations": operations,
+        "ms": timing.median * 1e3,
+        "best": timing.best * 1e3,
+        "± %": timing.spread * 100,
+    }

@@ -1,0 +1,107 @@
+"""Course machinery. Suite `loop`: what one step costs as the text grows, for the single-request lessons 0, 1 and 2."""
+
+import argparse
+
+from scripts.bench.common import Report, take_turns
+
+STAGES = {0: "no cache", 1: "contiguous", 2: "token-flat"}
+LENGTHS = (64, 256, 1024)
+QUICK_LENGTHS = (32, 128, 512)
+
+
+def add_arguments(parser) -> None:
+    """The options of this suite."""
+    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
+    parser.add_argument("--stages", type=stage_list, default=list(STAGES), metavar="0,1,2", help="lessons to measure")
+
+
+def stage_list(text: str) -> list[int]:
+    """An argparse type: lesson numbers with commas between."""
+    try:
+        stages = [int(part) for part in text.split(",")]
+    except ValueError:
+        stages = []
+    if not stages or not set(stages) <= set(STAGES):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a choice of lessons; give some of 0,1,2")
+    return stages
+
+
+def new_sequence(stage: int, config, max_len: int):
+    """(store, sequence) of a stage, for a text of at most `max_len` tokens."""
+    from mini_engine.kv import contiguous, no_cache, token_flat
+    from mini_engine.kv.allocator import BlockAllocator
+
+    if stage == 0:
+        return no_cache.NoCache(), no_cache.Recompute()
+    if stage == 1:
+        kv = contiguous.ContiguousKv(config, max_len)
+        return kv, contiguous.CachedSequence(kv)
+    slots = -(-max_len // 16) * 16
+    kv = token_flat.KvPool(config, slots)
+    request = token_flat.Request([])
+    return kv, token_flat.PagedSequence(request, kv, BlockAllocator.for_slots(slots))
+
+
+class Walker:
+    """One stage with a text of a given length behind it: each `step` times one more token, then takes it back."""
+
+    def __init__(self, model, stage: int, length: int) -> None:
+        import torch
+
+        self.model, self.stage, self.ids = model, stage, torch.randint(model.config.vocab_size, (length,)).tolist()
+        self.kv, self.sequence = new_sequence(stage, model.config, length)
+        if stage == 2:
+            self.sequence.request.prompt_ids = self.ids[:-1]
+        self.feed(self.ids[:-1])
+
+    def feed(self, ids: list[int]) -> None:
+        """One step of the loop over `ids`, committed."""
+        import torch
+
+        meta = self.sequence.plan(ids)
+        with torch.inference_mode():
+            self.model(torch.tensor(ids)[meta.positions], self.kv, meta, rows=torch.tensor([len(meta.positions) - 1]))
+        self.sequence.commit(meta)
+
+    def step(self) -> None:
+        """The step that feeds the last token, taken back so that the next one is the same."""
+        self.feed(self.ids)
+        if self.stage == 1:
+            self.sequence.cur_len -= 1
+        elif self.stage == 2:
+            self.sequence.request.cur_len -= 1
+
+
+def run(args) -> Report:
+    """Every stage at every length, in turns."""
+    from scripts.smoke.arguments import pocket_dir
+
+    from mini_engine.weights import load_model
+
+    model = load_model(args.model or pocket_dir())
+    lengths = QUICK_LENGTHS if args.quick else LENGTHS
+    walkers = {(stage, length): Walker(model, stage, length) for stage in args.stages for length in lengths}
+    timings = take_turns({key: w.step for key, w in walkers.items()}, args.rounds or (5 if args.quick else 15), "loop")
+    rows = []
+    for (stage, length), timing in timings.items():
+        times = timing.median / timings[stage, lengths[0]].median
+        rows.append(
+            {
+                "lesson": f"{stage} {STAGES[stage]}",
+                "tokens so far": length,
+                "ms a step": timing.median * 1e3,
+                "± %": timing.spread * 100,
+                f"times its step at {lengths[0]}": times,
+            }
+        )
+    return Report(
+        "loop", rows, ["one step chooses one token", *gain(timings, args.stages, lengths[-1])], drawn="ms a step"
+    )
+
+
+def gain(timings, stages: list[int], length: int) -> list[str]:
+    """What the last stage bought over the first, at the longest text."""
+    if len(stages) < 2:
+        return []
+    times = timings[stages[0], length].median / timings[stages[-1], length].median
+    return [f"at {length} tokens, lesson {stages[-1]}'s step takes 1/{times:.1f} of the time of lesson {stages[0]}'s"]

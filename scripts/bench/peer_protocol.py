@@ -1,0 +1,124 @@
+"""Course machinery. The asking side of `peer_worker.py`: start an engine's process, ask it, and see it end.
+
+A process that dies, answers with an error or takes too long becomes one sentence, a PeerError; the others go on.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+WORKER = Path(__file__).with_name("peer_worker.py")
+TAIL = 300  # characters of what a dead process said last
+QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+WAITING = "OMP_WAIT_POLICY"  # scripts.smoke's choice suits busy machines; here every engine's threads wait by default
+
+
+class PeerError(RuntimeError):
+    """Why an engine cannot take part, in a sentence."""
+
+
+class Peer:
+    """One engine's process. Use it as a context manager: whatever happens, the process ends.
+
+    Args:
+        name: the engine's, as `peer_worker.ENGINES` has it.
+        python: the interpreter of the environment that the engine is installed in.
+        environment: variables that this process gets besides ours.
+        worker: the program; tests have their own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        python: str | Path = sys.executable,
+        environment: dict[str, str] | None = None,
+        worker: Path = WORKER,
+    ) -> None:
+        self.name = name
+        inherited = {name: value for name, value in os.environ.items() if name != WAITING}
+        self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed in close)
+        try:
+            self.process = subprocess.Popen(
+                [str(python), str(worker)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.log,
+                encoding="utf-8",
+                env=inherited | QUIET | (environment or {}),
+            )
+        except OSError as error:
+            self.log.close()
+            raise PeerError(f"{python} cannot be started ({error.strerror})") from None
+        self.lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _listen(self) -> None:
+        """Put every line that comes into the queue, and an empty one when no more will come."""
+        with contextlib.suppress(ValueError):  # the pipe was closed under it
+            for line in self.process.stdout:
+                self.lines.put(line)
+        self.lines.put("")
+
+    def ask(self, what: dict[str, Any], timeout: float = 600) -> dict[str, Any]:
+        """Say a line and wait for the answer.
+
+        Raises:
+            PeerError: it has died, does not answer in time, or answers that it cannot.
+        """
+        try:
+            self.process.stdin.write(json.dumps(what) + "\n")
+            self.process.stdin.flush()
+            line = self.lines.get(timeout=timeout)
+        except (OSError, ValueError):
+            line = ""
+        except queue.Empty:
+            self.process.kill()
+            raise PeerError(f"it did not answer within {timeout:.0f} s") from None
+        if not line:
+            raise PeerError(f"its process ended; it last said: {self.last_words()}")
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise PeerError(f"it answered {line[:80]!r}, which is no JSON") from None
+        if "error" in answer:
+            raise PeerError(answer["error"])
+        return answer
+
+    def last_words(self) -> str:
+        """The end of what the process printed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=5)
+        self.log.seek(0)
+        lines = [line.strip() for line in self.log.read()[-4000:].splitlines() if line.strip()]
+        return lines[-1][-TAIL:] if lines else "nothing"
+
+    def quit(self) -> int:
+        """Let it end by itself; the most memory that it ever had in use, in bytes, 0 if it does not say."""
+        try:
+            return self.ask({"do": "quit"}, timeout=60).get("peak_bytes", 0)
+        except PeerError:
+            return 0
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the process, in whatever state it is."""
+        self.process.kill()
+        self.process.wait()
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+        self.log.close()

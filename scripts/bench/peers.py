@@ -1,0 +1,261 @@
+"""Course machinery. Suite `peers`: ours beside transformers, vLLM's CPU build and llama.cpp, each in its own process.
+
+Every engine loads the same checkpoint in an environment of its own and stays loaded; then all of them run a load in
+turns, round by round. Who cannot run here is left out, with the reason. vLLM lives in an environment of its own:
+
+    python scripts/bench.py peers --vllm-python DIR/bin/python      (or the variable MINI_ENGINE_VLLM_PYTHON)
+
+The model is a checkpoint of Qwen3-0.6B's shape with random weights, which is written if it is not there yet.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.common import READ_BYTES, Report, memory_reader
+from scripts.bench.peer_protocol import Peer, PeerError
+
+from mini_engine.errors import UserError
+
+VLLM_VARIABLE = "MINI_ENGINE_VLLM_PYTHON"
+OURS = "ours"
+NAMES = (
+    OURS,
+    "ours plain",
+    "ours without a compiler",
+    "transformers generate",
+    "transformers generate_batch",
+    "vllm",
+)
+GROUPS = ("decode", "ragged", "shared", "prefill")
+PAUSE = 0.3  # seconds before each run: the threads of the engine before stop spinning within a fifth of one
+Jobs = list[tuple[list[int], int]]
+
+
+def add_arguments(parser) -> None:
+    """The options of this suite."""
+    from mini_engine.cli.parser import whole_number
+
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a Qwen3 checkpoint (default: random weights)")
+    parser.add_argument("--shape", default="0.6B", help="of the random weights (default: 0.6B)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
+    parser.add_argument("--peers", type=choice_of(NAMES), metavar="A,B", help=f"some of {', '.join(NAMES)}")
+    parser.add_argument("--loads", type=choice_of(GROUPS), metavar="A,B", help=f"some of {', '.join(GROUPS)}")
+    parser.add_argument("--vllm-python", metavar="PYTHON", help=f"where vLLM is installed (default: ${VLLM_VARIABLE})")
+    parser.add_argument(
+        "--threads", type=whole_number(1), metavar="N", help="of every engine (default: torch's choice)"
+    )
+
+
+def choice_of(names: tuple[str, ...]):
+    """An argparse type: some of `names`, with commas between."""
+
+    def parse(text: str) -> list[str]:
+        chosen = [part.strip() for part in text.split(",")]
+        if stray := [name for name in chosen if name not in names]:
+            raise argparse.ArgumentTypeError(f"{stray[0]!r} is none of {', '.join(names)}")
+        return chosen
+
+    return parse
+
+
+# ---------------------------------------------------------------- loads
+
+
+def loads_of(groups: list[str], vocab_size: int, quick: bool) -> dict[str, Jobs]:
+    """Name of each load, and its prompts with the tokens that each wants."""
+    chance = random.Random(0)
+
+    def ids(count: int) -> list[int]:
+        return chance.choices(range(vocab_size), k=count)
+
+    loads = {}
+    if "decode" in groups:
+        for count in (1, 4) if quick else (1, 8, 16, 32):
+            loads[f"decode, {count} at once"] = [(ids(64), 8 if quick else 32) for _ in range(count)]
+    if "ragged" in groups:
+        lengths = [[max(4, int(most * chance.random() ** 2)) for most in (256, 96)] for _ in range(24)]
+        jobs = [(ids(own), wanted) for own, wanted in lengths[: 4 if quick else 24]]
+        loads[f"ragged, {len(jobs)} requests"] = jobs
+    if "shared" in groups:
+        start = ids(128 if quick else 512)
+        count = 4 if quick else 16
+        loads[f"shared beginning, {count} × ({len(start)} + 16)"] = [(start + ids(16), 16) for _ in range(count)]
+    if "prefill" in groups:
+        count = 2 if quick else 8
+        loads[f"prefill, {count} × 256"] = [(ids(256), 1) for _ in range(count)]
+    return loads
+
+
+def speed(name: str, jobs: Jobs, figures: dict[str, float]) -> float:
+    """Tokens/s: of decoding alone, of prompts, or of all answers over all the time, whatever the load is about."""
+    if name.startswith("decode"):
+        return figures["decode_tokens"] / figures["decode_seconds"]
+    tokens = sum(len(ids) for ids, _ in jobs) if name.startswith("prefill") else sum(wanted for _, wanted in jobs)
+    return tokens / figures["seconds"]
+
+
+def weight_bytes(directory: Path, width: int) -> int:
+    """What one step of decoding must read: all weights, but of an untied embedding only the head's copy."""
+    from scripts.make_random_qwen3 import num_elements, tensor_shapes
+
+    shapes = tensor_shapes(directory)
+    if "lm_head.weight" in shapes:
+        del shapes["model.embed_tokens.weight"]
+    return sum(map(num_elements, shapes.values())) * width
+
+
+# ---------------------------------------------------------------- engines
+
+
+def start(name: str, args, model: Path, stack: ExitStack) -> tuple[Peer, dict]:
+    """The engine's process with the model loaded and warmed up, and what it said of itself.
+
+    Raises:
+        PeerError: it cannot run here.
+    """
+    python, environment = sys.executable, {}
+    if name == "vllm":
+        python = args.vllm_python or os.environ.get(VLLM_VARIABLE)
+        if not python:
+            raise PeerError(f"no environment with vLLM is named; give --vllm-python or set {VLLM_VARIABLE}")
+        threads = Path(python).absolute().parent.parent / "lib" / "libiomp5.so"
+        environment = {"LD_PRELOAD": str(threads)} if threads.is_file() else {}  # as its documentation advises
+    if name == "ours without a compiler":  # none is found, and nothing that one built before
+        empty = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-peers-", ignore_cleanup_errors=True))
+        environment = {"CXX": str(Path(empty) / "none"), "XDG_CACHE_HOME": empty}
+    if args.threads:
+        environment["OMP_NUM_THREADS"] = str(args.threads)
+    peer = stack.enter_context(Peer(name, python, environment))
+    asked = {"do": "load", "engine": name, "model": str(model.resolve()), "dtype": args.dtype}
+    facts = peer.ask(asked | {"threads": threads_of(args)}, timeout=900)
+    chance = random.Random(1)
+    for count in (1, 8):
+        jobs = [(chance.choices(range(100), k=40), 4) for _ in range(count)]
+        peer.ask({"do": "run", "jobs": jobs})
+    return peer, facts
+
+
+def threads_of(args) -> int:
+    import torch
+
+    return args.threads or torch.get_num_threads()
+
+
+def start_all(args, model: Path, stack: ExitStack, notes: list[str]) -> tuple[dict[str, Peer], dict[str, int]]:
+    """Those that run here, and the bytes of each one's KV pool; the others are named in the notes."""
+    ready, pools, wanted = {}, {}, args.peers or NAMES
+    for name in wanted:
+        begun = time.perf_counter()
+        try:
+            ready[name], facts = start(name, args, model, stack)
+            sys.stderr.write(f"{name} is ready, {time.perf_counter() - begun:.0f} s\n")
+            pools[name] = facts["pool_bytes"]
+            notes.append(f"{name}: {facts['version']}")
+        except PeerError as why:
+            notes.append(f"left out: {name}; {why}")
+    if not ready:
+        raise UserError(f"no engine can run: {'; '.join(notes)}")
+    return ready, pools
+
+
+# ---------------------------------------------------------------- rounds
+
+
+def rounds_of(
+    ready: dict[str, Peer], jobs: Jobs, rounds: int, notes: list[str], title: str = ""
+) -> dict[str, list[dict]]:
+    """Every engine's figures for a load, a run of each in turns; an engine that fails is out from then on.
+
+    The key "" holds the seconds that reading READ_BYTES took in each round.
+    """
+    found: dict[str, list] = {name: [] for name in ("", *ready)}
+    read = memory_reader()
+    for number in range(1, rounds + 1):
+        found[""].append(min(seconds_of(read) for _ in range(5)))
+        for name, peer in list(ready.items()):
+            time.sleep(PAUSE)
+            try:
+                found[name].append(peer.ask({"do": "run", "jobs": jobs}))
+                sys.stderr.write(f"{title}, round {number}: {name} {found[name][-1]['seconds']:.2f} s\n")
+            except PeerError as why:
+                notes.append(f"left out from here: {name}; {why}")
+                peer.close()
+                del ready[name], found[name]
+    return found
+
+
+def seconds_of(run) -> float:
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
+
+
+def rows_of(load: str, jobs: Jobs, found: dict[str, list], num_bytes: int) -> Iterator[dict[str, Any]]:
+    """A row for each engine. With one sequence, decoding reads all weights for each token."""
+    read = READ_BYTES / statistics.median(found.pop(""))
+    speeds = {name: [speed(load, jobs, each) for each in figures] for name, figures in found.items()}
+    medians = {name: statistics.median(each) for name, each in speeds.items()}
+    for name, median in medians.items():
+        low, high = min(speeds[name]), max(speeds[name])
+        share = 100 * median * num_bytes / read if load.startswith("decode") and len(jobs) == 1 else None
+        yield {
+            "load": load,
+            "engine": name,
+            "tokens/s": median,
+            "lowest": low,
+            "highest": high,
+            "ours is ×": medians[OURS] / median if OURS in medians else None,
+            "% of memory": share,
+        }
+
+
+def checkpoint_of(args) -> Path:
+    """The checkpoint to run; random weights are written if need be."""
+    from scripts.make_random_qwen3 import SHAPES
+    from scripts.make_random_qwen3 import main as make_random
+
+    from mini_engine.weights import resolve_checkpoint
+
+    if args.model:
+        return resolve_checkpoint(args.model)
+    if args.shape not in SHAPES:
+        raise UserError(f"--shape {args.shape}: choose one of {', '.join(SHAPES)}")
+    out = Path("build") / f"random-qwen3-{args.shape}{'' if args.dtype == 'bfloat16' else '-' + args.dtype}"
+    options = ["--shape", args.shape, "--dtype", args.dtype, "--out", str(out)]
+    if not (out / "config.json").is_file() and make_random(options):
+        raise UserError(f"no checkpoint could be written to {out}; give --model")
+    return out
+
+
+def run(args) -> Report:
+    """Every load on every engine that runs here."""
+    from mini_engine.config import DTYPES, Qwen3Config
+
+    model = checkpoint_of(args)
+    num_bytes = weight_bytes(model, DTYPES[args.dtype].itemsize)
+    loads = loads_of(args.loads or GROUPS, Qwen3Config.from_dir(model).vocab_size, args.quick)
+    notes = [f"{model}, {args.dtype}, {threads_of(args)} threads, {num_bytes / 1e9:.2f} GB of weights read for a step"]
+    rows = []
+    with ExitStack() as stack:
+        ready, pools = start_all(args, model, stack, notes)
+        for name, jobs in loads.items():
+            found = rounds_of(ready, jobs, args.rounds or (1 if args.quick else 3), notes, name)
+            notes.append(f"{name}: memory is read at {READ_BYTES / statistics.median(found['']) / 1e9:.1f} GB/s")
+            rows += rows_of(name, jobs, found, num_bytes)
+        peaks = {name: peer.quit() for name, peer in ready.items()}
+    more = [
+        {"engine": name, "peak memory, GB": peak / 1e9, "its KV pool, GB": pools[name] / 1e9}
+        | {"× weights and pool": peak / (num_bytes + pools[name])}
+        for name, peak in peaks.items()
+        if peak
+    ]
+    return Report("peers", rows, notes, drawn="tokens/s", more=more)

@@ -1,0 +1,301 @@
+"""Course machinery. The rungs of the ladder: each lesson's own way of answering one load, and what is noted meanwhile.
+
+A rung is `run(load) -> Pass`. The lessons' code runs as it is; what is noted comes from where it looks anyway: a step's
+plan, the request's tokens, the manager's count of blocks. All requests come at once, and all pools have the same size.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import mean
+
+import torch
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.loop import generate
+from mini_engine.engine.offline import generate_all
+from mini_engine.engine.packed import step
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.kv import block_tensor, contiguous, no_cache, token_flat
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.llm import LLM
+
+BLOCK_SIZE = 16
+Job = tuple[list[int], int]  # prompt, tokens wanted
+
+
+@dataclass(frozen=True)
+class Load:
+    """The work that every lesson does.
+
+    jobs: prompts that begin alike and go on differently, and how many tokens each wants.
+    longest: tokens that a text may have; who reserves in advance reserves so many.
+    pool_blocks: blocks that all requests together may hold.
+    """
+
+    jobs: list[Job]
+    longest: int
+    pool_blocks: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt) for prompt, _ in self.jobs)
+
+    @property
+    def new_tokens(self) -> int:
+        return sum(wanted for _, wanted in self.jobs)
+
+
+def make_load(requests: int, vocab_size: int, common: int, own: int, answer: int, share: float) -> Load:
+    """Mostly short prompts and answers and a few long ones; a pool of that share of what all need together."""
+    chance = random.Random(0)
+
+    def length(least: int, most: int) -> int:
+        return least + int((most - least) * chance.random() ** 2)
+
+    start = chance.choices(range(vocab_size), k=common)
+    jobs = [
+        (start + chance.choices(range(vocab_size), k=length(4, own)), length(min(8, answer), answer))
+        for _ in range(requests)
+    ]
+    needs = [-(-(len(prompt) + wanted) // BLOCK_SIZE) for prompt, wanted in jobs]
+    longest = -(-(common + own + answer) // BLOCK_SIZE) * BLOCK_SIZE
+    return Load(jobs, longest, max(max(needs), int(share * sum(needs))))
+
+
+@dataclass
+class Pass:
+    """One way through the load.
+
+    first_tokens: seconds from the beginning, when all requests come, to each request's first token.
+    fed: tokens that went through the model.
+    held, used, running: for each step the slots that are held, those of them with KV, and the requests that run.
+    """
+
+    answers: list[list[int]] = field(default_factory=list)
+    first_tokens: list[float] = field(default_factory=list)
+    fed: int = 0
+    held: list[int] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    begun: float = field(default_factory=time.perf_counter)
+
+    def note_first(self, count: int = 1) -> None:
+        """So many requests have their first token now."""
+        self.first_tokens += [time.perf_counter() - self.begun] * count
+
+    def note_step(self, fed: int, held: int, used: int, running: int) -> None:
+        """A step has run."""
+        self.fed += fed
+        self.held.append(held)
+        self.used.append(used)
+        self.running.append(running)
+
+    def figures(self, load: Load, bytes_per_token: int) -> dict[str, float | None]:
+        """What the table says of it, but for the speed. waste is None where nothing is held."""
+        held, used = sum(self.held), sum(self.used)
+        decoded = load.new_tokens - len(load.jobs)  # the first token of an answer comes from the prefill
+        return {
+            "first_token_s": mean(self.first_tokens),
+            "running": mean(self.running),
+            "kv_mib": max(self.held) * bytes_per_token / 2**20,
+            "kv_kib_a_request": held / sum(self.running) * bytes_per_token / 2**10,
+            "waste": (held - used) / held if held else None,
+            "prefill_tokens": self.fed - decoded,
+        }
+
+
+class Observed:
+    """Lesson 0's loop asks it as it asks the stage's own sequence; each step is noted."""
+
+    def __init__(self, sequence, done: Pass, slots_held: Callable[[], int]) -> None:
+        self.sequence, self.done, self.slots_held, self.is_first = sequence, done, slots_held, True
+
+    def plan(self, token_ids: list[int]):
+        return self.sequence.plan(token_ids)
+
+    def commit(self, meta) -> None:
+        self.sequence.commit(meta)
+        if self.is_first:
+            self.done.note_first()
+            self.is_first = False
+        held = self.slots_held()
+        self.done.note_step(len(meta.positions), held, int(meta.positions[-1]) + 1 if held else 0, 1)
+
+
+def one_by_one(model, load: Load, begin: Callable) -> Pass:
+    """Lessons 0, 1 and 2: one request after the other. begin(prompt): store, sequence, slots held, what ends it."""
+    done = Pass()
+    for prompt, wanted in load.jobs:
+        kv, sequence, slots_held, end = begin(prompt)
+        done.answers.append(generate(model, kv, Observed(sequence, done, slots_held), prompt, wanted))
+        end()
+    return done
+
+
+def nothing() -> None:
+    """What is to be done after a request that holds nothing."""
+
+
+def lesson_0(model) -> Callable[[Load], Pass]:
+    """No cache."""
+    device = model.device
+    return lambda load: one_by_one(
+        model, load, lambda prompt: (no_cache.NoCache(), no_cache.Recompute(device), lambda: 0, nothing)
+    )
+
+
+def lesson_1(model, load: Load) -> Callable[[Load], Pass]:
+    """One row for the longest text that there may be, used for one request after the other."""
+    kv = contiguous.ContiguousKv(model.config, load.longest, model.dtype, model.device)
+    return lambda load: one_by_one(
+        model, load, lambda prompt: (kv, contiguous.CachedSequence(kv), lambda: kv.max_seq_len, nothing)
+    )
+
+
+def lesson_2(model, load: Load) -> Callable[[Load], Pass]:
+    """Blocks from a pool, still one request after the other."""
+    slots = load.pool_blocks * BLOCK_SIZE
+    pool = token_flat.KvPool(model.config, slots, model.dtype, model.device)
+    allocator = BlockAllocator.for_slots(slots, BLOCK_SIZE)
+
+    def begin(prompt: list[int]):
+        sequence = token_flat.PagedSequence(token_flat.Request(list(prompt)), pool, allocator)
+        return pool, sequence, lambda: len(allocator.held) * BLOCK_SIZE, sequence.release
+
+    return lambda load: one_by_one(model, load, begin)
+
+
+def lesson_3(model, load: Load) -> Callable[[Load], Pass]:
+    """As many requests at once as the pool can hold to their ends; the next ones when the last of them is done."""
+    num_blocks = load.pool_blocks + 1
+    kernel = load_kernel("auto", model.device, model.dtype)
+    pool = block_tensor.KvPool(model.config, num_blocks, BLOCK_SIZE, kernel, model.dtype, model.device)
+    allocator = BlockAllocator(num_blocks, BLOCK_SIZE)
+
+    @torch.inference_mode()
+    def run(load: Load) -> Pass:
+        done = Pass()
+        for batch in batches(load):
+            requests = [block_tensor.Request(list(prompt), BlockTable(allocator)) for prompt, _ in batch]
+            wanted = {id(request): count for request, (_, count) in zip(requests, batch, strict=True)}
+            running = requests
+            while running:
+                before = sum(request.cur_len for request in running)
+                step(model, pool, running, BLOCK_SIZE)
+                if running is requests:
+                    done.note_first(len(running))
+                used = sum(request.cur_len for request in running)
+                done.note_step(used - before, len(allocator.held) * BLOCK_SIZE, used, len(running))
+                for request in running:
+                    if len(request.output_ids) == wanted[id(request)]:
+                        request.table.free()
+                running = [request for request in running if request.table.blocks]
+            done.answers += [request.output_ids for request in requests]
+        return done
+
+    return run
+
+
+def batches(load: Load) -> list[list[Job]]:
+    """The jobs in their order, cut so that each batch has room for all its prompts and answers."""
+    found, left = [], 0
+    for prompt, wanted in load.jobs:
+        need = -(-(len(prompt) + wanted - 1) // BLOCK_SIZE)
+        if need > left:
+            found.append([])
+            left = load.pool_blocks
+        found[-1].append((prompt, wanted))
+        left -= need
+    return found
+
+
+def engine_rung(model, load: Load, manager: type[KvCacheManager]) -> Callable[[Load], Pass]:
+    """Lesson 5's engine over that manager: its own for lesson 5, lesson 8's for sharing; empty at each beginning."""
+    engine = Engine.for_model(model, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE, manager=manager)
+    tables = engine.scheduler.manager
+
+    def run(load: Load) -> Pass:
+        if hasattr(tables, "clear"):
+            tables.clear()
+        done = Pass()
+        requests = [engine.add_request(str(i), prompt, exactly(wanted)) for i, (prompt, wanted) in enumerate(load.jobs)]
+        while engine.has_unfinished:
+            observe_step(engine, done)
+        done.answers = [request.output_ids for request in requests]
+        return done
+
+    return run
+
+
+def exactly(wanted: int, asked: SamplingParams | None = None) -> SamplingParams:
+    """So many tokens, whatever they are; the best ones unless something else is asked for."""
+    return replace(asked or SamplingParams(temperature=0), max_tokens=wanted, ignore_eos=True)
+
+
+def offline_rung(model, load: Load, asked: SamplingParams | None = None) -> Callable[[Load], Pass]:
+    """Lesson 5 with nobody looking; with `asked`, lesson 4's sampler has something to do."""
+    engine = Engine.for_model(model, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE)
+
+    def run(load: Load) -> Pass:
+        params = [exactly(wanted, asked) for _, wanted in load.jobs]
+        completions = generate_all(engine, [prompt for prompt, _ in load.jobs], params, progress=False)
+        return Pass(answers=[completion.token_ids for completion in completions])
+
+    return run
+
+
+def text_rung(model, load: Load, tokenizer) -> Callable[[Load], Pass]:
+    """Lesson 6: every answer as a stream of text, all streams read in turns."""
+    engine = Engine.for_model(model, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE)
+    llm = LLM.for_engine(engine, tokenizer)
+
+    def run(load: Load) -> Pass:
+        done = Pass(answers=[[] for _ in load.jobs])
+        streams = [
+            (llm.stream(prompt, exactly(wanted)), answer)
+            for (prompt, wanted), answer in zip(load.jobs, done.answers, strict=True)
+        ]
+        while streams:
+            for stream, answer in list(streams):
+                delta = next(stream, None)
+                if delta is None:
+                    streams.remove((stream, answer))
+                else:
+                    answer += delta.token_ids
+        return done
+
+    return run
+
+
+def observe_step(engine: Engine, done: Pass) -> None:
+    """Run a step of the engine and note it. What is held is counted when the model has run, before anybody leaves."""
+    manager, seen = engine.scheduler.manager, {}
+
+    def look(chunks: Sequence) -> torch.Tensor:
+        logits = runner.run(chunks)
+        held = manager.blocks_by_state.held * BLOCK_SIZE
+        empty = sum(table.num_slots - table.num_tokens for table in manager.tables.values())
+        seen.update(held=held, used=held - empty, running=len(manager.tables))
+        return logits
+
+    runner, engine.runner = engine.runner, Looking(look)
+    try:
+        result = engine.step()
+    finally:
+        engine.runner = runner
+    if seen:
+        done.note_step(result.stats.prefill_tokens + result.stats.decode_tokens, **seen)
+    requests = {**engine.scheduler.requests, **{request.id: request for request in result.finished}}
+    done.note_first(sum(len(requests[name].output_ids) == 1 for name in result.new_tokens))
+
+
+@dataclass(frozen=True)
+class Looking:
+    """A runner that is a function."""
+
+    run: Callable[[Sequence], torch.Tensor]

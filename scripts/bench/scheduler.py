@@ -1,0 +1,105 @@
+"""Lesson 5. Suite `scheduler`: what a decode step costs apart from the model, by batch, history and pool size."""
+
+from scripts.bench.common import Report, take_turns
+
+STEPS = 4  # in one measurement
+ROOM = 2048  # tokens that a request may grow by while it is measured
+RUNNING, HISTORY = 64, 256
+BATCHES = (1, 16, 64, 128, 256)
+HISTORIES = (64, 256, 1024, 4096)
+POOLS = (20_000, 200_000, 1_000_000)
+
+
+def add_arguments(parser) -> None:
+    """The options of this suite: none of its own."""
+
+
+def decoding_scheduler(running: int, history: int, num_blocks: int | None = None, room: int = ROOM):
+    """A scheduler with so many requests that decode, each behind so many tokens."""
+    from mini_engine.engine.request import Request
+    from mini_engine.engine.sampled import Sampled
+    from mini_engine.engine.sampling_params import SamplingParams
+    from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+    from mini_engine.kv.manager import KvCacheManager
+
+    needed = running * ((history + room) // 16 + 1) + 1
+    limits = SchedulerConfig(
+        max_num_seqs=running, max_num_batched_tokens=running * history, chunked_prefill_size=history
+    )
+    scheduler = Scheduler(KvCacheManager(num_blocks or needed, 16), limits)
+    for i in range(running):
+        scheduler.add(Request(str(i), [1] * history, SamplingParams(temperature=0, max_tokens=room)))
+    scheduler.update(scheduler.schedule(), [Sampled(1, None)] * running)
+    return scheduler
+
+
+def deciding(scheduler):
+    """A contender: STEPS steps of the scheduler alone."""
+    from mini_engine.engine.sampled import Sampled
+
+    sampled = [Sampled(1, None)] * len(scheduler.running)
+
+    def run() -> None:
+        for _ in range(STEPS):
+            scheduler.update(scheduler.schedule(), sampled)
+
+    return run
+
+
+class NoModel:
+    """A runner that plans each step, and has the answer ready."""
+
+    def __init__(self, running: int) -> None:
+        import torch
+
+        self.logits, self.device = torch.zeros(running, 32), torch.device("cpu")
+
+    def run(self, chunks):
+        from mini_engine.engine.runner import plan_step
+
+        plan_step(chunks, 16, self.device)
+        return self.logits
+
+
+def stepping(scheduler):
+    """A contender: STEPS whole steps of the engine; only the model's own time is missing."""
+    from mini_engine.engine.engine import Engine
+
+    engine = Engine(None, scheduler, NoModel(len(scheduler.running)))
+
+    def run() -> None:
+        for _ in range(STEPS):
+            engine.step()
+
+    return run
+
+
+def run(args) -> Report:
+    """Microseconds of a step, for each batch size, history and pool."""
+    cases = {("running requests", n): (n, HISTORY, None) for n in BATCHES}
+    cases |= {("tokens behind each of 64", n): (RUNNING, n, None) for n in HISTORIES}
+    cases |= {("blocks in the pool, for 64", n): (RUNNING, HISTORY, n) for n in (POOLS[:2] if args.quick else POOLS)}
+    contenders = {}
+    for case, shape in cases.items():
+        contenders[*case, "decide"] = deciding(decoding_scheduler(*shape))
+        contenders[*case, "step"] = stepping(decoding_scheduler(*shape))
+    timings = take_turns(contenders, args.rounds or (40 if args.quick else 200), "scheduler")
+    rows = [row(case, shape[0], timings[*case, "decide"], timings[*case, "step"]) for case, shape in cases.items()]
+    return Report(
+        "scheduler",
+        rows,
+        ["a step of decodes; the scheduler alone, then with plan, sampler and figures"],
+        drawn="µs, all but the model",
+    )
+
+
+def row(case, running: int, decide, step) -> dict:
+    return {
+        "by": case[0],
+        "number": case[1],
+        "µs, scheduler": decide.median / STEPS * 1e6,
+        "best": decide.best / STEPS * 1e6,
+        "µs a request": decide.median / STEPS / running * 1e6,
+        "µs, all but the model": step.median / STEPS * 1e6,
+        "± %": decide.spread * 100,
+    }

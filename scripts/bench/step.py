@@ -1,0 +1,209 @@
+"""Course machinery. Suite `step`: where a decode step's time goes, each part beside what the machine allows.
+
+A step is timed whole; then the model alone, all its linears alone, its attention alone, the sampler, and the engine
+with no model in it. What is left over between them is the rest: norms, RoPE, activation and the write of K and V in the
+model, and in the engine what Python does between those. A part's limit is the time to read its bytes, or to do its
+arithmetic if that is longer, at the rates that were measured: reading in the same turns, arithmetic just before.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.common import READ_BYTES, Report, Timing, memory_reader, take_turns
+from scripts.bench.peers import checkpoint_of
+
+HISTORY, ROOM = 256, 256
+BATCHES = (1, 8, 16, 32)
+PARTS = ("linears", "attention", "rest of the model", "sampling", "schedule and plan", "rest of the engine")
+READ = ("", "read")  # the contender that reads memory and does nothing else
+PLAIN, FAST = "lessons 0 to 8", "lesson 9"
+
+
+def add_arguments(parser) -> None:
+    """The options of this suite."""
+    from mini_engine.cli.parser import whole_number
+
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a Qwen3 checkpoint (default: random weights)")
+    parser.add_argument("--shape", default="0.6B", help="of the random weights (default: 0.6B)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
+    parser.add_argument("--batches", type=batch_list, default=BATCHES, metavar="1,8,…", help="sequences (1,8,16,32)")
+    parser.add_argument("--history", type=whole_number(1), default=HISTORY, metavar="N", help="tokens behind each")
+
+
+def batch_list(text: str) -> list[int]:
+    """An argparse type: numbers of sequences with commas between."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers above 0, such as 1,8,16")
+    return found
+
+
+def linears_of(model) -> list[tuple[Callable, int]]:
+    """Every linear layer of the model, the head last, and the number of its inputs; plain, packed or oneDNN's."""
+    import torch.nn.functional as F
+    from torch import nn
+
+    found = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            found.append((module, module.in_features))
+        elif hasattr(module, "packed"):
+            found.append((module, module.packed.in_features))
+        elif type(module).__name__ == "TorchLinear":
+            found.append((module, module.weight.shape[1]))
+    if model.config.tie_word_embeddings and not hasattr(model, "head"):
+        found.append((lambda x: F.linear(x, model.head_weight), model.config.hidden_size))
+    return found
+
+
+def contenders(model, batch: int, history: int) -> dict[str, Callable[[], Any]]:
+    """Whole step, model, linears, attention, sampling, and the engine without a model."""
+    from scripts.bench.scheduler import NoModel, decoding_scheduler
+
+    import torch
+
+    from mini_engine.attention.registry import load_kernel
+    from mini_engine.engine.engine import Engine
+    from mini_engine.engine.runner import ModelRunner, plan_step
+    from mini_engine.engine.sampler import sample
+    from mini_engine.kv.block_tensor import KvPool
+
+    config, dtype = model.config, model.dtype
+    scheduler = decoding_scheduler(batch, history, room=ROOM)
+    kernel = load_kernel("auto", torch.device("cpu"), dtype)
+    pool = KvPool(config, scheduler.manager.num_usable_blocks + 1, 16, kernel, dtype)
+    for layer in (*pool.K, *pool.V):
+        layer.zero_()  # Linux backs all pages never written with one page of zeros, which would be read from the cache
+    engine = Engine(config, scheduler, ModelRunner(model, pool))
+    chunks = scheduler.schedule()
+    plan, rows = plan_step(chunks, 16, pool.device), [chunk.request for chunk in chunks]
+    linears = [(linear, torch.randn(batch, inputs).to(dtype)) for linear, inputs in linears_of(model)]
+    q = torch.randn(batch, config.num_attention_heads, config.head_dim).to(dtype)
+    logits = torch.randn(batch, config.vocab_size).to(dtype)
+    bare = Engine(None, decoding_scheduler(batch, history, room=ROOM), NoModel(batch))
+    return {
+        "step": engine.step,
+        "model": lambda: model(plan.token_ids, pool, plan.meta, rows=plan.rows),
+        "linears": lambda: [linear(x) for linear, x in linears],
+        "attention": lambda: [pool.attend(layer, q, plan.meta) for layer in range(config.num_hidden_layers)],
+        "sampling": lambda: sample(logits, rows),
+        "schedule and plan": bare.step,
+    }
+
+
+def limits(config, num_bytes: int, batch: int, history: int, rates, dtype) -> dict[str, float]:
+    """Seconds that each part must take at least: its bytes at the memory's rate, or its arithmetic if that is more."""
+    matrix = rates.matrix[str(dtype).removeprefix("torch.")]
+    kv_bytes = batch * history * config.kv_bytes_per_token(dtype)
+    kv_work = 4 * batch * history * config.num_attention_heads * config.head_dim * config.num_hidden_layers
+    return {
+        "linears": max(num_bytes / rates.read, 2 * batch * num_bytes / dtype.itemsize / matrix),
+        "attention": max(kv_bytes / rates.read, kv_work / matrix),
+        "sampling": batch * config.vocab_size * dtype.itemsize / rates.read,
+    }
+
+
+def parts_of(timings: dict[str, Timing]) -> dict[str, float]:
+    """Median seconds of each part; a rest is what the whole has more than its parts, and never below 0."""
+    seconds = {name: timing.median for name, timing in timings.items()}
+    in_model = seconds["linears"] + seconds["attention"]
+    in_engine = seconds["model"] + seconds["sampling"] + seconds["schedule and plan"]
+    rests = {
+        "rest of the model": max(0.0, seconds["model"] - in_model),
+        "rest of the engine": max(0.0, seconds["step"] - in_engine),
+    }
+    return {part: (seconds | rests)[part] for part in PARTS}
+
+
+def rows_of(variant: str, batch: int, timings: dict[str, Timing], least: dict[str, float]) -> list[dict[str, Any]]:
+    """A row for each part, and one for the whole step."""
+    parts = parts_of(timings) | {"whole step": timings["step"].median}
+    least = least | {"whole step": sum(least.values())}
+    spread = {"rest of the model": "model", "whole step": "step", "rest of the engine": "step"}
+    return [
+        {
+            "step": f"{batch} at once, {variant}",
+            "part": part,
+            "ms": seconds * 1e3,
+            "± %": timings[spread.get(part, part)].spread * 100,
+            "% of step": 100 * seconds / parts["whole step"],
+            "limit, ms": least[part] * 1e3 if part in least else None,
+            "% of limit": 100 * least[part] / seconds if part in least and seconds else None,
+        }
+        for part, seconds in parts.items()
+    ]
+
+
+def variants(model_dir: Path, dtype) -> tuple[dict[str, Any], list[str]]:
+    """The model plain, and with lesson 9's layers where they are here; and why they are not."""
+    from mini_engine.errors import UserError
+    from mini_engine.weights import load_model
+
+    models, notes = {PLAIN: load_model(model_dir, dtype)}, []
+    try:
+        from mini_engine.cpu import speed_up
+
+        models[FAST] = speed_up(load_model(model_dir, dtype))
+    except (ImportError, UserError) as why:
+        notes.append(f"left out: lesson 9; {why}")
+    return models, notes
+
+
+def run(args) -> Report:
+    """Every batch size, plain and fast, in turns."""
+    from scripts.bench.peers import weight_bytes
+
+    import torch
+
+    from mini_engine.config import DTYPES
+
+    dtype, directory = DTYPES[args.dtype], checkpoint_of(args)
+    num_bytes = weight_bytes(directory, dtype.itemsize)
+    models, notes = variants(directory, dtype)
+    notes.insert(0, f"{directory}, {args.dtype}, {args.history} tokens behind each sequence, greedy")
+    rounds, rows = args.rounds or (5 if args.quick else 15), []
+    for batch in args.batches[:2] if args.quick else args.batches:
+        with torch.inference_mode():
+            turns = {
+                (variant, what): work
+                for variant, model in models.items()
+                for what, work in contenders(model, batch, args.history).items()
+            }
+            timings = take_turns(turns | {READ: memory_reader()}, rounds, f"{batch} at once")
+        rates = replace(args.rates, read=READ_BYTES / timings.pop(READ).median)  # as it was meanwhile
+        notes.append(f"{batch} at once: memory is read at {rates.read / 1e9:.1f} GB/s")
+        for variant, model in models.items():
+            own = {what: timing for (whose, what), timing in timings.items() if whose == variant}
+            least = limits(model.config, num_bytes, batch, args.history, rates, dtype)
+            rows += rows_of(variant, batch, own, least)
+    return Report("step", rows, notes, drawn="ms")
+
+
+def draw(report: Report, path: Path) -> None:
+    """A bar for each step, cut into its parts, and a line where the limit is."""
+    from scripts.bench.plot import INK, SERIES, canvas
+
+    steps: dict[str, dict[str, dict]] = {}
+    for row in report.rows:
+        steps.setdefault(row["step"], {})[row["part"]] = row
+    height = 1.2 + 0.36 * len(steps)
+    with canvas(path, 6.4, height, "Where a decode step's time goes, by its parts, in milliseconds") as figure:
+        axes = figure.add_axes((0.3, 0.5 / height, 0.64, 1 - 1.2 / height))
+        for place, parts in enumerate(steps.values()):
+            left = 0.0
+            for part, color in zip(PARTS, SERIES, strict=True):
+                label = part if place == 0 else None
+                axes.barh(place, parts[part]["ms"], left=left, color=color, height=0.62, label=label)
+                left += parts[part]["ms"]
+            limit = parts["whole step"]["limit, ms"]
+            axes.plot([limit, limit], [place - 0.4, place + 0.4], color=INK, linewidth=1.6)
+        axes.set_yticks(range(len(steps)), list(steps))
+        axes.set_ylim(len(steps) - 0.5, -0.5)
+        axes.set_xlabel("ms a step; the dark line is the machine's limit")
+        figure.legend(loc="upper center", ncol=3, fontsize=9)

@@ -1,0 +1,131 @@
+"""Lesson 10. The engine, the engine with replayed decode steps, and the device loop: the tokens are the same in all.
+
+Nothing is left out: on a CPU the padded steps run without a graph, on a GPU they are captured, and whatever cannot be
+done there is an error.
+"""
+
+import sys
+from dataclasses import asdict
+
+from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of, with_prompts
+from scripts.smoke.report import print_json, show
+from scripts.smoke.run import Outcome, compare
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.cli.parser import guard, whole_number
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.gpu.graphs import Capture, CudaCapture, GraphRunner, no_graph
+from mini_engine.gpu.kv_pool import KvPool
+from mini_engine.gpu.loop import DeviceKv, generate_on_device
+from mini_engine.gpu.req_to_token import ReqToTokenPool
+from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+
+PLAIN = "as it was"
+MAX_NUM_SEQS = 8
+
+
+def generate(model, prompts, args) -> Outcome:
+    """All prompts through lesson 5's engine."""
+    return drained(make_engine(model, prompts, args), prompts, args)
+
+
+def replayed(model, prompts, args) -> Outcome:
+    """The same engine; its decode steps are padded to a capture size and replayed."""
+    engine = make_engine(model, prompts, args)
+    engine.runner = GraphRunner(model, engine.runner.pool, MAX_NUM_SEQS, capture_for(args.device))
+    return drained(engine, prompts, args)
+
+
+def on_device(model, prompts, args) -> Outcome:
+    """No engine: slots, tables and tokens stay on the device until all answers are complete."""
+    page, dtype, device = args.block_size, model.dtype, args.device
+    pages = pages_for(prompts, args)
+    size = sum(pages) * page
+    kernel = load_kernel(kernel_for(device), device, dtype)
+    table = ReqToTokenPool(len(prompts), max(pages) * page, device)
+    allocator = TokenToKVPoolAllocator(size, page, device=device)
+    pool = KvPool.for_model(model.config, size, page_size=page, kernel=kernel, dtype=dtype, device=device)
+    kv, stops = DeviceKv(table, allocator, pool), model.config.eos_token_ids
+    outputs = generate_on_device(model, kv, prompts, args.max_new_tokens, stops, capture_for(device))
+    held = allocator.size - allocator.available_size()
+    return Outcome(outputs, {}, [f"{held} slots are still held"] if held else [])
+
+
+PATHS = {"replayed": replayed, "on device": on_device}
+
+
+def make_engine(model, prompts, args) -> Engine:
+    """An engine whose pool holds all prompts and answers at once."""
+    return Engine.for_model(
+        model,
+        num_blocks=1 + sum(pages_for(prompts, args)),
+        block_size=args.block_size,
+        kernel=kernel_for(args.device),
+        scheduler_config=SchedulerConfig(max_num_seqs=MAX_NUM_SEQS),
+    )
+
+
+def drained(engine: Engine, prompts, args) -> Outcome:
+    """Run an engine until every prompt has its answer."""
+    params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
+    requests = [engine.add_request(str(index), ids, params) for index, ids in enumerate(prompts)]
+    while engine.has_unfinished:
+        engine.step()
+    kv = {"layout": "block-tensor", "bytes": engine.runner.pool.bytes}
+    errors = [f"request {request.id} ended with an error: {request.error}" for request in requests if request.error]
+    return Outcome([request.output_ids for request in requests], kv, errors)
+
+
+def pages_for(prompts, args) -> list[int]:
+    """Pages, or blocks, that each prompt and its answer need."""
+    return [-(-(len(ids) + args.max_new_tokens) // args.block_size) for ids in prompts]
+
+
+def kernel_for(device: str) -> str:
+    """On a GPU the kernel that can be captured, elsewhere the fastest that works."""
+    return "triton" if device == "cuda" else "auto"
+
+
+def capture_for(device: str) -> Capture:
+    """What records steps: CUDA graphs on a GPU, nothing elsewhere."""
+    return CudaCapture() if device == "cuda" else no_graph
+
+
+def smoke(args) -> int:
+    """Run all three beside Hugging Face; 0 if all tokens are equal, else 1."""
+    report = compare(10, generate, args)
+    equal = {PLAIN: sum(request.match for request in report.requests)}
+    model, prompts = load_ours(args)
+    for name, path in PATHS.items():
+        outcome = path(model, prompts, args)
+        unequal = [i for i, request in enumerate(report.requests) if outcome.outputs[i] != request.hf]
+        equal[name] = len(prompts) - len(unequal)
+        report.faults += [f"{name}: {error}" for error in outcome.faults]
+        if unequal and args.dtype == "float32":  # in half precision padding may decide a near-tie
+            report.faults.append(f"{name}: answers {unequal} differ from Hugging Face's")
+    report.kv |= {"equal": equal}
+    report.match = report.match and not report.faults
+    if args.json:
+        print_json(asdict(report))
+    else:
+        show(report, tokenizer_of(args))
+    return 0 if report.match else 1
+
+
+def arguments():
+    parser = make_parser(__doc__.splitlines()[0])
+    parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
+    return parser
+
+
+def main(argv=None) -> int:
+    from mini_engine.pocket import COURSE_PROMPTS
+
+    parser = arguments()
+    return guard(parser, smoke, with_prompts(argv, parser, COURSE_PROMPTS[::3]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

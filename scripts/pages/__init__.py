@@ -1,0 +1,1 @@
+"""Course machinery. What keeps the pages in step with the source: code blocks, API page, map, the ladder's figures."""

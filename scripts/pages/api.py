@@ -1,0 +1,355 @@
+"""Course machinery. Writes lessons/api.md: what a user of the engine calls, taken from the source by syntax tree.
+
+Which names are told, and in which order, is here. Everything else (signatures, fields, defaults, docstrings, the
+commands' options, the server's routes) is read from the files, so the page needs no torch and cannot drift.
+"""
+
+import ast
+import re
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts import ROOT
+from scripts.pages.generated import asks_for_check, settle
+
+PAGE = ROOT / "lessons" / "api.md"
+SECTION = re.compile(r"(Args|Returns|Raises|Attributes):$")
+FIELD = re.compile(r"([A-Za-z_]\w*(?:, [A-Za-z_]\w*)*): (\S.*)", re.DOTALL)
+LONGEST_LINE = 80
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A class or function that the page tells of. title: its heading, where the name alone would be there twice."""
+
+    file: str
+    name: str
+    title: str = ""
+
+    @property
+    def heading(self) -> str:
+        return self.title or self.name
+
+    @property
+    def module(self) -> str:
+        return self.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of the page."""
+
+    title: str
+    words: str
+    entries: tuple[Entry, ...]
+
+
+def entries(file: str, *names: str, **titles: str) -> tuple[Entry, ...]:
+    """Several names of one file."""
+    return tuple(Entry(f"mini_engine/{file}", name, titles.get(name, "")) for name in names)
+
+
+PARTS = (
+    Part(
+        "Text in, text out",
+        "The front door: text, token ids or conversations in, answers out. [Lesson 6](l6_text/README.md).",
+        (
+            *entries("llm.py", "LLM", "Stream"),
+            *entries("engine/sampling_params.py", "SamplingParams"),
+            *entries("engine/answer.py", "TextDelta"),
+            *entries("engine/request.py", "FinishReason"),
+            *entries("tokenizer.py", "Tokenizer"),
+        ),
+    ),
+    Part(
+        "Token ids in, token ids out",
+        "All prompts at once, all answers at the end, over an engine. [Lesson 5](l5_scheduler/README.md).",
+        (*entries("engine/offline.py", "generate_all", "Completion"),),
+    ),
+    Part(
+        "Step by step",
+        "The engine underneath: requests arrive, steps run, tokens come out. [Lesson 5](l5_scheduler/README.md).",
+        (
+            *entries("engine/engine.py", "Engine", "StepResult"),
+            *entries("engine/scheduler.py", "SchedulerConfig", "Scheduler"),
+            *entries("engine/request.py", "Request"),
+            *entries("engine/sampler.py", "sample"),
+        ),
+    ),
+    Part(
+        "Many readers",
+        "An engine in a thread of its own, for servers. [Lessons 6](l6_text/README.md) and [7](l7_server/README.md).",
+        (
+            *entries("engine/worker.py", "EngineWorker", "Observer", "QueueFull", "EngineStopped"),
+            *entries("engine/answers.py", "Job", "Answers"),
+        ),
+    ),
+    Part(
+        "Models",
+        "A checkpoint becomes a model. [Lesson 0](l0_the_loop/README.md).",
+        (
+            *entries("weights.py", "load_model"),
+            *entries("config.py", "Qwen3Config"),
+            *entries("model/qwen3.py", "Qwen3ForCausalLM", "KvStore"),
+            *entries("engine/loop.py", "generate"),
+        ),
+    ),
+    Part(
+        "Stores",
+        "Where K and V are kept, stage by stage. Each answers `set_kv` and `attend` with its own `ForwardMeta`.",
+        (
+            *entries("kv/no_cache.py", "NoCache"),
+            *entries("kv/contiguous.py", "ContiguousKv", "CachedSequence", "reusable_prefix"),
+            *entries("kv/token_flat.py", "KvPool", KvPool="KvPool, token-flat"),
+            *entries("kv/block_tensor.py", "KvPool", "ForwardMeta", KvPool="KvPool, in blocks"),
+        ),
+    ),
+    Part(
+        "Attention",
+        "One contract, several kernels. [Lesson 3](l3_block_tensor/README.md).",
+        (
+            *entries("attention/registry.py", "load_kernel"),
+            *entries("attention/contract.py", "PagedAttention", "check_inputs"),
+            *entries("attention/reference.py", "paged_attention"),
+            *entries("attention/dense.py", "causal_attention"),
+        ),
+    ),
+    Part(
+        "Blocks, prefixes and their holders",
+        "Numbers only: no tensors. [Lessons 2](l2_token_flat/README.md), [3](l3_block_tensor/README.md), "
+        "[5](l5_scheduler/README.md) and [8](l8_radix/README.md).",
+        (
+            *entries("kv/allocator.py", "BlockAllocator"),
+            *entries("kv/block_table.py", "BlockTable", "fragmentation_ratio", "waste_ratio"),
+            *entries("kv/manager.py", "KvCacheManager", "BlocksByState"),
+            *entries("kv/prefix_manager.py", "PrefixCacheManager"),
+            *entries("kv/radix.py", "RadixTree", "HitStats"),
+            *entries("kv/radix_node.py", "Match"),
+            *entries("kv/refcount.py", "RefCountedAllocator"),
+            *entries("kv/eviction.py", "LRU", "LFU", "FIFO"),
+        ),
+    ),
+    Part(
+        "Errors",
+        "A user's mistake is one sentence. What cannot be carried out changes nothing.",
+        (*entries("errors.py", "UserError", "OutOfBlocks", "CacheFull"),),
+    ),
+)
+COMMANDS = (
+    ("generate", "mini_engine/cli/generate.py"),
+    ("chat", "mini_engine/cli/chat.py"),
+    ("serve", "mini_engine/server/serve.py"),
+)
+INTRO = """# API
+
+What you call when you use the engine, with shapes and errors. The page is made from the source
+(`python -m scripts.pages.api`), so it says what the code says. Shapes: `T` tokens of a step, `S` sequences, `R` rows of
+logits, `H_q` query heads, `H_kv` key and value heads, `D` their width. Words are in the [glossary](glossary.md), and
+[how the pieces fit](how-the-pieces-fit.md) shows who calls whom.
+
+```python
+from mini_engine import LLM, SamplingParams
+
+llm = LLM()
+for delta in llm.stream("The capital of France is", SamplingParams(temperature=0, max_tokens=8)):
+    print(delta.text, end="", flush=True)
+```
+"""
+
+
+def find(tree: ast.Module, name: str) -> ast.ClassDef | ast.FunctionDef:
+    """The class or function `name` of a file; LookupError if it is not there."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return node
+    raise LookupError(f"there is no {name}")
+
+
+def signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """`def name(…) -> …` without a body, an argument a line where one line is too long."""
+    flat = ast.unparse(ast.FunctionDef(node.name, node.args, [ast.Pass()], [], node.returns, lineno=0))
+    flat = flat.removesuffix("pass").rstrip().removesuffix(":")
+    flat = ("async " if isinstance(node, ast.AsyncFunctionDef) else "") + flat.replace("'", '"')
+    flat = re.sub(r"(: [^=(),]+(?:\[[^=]*\])?[^=(),]*)=(?=\S)", r"\1 = ", flat)  # as ruff writes it
+    if len(flat) <= LONGEST_LINE:
+        return flat
+    head, _, rest = flat.partition("(")
+    inside, _, back = rest.rpartition(")")
+    arguments = [f"    {part}," for part in split_arguments(inside)]
+    return "\n".join([f"{head}(", *arguments, f"){back}"])
+
+
+def split_arguments(text: str) -> list[str]:
+    """At the commas that are in no brackets and no quotes."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        quote = "" if sign == quote else quote or (sign if sign in "'\"" else "")
+        depth += 0 if quote else (sign in "([{") - (sign in ")]}")
+        if sign == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts if part.strip()]
+
+
+def is_public(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_")
+
+
+def class_code(node: ast.ClassDef) -> str:
+    """How an object is made: the fields of a dataclass or the values of an enum, else `__init__`."""
+    bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
+    lines = [f"@{ast.unparse(decorator)}" for decorator in node.decorator_list] + [f"class {node.name}{bases}:"]
+    fields = [ast.unparse(item).replace("'", '"') for item in node.body if isinstance(item, ast.AnnAssign | ast.Assign)]
+    fields = [field for field in fields if not field.startswith("_")]
+    made = next((item for item in node.body if getattr(item, "name", "") == "__init__"), None)
+    if made is not None:
+        fields = signature(made).splitlines()
+    return "\n".join(lines + [f"    {field}" for field in fields]) if fields else lines[-1].removesuffix(":")
+
+
+def prose(docstring: str) -> list[str]:
+    """A docstring as Markdown: paragraphs as they are, fields and sections as lists, indented pictures as blocks."""
+    summary, *more = docstring.split("\n\n")
+    out = [" ".join(summary.split())] if summary else []
+    for paragraph in more:
+        lines = paragraph.splitlines()
+        if SECTION.match(lines[0]):
+            out += [f"**{lines[0].rstrip(':')}**", bullets(textwrap.dedent("\n".join(lines[1:])).splitlines())]
+        elif all(line.startswith("    ") for line in lines):
+            out.append("```text\n" + textwrap.dedent(paragraph) + "\n```")
+        elif FIELD.match(lines[0]):
+            out.append(bullets(lines))
+        else:
+            out.append(paragraph if paragraph.startswith("- ") else " ".join(paragraph.split()))
+    return out
+
+
+def bullets(lines: list[str]) -> str:
+    """`name: words` lines, continued ones joined, as a list. Several fields on one line stay together."""
+    items: list[str] = []
+    for line in lines:
+        if FIELD.match(line) or not items:
+            items.append(line)
+        else:
+            items[-1] += " " + line.strip()
+    told = (FIELD.match(item) for item in items)
+    return "\n".join(f"- `{m[1]}`: {m[2]}" if m else f"- {item}" for item, m in zip(items, told, strict=True))
+
+
+def code(text: str) -> str:
+    return f"```python\n{text}\n```"
+
+
+def told(entry: Entry, tree: ast.Module) -> list[str]:
+    """One class with its methods and properties, or one function."""
+    node = find(tree, entry.name)
+    parts = [f"### {entry.heading}", f"`from {entry.module} import {entry.name}` · [source](../{entry.file})"]
+    if not isinstance(node, ast.ClassDef):
+        return [*parts, code(signature(node)), *prose(ast.get_docstring(node) or "")]
+    parts += [code(class_code(node)), *prose(ast.get_docstring(node) or "")]
+    methods = [item for item in node.body if is_public(item)]
+    marks = {item.name: [ast.unparse(decorator) for decorator in item.decorator_list] for item in methods}
+    properties = [item for item in methods if "property" in marks[item.name]]
+    if properties:
+        rows = [f"- `{item.name}`: {' '.join((ast.get_docstring(item) or '').split())}" for item in properties]
+        parts += ["**Properties**", "\n".join(rows)]
+    methods = [item for item in methods if item not in properties]
+    if methods:
+        names = ", ".join(f"<code>{item.name}</code>" for item in methods)
+        parts.append(f'<details markdown="1"><summary>Methods: {names}</summary>')
+        for item in methods:
+            parts.append(f'<h4 id="{slug(entry.heading)}.{item.name}"><code>{entry.name}.{item.name}</code></h4>')
+            above = "".join(f"@{mark}\n" for mark in marks[item.name])
+            parts += [code(above + signature(item)), *prose(ast.get_docstring(item) or "")]
+        parts.append("</details>")
+    return parts
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
+
+
+def commands() -> list[str]:
+    """The commands and their options, from their `add_argument` calls."""
+    parts = ["## Commands", "`python -m mini_engine COMMAND --help` says the same in a terminal."]
+    shared = options_of(ROOT / "mini_engine/cli/arguments.py")
+    for name, file in COMMANDS:
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        said = ast.get_docstring(tree).split(". ", 1)[1].split("\n\n")[0]
+        called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and hasattr(node.func, "id")}
+        rows = [row for function, found in shared.items() if function in called for row in found]
+        rows += [row for found in options_of(ROOT / file).values() for row in found]
+        table = ["| option | what it does |", "| --- | --- |", *(f"| `{option}` | {words} |" for option, words in rows)]
+        parts += [f"### The command {name}", f"{' '.join(said.split())} · [source](../{file})", "\n".join(table)]
+    return [*parts, *routes()]
+
+
+def options_of(path: Path) -> dict[str, list[tuple[str, str]]]:
+    """Function name to the options that it adds: how each is written, and its help or its choices."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for function in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                given = {word.arg: word.value for word in node.keywords}
+                names = ", ".join(argument.value for argument in node.args)
+                value = given.get("metavar")
+                words = ast.literal_eval(given["help"]) if "help" in given else choices(given)
+                shown = f"{names} {value.value}" if value is not None else names
+                found.setdefault(function.name, []).append((shown, words.replace("|", "\\|")))
+    return found
+
+
+def choices(given: dict[str, ast.expr]) -> str:
+    """What may be chosen, for an option that has no help."""
+    listed = ", ".join(ast.literal_eval(given["choices"])) if "choices" in given else ""
+    default = f" (default: {ast.literal_eval(given['default'])})" if "default" in given else ""
+    return f"{listed}{default}"
+
+
+def routes() -> list[str]:
+    """The server's routes, from the decorators in app.py."""
+    rows = ["| route | what it answers |", "| --- | --- |"]
+    for node in ast.walk(ast.parse((ROOT / "mini_engine/server/app.py").read_text(encoding="utf-8"))):
+        for call in getattr(node, "decorator_list", []):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("app."):
+                method, path = call.func.attr.upper(), call.args[0].value
+                rows.append(f"| `{method} {path}` | {ast.get_docstring(node)} |")
+    return ["### Routes", "What `serve` answers to. [Lesson 7](l7_server/README.md) has the errors.", "\n".join(rows)]
+
+
+def contract() -> list[str]:
+    """What attention/contract.py says before its code: the one page that every kernel keeps."""
+    tree = ast.parse((ROOT / "mini_engine/attention/contract.py").read_text(encoding="utf-8"))
+    _, _, rest = ast.get_docstring(tree).partition("\n\n")
+    shown = []
+    for part in rest.split("\n\n"):
+        head, _, listed = part.partition("\n- ")
+        shown += [*prose("\n\n" + head), *(["- " + listed] if listed else [])]
+    return ["### The contract", "From [`attention/contract.py`](../mini_engine/attention/contract.py):", *shown]
+
+
+def page() -> str:
+    """The whole page."""
+    trees: dict[str, ast.Module] = {}
+    parts = [INTRO.strip()]
+    for part in PARTS:
+        parts += [f"## {part.title}", part.words]
+        if part.title == "Attention":
+            parts += contract()
+        for entry in part.entries:
+            if entry.file not in trees:
+                trees[entry.file] = ast.parse((ROOT / entry.file).read_text(encoding="utf-8"))
+            parts += told(entry, trees[entry.file])
+    return "\n\n".join([*parts, *commands()]) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the page, or with --check only look; 1 if it was out of date."""
+    return settle({PAGE: page()}, asks_for_check(__doc__, argv), "python -m scripts.pages.api")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

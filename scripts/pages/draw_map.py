@@ -1,0 +1,176 @@
+"""Course machinery. Draws the map of the engine's modules, and writes the tables beside it, from the source itself.
+
+Boxes, lessons and lines come from the modules' docstrings, layers from `engine_modules.LAYERS`, and the numbers of the
+steps from the list on the page: whatever module an item of it links to bears the item's number.
+"""
+
+import re
+import sys
+from html import escape
+from pathlib import Path
+
+from scripts import ROOT
+from scripts.pages.engine_modules import LAYERS, Module, in_order, read_modules
+from scripts.pages.generated import asks_for_check, fill, settle
+
+PAGE = ROOT / "lessons" / "how-the-pieces-fit.md"
+PICTURE = ROOT / "lessons" / "how-the-pieces-fit.svg"
+ITEM = re.compile(r"^(\d+)\. (.*(?:\n   .*)*)", re.MULTILINE)
+LINK = re.compile(r"\]\(\.\./mini_engine/([\w/]+)\.py\)")
+
+WIDE, LEFT, MARGIN, BAND_GAP = 960, 230, 20, 26
+COLUMNS, BOX_WIDE, BOX_HIGH, ACROSS, DOWN = 4, 171, 30, 177, 38
+SHADES = ((94, 30), (87, 32), (80, 34), (73, 36), (66, 38), (44, 40), (39, 42), (34, 44), (30, 46), (26, 48), (22, 50))
+STYLE = """
+    .page { fill: #ffffff } .band { fill: #f6f8fb; stroke: #d5dae2 } .box { fill: #ffffff; stroke: #b4bdcb }
+    .ink { fill: #1d2633 } .soft { fill: #59667a } .arrow { stroke: #8a96a8; stroke-width: 2; fill: none }
+    .head { fill: #8a96a8 } .mark { fill: #c2185b } .on { fill: #ffffff }
+    .pale { fill: #1d2633 } .deep { fill: #ffffff }
+    @media (prefers-color-scheme: dark) {
+      .page { fill: #161b22 } .band { fill: #1b222b; stroke: #323b47 } .box { fill: #161b22; stroke: #465160 }
+      .ink { fill: #e8edf4 } .soft { fill: #9eabbd } .arrow { stroke: #6d7a8d } .head { fill: #6d7a8d }
+      .mark { fill: #ff7eb0 } .on { fill: #161b22 }
+    }"""
+
+
+def steps_of(page: str) -> dict[str, list[int]]:
+    """Module name to the numbers of the list's items that link to it."""
+    steps: dict[str, list[int]] = {}
+    for number, text in ITEM.findall(page):
+        for path in dict.fromkeys(LINK.findall(text)):
+            steps.setdefault(path.replace("/", "."), []).append(int(number))
+    return steps
+
+
+def text(x: float, y: float, words: object, style: str = "ink", size: float = 13, anchor: str = "start") -> str:
+    where = f'x="{x:g}" y="{y:g}" font-size="{size:g}" text-anchor="{anchor}"'
+    return f'  <text class="{style}" {where}>{escape(str(words))}</text>'
+
+
+def rect(x: float, y: float, wide: float, high: float, style: str, corner: int = 5, fill: str = "") -> str:
+    paint = f' style="fill: {fill}"' if fill else ""
+    return f'  <rect class="{style}" x="{x:g}" y="{y:g}" width="{wide:g}" height="{high:g}" rx="{corner}"{paint}/>'
+
+
+def badge(x: float, y: float, lesson: int | None) -> list[str]:
+    """A lesson's number on its own shade, the later the deeper; a dot for the course's machinery."""
+    if lesson is None:
+        return [text(x + 10, y + 15, "·", "soft", 14, "middle")]
+    light, full = SHADES[min(lesson, len(SHADES) - 1)]
+    style = "pale" if light > 50 else "deep"
+    return [
+        rect(x, y, 20, 20, "shade", 4, f"hsl(218, {full}%, {light}%)"),
+        text(x + 10, y + 15, lesson, style, 13, "middle"),
+    ]
+
+
+def box(x: float, y: float, module: Module, steps: list[int]) -> list[str]:
+    """One module: its lesson, its name, the steps that pass through it."""
+    name = module.name.rpartition(".")[2]
+    parts = [rect(x, y, BOX_WIDE, BOX_HIGH, "box"), *badge(x + 5, y + 5, module.lesson), text(x + 30, y + 20, name)]
+    at = x + BOX_WIDE - 4 - sum(map(pill_width, steps))
+    for step in steps:
+        parts += pill(at, y + 6, step)
+        at += pill_width(step)
+    return parts
+
+
+def pill_width(step: int) -> int:
+    return 20 if step < 10 else 24
+
+
+def pill(x: float, y: float, step: int) -> list[str]:
+    wide = pill_width(step) - 2
+    return [rect(x, y, wide, 18, "mark", 9), text(x + wide / 2, y + 13.5, step, "on", 12, "middle")]
+
+
+def band(y: float, index: int, modules: list[Module], steps: dict[str, list[int]]) -> tuple[list[str], float]:
+    """One layer: its name, its modules folder by folder, and how high all that is."""
+    parts, line = [text(MARGIN + 14, y + 32, LAYERS[index].name, size=15)], y + 12
+    folders: dict[str, list[Module]] = {}
+    for module in modules:
+        folders.setdefault(module.path.rpartition("/")[0], []).append(module)
+    for folder, inside in sorted(folders.items(), key=lambda item: (-len(item[1]), item[0])):
+        parts.append(text(LEFT - 12, line + 20, folder.removeprefix("mini_engine/") + "/", "soft", 12, "end"))
+        for place, module in enumerate(inside):
+            row, column = divmod(place, COLUMNS)
+            parts += box(LEFT + ACROSS * column, line + DOWN * row, module, steps.get(module.name, []))
+        line += DOWN * -(-len(inside) // COLUMNS)
+    high = line + 4 - y
+    return [rect(MARGIN, y, WIDE - 2 * MARGIN, high, "band", 8), *parts], high
+
+
+def draw(modules: dict[str, Module], steps: dict[str, list[int]]) -> str:
+    """The whole picture."""
+    ordered = in_order(modules)
+    parts, y = [], 52.0
+    for index in range(len(LAYERS)):
+        drawn, high = band(y, index, [module for module in ordered if module.layer == index], steps)
+        parts += drawn
+        y += high + BAND_GAP
+        if index < len(LAYERS) - 1:
+            parts.append(f'  <path class="arrow" d="M {WIDE / 2:g} {y - BAND_GAP + 3:g} v 13"/>')
+            parts.append(f'  <path class="head" d="M {WIDE / 2 - 6:g} {y - 11:g} h 12 l -6 8 z"/>')
+    high = y + 18
+    legend = [*badge(MARGIN + 4, y - 14, 5), text(MARGIN + 32, y + 1, "the lesson that a module belongs to", "soft")]
+    legend += [*pill(330, y - 13, 7), text(356, y + 1, "a step in the life of one request", "soft")]
+    legend += [text(620, y + 1, "a module imports from its own layer and below", "soft")]
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {high:g}" role="img" '
+        "font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif\">",
+        "  <title>The engine's modules in six layers</title>",
+        f"  <desc>{escape(described(ordered))}</desc>",
+        f"  <style>{STYLE}\n  </style>",
+        rect(0, 0, WIDE, high, "page", 10),
+        text(MARGIN, 34, "Who knows whom: six layers, from what people talk to down to plain facts", size=16),
+    ]
+    return "\n".join([*head, *parts, *legend, "</svg>", ""])
+
+
+def described(ordered: list[Module]) -> str:
+    """The picture in words."""
+    names = [", ".join(m.name for m in ordered if m.layer == index) for index in range(len(LAYERS))]
+    return " ".join(f"{layer.name}: {here}." for layer, here in zip(LAYERS, names, strict=True))
+
+
+def module_table(modules: dict[str, Module]) -> str:
+    """Every module, its lesson and what it says of itself."""
+    folders = {int(path.name[1 : path.name.index("_")]): path.name for path in (ROOT / "lessons").glob("l[0-9]*_*")}
+    rows = ["| lesson | module | what it is |", "| --- | --- | --- |"]
+    for module in in_order(modules):
+        number = module.lesson
+        lesson = f"[{number}]({folders[number]}/README.md)" if number in folders else "" if number is None else number
+        rows.append(f"| {lesson} | [`{module.name.replace('.', '/')}`](../{module.path}) | {module.line} |")
+    return "\n".join(rows)
+
+
+def layer_table() -> str:
+    """Every layer, what it is for and where its modules are."""
+    rows = ["| layer | what it does | where |", "| --- | --- | --- |"]
+    for layer in LAYERS:
+        rows.append(f"| {layer.name} | {layer.says} | {', '.join(map(place_shown, layer.places))} |")
+    return "\n".join(rows)
+
+
+def place_shown(place: str) -> str:
+    """A package with a stroke behind it, a module as it is."""
+    path = place.replace(".", "/")
+    return f"`{path}/`" if (ROOT / "mini_engine" / path).is_dir() else f"`{path}`"
+
+
+def files(page: str) -> dict[Path, str]:
+    """What the page and the picture should hold."""
+    modules = read_modules()
+    page = fill(page, "layers", layer_table())
+    page = fill(page, "modules", module_table(modules))
+    return {PAGE: page, PICTURE: draw(modules, steps_of(page))}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write both, or with --check only look; 1 if one of them was out of date."""
+    check = asks_for_check(__doc__, argv)
+    return settle(files(PAGE.read_text(encoding="utf-8")), check, "python -m scripts.pages.draw_map")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Course machinery. What the engine's modules say of themselves: their lesson, one line, and whom they import.
+
+All of it is read from the syntax tree, so torch is not needed. `LAYERS` is the order in which modules may know each
+other; tests/course/test_layers.py keeps it. The reader can read another package too, such as `scripts`.
+"""
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts import ROOT
+
+PACKAGE = "mini_engine"
+FIRST_LINE = re.compile(r"(?:Lesson (?P<lesson>\d+)|Course machinery)\. (?P<line>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Modules of one height. `places`: packages and modules, named below mini_engine; the longest name wins."""
+
+    name: str
+    says: str
+    places: tuple[str, ...]
+
+
+LAYERS = (
+    Layer(
+        "Faces",
+        "what people and programs talk to",
+        ("server", "cli", "__main__"),
+    ),
+    Layer(
+        "The engine",
+        "takes requests, runs steps, hands out answers",
+        ("build", "llm", "engine.offline", "engine.answers", "engine.worker", "engine.mailbox", "engine.engine"),
+    ),
+    Layer(
+        "Inside a step",
+        "who runs, on what plan, which token, which text",
+        ("engine", "gpu"),
+    ),
+    Layer(
+        "KV and attention",
+        "where K and V lie, and how they are read",
+        ("kv", "attention", "cpu", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
+    ),
+    Layer(
+        "The model",
+        "the network and its files; it knows no lesson",
+        ("model", "weights", "tokenizer", "chat_template", "pocket"),
+    ),
+    Layer(
+        "The ground",
+        "plain facts that everybody may use",
+        ("config", "errors", "native_build", "cli.parser"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the package.
+
+    name: below the package, such as `kv.radix`. lesson: its number, None for the course's machinery.
+    line: the first sentence of its docstring. imports: names of the package's modules that it imports, wherever in the
+    file; needs: those it cannot be loaded without. foreign: other packages that it imports.
+    """
+
+    name: str
+    path: str
+    lesson: int | None
+    line: str
+    imports: frozenset[str]
+    needs: frozenset[str]
+    foreign: frozenset[str]
+
+    @property
+    def layer(self) -> int:
+        """Its index in LAYERS, from the top."""
+        places = [(place, index) for index, layer in enumerate(LAYERS) for place in layer.places]
+        fits = [(len(place), index) for place, index in places if self.is_in(place)]
+        if not fits:
+            raise LookupError(f"{self.path} is in no layer; add it to LAYERS in scripts/pages/engine_modules.py")
+        return max(fits)[1]
+
+    def is_in(self, place: str) -> bool:
+        """Whether `place` names it or a package that it is in."""
+        return self.name == place or self.name.startswith(place + ".")
+
+
+def read_modules(package: Path = ROOT / PACKAGE) -> dict[str, Module]:
+    """Every module of a package by its name; packages' own `__init__` files say nothing and are left out.
+
+    A file that shares its name with a folder (bench.py, bench/) is read, but importing that name means the folder.
+    """
+    paths = {
+        ".".join(path.relative_to(package).with_suffix("").parts): path
+        for path in sorted(package.rglob("*.py"))
+        if path.name != "__init__.py" or path.parent.name == "pocket"
+    }
+    names = {name.removesuffix(".__init__") for name, path in paths.items() if not path.with_suffix("").is_dir()}
+    return {
+        name.removesuffix(".__init__"): _read(name.removesuffix(".__init__"), path, names, package)
+        for name, path in paths.items()
+    }
+
+
+def _read(name: str, path: Path, names: set[str], package: Path) -> Module:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    match = FIRST_LINE.match(ast.get_docstring(tree) or "")
+    said = " ".join(match["line"].split("\n\n")[0].split()) if match else ""
+    lesson = int(match["lesson"]) if match and match["lesson"] else None
+    known = imported(ast.walk(tree))
+    foreign = {full.split(".")[0] for full in known} - {package.name}
+    ours, needs = (
+        {full.removeprefix(package.name + ".") for full in part} & names - {name}
+        for part in (known, imported(tree.body))
+    )
+    place = path.relative_to(package.parent).as_posix()
+    return Module(name, place, lesson, said, frozenset(ours), frozenset(needs), frozenset(foreign))
+
+
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
+    """Full names that these statements import: `a.b` for `import a.b`, `a.b` and `a.b.c` for `from a.b import c`."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def in_order(modules: dict[str, Module]) -> list[Module]:
+    """Modules by lesson, the course's machinery last, and within a lesson from the bottom layer up."""
+    return sorted(modules.values(), key=lambda m: (m.lesson is None, m.lesson, -m.layer, m.name))

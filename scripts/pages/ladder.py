@@ -1,0 +1,169 @@
+"""Course machinery. The ladder's page, table and picture, all from the figures in ladder.json; nothing is measured.
+
+The page is written by people, but for what lies between `<!-- ladder: NAME -->` and `<!-- ladder: end -->`.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.common import Report, format_figure, save_text
+from scripts.bench.plot import BAR, INK, LINE, MUTED, SOFT, canvas
+
+from mini_engine.errors import UserError
+
+PAGE, FIGURES, PICTURE = "README.md", "ladder.json", "ladder.svg"
+REGION = re.compile(r"(<!-- ladder: (\w+) -->\n).*?(<!-- ladder: end -->)", re.DOTALL)
+Row = dict[str, Any]
+
+# ---------------------------------------------------------------- text
+
+
+def table(report: Report) -> str:
+    """What each lesson bought, as Markdown."""
+    return markdown(report.rows)
+
+
+def costs(report: Report) -> str:
+    """What the lessons cost that are not made for speed, as Markdown."""
+    return markdown(report.more)
+
+
+def markdown(rows: list[Row]) -> str:
+    """A table, text to the left and figures to the right."""
+    names = list(rows[0])
+    lines = [names, ["---"] + ["---:"] * (len(names) - 1)]
+    lines += [[figure(value) for value in row.values()] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def figure(value: Any) -> str:
+    """A figure of the table, thousands set apart."""
+    if isinstance(value, float | int) and value >= 1000:
+        return f"{value:,.0f}"
+    return format_figure(value) or "–"
+
+
+def picture(report: Report) -> str:
+    """The picture, with words for those who do not see it."""
+    return f"[![{in_words(report.rows)}]({PICTURE})]({PICTURE})\n"
+
+
+def in_words(rows: list[Row]) -> str:
+    """The picture in a sentence."""
+    said = [f"{row['lesson']}: {figure(row['new tokens/s'])} tokens/s" for row in rows]
+    return f"What each lesson bought on the same work. {', '.join(said)}."
+
+
+def machine(report: Report) -> str:
+    """Where and on what it was measured."""
+    facts = report.machine
+    lines = [report.headline, report.limits, *report.notes, f"Python {facts['python']}"]
+    return "".join(f"- {line[0].upper()}{line[1:]}.\n" for line in lines)
+
+
+TEXTS: dict[str, Callable[[Report], str]] = {"picture": picture, "table": table, "costs": costs, "machine": machine}
+
+
+def filled(page: str, report: Report) -> str:
+    """The page with its figures from `report`.
+
+    Raises:
+        UserError: the page has no place for one of them.
+    """
+    found = {match[2] for match in REGION.finditer(page)}
+    if missing := set(TEXTS) - found:
+        raise UserError(f"the ladder's page has no <!-- ladder: {sorted(missing)[0]} --> … <!-- ladder: end -->")
+    return REGION.sub(lambda match: match[1] + TEXTS[match[2]](report) + match[3], page)
+
+
+def read_report(path: Path) -> Report:
+    """A report that was written before."""
+    return Report(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def write_page(report: Report, folder: Path) -> None:
+    """Renew page, picture and figures; all of them from the same report, or none if the page has lost its places."""
+    page = filled((folder / PAGE).read_text(encoding="utf-8"), report)
+    draw_ladder(report.rows, folder / PICTURE)
+    save_text(folder / FIGURES, json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n")
+    save_text(folder / PAGE, page)
+
+
+# ---------------------------------------------------------------- the picture
+
+WIDTH, ROW, TOP, BOTTOM = 420, 40, 50, 24  # in points of the picture; on a narrow phone it is shown about so large
+FIRST, COLUMN, ROOM = 103, 79, 68  # where the first column begins, how far apart they are, how long a bar may be
+COLUMNS = (
+    ("tokens a\nsecond", "new tokens/s"),
+    ("wait for the\nfirst token", "first token, s"),
+    ("KV held for\na request", "KiB a request"),
+    ("prefill tokens\ncomputed", "prefill tokens"),
+)
+
+
+def draw_ladder(rows: list[Row], path: Path) -> None:
+    """A lesson a line, a measure a column: each figure over its bar.
+
+    Raises:
+        UserError: matplotlib is missing, or the file cannot be written.
+    """
+    height = TOP + ROW * len(rows) + BOTTOM
+    with canvas(path, WIDTH / 72, height / 72, in_words(rows)) as figure_:
+        axes = figure_.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, WIDTH)
+        axes.set_ylim(height, 0)
+        axes.set_axis_off()
+        for index, (title, _) in enumerate(COLUMNS):
+            axes.text(FIRST + COLUMN * index, TOP - 12, title, fontsize=9, color=MUTED, va="bottom", linespacing=1.15)
+        for line, row in enumerate(rows):
+            draw_row(axes, TOP + ROW * line, row, rows)
+        note = "Light: held and empty. Broken bars go on. Lessons 4, 6 and 7 are not made for speed."
+        axes.text(12, height - 14, note, fontsize=8.5, color=MUTED, va="center")
+
+
+def draw_row(axes, y: float, row: Row, rows: list[Row]) -> None:
+    """One lesson."""
+    number, _, name = row["lesson"].partition(" ")
+    axes.plot([12, WIDTH - 12], [y - 7, y - 7], color=LINE, linewidth=0.7)
+    axes.text(12, y + 11, number, fontsize=14, color=BAR, va="center", fontweight="bold")
+    axes.text(28, y + 11, "\n".join(name.split(" ", 1)), fontsize=10, color=INK, va="center", linespacing=1.1)
+    for index, (_, column) in enumerate(COLUMNS):
+        value, x = row[column] or 0, FIRST + COLUMN * index
+        axes.text(x, y + 3, said(column, row[column]), fontsize=10.5, color=INK, va="center")
+        draw_bar(axes, x, y + 13, value, [other[column] or 0 for other in rows], row if "KiB" in column else None)
+
+
+def said(column: str, value: float | None) -> str:
+    """A figure with its unit, short."""
+    if not value:
+        return "none"
+    if column == "first token, s":
+        return f"{value:.1f} s" if value >= 1 else f"{value * 1000:.0f} ms"
+    if column == "KiB a request":
+        return f"{value / 1024:.2f} MiB" if value >= 1024 else f"{value:.0f} KiB"
+    return f"{value:,.0f}"
+
+
+def draw_bar(axes, x: float, y: float, value: float, values: list[float], kv_row: Row | None) -> None:
+    """A bar of ROOM at most. One value far beyond the others is drawn broken, so that the others can be seen."""
+    scale = longest(values)
+    length = ROOM * min(value / scale, 1) if scale else 0
+    empty = length * (kv_row["waste %"] or 0) / 100 if kv_row else 0
+    box = dict(height=8, align="edge")
+    axes.barh(y, length - empty, left=x, color=BAR, **box)
+    if empty:
+        axes.barh(y, empty, left=x + length - empty, color=SOFT, **box)
+    if value > scale:
+        for shift in (0.80, 0.85):
+            axes.plot([x + ROOM * shift - 2, x + ROOM * shift + 2], [y + 10, y - 2], color="#ffffff", linewidth=2)
+
+
+def longest(values: list[float]) -> float:
+    """What a full bar stands for: the largest value, unless it is more than four times the next one."""
+    first, *rest = sorted(values, reverse=True)
+    second = rest[0] if rest else 0
+    return second * 1.6 if second and first > 4 * second else first

@@ -1,0 +1,130 @@
+"""Course machinery. Code blocks in the pages are the engine's own source; this puts them in step.
+
+A block under `<!-- code: mini_engine/kv/token_flat.py::KvPool.set_kv -->` is that symbol, found by syntax tree: a
+function, a method, a class or a constant, with its decorators, dedented. Without `::symbol` it is the whole file.
+"""
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts import ROOT
+
+from lessons._course.pages import Block, Page, find_pages
+
+MARK = "code:"
+
+
+class SyncError(ValueError):
+    """A block that cannot be put in step, in one sentence."""
+
+
+def symbol_source(source: str, symbol: str) -> str:
+    """The text of `symbol` (`function`, `Class.method`, `CONSTANT`), decorators included, dedented.
+
+    Raises:
+        SyncError: it is not there.
+    """
+    body, node = ast.parse(source).body, None
+    for name in symbol.split("."):
+        node = next((item for item in body if name in names_of(item)), None)
+        if node is None:
+            raise SyncError(f"there is no {symbol}")
+        body = getattr(node, "body", [])
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+    lines = source.splitlines()[first - 1 : node.end_lineno]
+    return "\n".join(line.removeprefix(" " * node.col_offset) for line in lines)
+
+
+def names_of(node: ast.stmt) -> list[str]:
+    """What a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def wanted(reference: str, root: Path) -> list[str]:
+    """The lines that a block marked with `reference` must hold.
+
+    Raises:
+        SyncError: the file or the symbol is not there.
+    """
+    file, _, symbol = reference.partition("::")
+    path = root / file
+    if not path.is_file():
+        raise SyncError(f"there is no file {file}")
+    source = path.read_text(encoding="utf-8")
+    try:
+        return (symbol_source(source, symbol) if symbol else source.rstrip()).splitlines()
+    except SyncError as error:
+        raise SyncError(f"{error} in {file}") from None
+
+
+def marked_blocks(page: Page) -> Iterator[tuple[Block, str]]:
+    """The page's blocks under a `code:` comment, and what each names."""
+    for block in page.blocks:
+        if block.comment.startswith(MARK):
+            yield block, block.comment.removeprefix(MARK).strip()
+
+
+def lone_marks(page: Page) -> Iterator[int]:
+    """Lines of `code:` comments that no block follows."""
+    opened = {block.line for block in page.blocks}
+    for number, line in page.prose:
+        if line.strip().startswith("<!-- " + MARK):
+            following = next((n for n in range(number + 1, len(page.lines) + 1) if page.lines[n - 1].strip()), None)
+            if following not in opened:
+                yield number
+
+
+def sync(page: Page, root: Path) -> tuple[list[str], list[str]]:
+    """The page's lines with every marked block renewed, and a complaint for each block that was not in step."""
+    lines, complaints = list(page.lines), []
+    for number in lone_marks(page):
+        complaints.append(f"{shown(page.path, root)}:{number}: no code block follows this comment")
+    for block, reference in reversed(list(marked_blocks(page))):
+        place = f"{shown(page.path, root)}:{block.line}"
+        try:
+            fresh = wanted(reference, root)
+        except SyncError as error:
+            complaints.append(f"{place}: {error}")
+            continue
+        if not block.closed:
+            complaints.append(f"{place}: this block is never closed")
+        elif list(block.lines) != fresh:
+            complaints.append(f"{place}: the block is not {reference} any more")
+            new = [(block.indent + line).rstrip() for line in fresh]
+            lines[block.line : block.line + len(block.lines)] = new
+    return lines, sorted(complaints)
+
+
+def shown(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Rewrite the blocks, or only look; 0: all in step, 1: some were not, or cannot be put in step."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a block is not in step")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository (default: the one of this script)")
+    args = parser.parse_args(argv)
+    left = 0
+    for path in find_pages(args.root):
+        page = Page.read(path)
+        lines, complaints = sync(page, args.root)
+        if lines != page.lines and not args.check:
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+            print(f"rewritten: {shown(path, args.root)}")
+            _, complaints = sync(Page.read(path), args.root)
+        left += len(complaints)
+        print(*complaints, sep="\n", end="\n" if complaints else "", file=sys.stderr)
+    if left and args.check:
+        print("to put them in step: python -m scripts.pages.sync_code", file=sys.stderr)
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

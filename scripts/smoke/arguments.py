@@ -1,0 +1,98 @@
+"""Course machinery. What a smoke script is asked to do: its arguments, and the model and prompts that they name."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mini_engine.cli.parser import OneLineParser, whole_number
+
+DEFAULT_PROMPTS = ["The capital of France is"]
+
+
+def id_list(text: str) -> list[int]:
+    """An argparse type: token ids with commas between."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids such as 1,2,3") from None
+
+
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """The options that every smoke script has."""
+    parser = OneLineParser(description=description)
+    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
+    parser.add_argument("--hf-model", metavar="DIR_OR_HUB_ID", help="what Hugging Face runs (default: the same)")
+    prompts = parser.add_mutually_exclusive_group()
+    prompts.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated")
+    prompts.add_argument("--prompt-ids", action="append", type=id_list, metavar="1,2,3", help="ids instead of text")
+    parser.add_argument("--max-new-tokens", type=whole_number(1), default=20, metavar="N", help="default: 20")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def with_prompts(argv: Sequence[str] | None, parser: argparse.ArgumentParser, prompts: Sequence[str]) -> list[str]:
+    """The arguments of a script that has prompts of its own: those, where none are asked for."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    asked = parser.parse_args(argv)
+    return argv if asked.prompt or asked.prompt_ids else [*argv, *(p for text in prompts for p in ("--prompt", text))]
+
+
+def load_ours(args: argparse.Namespace):
+    """The model and the prompts that `args` names; device and model are settled in `args` on the way."""
+    from mini_engine.config import DTYPES
+    from mini_engine.weights import load_model
+
+    args.device = pick_device(args.device)
+    args.model = args.model or str(pocket_dir())
+    model = load_model(args.model, DTYPES[args.dtype], args.device)
+    return model, encode_prompts(args, model.config)
+
+
+def pick_device(name: str) -> str:
+    """The device to run on; asking for a GPU that is not there is a UserError."""
+    import torch
+
+    from mini_engine.errors import UserError
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda was asked for, but this torch sees no CUDA device; use --device cpu")
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
+
+
+def pocket_dir() -> Path:
+    """The shipped checkpoint."""
+    from mini_engine.pocket import POCKET_DIR
+
+    return POCKET_DIR
+
+
+def tokenizer_of(args: argparse.Namespace):
+    """The checkpoint's tokenizer, or None where it has none (ids need no tokenizer)."""
+    from transformers import AutoTokenizer
+
+    from mini_engine.weights import resolve_checkpoint
+
+    directory = resolve_checkpoint(args.model)
+    if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        return None
+    return AutoTokenizer.from_pretrained(directory)
+
+
+def encode_prompts(args: argparse.Namespace, config) -> list[list[int]]:
+    """The prompts as token ids, checked against the model."""
+    from mini_engine.errors import UserError
+
+    prompts = args.prompt_ids
+    if prompts is None:
+        tokenizer = tokenizer_of(args)
+        if tokenizer is None:
+            raise UserError(f"{args.model} has no tokenizer; give --prompt-ids 1,2,3 instead of text")
+        prompts = [tokenizer.encode(text) for text in args.prompt or DEFAULT_PROMPTS]
+    for ids in prompts:
+        config.check_prompt(ids, args.max_new_tokens)
+    return prompts

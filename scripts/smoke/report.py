@@ -1,0 +1,91 @@
+"""Course machinery. What a smoke script found: the object that `--json` prints, and the lines for people."""
+
+import json
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+
+@dataclass
+class Divergence:
+    """The first place where two answers differ. `gap` is between the two best reference logits there."""
+
+    position: int
+    expected: int | None
+    got: int | None
+    gap: float
+    near_tie: bool
+    where: str
+
+
+@dataclass
+class RequestReport:
+    prompt_ids: list[int]
+    ours: list[int]
+    hf: list[int]
+    match: bool
+    first_divergence: Divergence | None = None
+
+
+@dataclass
+class Report:
+    """The object that `--json` prints."""
+
+    lesson: int
+    model: str
+    dtype: str
+    device: str
+    match: bool
+    requests: list[RequestReport]
+    kv: dict[str, Any]
+    seconds: dict[str, float]
+    faults: list[str] = field(default_factory=list)
+
+
+def print_json(data: dict) -> None:
+    print(json.dumps(data))
+
+
+def show(report: Report, tokenizer) -> None:
+    """The report for people."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    out = partial(console.print, markup=False)
+    out(f"Lesson {report.lesson} · {report.model} · {report.dtype} on {report.device}", style="bold")
+    for index, request in enumerate(report.requests):
+        for line in request_lines(index, request, report.dtype, tokenizer):
+            out(line)
+    count, seconds = sum(len(request.ours) for request in report.requests), report.seconds
+    out("KV: " + ", ".join(f"{key} {value}" for key, value in report.kv.items()))
+    out(
+        f"{count} tokens in {seconds['ours']:.2f} s ({count / seconds['ours']:.0f} tokens/s); "
+        f"Hugging Face {seconds['hf']:.2f} s"
+    )
+    for fault in report.faults:
+        out(fault, style="bold red")
+    equal = sum(request.match for request in report.requests)
+    verdict, style = ("PASS", "bold green") if report.match else ("FAIL", "bold red")
+    out(f"{verdict}: {equal} of {len(report.requests)} answers equal Hugging Face's", style=style)
+
+
+def request_lines(index: int, request: RequestReport, dtype: str, tokenizer) -> list[str]:
+    """The lines of one request: prompt, answer, and where it leaves Hugging Face's."""
+
+    def text(ids: list[int]) -> str:
+        return repr(tokenizer.decode(ids)) if tokenizer else str(ids)
+
+    tail = request.prompt_ids[-32:]
+    dots = "… " if len(tail) < len(request.prompt_ids) else ""
+    lines = [f"[{index}] {len(request.prompt_ids)} prompt tokens {dots}{text(tail)}", f"    ours {text(request.ours)}"]
+    if request.match:
+        return lines
+    d = request.first_divergence
+    near = f", a near-tie in {dtype}: rounding may decide it" if d.near_tie else ""
+    return [
+        *lines,
+        f"    HF   {text(request.hf)}",
+        f"    first difference at new token {d.position}: expected {d.expected}, got {d.got}; "
+        f"the two best logits there are {d.gap:.4f} apart{near}",
+        f"    {d.where}",
+    ]

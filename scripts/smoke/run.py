@@ -1,0 +1,99 @@
+"""Course machinery. Runs a lesson beside Hugging Face on the same prompts, compares the tokens and reports.
+
+A smoke script gives its number and one function `generate(model, prompts, args) -> Outcome`, the lesson's own way of
+generating. `run_smoke` does the rest. Exit codes: 0 tokens equal, 1 they differ, 2 bad input.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from scripts.smoke.arguments import load_ours, tokenizer_of
+from scripts.smoke.divergence import explain
+from scripts.smoke.hugging_face import hf_generate, load_hf
+from scripts.smoke.report import Divergence, Report, RequestReport, print_json, show
+
+from mini_engine.cli.parser import guard
+
+
+@dataclass
+class Outcome:
+    """What a lesson's way of generating gives back: new token ids for each prompt, and facts about its KV.
+
+    faults: what the lesson checked besides and found wrong, a sentence each. One is enough to fail.
+    """
+
+    outputs: list[list[int]]
+    kv: dict[str, Any]
+    faults: list[str] = field(default_factory=list)
+
+
+Generate = Callable[[Any, list[list[int]], argparse.Namespace], Outcome]
+
+
+def run_smoke(
+    lesson: int, generate: Generate, parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+) -> int:
+    """Run a lesson beside Hugging Face and report; the process's exit code."""
+
+    def work(args: argparse.Namespace) -> int:
+        report = compare(lesson, generate, args)
+        if args.json:
+            print_json(asdict(report))
+        else:
+            show(report, tokenizer_of(args))
+        return 0 if report.match else 1
+
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    return guard(parser, work, argv)
+
+
+def compare(lesson: int, generate: Generate, args: argparse.Namespace) -> Report:
+    """Generate with the lesson's engine and with Hugging Face, and find where they part."""
+    started = time.perf_counter()
+    model, prompts = load_ours(args)
+    ready = time.perf_counter()
+    outcome = generate(model, prompts, args)
+    done = time.perf_counter()
+    hf_model = load_hf(args.hf_model or args.model, args)
+    hf_ready = time.perf_counter()
+    requests = []
+    for ids, ours in zip(prompts, outcome.outputs, strict=True):
+        hf = hf_generate(hf_model, ids, args.max_new_tokens, model.config.eos_token_ids)
+        requests.append(RequestReport(ids, ours, hf, ours == hf))
+    seconds = {"load": ready - started, "ours": done - ready, "hf": time.perf_counter() - hf_ready}
+    for request in requests:
+        if not request.match:
+            request.first_divergence = find_divergence(model, hf_model, generate, request, args)
+    match = all(request.match for request in requests) and not outcome.faults
+    return Report(lesson, args.model, args.dtype, args.device, match, requests, outcome.kv, seconds, outcome.faults)
+
+
+def find_divergence(model, hf_model, generate: Generate, request: RequestReport, args) -> Divergence:
+    """Where two answers part, how near the choice was, and what `explain_divergence` says of it."""
+    import torch
+
+    same = (a == b for a, b in zip(request.ours, request.hf, strict=False))
+    position = next((i for i, equal in enumerate(same) if not equal), min(len(request.ours), len(request.hf)))
+    context = torch.tensor([request.prompt_ids + request.hf[:position]], device=hf_model.device)
+    with torch.inference_mode():
+        best = hf_model(context).logits[0, -1].float().topk(2).values
+    gap = float(best[0] - best[1])
+    where = explain(model, hf_model, generate, request.prompt_ids, position + 1, args)
+    expected, got = (ids[position] if position < len(ids) else None for ids in (request.hf, request.ours))
+    return Divergence(position, expected, got, gap, is_near_tie(gap, float(best[0]), args.dtype), str(where))
+
+
+def is_near_tie(gap: float, best: float, dtype: str) -> bool:
+    """Whether rounding alone may decide: in float32 never assumed, in half precision within 4 steps of the logit."""
+    from mini_engine.config import DTYPES
+
+    if dtype == "float32":
+        return False
+    import torch
+
+    return gap <= 4 * torch.finfo(DTYPES[dtype]).eps * max(1.0, abs(best))

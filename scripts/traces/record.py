@@ -1,0 +1,108 @@
+"""Course machinery. Runs the engine on the pocket model and records what the website's players replay.
+
+Each trace is a script in a lesson's folder, with a picture beside it that stands for it where no script runs. Pictures
+are drawn by the players' own views, in Chromium; where that is not installed they stay as they are.
+"""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import scripts.smoke  # noqa: F401 (before torch: threads that sleep while they wait)
+from scripts import ROOT
+from scripts.traces.tape import Record, Tape
+
+from mini_engine.cli.parser import OneLineParser, guard
+
+LESSONS = ROOT / "lessons"
+
+
+class Recorder(NamedTuple):
+    """How a trace begins, and what is recorded on it."""
+
+    tape: Callable[[], Tape]
+    record: Record
+
+
+NAMES = {
+    "l2-pool": "pool",
+    "l3-tables": "tables",
+    "l8-tree": "tree",
+    "l5-timeline": "timeline",
+    "l4-logits": "logits",
+    "l6-bytes": "text_bytes",
+}
+
+
+def recorder(name: str) -> Recorder:
+    """The recorder of a trace."""
+    module = import_module(f"scripts.traces.{NAMES[name]}")
+    return Recorder(module.tape, module.record)
+
+
+def record(name: str) -> Tape:
+    """Run the engine and record a trace."""
+    start, story = recorder(name)
+    tape = start()
+    story(tape)
+    return tape
+
+
+def record_whatever_happens(name: str) -> Tape:
+    """Run code that may be wrong. If it fails, the trace ends there and says why.
+
+    Raises:
+        Exception: it failed before anything could be shown.
+    """
+    start, story = recorder(name)
+    tape = start()
+    try:
+        story(tape)
+    except Exception as error:
+        if not tape.frames:
+            raise
+        tape.stopped(error)
+    return tape
+
+
+def path_of(tape: Tape) -> Path:
+    return LESSONS / tape.file
+
+
+def run(args) -> int:
+    from scripts.traces.pictures import draw_all, is_current
+
+    names = args.only or list(NAMES)
+    if args.to:
+        for tape in map(record_whatever_happens, names):
+            (args.to / Path(tape.file).name).write_text(tape.text, encoding="utf-8", newline="\n")
+        return 0
+    tapes = [record(name) for name in names]
+    if args.check:
+        old = [path_of(tape).name for tape in tapes if not is_current(path_of(tape), tape)]
+        print(
+            f"out of date: {', '.join(old)}; record again" if old else f"{len(tapes)} traces are what this engine does"
+        )
+        return 1 if old else 0
+    for tape in tapes:
+        path_of(tape).write_text(tape.text, encoding="utf-8", newline="\n")
+        print(f"wrote {path_of(tape).relative_to(ROOT)}: {len(tape.frames)} frames, {len(tape.text.encode())} bytes")
+    return draw_all(tapes, LESSONS)
+
+
+def main(argv=None) -> int:
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--only", action="append", choices=list(NAMES), metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument(
+        "--to", type=Path, metavar="DIR", help="write only the traces, there, of code that may be wrong"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if a trace or picture is out of date"
+    )
+    return guard(parser, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

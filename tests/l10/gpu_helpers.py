@@ -1,0 +1,134 @@
+"""Lesson 10. What the GPU part's tests share: a graph that is recorded and replayed on the CPU, and a kernel for it.
+
+A CUDA graph replays kernels with the addresses and numbers that it was recorded with. `TapeCapture` does the same with
+torch's operations: it notes each with its arguments, and replays them on the same tensors, without running any Python
+of the model again. So whatever a real graph would freeze is frozen here as well.
+"""
+
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.gpu.graphs import GraphRunner, no_graph
+from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.manager import KvCacheManager
+
+LOOKS_AT_A_VALUE = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__", "numpy", "nonzero"}
+
+
+class NoLooking(TorchFunctionMode):
+    """Refuses what brings a value from the device to Python: a graph could not be recorded over it."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        assert name not in LOOKS_AT_A_VALUE, f"Tensor.{name} looks at a value: no graph can be recorded over it"
+        return func(*args, **kwargs or {})
+
+
+class Tape(TorchDispatchMode):
+    """Notes every operation while it is active: function, arguments, results."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **kwargs or {})
+        self.ops.append((func, args, kwargs or {}, results))
+        return results
+
+    def replay(self):
+        """Do it all again, on the very same tensors."""
+        for func, args, kwargs, results in self.ops:
+            again = func(*args, **kwargs)
+            if func._schema.is_mutable:
+                continue
+            inputs = {_place(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+            for old, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
+                if isinstance(old, torch.Tensor) and _place(old) not in inputs:  # a view has its new values already
+                    old.copy_(new)
+
+
+def _place(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+class TapeCapture:
+    """A capture for the CPU. `runs` counts how often the work was run: once to warm up, once to record.
+
+    On a device lesson 2's `check_slots` looks at no slot, so it looks at none while this records.
+
+    watch: NoLooking, or nullcontext for work whose checks look at values on the CPU and nowhere else.
+    """
+
+    def __init__(self, watch=NoLooking):
+        self.watch, self.runs = watch, 0
+
+    def __call__(self, work):
+        work()
+        tape = Tape()
+        with self.watch(), tape, mock.patch("mini_engine.kv.block_tensor.check_slots"):
+            work()
+        self.runs += 2
+        return tape.replay
+
+
+class Counting:
+    """Captures nothing, and notes what is captured and replayed, in order."""
+
+    def __init__(self, capture=no_graph):
+        self.capture, self.captured, self.replayed = capture, 0, []
+
+    def __call__(self, work):
+        number, replay = self.captured, self.capture(work)
+        self.captured += 1
+
+        def counted():
+            self.replayed.append(number)
+            replay()
+
+        return counted
+
+
+def masked_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale):
+    """The contract of lesson 3 for decode steps, with fixed shapes: no loop and no `if` depends on a length."""
+    has_query = cu_seqlens_q[1:] > cu_seqlens_q[:-1]
+    k, v = (cache[block_table.long()].flatten(1, 2) for cache in (k_cache, v_cache))  # [S, reach, H_kv, D]
+    seen = torch.arange(k.shape[1], device=q.device)[None] < seq_lens_kv[:, None]
+    groups = q.shape[1] // k.shape[2]
+    k, v = (torch.where(seen[:, :, None, None], x, 0).repeat_interleave(groups, 2) for x in (k, v))
+    scores = torch.einsum("shd,skhd->shk", q, k) * scale
+    weights = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
+    out = torch.einsum("shk,skhd->shd", weights, v)
+    return torch.where(has_query[:, None, None], out, 0)
+
+
+def graph_engine(model, capture, kernel, num_blocks=64, block_size=4, **limits):
+    """An engine whose runner replays. NaN lies in the null block and in every slot that nobody has written."""
+    config = SchedulerConfig(**({"max_num_seqs": 12, "max_num_batched_tokens": 64, "watermark": 0} | limits))
+    pool = KvPool(model.config, num_blocks, block_size, kernel)
+    runner = GraphRunner(model, pool, config.max_num_seqs, capture)
+    for tensor in (*pool.K, *pool.V):
+        tensor.fill_(float("nan"))
+    manager = KvCacheManager(num_blocks, block_size, pool.copy_blocks)
+    return Engine(model.config, Scheduler(manager, config), runner)
+
+
+def answers(engine, prompts, max_tokens=8):
+    """Greedy answers of an engine to all prompts at once."""
+    requests = [
+        engine.add_request(
+            f"r{i}", prompt, SamplingParams(temperature=0, max_tokens=max_tokens + i % 3, ignore_eos=True)
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    while engine.has_unfinished:
+        engine.step()
+    assert [request.error for request in requests] == [None] * len(requests)
+    return [request.output_ids for request in requests]

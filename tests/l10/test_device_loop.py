@@ -1,0 +1,138 @@
+"""Lesson 10. The loop that the host only winds up: the same tokens, and everything given back."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.gpu.graphs import CudaCapture, no_graph
+from mini_engine.gpu.kv_pool import KvPool
+from mini_engine.gpu.loop import DeviceKv, generate_on_device
+from mini_engine.gpu.req_to_token import ReqToTokenPool
+from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.weights import load_model
+from tests.l10.gpu_helpers import Counting, TapeCapture, masked_attention
+from tests.support import FAMILIES, both, hf_greedy, some_ids
+
+FAMILY = "two, tied, wide heads"
+LENGTHS = [1, 4, 5, 11]
+NEW = 8
+
+
+def device_kv(config, size=128, page=4, kernel=None, max_reqs=6, device="cpu", dtype=torch.float32):
+    pool = KvPool.for_model(
+        config, size, page_size=page, kernel=kernel or load_kernel("torch"), device=device, dtype=dtype
+    )
+    for tensor in (*pool.K, *pool.V):
+        tensor[1:] = float("nan")
+    return DeviceKv(ReqToTokenPool(max_reqs, 24, device), TokenToKVPoolAllocator(size, page, device=device), pool)
+
+
+def test_an_allocator_for_other_pages_is_refused():
+    kv = device_kv(both(FAMILY)[0].config, page=4)
+    with pytest.raises(UserError, match=r"pages of 8 .* give both the same"):
+        DeviceKv(kv.table, TokenToKVPoolAllocator(128, 8, device="cpu"), kv.pool)
+
+
+def prompts_of(config):
+    return [some_ids(length, config.vocab_size, seed=length) for length in LENGTHS]
+
+
+def check_nothing_is_held(kv):
+    assert kv.allocator.available_size() == kv.allocator.size, "slots leaked"
+    assert kv.table.available_size() == kv.table.max_reqs, "rows leaked"
+    assert not kv.table.req_to_token.any(), "a freed row still points at slots"
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_equal_hugging_face_alone(family, page):
+    model, hf = both(family)
+    kv, prompts = device_kv(model.config, page=page), prompts_of(model.config)
+    want = [hf_greedy(hf, prompt, NEW) for prompt in prompts]
+    assert generate_on_device(model, kv, prompts, NEW) == want
+    check_nothing_is_held(kv)
+    assert generate_on_device(model, kv, prompts[::-1], NEW) == want[::-1], "used slots must serve as well as new ones"
+
+
+def test_a_recorded_loop_gives_the_same_tokens():
+    model, hf = both(FAMILY)
+
+    def kernel(*inputs):
+        decoding = len(inputs[0]) == len(inputs[4])
+        return (masked_attention if decoding else load_kernel("reference").paged_attention)(*inputs)
+
+    kv, prompts = device_kv(model.config, kernel=kernel), prompts_of(model.config)
+    tape = TapeCapture(nullcontext)  # the pool looks at its slots, on the CPU
+    got = generate_on_device(model, kv, prompts, NEW, capture=tape)
+    assert got == [hf_greedy(hf, prompt, NEW) for prompt in prompts] and tape.runs == 2
+
+
+def test_one_replay_for_each_token_after_the_first():
+    model = both(FAMILY)[0]
+    counting = Counting()
+    generate_on_device(model, device_kv(model.config), prompts_of(model.config), NEW, capture=counting)
+    assert counting.captured == 1 and len(counting.replayed) == NEW - 1
+
+
+def test_an_answer_is_cut_behind_its_stop_token():
+    model, hf = both(FAMILY)
+    prompts = prompts_of(model.config)
+    whole = [hf_greedy(hf, prompt, NEW) for prompt in prompts]
+    stop = whole[0][3]
+    got = generate_on_device(model, device_kv(model.config), prompts, NEW, stop_ids={stop})
+    assert got == [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in whole]
+
+
+def test_nobody_and_nothing():
+    model = both(FAMILY)[0]
+    kv = device_kv(model.config)
+    assert generate_on_device(model, kv, [], 4) == [] and generate_on_device(model, kv, [[1], [2]], 0) == [[], []]
+    assert [len(ids) for ids in generate_on_device(model, kv, [[1], [2, 3]], 1)] == [1, 1]
+
+
+@pytest.mark.parametrize(("size", "max_reqs"), [(32, 6), (128, 3)], ids=["slots", "rows"])
+def test_what_does_not_fit_leaves_nothing_behind(size, max_reqs):
+    model = both(FAMILY)[0]
+    kv = device_kv(model.config, size=size, max_reqs=max_reqs)
+    with pytest.raises(OutOfBlocks, match="free of"):
+        generate_on_device(model, kv, prompts_of(model.config), NEW)
+    check_nothing_is_held(kv)
+
+
+def test_a_prompt_that_no_row_can_hold_is_refused():
+    model = both(FAMILY)[0]
+    kv = device_kv(model.config)
+    with pytest.raises(UserError, match="fit a row of 24"):
+        generate_on_device(model, kv, [[1], [2] * 18], NEW)
+    with pytest.raises(UserError, match="the prompt is empty"):
+        generate_on_device(model, kv, [[1], []], NEW)
+    check_nothing_is_held(kv)
+
+
+def test_an_error_in_the_model_leaves_nothing_behind():
+    model = both(FAMILY)[0]
+    kv = device_kv(model.config)
+
+    def broken(work):
+        raise RuntimeError("no graph today")
+
+    with pytest.raises(RuntimeError, match="no graph today"):
+        generate_on_device(model, kv, prompts_of(model.config), NEW, capture=broken)
+    check_nothing_is_held(kv)
+
+
+@pytest.mark.gpu
+def test_a_captured_loop_gives_the_tokens_of_an_eager_one():
+    model = load_model(POCKET_DIR, torch.bfloat16, "cuda")
+    prompts = prompts_of(model.config)
+
+    def answers(capture):
+        kernel = load_kernel("triton", "cuda", torch.bfloat16)
+        kv = device_kv(model.config, kernel=kernel, device="cuda", dtype=torch.bfloat16)
+        return generate_on_device(model, kv, prompts, NEW, capture=capture)
+
+    assert answers(CudaCapture()) == answers(no_graph)

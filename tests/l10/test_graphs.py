@@ -1,0 +1,300 @@
+"""Lesson 10. Decode steps that are replayed: padded to a size, from buffers that never move, with the same tokens."""
+
+import functools
+from array import array
+
+import pytest
+import torch
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.runner import ModelRunner, plan_step
+from mini_engine.engine.scheduler import Chunk, SchedulerConfig
+from mini_engine.errors import UserError
+from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, capture_sizes_up_to, no_graph, runner_for
+from mini_engine.kv.block_tensor import KvPool
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.weights import load_model
+from tests.l10.gpu_helpers import Counting, TapeCapture, answers, graph_engine, masked_attention
+from tests.support import FAMILIES, both, hf_greedy, some_ids
+
+FAMILY = "two, tied, wide heads"
+LENGTHS = [1, 2, 3, 4, 5, 9, 17]
+CPU = torch.device("cpu")
+
+
+def prompts_of(family, lengths=LENGTHS):
+    vocab_size = both(family)[1].config.vocab_size
+    return [some_ids(length, vocab_size, seed=length) for length in lengths]
+
+
+@functools.cache
+def alone(family):
+    """Hugging Face's answer to each prompt, alone."""
+    _, hf = both(family)
+    return [hf_greedy(hf, prompt, 8 + i % 3) for i, prompt in enumerate(prompts_of(family))]
+
+
+class Decoding:
+    """As much of a request as a decode step looks at."""
+
+    def __init__(self, length):
+        self.token_ids = list(range(1, length + 1))
+
+
+def decode_chunks(lengths, block_size=4):
+    """One decode chunk for each length, with blocks of its own from 1 on."""
+    chunks, first = [], 1
+    for length in lengths:
+        count = -(-length // block_size)
+        chunks.append(Chunk(Decoding(length), length - 1, length, array("i", range(first, first + count))))
+        first += count
+    return chunks
+
+
+# The ladder
+
+
+def test_the_ladder_has_1_2_4_8_and_then_every_8th_size():
+    assert capture_sizes_up_to(40) == [1, 2, 4, 8, 16, 24, 32, 40]
+    assert capture_sizes_up_to(64)[-3:] == [48, 56, 64]
+
+
+@pytest.mark.parametrize("max_rows", [*range(1, 20), 31, 32, 33, 100])
+def test_every_batch_finds_a_size_that_is_not_much_larger(max_rows):
+    capture_sizes = capture_sizes_up_to(max_rows)
+    assert capture_sizes == sorted(set(capture_sizes)) and capture_sizes[-1] == max_rows, (
+        "the last size is the largest batch there can be"
+    )
+    for count in range(1, max_rows + 1):
+        size = min(size for size in capture_sizes if size >= count)
+        assert size - count < 8 and size < 2 * count + 1, f"{count} rows are filled up to {size}"
+
+
+def test_a_ladder_for_nobody_is_refused():
+    with pytest.raises(UserError, match="at least 1"):
+        capture_sizes_up_to(0)
+
+
+# The buffers
+
+
+def buffers_of(max_rows=8, max_blocks=6):
+    return DecodeBuffers(max_rows, max_blocks, 4, vocab_size=5, dtype=torch.float32, device=CPU)
+
+
+def filled(lengths, size, buffers=None):
+    buffers = buffers or buffers_of()
+    buffers.fill(plan_step(decode_chunks(lengths), 4, CPU), size)
+    return buffers
+
+
+def test_a_step_lies_in_the_first_rows():
+    buffers = filled([5, 2, 9], 4)
+    assert buffers.token_ids[:3].tolist() == [5, 2, 9]
+    assert buffers.positions[:3].tolist() == [4, 1, 8]
+    assert buffers.slot_mapping[:3].tolist() == [2 * 4, 3 * 4 + 1, 6 * 4], "slot = block * 4 + offset"
+    assert buffers.seq_lens_kv[:3].tolist() == [5, 2, 9]
+    assert buffers.block_table[:3, :3].tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6]]
+
+
+def test_padding_rows_have_no_query_no_keys_and_the_null_block_to_write_into():
+    buffers = filled([5, 2, 9], 8, filled([1] * 8, 8))
+    assert buffers.cu_seqlens_q.tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3], (
+        "a padding row feeds no query: the running sum stays"
+    )
+    assert buffers.seq_lens_kv[3:].tolist() == [0] * 5, "a padding row has no keys; those of the step before are gone"
+    assert buffers.slot_mapping[3:].tolist() == [0] * 5, "padding rows write into the null block, never into a live one"
+    assert buffers.block_table[3:, :3].eq(0).all(), "a padding row's table is null blocks"
+
+
+def test_buffers_never_move_and_keep_their_dtypes():
+    buffers = buffers_of()
+    before = {name: (x.data_ptr(), x.dtype) for name, x in vars(buffers).items() if isinstance(x, torch.Tensor)}
+    for lengths, size in (([5, 2, 9], 4), ([1], 1), ([3] * 7, 8)):
+        filled(lengths, size, buffers)
+        after = {name: (x.data_ptr(), x.dtype) for name, x in vars(buffers).items() if isinstance(x, torch.Tensor)}
+        assert after == before, "a graph reads the addresses it was recorded with: copy into the buffers"
+
+
+def test_a_sizes_plan_is_a_view_of_the_buffers():
+    buffers = buffers_of()
+    meta = buffers.meta(4)
+    filled([5, 2, 9], 4, buffers)
+    assert meta.seq_lens_kv.tolist() == [5, 2, 9, 0], "what is copied into the buffers must show in a plan made before"
+    assert len(meta.cu_seqlens_q) == 5 and meta.block_table.shape == (4, 6) and meta.block_size == 4
+    for name in ("cu_seqlens_q", "seq_lens_kv", "block_table"):
+        assert getattr(meta, name).dtype == torch.int32, f"{name}: kernel tables are int32"
+    for name in ("positions", "slot_mapping"):
+        assert getattr(meta, name).dtype == torch.int64, f"{name}: torch indexes with int64"
+
+
+# The runner
+
+
+def test_the_largest_size_is_captured_first():
+    sizes = []
+
+    def note(work):
+        work()
+        sizes.append(len(seen[-1]))
+        return work
+
+    seen = []
+    model = spy_on(both(FAMILY)[0], seen)
+    GraphRunner(model, pool_for(model), 12, note)
+    assert sizes == [12, 8, 4, 2, 1], "the smaller graphs find room in the memory of the larger: capture those first"
+
+
+def spy_on(model, seen):
+    """The model, noting the token ids it is given."""
+
+    class Spy:
+        config, dtype, device = model.config, model.dtype, model.device
+
+        def __call__(self, token_ids, kv, meta, rows=None):
+            seen.append(token_ids)
+            return model(token_ids, kv, meta, rows)
+
+    return Spy()
+
+
+def pool_for(model, kernel="torch", num_blocks=64):
+    """A pool of zeros: some tests run steps whose history no step has written."""
+    pool = KvPool(model.config, num_blocks, 4, load_kernel(kernel))
+    for tensor in (*pool.K, *pool.V):
+        tensor.zero_()
+    return pool
+
+
+def test_capturing_writes_nothing_outside_the_null_block():
+    model = both(FAMILY)[0]
+    pool = pool_for(model)
+    for tensor in (*pool.K, *pool.V):
+        tensor.fill_(7)
+
+    def runs_once(work):  # as a recording does; no_graph alone runs nothing
+        work()
+        return work
+
+    GraphRunner(model, pool, 12, runs_once)
+    for tensor in (*pool.K, *pool.V):
+        assert tensor[1:].eq(7).all(), "while graphs are recorded nobody's KV may be touched"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 12])
+def test_padded_rows_change_nothing(count):
+    """Edge case 40: NaN lies in the null block, in unwritten slots, and in every padding row's table and logits."""
+    model = both(FAMILY)[0]
+    runner, chunks = GraphRunner(model, pool_for(model), 12, no_graph), decode_chunks([3 + i for i in range(count)])
+    torch.manual_seed(0)
+    for tensor in (*runner.pool.K, *runner.pool.V):
+        tensor.normal_()
+        tensor[0] = float("nan")
+    want = ModelRunner(model, runner.pool).run(chunks)
+    runner.buffers.block_table.fill_(9_999)  # what an earlier step left behind
+    runner.buffers.logits.fill_(float("nan"))
+    got = runner.run(chunks)
+    assert got.shape == want.shape, "one row of logits for each request, none for the padding"
+    torch.testing.assert_close(got, want, msg=lambda text: f"padding changed the logits of real rows: {text}")
+
+
+def test_each_batch_size_takes_its_size_and_prefills_and_mixed_steps_take_none():
+    counting = Counting()
+    model = both(FAMILY)[0]
+    runner = GraphRunner(model, pool_for(model), 12, counting)
+    assert counting.captured == len(runner.capture_sizes) == 5
+
+    def size_of(chunks):
+        counting.replayed.clear()
+        runner.run(chunks)
+        return [runner.capture_sizes[::-1][number] for number in counting.replayed]
+
+    assert [size_of(decode_chunks([2] * count)) for count in (1, 2, 3, 8, 9, 12)] == [[1], [2], [4], [8], [12], [12]]
+    prompt = Chunk(Decoding(6), 0, 6, array("i", [40, 41]))
+    middle = Chunk(Decoding(6), 2, 3, array("i", [40, 41]))
+    assert size_of([prompt]) == [], "a prompt runs as before"
+    assert size_of([*decode_chunks([2, 2]), prompt]) == [], "a mixed step runs as before"
+    assert size_of([*decode_chunks([2, 2]), middle]) == [], "a chunk of one token in mid-prompt chooses no token"
+    assert size_of(decode_chunks([2] * 13)) == [], "more rows than the longest size run as before"
+
+
+def test_a_step_s_logits_stay_what_they_were_when_the_next_step_runs():
+    model = both(FAMILY)[0]
+    runner = GraphRunner(model, pool_for(model), 4, no_graph)
+    first = runner.run(decode_chunks([3, 4]))
+    kept = first.clone()
+    runner.run(decode_chunks([7, 8]))
+    assert torch.equal(first, kept), "the next step wrote over the logits that this one gave away"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_through_the_padded_path_equal_the_plain_runner_s_and_hugging_face_s(family):
+    model, prompts = both(family)[0], prompts_of(family)
+    plain = Engine.for_model(
+        model,
+        num_blocks=64,
+        block_size=4,
+        kernel="torch",
+        scheduler_config=SchedulerConfig(max_num_seqs=12, watermark=0),
+    )
+    counting = Counting()
+    got = answers(graph_engine(model, counting, load_kernel("torch")), prompts)
+    assert got == answers(plain, prompts) == alone(family)
+    assert len(set(counting.replayed)) > 1, "batches shrink as requests end: more than one size must have run"
+
+
+def test_preempted_and_late_requests_get_the_same_tokens():
+    engine = graph_engine(both(FAMILY)[0], no_graph, load_kernel("torch"), num_blocks=14, chunked_prefill_size=3)
+    assert answers(engine, prompts_of(FAMILY)) == alone(FAMILY)
+    assert engine.scheduler.num_preemptions > 0, "nobody was preempted: no test of it"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_recorded_decode_gives_the_same_tokens(family):
+    """On a tape: addresses, shapes and numbers are those of the recording, and no Python of the model runs again."""
+
+    def kernel(*inputs):
+        decoding = len(inputs[0]) == len(inputs[4])
+        return (masked_attention if decoding else load_kernel("reference").paged_attention)(*inputs)
+
+    tape = TapeCapture()
+    engine = graph_engine(both(family)[0], tape, kernel)
+    counting = Counting()
+    engine.runner.replays = {size: counting(replay) for size, replay in engine.runner.replays.items()}
+    assert answers(engine, prompts_of(family)) == alone(family), "what is recorded once must be right at every step"
+    assert tape.runs == 2 * len(engine.runner.capture_sizes) and len(counting.replayed) > 5
+
+
+def test_a_kernel_that_looks_at_lengths_cannot_be_recorded():
+    with pytest.raises(AssertionError, match="looks at a value"):
+        graph_engine(both(FAMILY)[0], TapeCapture(), load_kernel("reference"))
+
+
+def test_where_there_is_no_gpu_the_plain_runner_is_taken():
+    model = both(FAMILY)[0]
+    assert type(runner_for(model, pool_for(model), 8)) is ModelRunner
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_captured_decode_gives_the_tokens_of_eager_decode(dtype):
+    model = load_model(POCKET_DIR, dtype, "cuda")
+    prompts = [some_ids(length, model.config.vocab_size, seed=length) for length in LENGTHS]
+
+    def engine():
+        return Engine.for_model(model, num_blocks=256, scheduler_config=SchedulerConfig(max_num_seqs=12, watermark=0))
+
+    captured = engine()
+    captured.runner = GraphRunner(model, captured.runner.pool, 12, CudaCapture())
+    assert answers(captured, prompts, 24) == answers(engine(), prompts, 24)
+
+
+@pytest.mark.gpu
+def test_a_gpu_with_triton_gets_graphs():
+    model = load_model(POCKET_DIR, torch.bfloat16, "cuda")
+    pool = KvPool(model.config, 64, 16, load_kernel("triton", "cuda", torch.bfloat16), torch.bfloat16, "cuda")
+    assert isinstance(runner_for(model, pool, 8), GraphRunner)

@@ -1,0 +1,161 @@
+"""Lesson 10. The table on the device: a row for each request, a slot for each position, and a plan made from it."""
+
+from array import array
+
+import pytest
+import torch
+
+from mini_engine.engine.runner import plan_step
+from mini_engine.engine.scheduler import Chunk
+from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.gpu.req_to_token import PADDING_ROW, ReqToTokenPool
+from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+
+
+def slots_of(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def refused(pool, error, match, call):
+    before = (pool.req_to_token.tolist(), list(pool.free_rows), set(pool.held))
+    with pytest.raises(error, match=match):
+        call()
+    assert (pool.req_to_token.tolist(), pool.free_rows, pool.held) == before, "a refused call must change nothing"
+
+
+def test_rows_begin_at_1_because_row_0_is_padding():
+    pool = ReqToTokenPool(3, 4)
+    assert pool.alloc(2) == [1, 2] and pool.alloc() == [3], "row 0 is nobody's"
+    assert pool.req_to_token.shape == (4, 4) and pool.req_to_token.dtype == torch.int32
+
+
+def test_more_rows_than_there_are_is_refused():
+    pool = ReqToTokenPool(3, 4)
+    pool.alloc(2)
+    refused(pool, OutOfBlocks, "need 2 rows, 1 free of 3", lambda: pool.alloc(2))
+    refused(pool, ValueError, "-1 rows", lambda: pool.alloc(-1))
+    assert pool.alloc(0) == [] and pool.available_size() == 1
+
+
+def test_what_is_written_is_read():
+    pool = ReqToTokenPool(3, 6)
+    a, b = pool.alloc(2)
+    pool.write(a, 0, slots_of(7, 8, 9))
+    pool.write(b, 0, slots_of(4))
+    pool.write(a, 3, slots_of(2))
+    assert pool.read(a, 4).tolist() == [7, 8, 9, 2], "slots lie at their positions"
+    assert pool.read(b, 1).tolist() == [4] and pool.read(b, 0).tolist() == []
+
+
+def test_a_freed_row_comes_back_and_points_at_padding():
+    pool = ReqToTokenPool(2, 4)
+    a, b = pool.alloc(2)
+    pool.write(a, 0, slots_of(7, 8, 9))
+    pool.free(a)
+    assert pool.req_to_token[a].tolist() == [0, 0, 0, 0], (
+        "a freed row must not point at slots: they are another request's soon"
+    )
+    assert pool.alloc() == [a] and pool.available_size() == 0 and b in pool.held
+
+
+@pytest.mark.parametrize("row", [0, 2, -1, 4], ids=["padding", "never given", "-1", "past the end"])
+def test_a_row_that_nobody_holds_is_refused(row):
+    pool = ReqToTokenPool(3, 4)
+    pool.alloc(1)
+    for call in (
+        lambda: pool.free(row),
+        lambda: pool.write(row, 0, slots_of(1)),
+        lambda: pool.read(row, 1),
+    ):
+        refused(pool, ValueError, "not held", call)
+
+
+def test_a_row_cannot_be_freed_twice():
+    pool = ReqToTokenPool(3, 4)
+    [row] = pool.alloc()
+    pool.free(row)
+    refused(pool, ValueError, "not held", lambda: pool.free(row))
+
+
+@pytest.mark.parametrize(
+    ("start", "slots"),
+    [
+        (3, slots_of(1, 2)),
+        (-1, slots_of(1)),
+        (5, slots_of()),
+        (0, torch.tensor([1, 2])),
+        (0, slots_of(1, 2).view(1, 2)),
+    ],
+    ids=["too long", "-1", "past the end", "int64", "two dimensions"],
+)
+def test_a_write_that_does_not_fit_is_refused(start, slots):
+    pool = ReqToTokenPool(2, 4)
+    pool.alloc()
+    refused(pool, ValueError, "do not fit|give \\[n\\] int32", lambda: pool.write(1, start, slots))
+
+
+def test_a_read_past_the_row_is_refused():
+    pool = ReqToTokenPool(2, 4)
+    pool.alloc()
+    for length in (5, -1):
+        with pytest.raises(ValueError, match="cannot be read"):
+            pool.read(1, length)
+
+
+@pytest.mark.parametrize(("reqs", "length"), [(0, 4), (2, 0), (-1, 4)])
+def test_a_table_for_nobody_is_refused(reqs, length):
+    with pytest.raises(UserError, match="at least 1"):
+        ReqToTokenPool(reqs, length)
+
+
+def test_clear_gives_every_row_back():
+    pool = ReqToTokenPool(3, 4)
+    pool.alloc(2)
+    pool.write(1, 0, slots_of(5))
+    pool.clear()
+    refused(pool, ValueError, "not held", lambda: pool.free(1))
+    assert pool.available_size() == 3 and not pool.req_to_token.any() and pool.alloc(3) == [1, 2, 3]
+
+
+# A step's plan, made from the table
+
+
+class Decoding:
+    def __init__(self, length):
+        self.token_ids = [1] * length
+
+
+def table_with(lengths, page_size):
+    """A table whose requests hold whole pages in mixed order; the rows, and lesson 5's chunks for the same pages."""
+    allocator = TokenToKVPoolAllocator(40 * page_size, page_size, need_sort=False)
+    pages = allocator.alloc(40 * page_size).view(40, page_size)
+    pages = pages[torch.randperm(40, generator=torch.Generator().manual_seed(1))]
+    pool = ReqToTokenPool(9, -(-max(lengths) // page_size) * page_size)
+    rows, chunks = pool.alloc(len(lengths)), []
+    for row, length in zip(rows, lengths, strict=True):
+        mine, pages = pages[: -(-length // page_size)], pages[-(-length // page_size) :]
+        pool.write(row, 0, mine.flatten())
+        blocks = array("i", (mine[:, 0] // page_size).tolist())
+        chunks.append(Chunk(Decoding(length), length - 1, length, blocks))
+    return pool, rows, chunks
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_the_plan_made_on_the_device_is_lesson_5_s(page_size):
+    lengths = [5, 1, 8, 9]
+    pool, rows, chunks = table_with(lengths, page_size)
+    want = plan_step(chunks, page_size, torch.device("cpu")).meta
+    got = pool.plan_decode(torch.tensor(rows), slots_of(*lengths), page_size)
+    assert got.block_size == page_size
+    for name in ("positions", "slot_mapping", "cu_seqlens_q", "seq_lens_kv", "block_table"):
+        a, b = getattr(got, name), getattr(want, name)
+        assert a.dtype == b.dtype and a.tolist() == b.tolist(), f"{name} is {a.tolist()}, lesson 5's is {b.tolist()}"
+
+
+def test_padding_rows_write_into_slot_0_and_feed_no_query():
+    pool, rows, _ = table_with([5, 2], 4)
+    meta = pool.plan_decode(torch.tensor([*rows, PADDING_ROW, PADDING_ROW]), slots_of(5, 2, 0, 0), 4)
+    assert meta.slot_mapping[2:].tolist() == [0, 0], "padding rows write into the padding slot"
+    assert meta.cu_seqlens_q.tolist() == [0, 1, 2, 2, 2] and meta.seq_lens_kv.tolist() == [5, 2, 0, 0]
+    assert meta.positions.tolist() == [4, 1, 0, 0], "a padding row has no position -1"
+    assert not meta.block_table[2:].any()

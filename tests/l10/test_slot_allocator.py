@@ -1,0 +1,446 @@
+"""Lesson 10. The free list on the device: slots as int32 tensors, frees that wait, pages that stay whole."""
+
+import random
+from contextlib import ExitStack
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.gpu.kv_pool import KvPool
+from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+
+
+def slots_of(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def state(allocator):
+    """All that a refused call must leave as it was."""
+    return (
+        allocator.free_slots.tolist(),
+        allocator.release_slots.tolist(),
+        allocator.is_held.tolist(),
+        [part.tolist() for part in allocator.deferred],
+    )
+
+
+def refused(allocator, error, match, call):
+    before = state(allocator)
+    with pytest.raises(error, match=match):
+        call()
+    assert state(allocator) == before, "a call that is refused must change nothing"
+
+
+# Taking
+
+
+def test_slots_come_from_the_front_and_slot_0_is_nobody_s():
+    allocator = TokenToKVPoolAllocator(6)
+    assert allocator.alloc(4).tolist() == [1, 2, 3, 4], "slot 0 is padding: the first that is handed out is 1"
+    assert allocator.alloc(2).tolist() == [5, 6] and allocator.available_size() == 0
+
+
+def test_nothing_asked_nothing_given():
+    allocator = TokenToKVPoolAllocator(6)
+    assert allocator.alloc(0).tolist() == [] and allocator.available_size() == 6
+    allocator.free(torch.tensor([]))
+    assert allocator.available_size() == 6
+
+
+def test_a_negative_number_is_refused():
+    allocator = TokenToKVPoolAllocator(6)
+    refused(allocator, ValueError, "-1 slots", lambda: allocator.alloc(-1))
+
+
+def test_more_than_there_is_is_refused_and_nothing_is_merged():
+    allocator = TokenToKVPoolAllocator(8)
+    held = allocator.alloc(6)
+    allocator.free(held[3:5])
+    refused(allocator, OutOfBlocks, r"need 5 slots, 4 free of 8", lambda: allocator.alloc(5))
+
+
+# Giving back
+
+
+def test_a_free_joins_the_short_list_and_not_the_long_one():
+    allocator = TokenToKVPoolAllocator(8)
+    allocator.free(allocator.alloc(3))
+    assert allocator.free_slots.tolist() == [4, 5, 6, 7, 8], "a free must not copy the long list"
+    assert allocator.release_slots.tolist() == [1, 2, 3] and allocator.available_size() == 8
+
+
+def test_lists_are_merged_only_when_the_free_one_is_too_short():
+    allocator = TokenToKVPoolAllocator(8)
+    allocator.free(allocator.alloc(3))
+    assert allocator.alloc(5).tolist() == [4, 5, 6, 7, 8], "free_slots had enough"
+    assert allocator.release_slots.tolist() == [1, 2, 3], "no merge was needed, and none may be paid for"
+    assert allocator.alloc(1).tolist() == [1] and allocator.release_slots.tolist() == []
+
+
+def test_a_merge_sorts_so_that_neighbours_come_together_again():
+    allocator = TokenToKVPoolAllocator(8)
+    first, second = allocator.alloc(3), allocator.alloc(3)
+    allocator.free(second)
+    allocator.free(first)
+    assert allocator.alloc(8).tolist() == list(range(1, 9)), "after a merge the low slots go first"
+
+
+def test_a_merge_empties_the_short_list_into_the_long_one():
+    allocator = TokenToKVPoolAllocator(8)
+    allocator.free_slots, allocator.release_slots = slots_of(6, 8), slots_of(7, 2)
+    allocator.merge_and_sort_free()
+    assert allocator.free_slots.tolist() == [2, 6, 7, 8], "both lists' slots, the low ones first"
+    assert allocator.release_slots.tolist() == [], "what was merged must not be handed out twice"
+    assert allocator.free_slots.dtype == allocator.release_slots.dtype == torch.int32
+
+
+def test_without_need_sort_a_merge_keeps_the_order():
+    allocator = TokenToKVPoolAllocator(8, need_sort=False)
+    allocator.free_slots, allocator.release_slots = slots_of(6, 8), slots_of(7, 2)
+    allocator.merge_and_sort_free()
+    assert allocator.free_slots.tolist() == [6, 8, 7, 2], "a sort that nobody asked for"
+
+
+def test_without_need_sort_a_merge_appends():
+    allocator = TokenToKVPoolAllocator(8, need_sort=False)
+    allocator.free(allocator.alloc(3))
+    assert allocator.alloc(8).tolist() == [4, 5, 6, 7, 8, 1, 2, 3]
+
+
+def test_slots_may_come_back_in_any_order_shape_and_integer_type():
+    allocator = TokenToKVPoolAllocator(8)
+    held = allocator.alloc(8)
+    allocator.free(held.flip(0).view(2, 4).long())
+    assert allocator.alloc(8).tolist() == list(range(1, 9))
+
+
+def test_a_freed_view_of_the_table_may_be_written_over_at_once():
+    """The usual caller frees a row of req_to_token, and clears that row right after."""
+    allocator = TokenToKVPoolAllocator(8)
+    table = torch.zeros(2, 8, dtype=torch.int32)
+    table[1, :3] = allocator.alloc(3)
+    with allocator.free_group():
+        allocator.free(table[1, :3])
+        table[1] = 0
+    assert sorted(allocator.alloc(8).tolist()) == list(range(1, 9)), "free must copy what it is given, not keep a view"
+
+
+@pytest.mark.parametrize(
+    "numbers", [(0,), (9,), (-1,), (6,), (1, 6)], ids=["padding", "past the end", "-1", "never given", "one of two"]
+)
+def test_what_is_not_held_cannot_be_freed(numbers):
+    allocator = TokenToKVPoolAllocator(8)
+    allocator.alloc(5)
+    refused(allocator, ValueError, "not held", lambda: allocator.free(slots_of(*numbers)))
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_what_lies_outside_the_pool_cannot_be_freed_though_all_of_it_is_held(page_size):
+    allocator = TokenToKVPoolAllocator(8, page_size)
+    allocator.alloc(8)
+    for first in (0, -page_size, allocator.num_slots, 100 * page_size):
+        page = torch.arange(first, first + page_size, dtype=torch.int32)
+        refused(allocator, ValueError, "not held", lambda page=page: allocator.free(page))
+
+
+def test_a_slot_cannot_be_freed_twice():
+    allocator = TokenToKVPoolAllocator(8)
+    held = allocator.alloc(5)
+    allocator.free(held[:2])
+    refused(allocator, ValueError, "slots \\[2\\] are not held", lambda: allocator.free(held[1:]))
+    refused(allocator, ValueError, "slots \\[3\\] are named twice", lambda: allocator.free(slots_of(3, 4, 3)))
+
+
+def test_a_huge_number_does_not_wrap_into_the_pool():
+    allocator = TokenToKVPoolAllocator(8)
+    allocator.alloc(8)
+    refused(allocator, ValueError, "not held", lambda: allocator.free(torch.tensor([2**32 + 1])))
+    refused(allocator, ValueError, "int32 or int64", lambda: allocator.free(torch.tensor([1.0])))
+
+
+# Pages: edge cases 7, 8, 9, 12
+
+
+def test_edge_case_7_the_highest_slot_lies_inside_the_buffer():
+    for size, page in ((8, 1), (8, 4), (16, 16), (12, 3)):
+        allocator = TokenToKVPoolAllocator(size, page)
+        slots = allocator.alloc(size)
+        assert slots.min() == page, "the whole first page is padding"
+        assert slots.max() == allocator.num_slots - 1 == size + page - 1
+        pool = KvPool(size, 1, (1, 2), page_size=page)
+        pool.set_kv(0, slots, torch.ones(size, 1, 2), torch.ones(size, 1, 2))
+        assert pool.K[0][1:].eq(1).all() and pool.K[0][0].eq(0).all(), "all of the pool, and not its padding page"
+
+
+def test_pages_are_runs_of_neighbours():
+    allocator = TokenToKVPoolAllocator(12, 4)
+    assert allocator.alloc(8).view(2, 4).tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_slots_are_asked_for_by_the_page(count):
+    allocator = TokenToKVPoolAllocator(12, 4)
+    refused(allocator, ValueError, "multiple of 4", lambda: allocator.alloc(count))
+
+
+@pytest.mark.parametrize("numbers", [(4,), (4, 5), (6, 7, 8, 9), (4, 5, 6, 7, 8), (4, 5, 6, 8)])
+def test_edge_case_8_part_of_a_page_cannot_be_freed(numbers):
+    allocator = TokenToKVPoolAllocator(12, 4)
+    allocator.alloc(12)
+    refused(allocator, ValueError, "whole pages", lambda: allocator.free(slots_of(*numbers)))
+
+
+def test_edge_case_8_two_halves_of_a_page_do_not_free_it_twice():
+    allocator = TokenToKVPoolAllocator(12, 4)
+    page = allocator.alloc(4)
+    for half in (page[:2], page[2:]):
+        refused(allocator, ValueError, "whole pages", lambda half=half: allocator.free(half))
+    allocator.free(page)
+    assert allocator.available_size() == 12, "a page that is freed whole comes back once"
+
+
+def test_pages_come_back_whole_whatever_the_order_of_their_slots():
+    allocator = TokenToKVPoolAllocator(12, 4, need_sort=False)
+    held = allocator.alloc(12)
+    allocator.free(held[torch.randperm(12, generator=torch.Generator().manual_seed(3))])
+    assert allocator.alloc(12).view(3, 4).tolist() == [[4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+
+
+@pytest.mark.parametrize("need_sort", [True, False])
+@pytest.mark.parametrize("page", [1, 4])
+def test_edge_case_9_slots_are_int32_in_every_mode(page, need_sort):
+    allocator = TokenToKVPoolAllocator(16, page, need_sort=need_sort)
+    for given_as in (torch.int32, torch.int64):
+        held = allocator.alloc(8)
+        assert held.dtype == torch.int32, "slots are int32"
+        with allocator.free_group():
+            allocator.free(held[:4].to(given_as))
+        allocator.free(held[4:].to(given_as))
+        assert allocator.release_slots.dtype == torch.int32, "what came back is int32"
+        assert allocator.alloc(16).dtype == allocator.free_slots.dtype == torch.int32, "slots are int32 after a merge"
+        allocator.clear()
+
+
+@pytest.mark.parametrize(("size", "page"), [(10, 4), (3, 4), (0, 1), (8, 0), (-4, 4)])
+def test_edge_case_12_a_size_that_is_not_whole_pages_is_refused(size, page):
+    with pytest.raises(UserError, match="multiple of it"):
+        TokenToKVPoolAllocator(size, page)
+
+
+# Groups: edge cases 10 and 11
+
+
+def test_edge_case_10_of_nested_groups_the_outermost_counts():
+    allocator = TokenToKVPoolAllocator(8)
+    held = allocator.alloc(6)
+    with allocator.free_group():
+        allocator.free(held[:2])
+        with allocator.free_group():
+            allocator.free(held[2:4])
+        assert allocator.available_size() == 2, "the inner group's end is not the outer one's"
+        allocator.free(held[4:])
+    assert allocator.available_size() == 8, "a group within a group must not lose what was freed before it"
+    assert sorted(allocator.alloc(8).tolist()) == list(range(1, 9)), "each slot once"
+
+
+def test_edge_case_10_an_exception_ends_the_group_and_loses_nothing():
+    allocator = TokenToKVPoolAllocator(8)
+    held = allocator.alloc(6)
+    with pytest.raises(RuntimeError, match="in between"), allocator.free_group():
+        allocator.free(held[:2])
+        raise RuntimeError("in between")
+    assert allocator.available_size() == 4, "what was freed before the exception is free"
+    allocator.free(held[2:])
+    assert allocator.available_size() == 8, "the group is closed: later frees do not wait for its end"
+
+
+def test_edge_case_11_frees_in_a_group_are_not_available_before_it_ends():
+    allocator = TokenToKVPoolAllocator(8)
+    held = allocator.alloc(6)
+    with allocator.free_group():
+        allocator.free(held[:4])
+        assert allocator.available_size() == 2 and allocator.num_deferred == 4
+        refused(allocator, OutOfBlocks, "need 3 slots, 2 free of 8, 4 wait", lambda: allocator.alloc(3))
+        assert allocator.alloc(2).tolist() == [7, 8], "what is free beside them can be taken"
+    assert allocator.available_size() == 4 and allocator.num_deferred == 0
+
+
+def test_a_slot_cannot_be_freed_twice_in_one_group():
+    allocator = TokenToKVPoolAllocator(8)
+    held = allocator.alloc(6)
+    with allocator.free_group():
+        allocator.free(held[:4])
+        refused(allocator, ValueError, "not held", lambda: allocator.free(held[3:5]))
+    assert allocator.available_size() == 6
+
+
+def test_an_empty_group_does_nothing():
+    allocator = TokenToKVPoolAllocator(8)
+    before = state(allocator)
+    with allocator.free_group(), allocator.free_group():
+        pass
+    assert state(allocator) == before
+
+
+def test_clear_frees_all_and_an_open_group_does_not_bring_slots_back_twice():
+    allocator = TokenToKVPoolAllocator(8)
+    held = allocator.alloc(6)
+    with allocator.free_group():
+        allocator.free(held[:4])
+        allocator.clear()
+        assert allocator.available_size() == 8
+        refused(allocator, ValueError, "not held", lambda: allocator.free(slots_of(5)))
+    assert allocator.alloc(8).tolist() == list(range(1, 9)), "each slot once"
+    allocator.free(held[:1])
+    assert allocator.available_size() == 1, "the group is closed"
+
+
+# Everything at once
+
+
+class Books:
+    """The allocator beside a naive model: a set of free slots, a list of what is held, and what waits in a group."""
+
+    def __init__(self, pages, page_size, need_sort):
+        self.allocator = TokenToKVPoolAllocator(pages * page_size, page_size, need_sort=need_sort)
+        self.page_size = page_size
+        self.all = set(range(page_size, (pages + 1) * page_size))
+        self.free, self.held, self.deferred = set(self.all), [], set()
+        self.groups = []
+
+    def alloc(self, pages):
+        count = pages * self.page_size
+        if count > len(self.free):
+            refused(self.allocator, OutOfBlocks, f"need {count} slots", lambda: self.allocator.alloc(count))
+            return
+        enough = count <= len(self.allocator.free_slots)
+        waiting = self.allocator.release_slots.tolist()
+        slots = self.allocator.alloc(count)
+        assert slots.dtype == torch.int32 and len(slots) == count
+        got = slots.tolist()
+        assert set(got) <= self.free and len(set(got)) == count, "a slot was given that somebody holds, or twice"
+        for first in range(0, count, self.page_size):
+            page = got[first : first + self.page_size]
+            assert page[0] % self.page_size == 0 and page == list(range(page[0], page[0] + self.page_size)), (
+                f"{page} is not a page"
+            )
+        if enough:
+            assert self.allocator.release_slots.tolist() == waiting, "a merge that was not needed"
+        elif self.allocator.need_sort:
+            left = got + self.allocator.free_slots.tolist()
+            assert left == sorted(left), "a merge leaves the list sorted"
+        self.free -= set(got)
+        self.held += got
+
+    def free_pages(self, pages, shuffle):
+        """Give back the first `pages` of a shuffled list of pages, their slots mixed."""
+        starts = sorted({slot // self.page_size for slot in self.held})
+        shuffle(starts)
+        slots = [start * self.page_size + i for start in starts[:pages] for i in range(self.page_size)]
+        shuffle(slots)
+        self.allocator.free(slots_of(*slots))
+        self.held = [slot for slot in self.held if slot not in set(slots)]
+        (self.deferred if self.groups else self.free).update(slots)
+
+    def free_badly(self, slot):
+        """One slot that is not held, alone or among others that are."""
+        page = [slot // self.page_size * self.page_size + i for i in range(self.page_size)]
+        if slot not in self.held:
+            bad = slots_of(*page, *(s for s in self.held if s not in page))
+            refused(self.allocator, ValueError, "not held", lambda: self.allocator.free(bad))
+        elif self.page_size > 1:
+            refused(self.allocator, ValueError, "whole pages", lambda: self.allocator.free(slots_of(slot)))
+
+    def begin(self):
+        self.groups.append(ExitStack())
+        self.groups[-1].enter_context(self.allocator.free_group())
+
+    def end(self):
+        self.groups.pop().close()
+        if not self.groups:
+            self.free |= self.deferred
+            self.deferred = set()
+
+    def check(self):
+        allocator = self.allocator
+        free = allocator.free_slots.tolist() + allocator.release_slots.tolist()
+        waiting = [slot for part in allocator.deferred for slot in part.tolist()]
+        assert allocator.available_size() == len(free) and set(free) == self.free, "the free slots are not the model's"
+        assert sorted(waiting) == sorted(self.deferred) and allocator.num_deferred == len(waiting)
+        held = allocator.is_held.nonzero().flatten().tolist()
+        assert held == sorted(self.held), "the held slots are not the model's"
+        assert sorted(free + waiting + held) == sorted(self.all), "free + held + deferred is not each slot once"
+
+
+class SlotMachine(RuleBasedStateMachine):
+    """Hypothesis calls the rules in any order."""
+
+    @initialize(pages=st.integers(1, 9), page_size=st.sampled_from([1, 1, 2, 5]), need_sort=st.booleans())
+    def start(self, pages, page_size, need_sort):
+        self.books = Books(pages, page_size, need_sort)
+
+    @rule(pages=st.integers(0, 6))
+    def alloc(self, pages):
+        self.books.alloc(pages)
+
+    @rule(pages=st.integers(0, 5), random=st.randoms())
+    def free(self, pages, random):
+        self.books.free_pages(pages, random.shuffle)
+
+    @rule(slot=st.integers(-3, 60))
+    def free_badly(self, slot):
+        self.books.free_badly(slot)
+
+    @precondition(lambda self: len(self.books.groups) < 3)
+    @rule()
+    def begin(self):
+        self.books.begin()
+
+    @precondition(lambda self: self.books.groups)
+    @rule()
+    def end(self):
+        self.books.end()
+
+    @invariant()
+    def books_balance(self):
+        if hasattr(self, "books"):
+            self.books.check()
+
+
+TestSlotMachine = SlotMachine.TestCase
+TestSlotMachine.settings = settings(max_examples=60, stateful_step_count=25)
+
+
+@pytest.mark.parametrize("need_sort", [True, False])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_100_000_calls_leave_each_slot_in_one_place(page_size, need_sort):
+    chance = random.Random(page_size)
+    books = Books(32, page_size, need_sort)
+    for call in range(25_000):  # of each kind, four kinds
+        kind = chance.randrange(10)
+        if kind < 4:
+            books.alloc(chance.randrange(9))
+        elif kind < 8:
+            books.free_pages(chance.randrange(9), chance.shuffle)
+        elif books.groups:
+            books.end()
+        elif kind == 8:
+            books.begin()
+        if call % 50 == 0:
+            books.check()
+    books.check()
+
+
+@pytest.mark.gpu
+def test_the_lists_live_on_the_gpu():
+    allocator = TokenToKVPoolAllocator(16, 4, device="cuda")
+    held = allocator.alloc(8)
+    with allocator.free_group():
+        allocator.free(held)
+    with pytest.raises(ValueError, match="not held"):
+        allocator.free(held)
+    assert allocator.alloc(16).device.type == "cuda" and allocator.available_size() == 0

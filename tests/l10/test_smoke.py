@@ -1,0 +1,82 @@
+"""Lesson 10. The smoke script: all three paths equal Hugging Face, and none is left out."""
+
+import json
+
+from scripts import l10_smoke
+
+import pytest
+
+from mini_engine.errors import UserError
+from mini_engine.gpu.graphs import CudaCapture, no_graph
+from tests.support import checkpoint
+
+PROMPTS = ["--prompt-ids", "1,2,3", "--prompt-ids", "4,9", "--prompt-ids", "5,6,7,8,9"]
+
+
+def smoke(capsys, *arguments):
+    """Exit code, report (None if there is none) and stderr."""
+    given = ["--model", str(checkpoint("two, tied, wide heads")), *PROMPTS, "--max-new-tokens", "6", "--json"]
+    try:
+        code = l10_smoke.main([*given, *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    return code, json.loads(out) if out else None, err
+
+
+@pytest.mark.parametrize("page", ["1", "4", "16"])
+def test_all_three_paths_equal_hugging_face(capsys, page):
+    code, report, _ = smoke(capsys, "--block-size", page)
+    assert code == 0 and report["match"] and report["lesson"] == 10
+    assert report["kv"]["equal"] == {"as it was": 3, "replayed": 3, "on device": 3}
+
+
+@pytest.mark.parametrize("part", ["GraphRunner", "generate_on_device", "ReqToTokenPool", "TokenToKVPoolAllocator"])
+def test_no_path_is_left_out_because_it_fails(capsys, monkeypatch, part):
+    def refuse(*args, **kwargs):
+        raise UserError("this cannot be done")
+
+    monkeypatch.setattr(l10_smoke, part, refuse)
+    code, report, err = smoke(capsys)
+    assert code == 2 and report is None, "a path that fails is an error, not one path fewer"
+    assert err.strip().splitlines()[-1].endswith(": this cannot be done")
+
+
+@pytest.mark.parametrize("path", ["replayed", "on device"])
+def test_other_tokens_fail_and_the_path_is_named(capsys, monkeypatch, path):
+    real = l10_smoke.PATHS[path]
+
+    def harmed(model, prompts, args):
+        outcome = real(model, prompts, args)
+        outcome.outputs[1] = [*outcome.outputs[1][:-1], 0]
+        return outcome
+
+    monkeypatch.setitem(l10_smoke.PATHS, path, harmed)
+    code, report, _ = smoke(capsys)
+    assert code == 1 and not report["match"] and report["kv"]["equal"][path] == 2
+    assert report["faults"] == [f"{path}: answers [1] differ from Hugging Face's"]
+
+
+def test_slots_that_stay_held_fail_whatever_the_dtype(capsys, monkeypatch):
+    real = l10_smoke.generate_on_device
+
+    def leaks(model, kv, *rest):
+        kv.allocator.alloc(kv.allocator.page_size)
+        return real(model, kv, *rest)
+
+    monkeypatch.setattr(l10_smoke, "pages_for", lambda prompts, args: [2 for _ in prompts])
+    monkeypatch.setattr(l10_smoke, "generate_on_device", leaks)
+    code, report, _ = smoke(capsys, "--dtype", "bfloat16")
+    assert code == 1 and report["faults"] == ["on device: 16 slots are still held"]
+
+
+def test_a_gpu_gets_the_kernel_that_can_be_captured_and_real_graphs(monkeypatch):
+    monkeypatch.setattr(CudaCapture, "__init__", lambda self: None)
+    assert l10_smoke.kernel_for("cuda") == "triton" and isinstance(l10_smoke.capture_for("cuda"), CudaCapture)
+    assert l10_smoke.kernel_for("cpu") == "auto" and l10_smoke.capture_for("cpu") is no_graph
+
+
+@pytest.mark.parametrize("arguments, words", [(["--block-size", "0"], "0 is too small"), (["--graphs"], "--graphs")])
+def test_what_will_not_do_exits_2_with_one_line(capsys, arguments, words):
+    code, _, err = smoke(capsys, *arguments)
+    assert code == 2 and words in err and len(err.strip().splitlines()) == 1, err

@@ -1,0 +1,124 @@
+"""Lesson 5. generate_all: answers in the prompts' order, an error for one that cannot run, nothing left behind."""
+
+import pytest
+
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.offline import Completion, generate_all
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.errors import UserError
+from tests.l5.helpers import check_empty
+from tests.support import both, hf_greedy, some_ids
+
+FAMILY = "two, tied, wide heads"
+
+
+def make_engine():
+    return Engine.for_model(both(FAMILY)[0], num_blocks=12, kernel="torch")
+
+
+def greedy(max_tokens):
+    return SamplingParams(temperature=0, max_tokens=max_tokens)
+
+
+def test_answers_come_in_the_order_of_the_prompts():
+    ours, hf = both(FAMILY)
+    prompts = [some_ids(n, ours.config.vocab_size, seed=n) for n in (40, 3, 17, 1)]
+    engine = make_engine()
+    got = generate_all(engine, prompts, [greedy(n) for n in (9, 2, 20, 1)], progress=False)
+    assert [c.token_ids for c in got] == [hf_greedy(hf, p, n) for p, n in zip(prompts, (9, 2, 20, 1), strict=True)]
+    assert [c.prompt_token_ids for c in got] == prompts and {c.finish_reason for c in got} == {"length"}
+    check_empty(engine)
+
+
+def test_a_prompt_that_cannot_run_gets_its_error_and_its_neighbours_run():
+    engine = make_engine()
+    got = generate_all(engine, [[1, 2], [], [3] * 500, [4]], greedy(3), progress=False)
+    assert [c.finish_reason for c in got] == ["length", "error", "error", "length"]
+    assert got[1] == Completion([], [], finish_reason="error", error="the prompt is empty; give at least one token")
+    assert "the whole pool has 11" in got[2].error and len(got[3].token_ids) == 3
+    check_empty(engine)
+
+
+def test_a_prompt_of_another_kind_gets_its_error_and_its_neighbours_run():
+    engine = make_engine()
+    got = generate_all(engine, [[1, 2], "one", [1, 2.5], 7], greedy(3), progress=False)
+    assert [c.finish_reason for c in got] == ["length", "error", "error", "error"]
+    assert "type str" in got[1].error and "2.5 is not in the vocabulary" in got[2].error and "type int" in got[3].error
+    check_empty(engine)
+
+
+def test_logprobs_come_if_asked_for():
+    plain, told = generate_all(
+        make_engine(),
+        [[1, 2], [1, 2]],
+        [greedy(4), SamplingParams(temperature=0, max_tokens=4, logprobs=2)],
+        progress=False,
+    )
+    assert plain.logprobs is None and len(told.logprobs) == 4 and told.token_ids == plain.token_ids
+    assert [top[0][0] for _, top in told.logprobs] == told.token_ids, "greedy takes the most likely token"
+
+
+def test_as_many_params_as_prompts():
+    with pytest.raises(UserError, match="2 prompts and 3 params"):
+        generate_all(make_engine(), [[1], [2]], [greedy(1)] * 3)
+
+
+@pytest.mark.parametrize("params", [None, [None], "greedy", 3, [greedy(1), None]])
+def test_params_of_another_type_are_refused_before_anything_runs(params):
+    engine = make_engine()
+    with pytest.raises(UserError) as caught:
+        generate_all(engine, [[1]], params, progress=False)
+    assert caught.value.param == "params"
+    check_empty(engine)
+
+
+def test_stop_strings_need_text_and_are_refused_without():
+    engine = make_engine()
+    with pytest.raises(UserError) as caught:
+        generate_all(engine, [[1], [2]], SamplingParams(stop="x"), progress=False)
+    assert caught.value.param == "stop"
+    check_empty(engine)
+
+
+def test_a_reader_ends_its_own_answer_and_no_other():
+    class AfterThree:
+        text = "three"
+
+        def __init__(self, request):
+            self.request = request
+
+        def read(self):
+            return self.request.prompt_ids == [1] and len(self.request.output_ids) == 3
+
+    ended, other = generate_all(make_engine(), [[1], [2]], greedy(9), progress=False, reader=AfterThree)
+    assert (len(ended.token_ids), ended.finish_reason, ended.text) == (3, "stop", "three")
+    assert (len(other.token_ids), other.finish_reason) == (9, "length")
+
+
+def test_an_interrupted_run_leaves_nothing_behind():
+    engine, ran = make_engine(), []
+    model = engine.runner.model
+
+    def press_ctrl_c(*_):
+        ran.append(1)
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+
+    handle = model.register_forward_pre_hook(press_ctrl_c)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            generate_all(engine, [[1, 2], [3]], greedy(9), progress=False)
+    finally:
+        handle.remove()
+    check_empty(engine)
+    assert generate_all(engine, [[1, 2]], greedy(2), progress=False)[0].finish_reason == "length"
+
+
+def test_no_prompts_no_answers():
+    assert generate_all(make_engine(), [], greedy(1), progress=False) == []
+
+
+def test_a_line_of_figures_at_the_end(capsys):
+    generate_all(make_engine(), [[1, 2], [3]], greedy(4))
+    out, err = capsys.readouterr()
+    assert out == "" and "2 prompts: 8 new tokens" in err and "2 length" in err and "0 preemptions" in err

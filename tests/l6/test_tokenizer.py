@@ -1,0 +1,285 @@
+"""Lesson 6. The tokenizer without transformers: ids, text, marks and conversations are those of AutoTokenizer."""
+
+import json
+import shutil
+
+import pytest
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as RawTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.models.qwen2 import Qwen2Tokenizer
+
+from mini_engine.errors import UserError
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.tokenizer import Tokenizer
+
+TEXTS = [
+    "The capital of France is Paris. 1, 2, 3.",
+    "  two spaces ,  and\n\n\ta tab ",
+    "漢字 naïve café e\u0301 👩‍👩‍👧‍👦 \ufffd",
+    "<|im_start|>user\nHi<|im_end|>\n<think>well</think>",
+    "<|endoftext|><|mark|> <|bos|>x<|im_end|>",
+    "",
+]
+CHATS = [
+    [{"role": "user", "content": "What is the capital of Japan?"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": '<b>"One" & two</b>, naïve 漢字\n'},
+        {"role": "assistant", "content": "Three."},
+        {"role": "user", "content": " four "},
+    ],
+]
+TEMPLATE = """{#- Uses what templates of real checkpoints use. -#}
+{%- set state = namespace(first=true) %}
+{{ bos_token }}
+{%- for message in messages %}
+    {%- if message.role == "system" and not loop.first %}
+        {{- raise_exception("the system speaks first") }}
+    {%- endif %}
+    {%- if message.role == "skip" %}{% continue %}{% endif %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {% generation %}
+    {{- message.content | trim }}{% set state.first = false %}
+    {% endgeneration %}
+    {{- eos_token + message | tojson + dict(a=1) | tojson(indent=2) }}
+{%- endfor %}
+{%- if tools is none and documents is none and not state.first and unknown is not defined %}
+    {{- strftime_now("%Y") }}
+{%- endif %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}
+"""
+
+
+def raw_tokenizer() -> RawTokenizer:
+    """A byte-level BPE of 300 entries, cut as Qwen's is."""
+    raw = RawTokenizer(models.BPE())
+    raw.normalizer, raw.decoder = normalizers.NFC(), decoders.ByteLevel()
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    raw.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    return raw
+
+
+def write_json(path, data):
+    path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def edit_config(directory, **changes):
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | changes
+    write_json(path, {name: value for name, value in config.items() if value != "gone"})
+
+
+# Checkpoints' tokenizers, as they are written.
+
+
+def pocket(directory):
+    shutil.copytree(POCKET_DIR, directory, dirs_exist_ok=True)
+
+
+def by_transformers(directory):
+    """Named and unnamed special tokens, added ones that are not special, padding and truncation switched on."""
+    raw = raw_tokenizer()
+    raw.add_special_tokens(["<|bos|>"])
+    raw.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", raw.token_to_id("<|bos|>"))]
+    )
+    raw.enable_truncation(5)
+    raw.enable_padding(length=50, pad_token="<|endoftext|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        bos_token="<|bos|>",
+        eos_token=AddedToken("<|im_end|>", rstrip=True, special=True),
+        pad_token="<|endoftext|>",
+        extra_special_tokens=["<|im_start|>"],
+    )
+    tokenizer.add_tokens(["<think>", AddedToken("</think>", lstrip=True)])
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(directory)
+
+
+def by_qwen_s_class(directory):
+    raw = json.loads(raw_tokenizer().to_str())["model"]
+    merges = [tuple(merge) for merge in raw["merges"]]
+    tokenizer = Qwen2Tokenizer(
+        vocab=raw["vocab"], merges=merges, eos_token="<|im_end|>", extra_special_tokens=["<|im_start|>"]
+    )
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.chat_template = "{%- for m in messages %}{{ m.content + eos_token }}{%- endfor %}"
+    tokenizer.save_pretrained(directory)
+
+
+def template_in_the_config(directory):
+    by_transformers(directory)
+    (directory / "chat_template.jinja").unlink()
+    edit_config(directory, chat_template=TEMPLATE)
+
+
+def templates_by_name(directory):
+    by_transformers(directory)
+    (directory / "chat_template.jinja").unlink()
+    templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": TEMPLATE}]
+    edit_config(directory, chat_template=templates)
+
+
+def by_transformers_4(directory):
+    """Tokens as objects, and the unnamed special ones under their old name."""
+    by_transformers(directory)
+    raw = RawTokenizer.from_file(str(directory / "tokenizer.json"))
+    fields = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+    tokens = {
+        index: {field: getattr(token, field) for field in fields}
+        for index, token in raw.get_added_tokens_decoder().items()
+    }
+    edit_config(
+        directory,
+        added_tokens_decoder={str(index): token for index, token in tokens.items()},
+        bos_token=next(token | {"__type": "AddedToken"} for token in tokens.values() if token["content"] == "<|bos|>"),
+        additional_special_tokens=["<|im_start|>"],
+        extra_special_tokens="gone",
+        tokenizer_class="PreTrainedTokenizerFast",
+    )
+
+
+def marked_in_the_config_alone(directory):
+    """tokenizer.json knows no special token: one is a plain entry of the vocabulary, the others are not there."""
+    raw = raw_tokenizer()
+    raw.add_tokens(["<|im_end|>"])
+    raw.save(str(directory / "tokenizer.json"))
+    config = {
+        "bos_token": "<|bos|>",
+        "eos_token": "<|im_end|>",
+        "extra_special_tokens": ["<|mark|>"],
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    write_json(directory / "tokenizer_config.json", config)
+    (directory / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+
+
+def marked_under_the_old_name(directory):
+    marked_in_the_config_alone(directory)
+    edit_config(directory, extra_special_tokens="gone", additional_special_tokens=["<|mark|>"])
+
+
+def marked_by_names_of_their_own(directory):
+    marked_in_the_config_alone(directory)
+    edit_config(directory, extra_special_tokens={"mark": "<|mark|>"})
+    (directory / "chat_template.jinja").write_text("{{ mark + messages[0].content }}", encoding="utf-8")
+
+
+WRITERS = [
+    pocket,
+    by_transformers,
+    by_qwen_s_class,
+    template_in_the_config,
+    templates_by_name,
+    by_transformers_4,
+    marked_in_the_config_alone,
+    marked_under_the_old_name,
+    marked_by_names_of_their_own,
+]
+
+
+@pytest.fixture(scope="module", params=WRITERS, ids=lambda writer: writer.__name__)
+def both(request, tmp_path_factory):
+    """(ours, transformers') of the same directory."""
+    directory = tmp_path_factory.mktemp(request.param.__name__)
+    request.param(directory)
+    return Tokenizer(directory), AutoTokenizer.from_pretrained(directory)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_becomes_the_same_ids(both, text):
+    ours, theirs = both
+    assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_ids_become_the_same_text(both, skip):
+    ours, theirs = both
+    for ids in [*map(ours.encode, TEXTS), list(range(len(theirs)))]:
+        assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+
+def test_the_same_tokens_are_special(both):
+    ours, theirs = both
+    assert ours.special_ids == set(theirs.all_special_ids)
+
+
+def test_every_token_s_bytes_are_what_it_decodes_to(both):
+    ours, theirs = both
+    rows = len(theirs)
+    assert ours.token_bytes[rows:] == [b""] * (len(ours.token_bytes) - rows), "the model's spare rows mean nothing"
+    for index in range(rows):
+        assert ours.token_bytes[index].decode("utf-8", "replace") == theirs.decode([index]), f"token {index}"
+
+
+@pytest.mark.parametrize("chat", CHATS, ids=["one question", "a conversation"])
+def test_a_conversation_becomes_the_same_ids(both, chat):
+    ours, theirs = both
+    wanted = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    assert ours.encode_chat(chat) == wanted
+
+
+# What is refused.
+
+
+@pytest.fixture
+def directory(tmp_path):
+    by_transformers(tmp_path)
+    return tmp_path
+
+
+def refused(words, call, *arguments):
+    with pytest.raises(UserError, match=words) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value), "an error is one sentence on one line"
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
+    refused("has no tokenizer.json; give token ids", Tokenizer, tmp_path)
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(directory):
+    (directory / "tokenizer.json").write_text("{}", encoding="utf-8")
+    refused("tokenizer.json cannot be read as a tokenizer", Tokenizer, directory)
+
+
+def test_a_tokenizer_that_is_not_byte_level_is_refused(tmp_path):
+    RawTokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    refused("not byte-level", Tokenizer, tmp_path)
+
+
+def test_half_a_character_is_refused(directory):
+    refused("half a character", Tokenizer(directory).encode, "a\ud800")
+    refused("half a character", Tokenizer(directory).encode_chat, [{"role": "user", "content": "a\ud800"}])
+
+
+def test_a_checkpoint_without_a_chat_template_is_refused_when_it_is_asked_to_chat(directory):
+    (directory / "chat_template.jinja").unlink()
+    tokenizer = Tokenizer(directory)
+    assert tokenizer.encode("text"), "text needs no template"
+    refused("has no chat template", tokenizer.encode_chat, CHATS[0])
+
+
+def test_a_template_may_refuse_a_conversation(directory):
+    chat = [*CHATS[0], {"role": "system", "content": "late"}]
+    refused("refuses these messages: the system speaks first", Tokenizer(directory).encode_chat, chat)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{% for %}", "chat template cannot be used"),
+        ("{{ messages.append(1) }}", "refuses these messages: .*unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "refuses these messages: .*unsafe"),
+        ("{{ dict.mro() }}", "refuses these messages: .*no attribute 'mro'"),
+        ("{{ dict.__globals__.json }}", "refuses these messages: .*unsafe"),
+    ],
+)
+def test_a_template_is_a_stranger_s_program_and_runs_in_a_sandbox(directory, source, words):
+    (directory / "chat_template.jinja").write_text(source, encoding="utf-8")
+    refused(words, Tokenizer(directory).encode_chat, CHATS[0])
