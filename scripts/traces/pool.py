@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 2's trace: requests come and go in a pool of six blocks."""
+"""Course machinery. Lesson 2's trace: requests arrive and finish in a pool of six blocks."""
 
 from scripts.traces.tape import Tape, ask, listed, plural, ranges
 
@@ -19,7 +19,7 @@ def tape() -> Tape:
 
 
 class Player:
-    """Requests over one real pool, stepped one at a time; each step is a frame or two."""
+    """Runs requests over one real pool, one at a time. Each step records one or two frames."""
 
     def __init__(self, tape: Tape) -> None:
         from mini_engine.kv.allocator import BlockAllocator
@@ -84,7 +84,7 @@ class Running:
         return self.request.blocks[before:]
 
     def run(self) -> tuple[list[int], list[int], str]:
-        """The model runs. The slots written, the slots read, and the word that was chosen."""
+        """Run the model. Return the slots written, the slots read, and the chosen word."""
         import torch
 
         from mini_engine.engine.loop import next_token
@@ -102,7 +102,7 @@ class Running:
 
 
 def record(tape: Tape) -> None:
-    """The story. What it says comes from what the pool and its books did."""
+    """Record the story. What it says is derived from the pool's actual state."""
     player = Player(tape)
     player.show(
         f"A pool of {NUM_BLOCKS} blocks, {BLOCK_SIZE} slots each. A slot takes the keys and values of one token. "

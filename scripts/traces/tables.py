@@ -18,7 +18,7 @@ def tape() -> Tape:
 
 
 class Watching:
-    """The kernel, and what it was called with in one layer of the last step."""
+    """Wraps the kernel and keeps its arguments in one layer of the last step."""
 
     def __init__(self) -> None:
         from mini_engine.attention.reference import paged_attention
@@ -32,7 +32,7 @@ class Watching:
     def keys_of(self, s: int, query: int, entry: int) -> tuple[list[int], list[float]]:
         """Slots of the keys that query number `query` of sequence s finds in entry `entry` of its row, and scores.
 
-        Scores have two decimals, so that whoever checks the sums that are shown finds them right.
+        Scores have two decimals, so that readers who check the sums shown find them correct.
         """
         q, k_cache, _, starts, lens, table, scale = self.calls[LAYER]
         start, stop = int(starts[s]), int(starts[s + 1])
@@ -80,7 +80,7 @@ class Desk:
         return len(ids)
 
     def reserve(self) -> dict[str, list[int]]:
-        """Room for everybody's next step; the blocks that are new to each."""
+        """Reserve room for every request's next step. Return the new blocks of each."""
         from mini_engine.kv.block_tensor import reserve_all
 
         before = {name: len(request.table.blocks) for name, request in self.requests.items()}
@@ -101,7 +101,7 @@ class Desk:
         }
 
     def run(self) -> list[int]:
-        """The packed step, as `generate_packed` runs it; the slots that were written."""
+        """Run the packed step like `generate_packed`. Return the slots written."""
         import torch
 
         from mini_engine.engine.loop import next_token
@@ -129,7 +129,7 @@ class Desk:
 
 
 def record(tape: Tape) -> None:
-    """The story: a mixed step, a decode, a request that comes later, and two walks of the kernel."""
+    """Record the story: a mixed step, a decode, a request that arrives later, and two walks of the kernel."""
     desk = Desk(tape)
     desk.show(
         f"{NUM_BLOCKS} blocks of {BLOCK_SIZE} slots. Block 0 is the null block: nobody is ever given it, and tables "
