@@ -46,8 +46,8 @@ def build_engine(
     return engine
 
 
-def load(path_or_hub_id: str | Path | None, dtype: str | torch.dtype, device: str | torch.device) -> Qwen3ForCausalLM:
-    """Load a checkpoint, the pocket model for None.
+def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | torch.device) -> Qwen3ForCausalLM:
+    """Load a checkpoint.
 
     Args:
         dtype: a torch dtype or its name; "auto" is float32 on the CPU and bfloat16 on a GPU.
