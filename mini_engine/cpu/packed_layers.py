@@ -1,7 +1,7 @@
 """Lesson 9. Decoder layers and vocabulary head over packed weights, run by `layers.cpp`.
 
-The layers do what lesson 0's do. Over lesson 3's pool one call runs them all; a store of another kind is asked between
-the two halves of each layer, as ever.
+The layers compute what lesson 0's do. With lesson 3's pool and its C++ kernel one call runs all of them; any other
+store is called between the two halves of each layer.
 """
 
 import ctypes
@@ -23,10 +23,10 @@ LINE_BYTES = 64
 
 
 def apart(like: Tensor, width: int) -> Tensor:
-    """Room for len(like) rows of `width` that begin an odd number of cache lines after one another.
+    """Allocate len(like) rows of `width` that start an odd number of cache lines apart.
 
     A cache finds its lines by the lower bits of their addresses. Rows a power of two apart share those bits, so a dozen
-    of them push each other out of the first-level cache.
+    of them evict each other from the first-level cache.
     """
     size = like.element_size()
     lines = -(-width * size // LINE_BYTES) | 1
@@ -49,12 +49,12 @@ class PackedLinear(nn.Module):
 
     @property
     def matrix(self) -> native.Matrix:
-        """What C++ is told of it."""
+        """The struct that describes it to C++."""
         bias = None if self.bias is None else self.bias.data_ptr()
         return native.Matrix(self.packed.tiles.data_ptr(), bias, self.packed.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x `[T, in_features]` in the weight's dtype -> `[T, out_features]`; each row as if it were alone."""
+        """x `[T, in_features]` in the weight's dtype -> `[T, out_features]`; rows do not affect each other's bits."""
         if x.shape[1:] != (self.packed.in_features,) or x.dtype != self.packed.tiles.dtype:
             raise ValueError(
                 f"x is {x.dtype} {list(x.shape)}; this layer takes {self.packed.tiles.dtype} "
@@ -68,7 +68,7 @@ class PackedLinear(nn.Module):
 
 
 class Activations:
-    """The memory of one step over T tokens, shared by all layers, and the struct that tells C++ where it lies."""
+    """The memory of one step over T tokens, shared by all layers, and the struct that describes it to C++."""
 
     def __init__(self, x: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, shape: native.Shape) -> None:
         width = (shape.heads + 2 * shape.kv_heads) * shape.dim
@@ -84,15 +84,15 @@ class Activations:
         self.struct = native.Step(len(x), *rows, *(r.data_ptr() for r in (cos, sin, self.slots)))
 
     def keep(self, rows: Tensor) -> None:
-        """Let the last layer go on with `rows` alone; its results take their places from the first on."""
+        """Make the last layer continue with `rows` only; their results move to the front."""
         self.sampled = rows.contiguous()
         self.struct.sampled, self.struct.samples = self.sampled.data_ptr(), len(rows)
 
 
 def starts_of(rows: Tensor, cu_seqlens_q: Tensor) -> Tensor | None:
-    """`cu_seqlens_q` of a step that holds `rows` alone, or None if one is not the last of its sequence, in their order.
+    """Return `cu_seqlens_q` for `rows` only, or None unless each is the last of its sequence and they are in order.
 
-    The last row of a sequence sees all its keys, as in decode. So attention needs no more than where each row is.
+    The last row of a sequence sees all its keys, as in decode, so attention needs to know only which rows there are.
     """
     ends = cu_seqlens_q[1:].long() - 1
     chosen = torch.isin(ends, rows) & (ends >= cu_seqlens_q[:-1])
@@ -102,7 +102,7 @@ def starts_of(rows: Tensor, cu_seqlens_q: Tensor) -> Tensor | None:
 
 
 class PackedDecoderLayer(nn.Module):
-    """Lesson 0's decoder layer in two calls, with the store's part between them."""
+    """Lesson 0's decoder layer in two calls; the store is called in between."""
 
     def __init__(self, functions: native.Functions, layer: Qwen3DecoderLayer, shape: native.Shape) -> None:
         super().__init__()
@@ -115,12 +115,12 @@ class PackedDecoderLayer(nn.Module):
             for name in [name for name, module in owner.named_children() if isinstance(module, nn.Linear)]:
                 linear = getattr(owner, name)
                 self.linears.append(PackedLinear(functions, linear.weight.data, linear.bias))
-                delattr(owner, name)  # its rows are no more
+                delattr(owner, name)  # its rows no longer exist
         matrices = (linear.matrix for linear in self.linears)
         self.struct = native.Layer(*matrices, *(norm.weight.data_ptr() for norm in norms))
 
     def forward(self, step: Activations, kv: KvStore, meta: Any) -> None:
-        """Take `step.x` through the layer, in place."""
+        """Run `step.x` through the layer, in place."""
         arguments = (self.shape, self.struct, step.struct, torch.get_num_threads())
         self.functions.before_attention(*arguments)
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
@@ -131,7 +131,7 @@ class PackedDecoderLayer(nn.Module):
 
 
 class PackedModel(nn.Module):
-    """Decoder layers and the last norm, in place of a loaded model's, whose weights it takes over."""
+    """Decoder layers and the last norm of a loaded model, whose weights it takes over."""
 
     def __init__(self, functions: native.Functions, model: Qwen3ForCausalLM) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class PackedModel(nn.Module):
         self.norm = model.model.norm
 
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
-        """The layers over embedded tokens x `[T, hidden_size]`, in place; what `rows` have become, or all."""
+        """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return the given `rows`, or all."""
         step = self.activations(x, meta)
         rows = torch.arange(len(x)) if rows is None else rows.long()
         if isinstance(kv, KvPool) and isinstance(kv.kernel, Kernel) and kv.kernel.name == "cpu":
@@ -160,7 +160,7 @@ class PackedModel(nn.Module):
         return x[rows]
 
     def activations(self, x: Tensor, meta: Any) -> Activations:
-        """Room for the step; ValueError if the plan is for another number of tokens."""
+        """Allocate the step's memory; ValueError if the plan is for another number of tokens."""
         if not len(meta.positions) == len(meta.slot_mapping) == len(x):
             raise ValueError(
                 f"{len(x)} tokens, {len(meta.positions)} positions and {len(meta.slot_mapping)} slots; "
@@ -170,9 +170,9 @@ class PackedModel(nn.Module):
         return Activations(x, cos, sin, meta.slot_mapping, self.shape)
 
     def run_layers(self, step: Activations, kv: KvPool, meta: ForwardMeta, rows: Tensor) -> Tensor:
-        """All layers in one call; what `rows` have become. What could lead C++ astray is refused before it begins.
+        """Run all layers in one call and return `rows`. Everything that C++ relies on is checked before it starts.
 
-        Where the rows are the last of their sequences, the last layer does nothing for the others but K and V.
+        If each row is the last of its sequence, the last layer computes only K and V for all others.
 
         Raises:
             ValueError: the tables do not fit the pool.
@@ -192,7 +192,7 @@ class PackedModel(nn.Module):
         return step.x[rows] if starts is None else step.x[: len(rows)]
 
     def pool_struct(self, kv: KvPool, tables: list[Tensor], step: Activations) -> native.Pool:
-        """What lesson 3's kernel is told; it reads q where it lies, among k and v."""
+        """Return the arguments of lesson 3's kernel, which reads q in place, next to k and v."""
         kv_lens, table = tables[2:]
         caches = [(ctypes.c_void_p * len(side))(*(x.data_ptr() for x in side)) for side in (kv.K, kv.V)]
         num_blocks, block_size, kv_heads, dim = kv.K[0].shape
@@ -207,7 +207,7 @@ class PackedModel(nn.Module):
         )
 
     def check_pool(self, kv: KvPool, slots: Tensor) -> None:
-        """ValueError unless it is a pool for this model and all slots are in it."""
+        """Raise ValueError unless the pool fits this model and contains all slots."""
         num_slots, rest = kv.num_blocks * kv.K[0].shape[1], (self.shape.kv_heads, self.shape.dim)
         if len(kv.K) != len(self.layers) or kv.K[0].shape[2:] != rest:
             raise ValueError(

@@ -1,8 +1,8 @@
-"""Lesson 10. Suite `launch`: what the host does in a decode step, in operations that it asks for and in time.
+"""Lesson 10. Suite `launch`: the host's share of a decode step, in operations issued and in time.
 
-On a CPU host and device are one processor, so the host's part is measured on a twin of the model: the same operations
-in as many layers, but two numbers wide, and attention that hands its queries back, so that there is next to nothing to
-compute. A replay does nothing at all here; on a GPU it is one call, whose time comes on top. One thread, as on a host.
+On a CPU, host and device are the same processor. So the host's share is measured on a twin of the model: the same
+operations in the same number of layers, but with a hidden size of 2 and attention that returns its queries, so that there
+is next to nothing to compute. A replay does nothing here; on a GPU it is one call, whose time comes on top. One thread.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ ALLOCATES = ("aten::empty", "aten::new_empty", "aten::empty_like")
 
 
 def add_arguments(parser) -> None:
-    """The options of this suite: none of its own."""
+    """This suite has no options of its own."""
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations that compute or copy, each of them a launch on a GPU. Views and allocations are free."""
+    """Counts operations that compute or copy, each a launch on a GPU. Views and allocations do not count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class Operations(TorchDispatchMode):
 
 
 def shares_memory(out: Any, args: tuple) -> bool:
-    """Whether the result is a view of the first argument, or that argument itself, as from a cast to its own dtype."""
+    """Whether the result is a view of the first argument, or that argument itself (a cast to its own dtype)."""
     outs = out if isinstance(out, tuple | list) else (out,)
     tensors = [x for x in (*outs, *args[:1]) if isinstance(x, torch.Tensor)]
     return len(tensors) > 1 and len({x.untyped_storage().data_ptr() for x in tensors}) == 1
 
 
 class Counted:
-    """Counts calls of an attention kernel, which torch does not see. Without a kernel it hands the queries back."""
+    """Counts calls of an attention kernel, which torch does not see. Without a kernel it returns the queries."""
 
     def __init__(self, kernel: Callable[..., torch.Tensor] | None = None) -> None:
         self.kernel, self.calls = kernel or (lambda q, *rest: q), 0
@@ -59,18 +59,18 @@ class Counted:
 
 
 def twin_of(config, layers: int):
-    """A model of that many layers that computes next to nothing."""
+    """Return a model with that many layers that computes next to nothing."""
     from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(replace(config, **TWIN, num_hidden_layers=layers)).requires_grad_(False)
 
 
 def nothing() -> None:
-    """A replay that is over at once."""
+    """A replay that does nothing."""
 
 
 def engine_of(model, batch: int, replayed: bool, kernel: Callable[..., torch.Tensor] | None = None):
-    """An engine whose requests all decode: its steps as they are, or replayed by a graph that does nothing."""
+    """Return an engine whose requests all decode, either plain or with replays that do nothing."""
     from scripts.bench.scheduler import decoding_scheduler
 
     from mini_engine.engine.engine import Engine
@@ -85,7 +85,7 @@ def engine_of(model, batch: int, replayed: bool, kernel: Callable[..., torch.Ten
 
 
 def operations_of(engine) -> int:
-    """What the host asks for in one step: operations of torch, and calls of the attention kernel."""
+    """Count what the host issues in one step: torch operations and calls of the attention kernel."""
     kernel = engine.runner.pool.kernel
     before = kernel.calls
     with Operations() as operations:
@@ -94,7 +94,7 @@ def operations_of(engine) -> int:
 
 
 def run(args) -> Report:
-    """A step of the pocket model, and steps of its twins, as they are and replayed."""
+    """Measure a step of the pocket model, and of its twins, plain and replayed."""
     from mini_engine.attention.registry import load_kernel
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.weights import load_model
@@ -106,15 +106,15 @@ def run(args) -> Report:
     engines = {}
     for batch in BATCHES[:1] if args.quick else BATCHES:
         at_once = f"{batch} at once"
-        engines[at_once, "the pocket model", "as it is"] = engine_of(pocket, batch, replayed=False, kernel=kernel)
+        engines[at_once, "the pocket model", "plain"] = engine_of(pocket, batch, replayed=False, kernel=kernel)
         for name, twin in twins.items():
-            engines[at_once, name, "as it is"] = engine_of(twin, batch, replayed=False)
+            engines[at_once, name, "plain"] = engine_of(twin, batch, replayed=False)
             engines[at_once, name, "replayed"] = engine_of(twin, batch, replayed=True)
     rounds = args.rounds or (60 if args.quick else 300)
-    with patch("mini_engine.kv.block_tensor.check_slots", lambda *_: None):  # it checks no slot on a GPU
+    with patch("mini_engine.kv.block_tensor.check_slots", lambda *_: None):  # on a GPU it checks no slot
         counts = {key: operations_of(engine) for key, engine in engines.items()}
         timings = take_turns({key: engine.step for key, engine in engines.items()}, rounds, "launch")
-    notes = [f"float32, greedy, {HISTORY} tokens and more behind each sequence; whole steps of the engine"]
+    notes = [f"float32, greedy, a history of {HISTORY} tokens or more for each sequence; whole steps of the engine"]
     return Report("launch", [row(key, counts[key], timing) for key, timing in timings.items()], notes, drawn="ms")
 
 
