@@ -1,7 +1,7 @@
 """Lesson 10. The engine, the engine with replayed decode steps, and the device loop: the tokens are the same.
 
-No path is left out: on a CPU the padded steps run without a graph, on a GPU they are captured, and a path that cannot run
-is an error.
+No path is left out: on a CPU the padded steps run without a graph, on a GPU they are captured, and a path that cannot
+run is an error.
 """
 
 import sys

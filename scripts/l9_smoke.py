@@ -1,7 +1,7 @@
 """Lesson 9. The engine with lesson 0's layers and with both fast backends: the tokens are the same.
 
-A backend is left out only where it cannot run: "packed" without a C++ compiler or in float16, and both on a GPU. Anything
-else that goes wrong ends the script with an error.
+A backend is left out only where it cannot run: "packed" without a C++ compiler or in float16, and both on a GPU.
+Anything else that goes wrong ends the script with an error.
 """
 
 import sys

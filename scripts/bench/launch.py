@@ -1,8 +1,9 @@
 """Lesson 10. Suite `launch`: the host's share of a decode step, in operations issued and in time.
 
 On a CPU, host and device are the same processor. So the host's share is measured on a twin of the model: the same
-operations in the same number of layers, but with a hidden size of 2 and attention that returns its queries, so that there
-is next to nothing to compute. A replay does nothing here; on a GPU it is one call, whose time comes on top. One thread.
+operations in the same number of layers, but with a hidden size of 2 and attention that returns its queries, so that
+there is next to nothing to compute. A replay does nothing here; on a GPU it is one call, whose time comes on top. The
+suite uses one thread.
 """
 
 from collections.abc import Callable
