@@ -30,7 +30,7 @@ setup:
 	@$(PYTHON) scripts/setup_env.py $(ARGS)
 
 lock:
-	@$(PYTHON) scripts/lock_versions.py $(ARGS)
+	@$(PYTHON) -m scripts.setup.lock_versions $(ARGS)
 
 smoke:
 	@$(RUN) scripts/smoke_all.py $(ARGS)

@@ -1,4 +1,4 @@
-"""Course machinery. `python -m lessons`: says what is missing in one line, else hands over to the commands."""
+"""Course machinery. `python -m lessons`: report in one line what is missing, otherwise run the command."""
 
 import importlib.util
 import sys
@@ -8,14 +8,14 @@ NEEDED = ("rich",)
 
 
 def complaint():
-    """What stops the commands from running at all, as one sentence; empty if nothing does."""
+    """Return one sentence on why no command can run, or an empty string."""
     if sys.version_info < (3, 11):
-        return "Python 3.11 or newer is needed; this is {}.{}.".format(*sys.version_info[:2])
+        return "the course needs Python 3.11 or newer; this is {}.{}.".format(*sys.version_info[:2])
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         there = (Path(__file__).resolve().parents[1] / ".venv").is_dir()
         advice = "activate .venv first" if there else "see 'Start' in README.md"
-        return "{} not installed for {}: {}.".format(" and ".join(missing), sys.executable, advice)
+        return "{} is not installed for {}; {}.".format(" and ".join(missing), sys.executable, advice)
     return ""
 
 

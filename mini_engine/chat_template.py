@@ -66,14 +66,21 @@ class ChatTemplate:
 
 
 def find_template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    """The source of a checkpoint's chat template: chat_template.jinja, or from `config`, its tokenizer_config.json."""
+    """The source of a checkpoint's chat template: chat_template.jinja, or what its tokenizer_config.json holds.
+
+    Raises:
+        UserError: the file is not text.
+    """
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read as text: {error}") from error
     source = config.get("chat_template")
-    if isinstance(source, list):  # several, by name
-        source = {each["name"]: each["template"] for each in source}.get("default")
-    return source
+    if isinstance(source, list):  # several, each with a name
+        source = {each.get("name"): each.get("template") for each in source}.get("default")
+    return source if isinstance(source, str) else None
 
 
 # What templates call.

@@ -97,7 +97,7 @@ class Tokenizer:
         return cls(resolve_checkpoint(path_or_hub_id))
 
     def _mark_special(self, texts: Sequence[str]) -> None:
-        """Mark as special what tokenizer.json does not: there is none in files that transformers has written."""
+        """Mark these tokens as special. In files that transformers wrote, tokenizer.json has marked them already."""
         known = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.special}
         self.backend.add_special_tokens([text for text in texts if text not in known])
 

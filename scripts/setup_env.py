@@ -168,7 +168,7 @@ def install(plan, extras, source):
     pip = [python, "-m", "pip", "install", "--progress-bar", "raw"]
     project = f".[{','.join(extras)}]" if extras else "."
     locked = ["-c", CONSTRAINTS]
-    # An index of torch's own may lack the locked versions of what torch needs; the step after it puts them right.
+    # torch's own index may lack the locked versions of torch's dependencies; the last pip step replaces them.
     where = ["--index-url", source.index] if source.index else locked
     steps = Steps(total=5, log=VENV / "course-setup.log")
     if plan.action in ("create", "recreate"):

@@ -1,7 +1,7 @@
-"""Course machinery. Make the pocket model from nothing: its text, its tokenizer and its weights, on two CPU cores.
+"""Course machinery. Makes the pocket model from scratch: its text, its tokenizer and its weights, on two CPU cores.
 
-The corpus comes from facts and grammars in scripts/pocket. The checkpoint is a Qwen3 that this course and transformers
-open alike. The same seed, steps and thread count on the same machine give the same weights.
+The corpus comes from facts and grammars in scripts/pocket. The checkpoint is a Qwen3 that both this course and
+transformers can load. The same seed, steps and thread count on the same machine give the same weights.
 """
 
 import argparse
@@ -21,7 +21,7 @@ DEFAULT_OUT = Path("build/pocket")
 
 
 def positive_number(text: str) -> float:
-    """An argparse type: a number above zero."""
+    """Parse a number above zero (an argparse type)."""
     try:
         value = float(text)
     except ValueError:
@@ -37,13 +37,15 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=whole_number(0), metavar="N", help="default: %(default)s")
     parser.add_argument("--threads", type=whole_number(1), metavar="N", help="CPU threads (default: %(default)s)")
     parser.add_argument("--steps", type=whole_number(1), metavar="N", help="weight updates (default: %(default)s)")
-    parser.add_argument("--batch-size", type=whole_number(1), metavar="N", help="rows a step (default: %(default)s)")
-    parser.add_argument("--row-length", type=whole_number(8), metavar="N", help="tokens a row (default: %(default)s)")
-    parser.add_argument("--learning-rate", type=positive_number, metavar="X", help="its peak (default: %(default)s)")
+    parser.add_argument("--batch-size", type=whole_number(1), metavar="N", help="rows per step (default: %(default)s)")
+    parser.add_argument("--row-length", type=whole_number(8), metavar="N", help="tokens per row (default: %(default)s)")
+    parser.add_argument("--learning-rate", type=positive_number, metavar="X", help="peak rate (default: %(default)s)")
     parser.add_argument("--vocab-size", type=whole_number(300), metavar="N", help="at most (default: %(default)s)")
     parser.add_argument("--hidden-size", type=whole_number(8), metavar="N", help="width (default: %(default)s)")
-    parser.add_argument("--layers", type=whole_number(1), metavar="N", help="blocks (default: %(default)s)")
-    parser.add_argument("--documents", type=whole_number(1), metavar="N", help="only N documents (default: all)")
+    parser.add_argument("--layers", type=whole_number(1), metavar="N", help="transformer layers (default: %(default)s)")
+    parser.add_argument(
+        "--documents", type=whole_number(1), metavar="N", help="train on only N documents (default: all)"
+    )
     parser.add_argument("--float32", action="store_true", help="no bfloat16 arithmetic: for CPUs that lack it")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.set_defaults(**asdict(Plan()))
@@ -51,7 +53,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def make_checkpoint(plan: Plan, documents: list[str], directory: Path, quiet: bool) -> dict:
-    """Train and write to `directory`; what the run was, in numbers."""
+    """Train and write to `directory`. Return the figures of the run."""
     from scripts.pocket.checkpoint import write_checkpoint
     from scripts.pocket.progress import progress
     from scripts.pocket.tokenizer import train_tokenizer
@@ -75,7 +77,7 @@ def make_checkpoint(plan: Plan, documents: list[str], directory: Path, quiet: bo
 
 
 def examine(directory: Path) -> dict:
-    """How the written checkpoint does, read back in float32: held-out facts, and gaps on the course's prompts."""
+    """Evaluate the written checkpoint in float32: held-out facts, and logit gaps on the course's prompts."""
     from scripts.pocket.evaluation import continue_greedily, wrong_lines
     from scripts.pocket.facts import held_out_lines, load_facts
 
@@ -98,20 +100,20 @@ def examine(directory: Path) -> dict:
 
 
 def show(result: dict) -> None:
-    """The result for people."""
+    """Print the result for people."""
     held_out, gap = result["held_out"], result["smallest_gap"]
     print(f"{result['out']}: {result['parameters']:,} parameters, {result['bytes'] / 2**20:.2f} MiB")
     print(
         f"trained on {result['documents']:,} documents, {result['tokens_read']:,} tokens read, last loss "
         f"{result['last_loss']:.3f}, {result['seconds'] / 60:.1f} minutes, {result['cpu_seconds'] / 60:.1f} of CPU time"
     )
-    print(f"held-out lines completed rightly: {held_out['right']} of {held_out['lines']}")
-    print(f"smallest gap between the two best logits: {gap['gap']:.3f}, after {gap['prompt']!r}")
+    print(f"held-out lines completed correctly: {held_out['right']} of {held_out['lines']}")
+    print(f"smallest gap between the two highest logits: {gap['gap']:.3f}, after {gap['prompt']!r}")
     print(f"after 'The capital of France is': {result['paris']!r}")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, examine, and put the files in place; nothing is written before all of that is done."""
+    """Train, evaluate, and put the files in place. Nothing is written to --out until everything has succeeded."""
     from scripts.pocket.checkpoint import all_or_nothing
     from scripts.pocket.corpus import build_corpus
 
@@ -120,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     from mini_engine.errors import UserError
 
     if args.out.exists() and not args.out.is_dir():
-        raise UserError(f"--out {args.out} is a file; give a directory, which is made if need be")
+        raise UserError(f"--out {args.out} is a file; give a directory, which is created if necessary")
     disable_progress_bar()
     plan = Plan(**{field.name: getattr(args, field.name) for field in fields(Plan)})
     documents = build_corpus(plan.seed)[: args.documents]
@@ -134,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads leave shared cores to others
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads do not occupy shared cores
     return guard(arguments(), run, argv)
 
 

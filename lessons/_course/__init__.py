@@ -1,1 +1,1 @@
-"""Course machinery. What is behind `python -m lessons`; the lessons themselves are in the folders beside this one."""
+"""Course machinery. The implementation of `python -m lessons`. The lessons are in the neighbouring folders."""

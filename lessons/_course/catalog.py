@@ -1,4 +1,4 @@
-"""Course machinery. What each `lesson.toml` says, read and checked."""
+"""Course machinery. Reads and validates each `lesson.toml`."""
 
 import tomllib
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from lessons._course.places import CourseError, Places
 
 @dataclass(frozen=True)
 class Target:
-    """A function or method that a task asks for: `mini_engine/kv/token_flat.py::KvPool.set_kv`."""
+    """A function or method to be written in a task: `mini_engine/kv/token_flat.py::KvPool.set_kv`."""
 
     file: str
     symbol: str
@@ -18,7 +18,7 @@ class Target:
     def parse(cls, text: str) -> "Target":
         file, _, symbol = text.partition("::")
         if not file or not symbol:
-            raise CourseError(f"{text!r} is not a target: write it as file::symbol")
+            raise CourseError(f"{text!r} is not a target; write it as file::symbol")
         return cls(file, symbol)
 
 
@@ -42,7 +42,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Bug:
-    """A small change that a pitfall of the page stands for; one of `tests` fails with it and shows `symptom`."""
+    """A pitfall of the page as a small code change. With it, one of `tests` fails and its output matches `symptom`."""
 
     name: str
     pitfall: str
@@ -74,10 +74,10 @@ class Lesson:
             if task.number == number:
                 return task
         numbers = ", ".join(str(task.number) for task in self.tasks) or "none"
-        raise CourseError(f"Lesson {self.number} has no task {number}; its tasks are: {numbers}.")
+        raise CourseError(f"Lesson {self.number} has no task {number}; its tasks: {numbers}.")
 
     def tasks_in(self, module: str) -> dict[str, Task]:
-        """The symbols of `module` that are tasks."""
+        """Map the symbols of `module` that are tasks to those tasks."""
         return {target.symbol: task for task in self.tasks for target in task.targets if target.file == module}
 
     @property
@@ -86,7 +86,7 @@ class Lesson:
 
 
 def covers(test: str, nodeid: str) -> bool:
-    """Whether the test named in lesson.toml is this one, a parameter of it, or a file or class around it."""
+    """Whether `test`, as named in lesson.toml, is this test, its unparametrized name, or its file or class."""
     return nodeid == test or nodeid.startswith((test + "[", test + "::"))
 
 
@@ -94,7 +94,7 @@ def read_lesson(path: Path) -> Lesson:
     """Read one lesson.toml.
 
     Raises:
-        CourseError: the file is not TOML, lacks a key, or says something that cannot be.
+        CourseError: the file is not valid TOML, lacks a key, or contradicts itself.
     """
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -109,7 +109,7 @@ def read_lesson(path: Path) -> Lesson:
 
 
 def read_lessons(places: Places) -> list[Lesson]:
-    """All lessons, in order of their numbers."""
+    """Return all lessons, sorted by number."""
     lessons = [read_lesson(path) for path in places.lessons.glob("*/lesson.toml")]
     keys: dict[str, list[object]] = {"number": [x.number for x in lessons], "id": [x.id for x in lessons]}
     for what, values in keys.items():
@@ -120,12 +120,12 @@ def read_lessons(places: Places) -> list[Lesson]:
 
 
 def choose(lessons: list[Lesson], name: str) -> Lesson:
-    """The lesson called `name`: its number ("2", "l2") or its id."""
+    """Return the lesson called `name`: its number ("2", "l2") or its id."""
     for lesson in lessons:
         if name.lower() in (str(lesson.number), f"l{lesson.number}", lesson.id):
             return lesson
     if not lessons:
-        raise CourseError("There are no lessons here: is this the course's repository?")
+        raise CourseError("No lessons found here; is this the course's repository?")
     numbers = f"{lessons[0].number} to {lessons[-1].number}"
     raise CourseError(f"There is no lesson {name!r}; the lessons are numbered {numbers}.")
 
@@ -171,16 +171,16 @@ def _bug(raw: dict) -> Bug:
 def _check_modules(lesson: Lesson) -> None:
     for module in lesson.modules:
         if not module.startswith("mini_engine/") or not module.endswith(".py") or module.endswith("__init__.py"):
-            raise CourseError(f"{module!r} cannot be a student's module: name a file mini_engine/….py")
+            raise CourseError(f"{module!r} cannot be a student's module; name a file mini_engine/….py")
 
 
 def _check_tasks(lesson: Lesson) -> None:
     numbers = [task.number for task in lesson.tasks]
     if numbers != list(range(1, len(numbers) + 1)):
-        raise CourseError(f"tasks are numbered {numbers}: number them 1, 2, 3 in order")
+        raise CourseError(f"tasks are numbered {numbers}; number them 1, 2, 3 in order")
     for task in lesson.tasks:
         if len(task.hints) != 3:
-            raise CourseError(f"task {task.number} has {len(task.hints)} hints: write three")
+            raise CourseError(f"task {task.number} must have 3 hints, not {len(task.hints)}")
         if not task.tests:
             raise CourseError(f"task {task.number} names no test")
         for target in task.targets:

@@ -1,4 +1,4 @@
-"""Course machinery. One check: the lesson's tests and its smoke script, with the student's files in their place."""
+"""Course machinery. Runs one check: the lesson's tests and its smoke script, against the student's files."""
 
 import json
 import os
@@ -16,15 +16,15 @@ from lessons._course.runner import Command, Launch, Spawned, run_until
 from lessons._course.student import StudentFile, student_files, unwritten
 
 TOTAL_SECONDS = 300.0
-TEST_SECONDS = 15.0  # of processor time, for one test
+TEST_SECONDS = 15.0  # of processor time per test
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUTF8": "1",
     "PYTHONUNBUFFERED": "1",
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # whatever else is installed: the same check for everybody
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the same check for every student, whatever plugins are installed
 }
-CHOSEN = "only chosen tests were run"
+CHOSEN = "only the selected tests were run"
 PLUGINS = ["-p", "course_reporter", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider"]
 
 
@@ -35,11 +35,11 @@ class Check:
     """One run of a lesson's tests and smoke script.
 
     Args:
-        launch: how to start a process; the default spawns one.
-        watcher: called with each event as it comes (`{"event": "collected", "tests": […]}` and so on).
-        only: the tests to run, as in lesson.toml; all of the lesson's by default, and then the smoke script too.
-        files: what takes the reference's place, instead of the student's files.
-        blocked: module name to the reason that it may not be imported.
+        launch: starts a process; spawns a new one by default.
+        watcher: called with each event (`{"event": "collected", "tests": […]}` and so on).
+        only: the tests to run, named as in lesson.toml. By default all tests of the lesson, then the smoke script.
+        files: files that replace the reference; by default the student's.
+        blocked: maps module names that must not be imported to the reason.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Check:
         self.report = Report(lesson)
 
     def run(self) -> Report:
-        """Run it all; however long the student's code takes, this ends when the time is up."""
+        """Run everything. Ends at the time limit even if the student's code does not."""
         started = time.monotonic()
         deadline = started + self.seconds
         with tempfile.TemporaryDirectory(prefix="lessons-", ignore_cleanup_errors=True) as folder:
@@ -97,7 +97,7 @@ class Check:
         log, out, err = folder / "events.jsonl", folder / "tests.out", folder / "tests.err"
         log.touch()
         chosen = self.only or self.lesson.tests
-        options = [*PLUGINS, "-q", "--no-header", "--tb=line"]  # the reporter tells what failed, and where
+        options = [*PLUGINS, "-q", "--no-header", "--tb=line"]  # course_reporter records what failed and where
         arguments = ["-m", "pytest", *options, "--rootdir", str(self.places.root), *chosen]
         command = Command(arguments, self._environment() | {"KV_COURSE_REPORT": str(log)}, self.places.root, out, err)
         with log.open(encoding="utf-8") as lines:
@@ -106,7 +106,7 @@ class Check:
         self._settle(code, tail, (out, err))
 
     def _take(self, event: dict[str, Any]) -> None:
-        """Follow one event of the tests."""
+        """Record one event of the test run."""
         kind, test = event["event"], event.get("test", "")
         if kind == "collected":
             self.events |= {name: TestResult(name, "not run") for name in event["tests"]}
@@ -127,21 +127,21 @@ class Check:
         return self.events.setdefault(test, TestResult(test, "failed"))
 
     def _settle(self, code: int | None, tail: "Tail", outputs: tuple[Path, Path]) -> None:
-        """The tests are over: was it they that were run, and to the end?"""
+        """After the tests: find out whether the right ones ran, and whether the run was complete."""
         end = tail.last if tail.last.get("event") == "end" else None
         running = next((result for result in self.events.values() if result.outcome == "hung"), None)
         if code is not None and running:
-            what = "Python itself ended here" if end is None else "The tests were interrupted here"
+            what = "Python itself exited here" if end is None else "The tests were interrupted here"
             running.outcome = "failed"
             running.failure = Failure("Crash", f"{what} (exit code {code}).\n{last_lines(*outputs)}")
         elif end is None and code is not None:
-            self.report.trouble = f"the tests broke off (exit code {code}):\n{last_lines(*outputs)}"
+            self.report.trouble = f"the test run ended early (exit code {code}):\n{last_lines(*outputs)}"
         elif not self.events and code is None:
-            self.report.trouble = "the time was up before the first test: does a loop at the top of a file never end?"
+            self.report.trouble = "time ran out before the first test; does a loop at the top of a file never end?"
         elif not self.events:
-            self.report.trouble = f"no test was found:\n{last_lines(*outputs)}"
+            self.report.trouble = f"no tests were found:\n{last_lines(*outputs)}"
         elif end and end["unused"] and not self.only and self._outcomes() <= {"passed", "skipped"}:
-            self.report.trouble = f"the tests never imported your file for {', '.join(end['unused'])}"
+            self.report.trouble = f"the tests never imported your version of {', '.join(end['unused'])}"
 
     def _outcomes(self) -> set[str]:
         return {result.outcome for result in self.events.values()}
@@ -166,11 +166,11 @@ class Check:
         if self.only:
             return CHOSEN
         if not self.lesson.smoke:
-            return "the lesson has none"
+            return "this lesson has no smoke script"
         if blank:
             return f"task {open_tasks} is not written" if len(blank) == 1 else f"tasks {open_tasks} are not written"
         if self.report.trouble or self.report.count("hung", "not run"):
-            return "the tests did not come to their end"
+            return "the tests did not finish"
         if "passed" not in self._outcomes():
             return "no test passed"
         return ""
@@ -182,24 +182,24 @@ class Check:
             self.launch(Command(arguments, self._environment(), self.places.root, out, err)), deadline, lambda: None
         )
         if code is None:
-            return SmokeReport("failed", f"{arguments[0]} did not end in the time that was left")
+            return SmokeReport("failed", f"{arguments[0]} did not finish in the remaining time")
         if code in (0, 1) and (found := read_json(out)):
             return smoke_verdict(found)
         last = last_lines(out, err, count=1)
-        return SmokeReport("failed", f"{arguments[0]} ended with exit code {code}: {last}", output=last_lines(out, err))
+        return SmokeReport("failed", f"{arguments[0]} exited with code {code}: {last}", output=last_lines(out, err))
 
 
 def python_environment(places: Places) -> dict[str, str]:
-    """What a process below the commands finds in its environment: this repository first, no network, one thread."""
+    """Return the environment for child processes: this repository first on the path, no network, one thread."""
     paths = [str(CHILD), str(places.root), os.environ.get("PYTHONPATH", "")]
     return QUIET | {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "OMP_NUM_THREADS": "1",  # the models are small: a second thread would only wait for the first
+        "OMP_NUM_THREADS": "1",  # the models are too small to gain from a second thread
     }
 
 
 class Tail:
-    """Reads a growing file of JSON lines, whole lines only."""
+    """Follows a growing file of JSON lines; takes complete lines only."""
 
     def __init__(self, file, take: Watcher) -> None:
         self.file = file
@@ -215,7 +215,7 @@ class Tail:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The last line that is a JSON object: what a student prints comes before it."""
+    """Return the last line that is a JSON object. The student's own prints come before it."""
     for line in reversed(path.read_text(encoding="utf-8", errors="replace").splitlines()):
         if line.startswith("{"):
             try:
@@ -226,6 +226,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def last_lines(*paths: Path, count: int = 12) -> str:
-    """The end of what a process wrote."""
+    """Return the last lines of a process's output."""
     text = "\n".join(path.read_text(encoding="utf-8", errors="replace").strip() for path in paths)
     return "\n".join(text.strip().splitlines()[-count:])

@@ -1,4 +1,4 @@
-"""Course machinery. The command line of `python -m lessons`: its commands, their options, their help."""
+"""Course machinery. The command line of `python -m lessons`: commands, options and help."""
 
 import argparse
 import sys
@@ -23,7 +23,7 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the process's exit code; a mistake of the user's is one sentence and a 2."""
+    """Run one command and return the exit code. A user's mistake prints one sentence and returns 2."""
     try:
         return guard(make_parser(), run, argv)
     except CourseError as error:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Pass a command its options by name. Without a command, show the list."""
+    """Call a command with its options by name. Without a command, show the overview."""
     options = vars(args)
     name, list_as_json = options.pop("command"), options.pop("list_as_json")
     if name is None:
@@ -41,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The whole command line; the names of a command's options are those of its function's parameters."""
+    """Build the parser. A command's options are named like the parameters of its function."""
     parser = OneLineParser(
         prog=COMMAND,
-        description="The course's commands. Without one: the lessons, your progress, and what to do next.",
+        description="The course's commands. Without a command: list the lessons, your progress and the next step.",
         epilog=f"`{COMMAND} COMMAND --help` lists a command's options.",
         allow_abbrev=False,
     )
@@ -57,15 +57,15 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def add_options(parser: argparse.ArgumentParser, name: str) -> None:
-    """Give the command `name` its arguments and options."""
+    """Add the arguments and options of command `name`."""
     if name != "doctor":
         parser.add_argument("number", metavar="N", help="the lesson's number")
     if name in ("hint", "solution"):
         parser.add_argument("task", metavar="TASK", type=whole_number(1), nargs="?", help="the task's number")
     if name in ("diff", "solution"):
-        parser.add_argument("--give-up", action="store_true", help="show tasks that you have not done, too")
+        parser.add_argument("--give-up", action="store_true", help="include the tasks that you have not done")
     if name == "start":
-        parser.add_argument("--fresh", action="store_true", help="write a fresh starter beside your file, which stays")
+        parser.add_argument("--fresh", action="store_true", help="write a new starter beside your file; yours is kept")
     if name == "check":
         add_check_options(parser)
     if name == "diff":
@@ -76,9 +76,13 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", metavar="K", type=whole_number(1), help="run only the tests of task K")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the first failure in full")
     parser.add_argument(
-        "--time-limit", metavar="SECONDS", type=seconds, default=TOTAL_SECONDS, help="for all of it (%(default).0f)"
+        "--time-limit",
+        metavar="SECONDS",
+        type=seconds,
+        default=TOTAL_SECONDS,
+        help="for the whole check (default: %(default).0f)",
     )
-    parser.add_argument("--trace", action="store_true", help="instead of tests: your own run as a picture that plays")
+    parser.add_argument("--trace", action="store_true", help="no tests: show your own run as an animated picture")
     parser.add_argument(
         "--open",
         dest="browser",
@@ -92,9 +96,9 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
 def add_view_options(parser: argparse.ArgumentParser) -> None:
     views = parser.add_mutually_exclusive_group()
     views.add_argument(
-        "--side-by-side", dest="side", action="store_true", default=None, help="two columns (default: on a wide screen)"
+        "--side-by-side", dest="side", action="store_true", default=None, help="two columns (default if wide enough)"
     )
-    views.add_argument("--unified", dest="side", action="store_false", default=None, help="one column, as `git diff`")
+    views.add_argument("--unified", dest="side", action="store_false", default=None, help="one column, like `git diff`")
 
 
 def add_json(parser: argparse.ArgumentParser, name: str) -> None:
@@ -102,7 +106,7 @@ def add_json(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def seconds(text: str) -> float:
-    """An argparse type: a number of seconds, at least 1."""
+    """Parse a number of seconds, at least 1 (an argparse type)."""
     try:
         value = float(text)
     except ValueError:

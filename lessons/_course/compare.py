@@ -1,4 +1,4 @@
-"""Course machinery. The student's file beside the reference, side by side or unified."""
+"""Course machinery. Compares the student's file with the reference, side by side or unified."""
 
 import ast
 import difflib
@@ -13,7 +13,7 @@ CONTEXT = 3
 
 
 class Row(NamedTuple):
-    """A line of the side-by-side view; `kind` is equal, changed, or gap (a stretch of equal lines left out)."""
+    """A line of the side-by-side view. kind: equal, changed, or gap (equal lines left out)."""
 
     kind: str
     mine: str
@@ -21,18 +21,18 @@ class Row(NamedTuple):
 
 
 def shown_reference(lesson: Lesson, file: StudentFile, open_tasks: Collection[int]) -> str:
-    """The reference, with the bodies of the tasks that are not open yet taken out as in the starter."""
+    """Return the reference; the bodies of tasks that are not in `open_tasks` are removed as in the starter."""
     return starter_of(lesson, file, keep=open_tasks)
 
 
 def unified(file: StudentFile, reference: str, name: str) -> list[str]:
-    """Lines of a unified diff from the student's file to the reference; none where they are the same."""
+    """Return the lines of a unified diff from the student's file to the reference; none if they are equal."""
     mine, theirs = file.source.splitlines(), reference.splitlines()
     return list(difflib.unified_diff(mine, theirs, f"{name} (yours)", f"{file.module} (reference)", lineterm=""))
 
 
 def side_by_side(file: StudentFile, reference: str) -> list[Row]:
-    """Rows of the two texts, with a few equal lines around each difference."""
+    """Return rows of both texts, with a few equal lines around each difference."""
     mine, theirs = file.source.splitlines(), reference.splitlines()
     matcher = difflib.SequenceMatcher(None, mine, theirs, autojunk=False)
     rows = []
@@ -44,8 +44,18 @@ def side_by_side(file: StudentFile, reference: str) -> list[Row]:
     return rows
 
 
+def sameness(lesson: Lesson, file: StudentFile, open_tasks: Collection[int]) -> str:
+    """Say what it means that the student's file equals `shown_reference`."""
+    hidden = {task.number for task in lesson.tasks_in(file.module).values()} - set(open_tasks)
+    if not hidden:
+        return "no difference."
+    if open_tasks:
+        return "no difference outside the tasks that are not done."
+    return "this is the unchanged starter; none of its tasks is written yet."
+
+
 def solutions(lesson: Lesson, file: StudentFile, task: int | None) -> Iterator[tuple[str, str]]:
-    """(what it is, source) of each task of this module, or of the one asked for."""
+    """Yield (title, source) of each task of this module, or only of `task`."""
     source = file.reference_source
     tree, lines = ast.parse(source), source.splitlines()
     for symbol, of_task in lesson.tasks_in(file.module).items():

@@ -1,6 +1,7 @@
-"""Course machinery. What every command works with, and what several of them say."""
+"""Course machinery. The state that every command works with, and the output that several of them share."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from lessons._course.catalog import Lesson, choose, read_lessons
@@ -13,7 +14,7 @@ COMMAND = "python -m lessons"
 
 
 class Desk:
-    """What every command works with: the places, the lessons, the progress, the console."""
+    """What every command needs: the places, the lessons, the progress, the console."""
 
     def __init__(self) -> None:
         self.view = View(make_console())
@@ -48,18 +49,37 @@ def show_overview(desk: Desk, as_json: bool) -> None:
 
 
 def next_steps(desk: Desk, entries: dict[str, Entry]) -> list[str]:
-    """What to do next, as a line or two."""
-    lesson = next((x for x in desk.lessons if not entries[x.id].passed), None)
+    """Say what to do next, in a line or two."""
+    lesson = next_lesson(desk.lessons, {x.number: entries[x.id] for x in desk.lessons})
     if lesson is None:
-        return ["You have passed every lesson there is."]
+        return ["You have passed every lesson."]
     entry, n = entries[lesson.id], lesson.number
     if not entry.started:
         first = not any(e.started for e in entries.values())
         doctor = [f"First:  {COMMAND} doctor      is this machine ready?"] if first else []
         return [*doctor, f"Next:   {COMMAND} start {n}     then read {desk.shown(lesson.page)}"]
     task = entry.next_task(lesson)
-    what = f"task {task.number}: {task.title}" if task else "all tasks are done, not all tests pass"
+    what = f"task {task.number}: {task.title}" if task else "every task is done, but some tests fail"
     return [f"Next:   {COMMAND} check {n}     {what}"]
+
+
+def next_lesson(lessons: Sequence[Lesson], entries: Mapping[int, Entry]) -> Lesson | None:
+    """Return the lesson to go on with, or None if all are passed.
+
+    A lesson in progress comes first, then those after the last one passed (a student may begin in the middle), and
+    among these the ones whose `needs` are passed.
+
+    Args:
+        entries: the progress by lesson number.
+    """
+    passed = {number for number, entry in entries.items() if entry.passed}
+    last = max(passed, default=-1)
+
+    def rank(lesson: Lesson) -> tuple[bool, bool, bool, int]:
+        number = lesson.number
+        return not entries[number].started, number < last, not passed.issuperset(lesson.needs), number
+
+    return min((lesson for lesson in lessons if lesson.number not in passed), key=rank, default=None)
 
 
 def say_how_to_go_on(desk: Desk, lesson: Lesson) -> None:
@@ -67,7 +87,7 @@ def say_how_to_go_on(desk: Desk, lesson: Lesson) -> None:
     desk.view.line(f"Read:    {desk.shown(lesson.page)}")
     for task in lesson.tasks:
         desk.view.line(f"Task {task.number}:  {task.title}  ({task.symbols}, {task.size})")
-    desk.view.line(f"Then:    {COMMAND} check {n}     The first time it is red: nothing is written yet.")
+    desk.view.line(f"Then:    {COMMAND} check {n}     Expect red the first time: nothing is written yet.")
 
 
 def run_check(desk: Desk, lesson: Lesson, *, quiet: bool = False, **options) -> Verdict:

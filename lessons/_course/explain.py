@@ -1,4 +1,4 @@
-"""Course machinery. From all that a check found to the one thing to do next, in plain words."""
+"""Course machinery. Turns the findings of a check into plain words: the one thing to do next."""
 
 import re
 from dataclasses import dataclass, field
@@ -6,19 +6,26 @@ from typing import Any
 
 from lessons._course.catalog import Lesson
 from lessons._course.checker import CHOSEN
-from lessons._course.messages import MOST_LINES, MOST_PITFALLS, general_hints, in_words, is_hang, likely_bugs, said
+from lessons._course.messages import (
+    MOST_LINES,
+    MOST_PITFALLS,
+    counted,
+    general_hints,
+    in_words,
+    is_hang,
+    likely_bugs,
+    said,
+)
 from lessons._course.places import Places
 from lessons._course.report import Failure, Report, SmokeReport, TaskReport, TestResult
 from lessons._course.student import Change, Problem, StudentFile, line_of
 
-TOO_LONG = (
-    "It did not end in {seconds:g} seconds. Most likely a loop never ends: what must change in it so that it stops?"
-)
+TOO_LONG = "It did not finish within {seconds:g} seconds. Most likely a loop never ends: what should make it stop?"
 
 
 @dataclass
 class Advice:
-    """The verdict in one headline, where to look, what it means, and what to type next; the failure it is about."""
+    """A headline, where to look, what it means and what to type next. failure: the one it is about, if any."""
 
     headline: str
     where: str = ""
@@ -32,7 +39,7 @@ class Advice:
 
 
 class Explainer:
-    """Knows the lesson and the student's files, and words what a check found."""
+    """Words the findings of a check, given the lesson and the student's files."""
 
     def __init__(self, lesson: Lesson, places: Places, files: list[StudentFile], test_seconds: float) -> None:
         self.lesson = lesson
@@ -42,7 +49,7 @@ class Explainer:
         self.results: list[TestResult] = []
 
     def advise(self, report: Report, problems: list[Problem]) -> Advice:
-        """The first thing to mend: the text itself, then the first task not done, then a test, then the tokens."""
+        """Pick what to fix first: the source text, then the first open task, then a failing test, then the tokens."""
         self.results = report.results
         if report.passed:
             return self._green(report)
@@ -53,26 +60,25 @@ class Explainer:
         if problems and any(self._is_call_error(result) for result in report.results):
             return self.problem(problems[0])
         if report.trouble:
-            return Advice(
-                "The check could not be carried out.", self._named_in(report.trouble), report.trouble.splitlines()
-            )
+            return Advice("The check could not run.", self._named_in(report.trouble), report.trouble.splitlines())
         if failing:
             return self._task(failing[0], report)
         bad = next((result for result in report.results if result.outcome in ("failed", "hung")), None)
         if bad:
-            return self._test(bad, self._first_words(bad), None) if "::" in bad.test else self._not_loaded(bad)
+            return self._test(bad, f"The {self._first_words(bad)}", None) if "::" in bad.test else self._not_loaded(bad)
         if problems:
             return self.problem(problems[0])
         if report.count("not run"):
-            return Advice(f"The time was up after {report.seconds:.0f} s, with {report.count('not run')} tests to go.")
+            left = counted(report.count("not run"), "test")
+            return Advice(f"Time ran out after {report.seconds:.0f} s, with {left} still to run.")
         return self._smoke(report.smoke)
 
     def problem(self, problem: Problem) -> Advice:
-        """Something that is plain from the text alone."""
+        """Describe something that is wrong in the source text itself."""
         number = self.lesson.number
         where = self.places.shown(problem.path) + (f":{problem.line}" if problem.line else "")
         headline = {
-            "syntax": "A syntax error: nothing could be run.",
+            "syntax": "Syntax error: nothing could be run.",
             "missing": f"{problem.symbol} is missing from your file.",
             "signature": f"The signature of {problem.symbol} has changed.",
         }[problem.kind]
@@ -80,13 +86,13 @@ class Explainer:
         return Advice(headline, where, problem.text.splitlines(), commands)
 
     def change(self, change: Change) -> Advice:
-        """The reference moved on since the student started."""
+        """Describe how the reference has changed since the student started."""
         lines = [f"{symbol} is now {text}" for symbol, text in change.symbols.items()]
         return Advice(
             "The reference has changed since you started.",
             self.places.shown(change.path),
-            lines or ["The change is outside your tasks, and no signature is touched by it."],
-            [f"python -m lessons start {self.lesson.number} --fresh    # a new starter beside your file, which stays"],
+            lines or ["The change is outside your tasks and affects no signature."],
+            [f"python -m lessons start {self.lesson.number} --fresh    # a new starter beside your own file"],
         )
 
     def _green(self, report: Report) -> Advice:
@@ -94,11 +100,11 @@ class Explainer:
         if report.smoke.text == CHOSEN:
             done = ", ".join(str(number) for number in report.tasks_done)
             whole = f"python -m lessons check {self.lesson.number}    # the whole lesson"
-            return Advice(f"Task {done} is done: {count} tests pass.", commands=[whole])
+            return Advice(f"Task {done} is done: {counted(count, 'test')} passed.", commands=[whole])
         return Advice(
-            f"Lesson {self.lesson.number} passes: {count} tests"
+            f"Lesson {self.lesson.number} passes: {counted(count, 'test')}"
             + (f", and {report.smoke.text}." if report.smoke.state == "equal" else "."),
-            commands=[f"python -m lessons diff {self.lesson.number}    # your file beside the reference"],
+            commands=[f"python -m lessons diff {self.lesson.number}    # compare your file with the reference"],
         )
 
     def _task(self, report: TaskReport, whole: Report) -> Advice:
@@ -108,7 +114,7 @@ class Explainer:
             advice = Advice(f"Task {task.number} is not written yet: {task.title}.", self._place(report), [], [hint])
             advice.lines = [f"Write the body of {task.symbols} ({task.size}); the page says what it must do."]
             if not whole.tasks_done:
-                advice.lines.append("Red is expected here: it shows what the tests wait for.")
+                advice.lines.append("Red is expected here: the tests are waiting for your code.")
             return advice
         bad = next(result for result in report.results if result.outcome in ("failed", "hung"))
         if "::" not in bad.test:
@@ -118,7 +124,7 @@ class Explainer:
         return advice
 
     def _not_loaded(self, result: TestResult) -> Advice:
-        """A test file that cannot even be imported: mostly because the student's cannot."""
+        """Describe a test file that cannot be imported, usually because the student's file cannot."""
         advice = self._test(result, f"{result.test} cannot be loaded.", None)
         if advice.where:
             advice.headline = "Your file cannot be imported."
@@ -132,7 +138,7 @@ class Explainer:
 
     def _first_words(self, result: TestResult) -> str:
         name = in_words(result.test)
-        return f"“{name}” does not end." if is_hang(result) else f"“{name}” does not hold."
+        return f"test “{name}” does not finish." if is_hang(result) else f"test “{name}” fails."
 
     def _test(self, result: TestResult, headline: str, report: TaskReport | None) -> Advice:
         failure = result.failure
@@ -140,7 +146,7 @@ class Explainer:
         if is_hang(result):
             advice.lines.append(TOO_LONG.format(seconds=self.test_seconds if failure else result.seconds or 0))
             if not failure:
-                advice.lines[-1] = "It was running when the time for the whole check was up."
+                advice.lines[-1] = "It was still running when the time limit for the whole check was reached."
         elif failure:
             advice.lines += said(failure)
         if failure:
@@ -153,7 +159,7 @@ class Explainer:
         return advice
 
     def _student_line(self, failure: Failure) -> str:
-        """The deepest line of the student's that the failure went through."""
+        """Return the innermost line of the student's code in the failure's traceback."""
         mine = {str(file.path): file for file in self.files}
         if failure.syntax and failure.syntax[0] in mine:
             return f"{self.places.shown(failure.syntax[0])}:{failure.syntax[1]}"
@@ -163,7 +169,7 @@ class Explainer:
         return ""
 
     def _named_in(self, text: str) -> str:
-        """The last line of the student's that a traceback names."""
+        """Return the last line of the student's code that a traceback names."""
         for file in self.files:
             found = re.findall(rf"{re.escape(file.path.name)}\"?(?::|, line )(\d+)", text)
             if found:
@@ -171,7 +177,7 @@ class Explainer:
         return ""
 
     def _pitfalls(self, result: TestResult) -> list[str]:
-        """The pitfalls that this test shows, then those that others do, unless the error speaks for itself."""
+        """Name the pitfalls that this test points to, then those of other tests unless the error explains itself."""
         bugs = likely_bugs(self.lesson, [result])
         if result.failure is None or not general_hints(result.failure):
             bugs = [*dict.fromkeys([*bugs, *likely_bugs(self.lesson, self.results)])]
@@ -187,12 +193,12 @@ class Explainer:
     def _smoke(self, smoke: SmokeReport) -> Advice:
         if smoke.state != "differs" or not smoke.divergence:
             return Advice(
-                "The tests pass, but the smoke script does not.", lines=smoke.output.splitlines() or [smoke.text]
+                "The tests pass, but the smoke script fails.", lines=smoke.output.splitlines() or [smoke.text]
             )
         found = smoke.divergence
         lines = [
-            f"First difference at new token {found['position']}: expected {found['expected']}, got {found['got']}; "
-            f"the two best logits there are {found['gap']:.4f} apart.",
+            f"First difference at new token {found['position']}: Hugging Face chose {found['expected']}, "
+            f"your code {found['got']}; the two highest logits there are {found['gap']:.4f} apart.",
             str(found["where"]),
         ]
-        return Advice("The tests pass, but the tokens are not Hugging Face's.", lines=lines)
+        return Advice("The tests pass, but your tokens differ from Hugging Face's.", lines=lines)

@@ -1,4 +1,4 @@
-"""Course machinery. What failures mean in plain words, and which of a lesson's pitfalls they look like."""
+"""Course machinery. Puts failures into plain words, and finds the lesson's pitfalls that they look like."""
 
 import re
 
@@ -12,24 +12,24 @@ NOT_RAISED = re.compile(r"DID NOT RAISE (?:<class ')?([\w.]+)")
 HINTS = (
     (
         r"'NoneType' object|NoneType|^AssertionError(.|\n)*\nassert None (==|is)",
-        "A None was used as if it were a value: does every path of your function end in a `return`?",
+        "None was used as a value: does every path through your function end in a `return`?",
     ),
     (
         r"takes \d+ positional argument|missing \d+ required|unexpected keyword argument",
-        "A function was called with other arguments than its `def` takes: compare it with the starter's.",
+        "A function was called with arguments that its `def` does not take: compare it with the starter's.",
     ),
     (
         r"IndexError: too many indices|shape mismatch|must match|size of tensor|not broadcastable|Expected size",
-        "Two shapes do not fit: print both shapes just before that line, and compare with 'Shapes' on the page.",
+        "Two shapes do not match: print both just before that line and compare them with 'Shapes' on the page.",
     ),
     (
         r"expected .*(Long|Int)|tensors used as indices must be|dtype",
-        "A tensor has another dtype than is needed here: torch indices are int64, a kernel's tables int32.",
+        "A tensor has the wrong dtype: torch indices are int64, a kernel's tables int32.",
     ),
-    (r"RecursionError", "A function calls itself without end: `return` before the call, or call another one."),
+    (r"RecursionError", "A function calls itself forever: `return` before the call, or call a different one."),
     (
         r"ModuleNotFoundError|cannot import name",
-        "An import does not find its module: the starter's imports are enough.",
+        "An import fails: the starter's imports are all you need.",
     ),
 )
 
@@ -39,34 +39,35 @@ def is_hang(result: TestResult) -> bool:
 
 
 def shows(bug: Bug, result: TestResult) -> bool:
-    """Whether a failed test is one of the bug's own and says what the bug's symptom is."""
+    """Whether a failed test is one of the bug's own tests and its output matches the bug's symptom."""
     if result.failure is None or result.test.partition("[")[0] not in bug.tests:
         return False
     return re.search(bug.symptom, f"{result.test}\n{result.failure.text}") is not None
 
 
 def likely_bugs(lesson: Lesson, results: list[TestResult]) -> list[Bug]:
-    """The pitfalls of which one of these is the own test, and shows the symptom."""
+    """Return the pitfalls that at least one of these results shows."""
     return [bug for bug in lesson.bugs if any(shows(bug, result) for result in results)]
 
 
 def general_hints(failure: Failure) -> list[str]:
-    """What an error of this kind mostly means; at most one line. An assertion says itself what it means."""
+    """Say in at most one line what usually causes such an error. Assertions carry their own explanation."""
     patterns = HINTS[:1] if failure.type == "AssertionError" else HINTS
     return [text for pattern, text in patterns if re.search(pattern, failure.text)][:1]
 
 
 def said(failure: Failure) -> list[str]:
-    """The failure's own words: the teaching message of an assertion, then what was compared; shortened."""
-    words, _, compared = failure.message.partition("\nassert ")
+    """Return the failure's own words: an assertion's message, then what it compared, shortened."""
+    words, _, compared = f"\n{failure.message}".partition("\nassert ")
+    words = words.removeprefix("\n")
     if failure.type != "AssertionError":
         kind = "" if failure.type == "Crash" else f"{failure.type}: "
         words, compared = f"{kind}{failure.message}".removesuffix(": "), ""
         if missing := NOT_RAISED.match(failure.message):
-            words = f"Nothing was raised, and {missing[1]} must be."
+            words = f"Your code raised nothing; expected {missing[1]}."
     lines = words.splitlines()
     if compared:
-        lines += ["  " + line for line in ("assert " + compared).splitlines()]
+        lines += ["  " + line for line in sides(compared)]
     if failure.notes:
         lines += ["  " + line for line in failure.notes.splitlines()]
     lines = [line for line in lines if line.strip() and not NOISE.match(line)]
@@ -75,8 +76,31 @@ def said(failure: Failure) -> list[str]:
     )
 
 
+def sides(compared: str) -> list[str]:
+    """Label the two sides of an `==`, which the course's tests write as `result == expected`; else return the text."""
+    first, *rest = compared.splitlines()
+    mine, equals, expected = first.partition(" == ")
+    if not equals or " == " in expected or mine.count("(") != mine.count(")"):
+        return ["assert " + first, *rest]
+    return [f"Your code: {mine}", f"Expected:  {expected}", *map(relabeled, rest)]
+
+
+def relabeled(line: str) -> str:
+    """Replace pytest's "Left" and "Right"."""
+    return re.sub(
+        r"^(\s*)(Left|Right) contains",
+        lambda match: match[1] + {"Left": "Your code's", "Right": "The expected one"}[match[2]] + " contains",
+        line,
+    )
+
+
+def counted(count: int, noun: str) -> str:
+    """Return "1 test", "2 tests"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def in_words(test: str) -> str:
-    """`tests/l2/test_pool.py::test_set_kv_writes_only[2]` as "set kv writes only (2)"."""
+    """Return `tests/l2/test_pool.py::test_set_kv_writes_only[2]` as "set kv writes only (2)"."""
     name = test.rpartition("::")[2]
     name, _, parameter = name.partition("[")
     words = name.removeprefix("test_").replace("_", " ")

@@ -1,4 +1,4 @@
-"""Course machinery. Reads Markdown pages: their code blocks, headings, links and comments, with line numbers."""
+"""Course machinery. Parses Markdown pages: code blocks, headings, links and comments, with line numbers."""
 
 import os
 import re
@@ -21,7 +21,7 @@ CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. `line` is that of its opening fence, from 1; `comment` stands on the line before it."""
+    """A fenced block. line: of its opening fence, from 1. comment: the HTML comment on the line before it."""
 
     line: int
     info: str
@@ -84,7 +84,7 @@ class Page:
 
     @property
     def anchors(self) -> set[str]:
-        """What a `#…` may point at: GitHub's slug of each heading, and the ids that the page sets itself."""
+        """The valid targets of a `#…` link: GitHub's slug of each heading, and ids that the page defines."""
         names: dict[str, int] = {}
         anchors = {match["name"] for _, line in self.prose for match in ANCHOR.finditer(line)}
         for heading in self.headings:
@@ -96,7 +96,7 @@ class Page:
 
     @property
     def links(self) -> list[Link]:
-        """Every link and picture outside code."""
+        """All links and pictures outside code."""
         found = []
         for number, line in self.prose:
             bare = CODE.sub("", line)
@@ -109,7 +109,7 @@ class Page:
         return [(number, match[0].strip("`").strip()) for number, line in self.prose for match in CODE.finditer(line)]
 
     def section(self, title: str) -> str:
-        """The text under the heading `title`, down to the next heading of its level; empty if there is none."""
+        """Return the text under the heading `title` up to the next heading of its level; empty if there is none."""
         start = next((heading for heading in self.headings if heading.text == title), None)
         if start is None:
             return ""
@@ -118,7 +118,7 @@ class Page:
 
 
 def slug(heading: str) -> str:
-    """GitHub's anchor of a heading: lower case, no punctuation, a hyphen for each space."""
+    """Return GitHub's anchor for a heading: lower case, no punctuation, a hyphen for each space."""
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     text = re.sub(r"<[^>]+>", "", text).replace("`", "").replace("*", "").strip().lower()
     kept = (c for c in text if c in "-_ " or unicodedata.category(c)[0] in "LNM")
@@ -126,7 +126,7 @@ def slug(heading: str) -> str:
 
 
 def find_pages(root: Path) -> list[Path]:
-    """Every Markdown file of the repository that is somebody's text."""
+    """Return the repository's own Markdown files: nothing installed, built or kept in a student's `work/`."""
     found = []
     for folder, names, files in os.walk(root):
         names[:] = sorted(name for name in names if name not in SKIPPED and not name.startswith("."))
@@ -135,7 +135,7 @@ def find_pages(root: Path) -> list[Path]:
 
 
 def _block(number: int, fence: re.Match, numbered: Iterator[tuple[int, str]], comment: str) -> Block:
-    """Read on to the closing fence."""
+    """Read a block up to its closing fence."""
     ticks, indent, lines = fence["ticks"], fence["indent"], []
     for _, line in numbered:
         end = FENCE.match(line)
@@ -146,5 +146,5 @@ def _block(number: int, fence: re.Match, numbered: Iterator[tuple[int, str]], co
 
 
 def _inner_pictures(line: str) -> Iterator[re.Match]:
-    """Pictures that are themselves links: `[![text](picture)](page)`."""
+    """Find pictures inside links: `[![text](picture)](page)`."""
     return re.finditer(r"\[!\[[^\]]*\]\((?P<target>[^()\s]+)\)", line)

@@ -1,6 +1,6 @@
-"""Course machinery. What the student has done, in `work/progress.json`, by lesson id.
+"""Course machinery. Stores the student's progress in `work/progress.json`, by lesson id.
 
-Entries of lessons that this checkout does not know are kept as they are, so a pull, or a step back, loses nothing.
+Entries of lessons that this checkout does not know are kept unchanged, so switching to another commit loses nothing.
 """
 
 import json
@@ -16,8 +16,8 @@ from lessons._course.places import CourseError
 class Entry:
     """One lesson's progress.
 
-    starters holds, for each module, how the reference looked when the student started: `signatures` and `fingerprint`.
-    first_passed stays after a reset; passed does not.
+    starters: for each module, the reference's `signatures` and `fingerprint` when the student started.
+    first_passed: survives a reset, unlike `passed`.
     """
 
     started: str = ""
@@ -33,7 +33,7 @@ class Entry:
 
     @classmethod
     def parse(cls, raw: object) -> "Entry":
-        """From what the file holds; a value of another kind than ours is left at its default."""
+        """Read an entry from JSON; values of the wrong type are replaced by their defaults."""
         default = cls()
         known = raw if isinstance(raw, dict) else {}
         same = {f.name: known[f.name] for f in fields(cls) if type(known.get(f.name)) is type(getattr(default, f.name))}
@@ -44,7 +44,7 @@ class Entry:
         return bool(self.first_passed) or self.gave_up
 
     def fresh_start(self) -> "Entry":
-        """What is left of it after a reset."""
+        """Return the entry that remains after a reset."""
         return Entry(started=today(), first_passed=self.first_passed, gave_up=self.gave_up)
 
     def next_task(self, lesson: Lesson) -> Task | None:
@@ -52,7 +52,7 @@ class Entry:
 
 
 class Progress:
-    """The file. It is read at once, and written whole, to a file beside it that then takes its name."""
+    """The progress file: read once, and replaced atomically on each save."""
 
     def __init__(self, work: Path) -> None:
         self.path = work / "progress.json"
@@ -63,10 +63,10 @@ class Progress:
         return Entry.parse(self.raw["lessons"].get(lesson.id))
 
     def save(self, lesson: Lesson, entry: Entry) -> None:
-        """Keep `entry`; what other entries hold, and what we do not know in this one, stays.
+        """Write `entry`. Other entries, and unknown keys of this one, are kept.
 
         Raises:
-            CourseError: the folder cannot be written.
+            CourseError: the folder is not writable.
         """
         kept = self.raw["lessons"].get(lesson.id)
         self.raw["lessons"][lesson.id] = (kept if isinstance(kept, dict) else {}) | asdict(entry)
@@ -91,12 +91,12 @@ class Progress:
             pass
         kept = free_name(self.path, "broken")
         self.path.replace(kept)
-        self.warning = f"{self.path.name} could not be read; it is kept as {kept.name}, and progress starts anew."
+        self.warning = f"{self.path.name} could not be read; it was renamed to {kept.name}, and progress starts over."
         return empty
 
 
 def free_name(path: Path, word: str) -> Path:
-    """`token_flat.old.py` beside `token_flat.py`, or `token_flat.old-2.py` …: a name that nothing has yet."""
+    """Return an unused name beside `token_flat.py`: `token_flat.old.py`, `token_flat.old-2.py` and so on."""
     tries = [path.with_name(f"{path.stem}.{word}{path.suffix}")]
     while tries[-1].exists():
         tries.append(path.with_name(f"{path.stem}.{word}-{len(tries) + 1}{path.suffix}"))

@@ -1,4 +1,4 @@
-"""Course machinery. The commands that a page quotes: which are run by a test, which are not, and why."""
+"""Course machinery. Finds the commands quoted on a page: which of them a test runs, which not, and why."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ OPERATORS = {"|", "||", ";", "&", ">", ">>", "<"}
 
 @dataclass(frozen=True)
 class Quoted:
-    """A command line of a page. why_not: the page's reason that it is not run. exits: the exit code it must have."""
+    """A command line on a page. why_not: the page's reason for not running it. exits: the expected exit code."""
 
     page: Path
     line: int
@@ -28,28 +28,28 @@ class Quoted:
 
     @property
     def complaint(self) -> str:
-        """What keeps a test from running it, unless the page says that it is not run."""
+        """Why a test cannot run it, unless the page marks it as not run; otherwise empty."""
         if self.why_not:
             return ""
         if not RUNNABLE.match(self.text) or INSTALLS in self.text:
-            return "a test cannot run this; put <!-- not run: the reason --> on the line before the block"
+            return "a test cannot run this command; put <!-- not run: the reason --> on the line before the block"
         if OPERATORS & set(shlex.split(self.text)):
-            return "write one command a line, without pipes"
+            return "write one command per line, without pipes"
         return ""
 
     @property
     def arguments(self) -> list[str]:
-        """What follows `python`."""
+        """The arguments after `python`."""
         return shlex.split(self.text)[1:]
 
     @property
     def allowed(self) -> set[int]:
-        """The exit codes that are right: a check may be red."""
+        """The acceptable exit codes. A `check` may be red."""
         return {0, 1} if self.arguments[:3] == ["-m", "lessons", "check"] else {self.exits}
 
 
 def quoted_commands(page: Page) -> Iterator[Quoted]:
-    """The commands of the page's shell blocks, in order."""
+    """Yield the commands in the page's shell blocks, in order."""
     for block in page.blocks:
         if block.language in SHELLS:
             why_not, exits = NOT_RUN.match(block.comment), EXITS.match(block.comment)
@@ -64,7 +64,7 @@ def quoted_commands(page: Page) -> Iterator[Quoted]:
 
 
 def command_lines(block: Block) -> Iterator[tuple[int, str]]:
-    """(line within the block, command): comments cut off, continued lines joined, of a console the `$` lines."""
+    """Yield (line within the block, command): comments removed, continued lines joined; in a console the `$` lines."""
     lines = enumerate(block.lines, 1)
     for number, line in lines:
         if block.language == "console":

@@ -1,4 +1,4 @@
-"""Course machinery. What a check finds: of each test, each task, the smoke script, and all together."""
+"""Course machinery. The findings of a check: per test, per task, for the smoke script, and in total."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from lessons._course.catalog import Lesson, Task
 
 @dataclass
 class Failure:
-    """What a test said when it failed. `task`: the unwritten task it ran into, if it did."""
+    """How a test failed. task: the number of the unwritten task that it ran into, if any."""
 
     type: str
     message: str
@@ -21,13 +21,13 @@ class Failure:
 
     @property
     def text(self) -> str:
-        """The exception as Python words it, with its notes."""
+        """The exception as Python prints it, with its notes."""
         return f"{self.type}: {self.message}\n{self.notes}"
 
 
 @dataclass
 class TestResult:
-    """outcome: passed, failed, skipped; hung and not run where the time was up."""
+    """One test's result. outcome: passed, failed, skipped, hung, or not run (time ran out)."""
 
     test: str
     outcome: str
@@ -40,7 +40,7 @@ class TestResult:
 
 @dataclass
 class TaskReport:
-    """state: done, failing, not written, NOT CHECKED."""
+    """One task's result. state: done, failing, not written or NOT CHECKED."""
 
     task: Task
     state: str
@@ -49,9 +49,9 @@ class TaskReport:
 
 @dataclass
 class SmokeReport:
-    """state: equal, differs, failed, NOT CHECKED. `text` says why.
+    """The smoke script's result. state: equal, differs, failed or NOT CHECKED; `text` says why.
 
-    divergence: the first difference, as the script's `--json` gives it. output: the end of what it printed.
+    divergence: the first difference, as in the script's `--json`. output: the end of what it printed.
     """
 
     state: str
@@ -62,7 +62,7 @@ class SmokeReport:
 
 @dataclass
 class Report:
-    """All that a check found. `trouble`: what kept the tests from being run as they should."""
+    """All findings of a check. trouble: what kept the tests from running properly; empty if nothing did."""
 
     lesson: Lesson
     results: list[TestResult] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Every test that could run passed, no task is open, and the tokens are equal where they could be compared."""
+        """Whether all tests that could run passed, no task is open, and the tokens, if compared, are equal."""
         return (
             not self.trouble
             and self.count("passed") > 0
@@ -91,21 +91,21 @@ class Report:
 
     @property
     def skipped(self) -> list[str]:
-        """The tests that were skipped, by reason."""
+        """The skipped tests, by reason."""
         reasons = Counter(result.reason for result in self.results if result.outcome == "skipped")
         return [f"{count} test{'s' if count > 1 else ''}: {reason}" for reason, count in reasons.items()]
 
     @property
     def not_checked(self) -> list[str]:
-        """Everything that was not looked at, and why."""
+        """Everything that was not checked, and why."""
         return self.skipped + ([f"tokens: {self.smoke.text}"] if self.smoke.state == "NOT CHECKED" else [])
 
 
 def smoke_verdict(found: dict[str, Any]) -> SmokeReport:
     if found["match"]:
         tokens = sum(len(request["ours"]) for request in found["requests"])
-        return SmokeReport("equal", f"{tokens} of {tokens} tokens equal Hugging Face's")
+        return SmokeReport("equal", f"all {tokens} tokens equal Hugging Face's")
     worst = next((request for request in found["requests"] if not request["match"]), None)
     if worst is None:
         return SmokeReport("failed", "; ".join(found["faults"]))
-    return SmokeReport("differs", "the tokens are not Hugging Face's", worst["first_divergence"])
+    return SmokeReport("differs", "your tokens differ from Hugging Face's", worst["first_divergence"])

@@ -1,4 +1,4 @@
-"""Course machinery. Runs a Python process below `check`: with a time limit, and with all that it started."""
+"""Course machinery. Runs a Python process with a time limit, and ends it together with its children."""
 
 import contextlib
 import os
@@ -20,11 +20,11 @@ class Job(Protocol):
         """The exit code, or None while it runs."""
 
     def kill(self) -> None:
-        """End it and all that it started."""
+        """Kill the process and its children."""
 
 
 class Command(NamedTuple):
-    """`python` arguments, what is added to the environment, where to run, where the output goes."""
+    """Python's arguments, additional environment variables, the working directory, and the output files."""
 
     arguments: Sequence[str]
     env: Mapping[str, str]
@@ -37,7 +37,7 @@ Launch = Callable[[Command], Job]
 
 
 class Spawned:
-    """A process of its own group, so that its children can be ended with it."""
+    """A process in its own process group, so that its children can be killed with it."""
 
     def __init__(self, command: Command) -> None:
         flags = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
@@ -65,14 +65,14 @@ class Spawned:
 
 
 def kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS's word for a group that has just ended
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the latter if the group just ended
         os.killpg(pid, signal.SIGKILL)
 
 
 def run_until(job: Job, deadline: float, each: Callable[[], None]) -> int | None:
-    """Wait for `job` and call `each` meanwhile; the exit code, or None if `deadline` (monotonic) came first.
+    """Wait for `job`, calling `each` meanwhile. Return the exit code, or None after `deadline` (monotonic).
 
-    However this is left, by Ctrl-C too, nothing of the job is left running.
+    The job is killed however this function is left, Ctrl-C included.
     """
     try:
         while (code := job.poll()) is None and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Course machinery. How the commands look: the list, a check's summary, a diff, the doctor's findings."""
+"""Course machinery. Prints what the commands show: the list, a check's summary, a diff, the doctor's findings."""
 
 from collections.abc import Iterable
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ from rich.text import Text
 from lessons._course.catalog import Lesson
 from lessons._course.compare import Row
 from lessons._course.explain import Advice
+from lessons._course.messages import counted
 from lessons._course.progress import Entry
 from lessons._course.report import Failure, Report
 from lessons._course.verdict import Verdict
@@ -39,7 +40,7 @@ PLAIN_WIDTH = 110
 
 
 def make_console(stderr: bool = False) -> Console:
-    """A console that wraps nothing where its output goes to a file or a pipe."""
+    """Return a console that does not wrap lines when its output goes to a file or a pipe."""
     console = Console(stderr=stderr, highlight=False)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
@@ -47,13 +48,13 @@ def make_console(stderr: bool = False) -> Console:
 
 
 class View:
-    """All that is printed, on one console."""
+    """Everything that is printed to one console."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
 
     def line(self, text: str = "", style: str | None = None) -> None:
-        """One line of plain text, never wrapped and never read as markup."""
+        """Print one line of plain text, never wrapped and never parsed as markup."""
         self.console.print(Text(text, style=style or ""), soft_wrap=True)
 
     def overview(self, lessons: list[Lesson], entries: dict[str, Entry]) -> None:
@@ -65,16 +66,16 @@ class View:
         self.console.print(table)
 
     def report(self, report: Report) -> None:
-        """Each task, then all tests, then the tokens, then what was not checked."""
+        """Print each task, all tests, the tokens, and what was not checked."""
         table = grid("", "", "", "")
         for entry in report.tasks:
             passed = sum(result.outcome == "passed" for result in entry.results)
-            count = f"{passed} of {len(entry.results)} of its tests pass"
+            count = f"{passed} of its {counted(len(entry.results), 'test')} passed"
             table.add_row(str(entry.task.number), entry.task.title, styled(entry.state), count)
         self.console.print(table)
         self.line()
         rows = grid("", "")
-        rows.add_row("all tests", f"{report.count('passed')} of {len(report.results)} pass")
+        rows.add_row("all tests", f"{report.count('passed')} of {len(report.results)} passed")
         smoke = report.smoke
         reason = escape(smoke.text)
         rows.add_row("tokens", reason if smoke.state == "equal" else f"{styled(smoke.state)}  {reason}")
@@ -84,7 +85,7 @@ class View:
         self.line()
 
     def verdict(self, verdict: Verdict, verbose: bool = False) -> None:
-        """A whole check: the summary, what to do next, notes."""
+        """Print a whole check: the summary, what to do next, notes."""
         if verdict.report.results:
             self.report(verdict.report)
         self.advice(verdict.advice, "bold green" if verdict.passed else "bold red")
@@ -96,7 +97,7 @@ class View:
         self.line(f"  ({verdict.report.seconds:.1f} s)", "dim")
 
     def failure(self, failure: Failure | None) -> None:
-        """The failure that the advice is about, in full, as Python tells it."""
+        """Print the failure that the advice is about in full, as Python shows it."""
         if failure:
             self.line()
             for path, line, name, text in failure.frames:
@@ -114,7 +115,7 @@ class View:
             self.line("  " + command, "cyan")
 
     def findings(self, findings: Iterable["Finding"]) -> bool:
-        """Print each finding as it comes; whether nothing was missing."""
+        """Print each finding as it arrives. Return whether nothing was missing."""
         good = True
         for finding in findings:
             first, *more = finding.text.splitlines() or [""]
@@ -125,7 +126,7 @@ class View:
         return good
 
     def code(self, source: str) -> None:
-        """Python source, coloured on a terminal and bare in a pipe."""
+        """Print Python source: coloured on a terminal, plain in a pipe."""
         if self.console.is_terminal:
             from rich.syntax import Syntax
 
@@ -139,7 +140,7 @@ class View:
             self.line(text, styles.get(text[:1]))
 
     def columns(self, rows: list[Row], name: str) -> None:
-        """Two columns: the student's lines and the reference's."""
+        """Print two columns: the student's lines and the reference's."""
         table = Table("yours: " + name, "reference", expand=True, box=None, pad_edge=False)
         styles = {"equal": ("", ""), "gap": ("cyan", "cyan"), "changed": ("red", "green")}
         for row in rows:
@@ -149,7 +150,7 @@ class View:
 
     @contextmanager
     def running(self, lesson: Lesson):
-        """A progress line while the tests run; yields what takes the check's events."""
+        """Show a progress line while the tests run; yield the watcher for the check's events."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Bar(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bar:
             line = bar.add_task(f"Lesson {lesson.number}: starting", total=None)
@@ -160,7 +161,7 @@ class View:
                 elif event["event"] == "result":
                     bar.advance(line)
                 elif event["event"] == "smoke":
-                    bar.update(line, description=f"Lesson {lesson.number}: comparing tokens with Hugging Face's")
+                    bar.update(line, description=f"Lesson {lesson.number}: comparing tokens with Hugging Face")
 
             yield take
 
@@ -176,7 +177,7 @@ def styled(state: str, width: int = 0) -> str:
 
 
 def progress_text(lesson: Lesson, entry: Entry) -> str:
-    """ "passed", "2 of 5 tasks", "not started": with a word on what was not checked."""
+    """Return "passed", "2 of 5 tasks" or "not started", and how much was not checked."""
     if entry.passed:
         rest = f", {len(entry.not_checked)} NOT CHECKED" if entry.not_checked else ""
         return f"[green]passed[/] {entry.passed}[yellow]{rest}[/]"

@@ -1,4 +1,4 @@
-"""Course machinery. The starter is the reference with the bodies of its tasks taken out, found by syntax tree."""
+"""Course machinery. Makes the starter: the reference without the bodies of its tasks, found in the syntax tree."""
 
 import ast
 import hashlib
@@ -14,12 +14,12 @@ BLANK = re.compile(r"Lesson \d+, task (\d+)\b")
 
 
 def task_message(lesson: int, task: int, title: str) -> str:
-    """What an unwritten body raises: "Lesson 2, task 1: Write K and V into their slots"."""
+    """Return the message that an unwritten body raises: "Lesson 2, task 1: Write K and V into their slots"."""
     return f"Lesson {lesson}, task {task}: {title}"
 
 
 def definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function | ast.ClassDef]]:
-    """Functions and classes with their dotted names, those inside classes included, those inside functions not."""
+    """Yield functions and classes with their dotted names, including those in classes but not those in functions."""
     for node in getattr(tree, "body", []):
         if isinstance(node, Function | ast.ClassDef):
             yield prefix + node.name, node
@@ -28,22 +28,25 @@ def definitions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function
 
 
 def find_function(tree: ast.AST, symbol: str) -> Function:
-    """The one function or method called `symbol`.
+    """Return the function or method called `symbol`.
 
     Raises:
-        CourseError: there is none, several, or it is a class.
+        CourseError: there is none, there are several, or it is a class.
     """
     found = [node for name, node in definitions(tree) if name == symbol]
     if len(found) != 1 or not isinstance(found[0], Function):
-        what = "is not in it" if not found else "is there more than once" if len(found) > 1 else "is a class"
-        raise CourseError(f"{symbol} {what}: a task's target is one function or method")
+        what = "does not exist" if not found else "is defined more than once" if len(found) > 1 else "is a class"
+        raise CourseError(f"{symbol} {what}; a task's target must be one function or method")
     return found[0]
 
 
 def make_starter(source: str, blanks: Mapping[str, str]) -> str:
-    """`source` with the body of each symbol in `blanks` replaced by its docstring and a NotImplementedError.
+    """Return `source` with the body of each symbol in `blanks` reduced to its docstring and a NotImplementedError.
 
-    Comments in or after the body, up to the next line that is indented no deeper than its `def`, go with it.
+    Comments in or after the body are removed too, up to the next line indented no deeper than its `def`.
+
+    Args:
+        blanks: maps a symbol to the message of its NotImplementedError.
     """
     lines = source.splitlines(keepends=True)
     tree = ast.parse(source)
@@ -55,7 +58,7 @@ def make_starter(source: str, blanks: Mapping[str, str]) -> str:
 
 
 def blank_symbols(source: str) -> set[str]:
-    """The functions that hold nothing but a docstring and a task's NotImplementedError."""
+    """Return the functions that consist only of a docstring and a task's NotImplementedError."""
     return {
         name
         for name, node in definitions(ast.parse(source))
@@ -64,9 +67,9 @@ def blank_symbols(source: str) -> set[str]:
 
 
 def signatures(source: str) -> dict[str, str]:
-    """How each function is called and what each class declares: parameters, defaults, decorators, bases, fields.
+    """Return what callers see of each function and class: parameters, defaults, decorators, bases, fields.
 
-    Annotations are left out: they change nothing that a caller notices.
+    Annotations are left out, because callers do not notice them.
     """
     outline: dict[str, list[str]] = {}
     for name, node in definitions(ast.parse(source)):
@@ -76,7 +79,7 @@ def signatures(source: str) -> dict[str, str]:
 
 
 def fingerprint(source: str) -> str:
-    """A digest of the syntax tree without docstrings and comments: equal where two sources do the same."""
+    """Return a digest of the syntax tree without docstrings and comments, so that rewording does not change it."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, Function | ast.ClassDef | ast.Module) and ast.get_docstring(node, clean=False) is not None:
@@ -85,7 +88,7 @@ def fingerprint(source: str) -> str:
 
 
 def _end_of_body(node: Function, lines: list[str]) -> int:
-    """The index after the body's last line, its trailing comments included."""
+    """Return the index after the body's last line, trailing comments included."""
     end = last = node.end_lineno or node.lineno
     for index in range(last, len(lines)):
         text = lines[index].lstrip()
@@ -96,7 +99,7 @@ def _end_of_body(node: Function, lines: list[str]) -> int:
 
 
 def _signature(node: Function, lines: list[str]) -> list[str]:
-    """The lines from `def` to the colon that ends it; a body on the same line is cut off, a comment stays."""
+    """Return the lines from `def` to its colon. A body on the same line is cut off, a comment is kept."""
     text = "".join(lines[node.lineno - 1 :])
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     row, column = _colon(tokens)
@@ -107,7 +110,7 @@ def _signature(node: Function, lines: list[str]) -> list[str]:
 
 
 def _colon(tokens: Iterator[tokenize.TokenInfo]) -> tuple[int, int]:
-    """Read on to the colon that ends a `def`; the row and column behind it."""
+    """Read up to the colon that ends a `def`. Return the row and column after it."""
     depth = 0
     for token in tokens:
         if token.type != tokenize.OP:

@@ -1,4 +1,4 @@
-"""Course machinery. The student's files: where they lie, how they start, what is wrong before anything is run."""
+"""Course machinery. The student's files: where they are, how they begin, what is wrong before anything is run."""
 
 import ast
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from lessons._course.starter import blank_symbols, fingerprint, make_starter, si
 
 @dataclass(frozen=True)
 class StudentFile:
-    """One module of a lesson: the reference, and the student's file that takes its place."""
+    """One module of a lesson: the reference, and the student's file that replaces it."""
 
     module: str
     reference: Path
@@ -29,20 +29,20 @@ class StudentFile:
 
     @property
     def source(self) -> str:
-        """The student's text, without the mark that some editors on Windows put before it.
+        """The student's source, without the byte order mark that some Windows editors add.
 
         Raises:
-            CourseError: it is not UTF-8.
+            CourseError: the file is not UTF-8.
         """
         try:
             return self.path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
-            raise CourseError(f"{self.path} is not UTF-8 text; save it with that encoding.") from None
+            raise CourseError(f"{self.path} is not UTF-8 text; save it as UTF-8.") from None
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong that needs no test to be seen. `kind`: syntax, missing or signature."""
+    """A problem that shows without running a test. kind: syntax, missing or signature."""
 
     kind: str
     text: str
@@ -53,14 +53,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Change:
-    """How the reference has moved on since the student started; no symbols: only in code outside the tasks."""
+    """How the reference has changed since the student started. No symbols: only code outside the tasks changed."""
 
     path: Path
     symbols: dict[str, str]
 
 
 def student_files(lesson: Lesson, places: Places) -> list[StudentFile]:
-    """`work/l2/token_flat.py`; where two modules share a name, `work/l2/kv/token_flat.py`."""
+    """Return the lesson's files: `work/l2/token_flat.py`, or `work/l2/kv/token_flat.py` if two modules share a name."""
     names = [Path(module).name for module in lesson.modules]
     folder = places.work / f"l{lesson.number}"
     return [
@@ -74,12 +74,12 @@ def student_files(lesson: Lesson, places: Places) -> list[StudentFile]:
 
 
 def starter_of(lesson: Lesson, file: StudentFile, keep: Collection[int] = ()) -> str:
-    """The reference without its tasks' bodies; those of the tasks in `keep` stay."""
+    """Return the reference without the bodies of its tasks, except those in `keep`."""
     return make_starter(file.reference_source, blanks_of(lesson, file, keep))
 
 
 def blanks_of(lesson: Lesson, file: StudentFile, keep: Collection[int] = ()) -> dict[str, str]:
-    """What the unwritten bodies of this module raise, by symbol."""
+    """Return the messages that this module's unwritten bodies raise, by symbol."""
     return {
         symbol: task_message(lesson.number, task.number, task.title)
         for symbol, task in lesson.tasks_in(file.module).items()
@@ -88,7 +88,7 @@ def blanks_of(lesson: Lesson, file: StudentFile, keep: Collection[int] = ()) -> 
 
 
 def start(lesson: Lesson, places: Places, entry: Entry) -> list[Path]:
-    """Write the starters that are not there yet, and note in `entry` what they were made from."""
+    """Write the starters that do not exist yet, and record in `entry` what they were made from."""
     written = []
     for file in student_files(lesson, places):
         if not file.path.exists():
@@ -101,7 +101,7 @@ def start(lesson: Lesson, places: Places, entry: Entry) -> list[Path]:
 
 
 def start_beside(lesson: Lesson, places: Places, entry: Entry) -> list[Path]:
-    """Write a fresh starter beside each of the student's files, under a new name."""
+    """Write a new starter beside each of the student's files, under an unused name."""
     written = []
     for file in student_files(lesson, places):
         beside = free_name(file.path, "fresh")
@@ -112,7 +112,7 @@ def start_beside(lesson: Lesson, places: Places, entry: Entry) -> list[Path]:
 
 
 def put_aside(lesson: Lesson, places: Places) -> list[tuple[Path, Path]]:
-    """Rename the student's files to names that are free; (old name, new name) of each. Untouched starters stay."""
+    """Rename the student's files to unused names, except unchanged starters. Return (old path, new path) of each."""
     moved = []
     for file in student_files(lesson, places):
         if file.path.exists() and file.path.read_bytes() != starter_of(lesson, file).encode():
@@ -123,7 +123,7 @@ def put_aside(lesson: Lesson, places: Places) -> list[tuple[Path, Path]]:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that does not exist; one that does is never touched."""
+    """Write a new file. An existing one is never touched."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8", newline="\n") as file:
@@ -133,7 +133,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def note_starter(lesson: Lesson, file: StudentFile, entry: Entry) -> None:
-    """Keep in `entry` how the reference looks now, so that a later change of it can be told from the student's."""
+    """Record the reference's state in `entry`, so that later changes to it can be told from the student's."""
     entry.starters[file.module] = {
         "signatures": signatures(file.reference_source),
         "fingerprint": fingerprint(starter_of(lesson, file)),
@@ -141,7 +141,7 @@ def note_starter(lesson: Lesson, file: StudentFile, entry: Entry) -> None:
 
 
 def problems(lesson: Lesson, file: StudentFile, entry: Entry) -> list[Problem]:
-    """What can be seen in the student's text alone: a syntax error, something missing, a changed signature."""
+    """Return what the student's source alone shows: a syntax error, missing symbols, changed signatures."""
     try:
         mine = signatures(file.source)
     except (SyntaxError, ValueError) as error:
@@ -160,7 +160,7 @@ def problems(lesson: Lesson, file: StudentFile, entry: Entry) -> list[Problem]:
 
 
 def reference_change(lesson: Lesson, file: StudentFile, entry: Entry) -> Change | None:
-    """What of the reference, its tasks' bodies apart, changed since the start and is not in the student's file yet."""
+    """Return what changed in the reference, apart from task bodies, and is not in the student's file yet."""
     before = entry.starters.get(file.module)
     if not isinstance(before, dict) or before.get("fingerprint") == fingerprint(starter_of(lesson, file)):
         return None
@@ -178,7 +178,7 @@ def reference_change(lesson: Lesson, file: StudentFile, entry: Entry) -> Change 
 
 
 def unwritten(lesson: Lesson, files: list[StudentFile]) -> set[int]:
-    """The tasks with a body that still only raises. A file that cannot be parsed counts as written."""
+    """Return the tasks whose body still only raises. A file that cannot be parsed counts as written."""
     tasks = set()
     for file in files:
         try:
@@ -190,7 +190,7 @@ def unwritten(lesson: Lesson, files: list[StudentFile]) -> set[int]:
 
 
 def line_of(file: StudentFile, symbol: str) -> int:
-    """The line where the student's `symbol` is defined; 0 if it is not there."""
+    """Return the line where the student's `symbol` is defined, 0 if there is none."""
     from lessons._course.starter import definitions
 
     try:
@@ -217,4 +217,4 @@ def _missing(lesson: Lesson, file: StudentFile, symbol: str) -> str:
 
 
 def _changed(symbol: str, mine: str, expected: str) -> str:
-    return f"{symbol} is {mine} in your file, but the tests and the engine use it as {expected}."
+    return f"Your {symbol} is {mine}, but the tests and the engine expect {expected}."

@@ -1,6 +1,6 @@
-"""Course machinery. `check N --trace`: the lesson's recorder over the student's files, and a page that plays it.
+"""Course machinery. `check N --trace`: records the student's files with the lesson's recorder and writes a page.
 
-The page is one file: player, view, styles and traces are in it, so that it opens from a disk and needs no server.
+The page is one file that contains player, view, styles and traces, so it opens from disk without a server.
 """
 
 import json
@@ -29,9 +29,9 @@ PAGE = "trace.html"
 
 @dataclass(frozen=True)
 class OwnRun:
-    """A student's trace beside the course's.
+    """A student's trace and the course's.
 
-    differs_at: the index of the first frame that is not the same; None where all are.
+    differs_at: the index of the first frame that differs; None if all are equal.
     """
 
     mine: dict[str, Any]
@@ -49,17 +49,17 @@ class OwnRun:
     def verdict(self) -> str:
         at = self.differs_at
         if at is None:
-            return f"All {len(self.mine['frames'])} steps are the course's own."
+            return f"All {len(self.mine['frames'])} steps of your run equal the course's."
         if at == len(self.mine["frames"]):
-            return f"Your run ends after step {at}; the course's goes on."
-        return f"From step {at + 1} on your run is another one than the course's. Both pictures begin there."
+            return f"Your run ends after step {at}; the course's continues."
+        return f"Your run differs from the course's from step {at + 1} on. Both pictures begin there."
 
 
 def show_own_run(desk: Desk, lesson: Lesson, *, seconds: float, browser: bool, as_json: bool) -> bool:
-    """Record, write the page, say where it is, open it. Whether the run is the course's.
+    """Record the run, write the page, say where it is and open it. Return whether the run equals the course's.
 
     Raises:
-        CourseError: the lesson has no trace, the student has not started, or nothing could be recorded.
+        CourseError: the lesson has no trace, the student has not started, or the run could not be recorded.
     """
     recorded = course_trace(lesson)
     files = student_files(lesson, desk.places)
@@ -72,34 +72,34 @@ def show_own_run(desk: Desk, lesson: Lesson, *, seconds: float, browser: bool, a
         print(json.dumps({"lesson": lesson.number, "page": str(page), "equal": at is None, "differs_at": at}))
     else:
         desk.view.line(run.verdict, "bold green" if at is None else "bold yellow")
-        desk.view.line(f"Your run, to play: {desk.shown(page)}")
+        desk.view.line(f"Your run as an animated picture: {desk.shown(page)}")
         if browser and has_screen():
             webbrowser.open(page.as_uri())
     return at is None
 
 
 def course_trace(lesson: Lesson) -> Path:
-    """The lesson's recorded trace.
+    """Return the path of the lesson's recorded trace.
 
     Raises:
-        CourseError: it has none.
+        CourseError: the lesson has none.
     """
     found = sorted(lesson.folder.glob("*.trace.js"))
     if not found:
         raise CourseError(
-            f"Lesson {lesson.number} has no picture that plays; check it with: {COMMAND} check {lesson.number}"
+            f"Lesson {lesson.number} has no animated picture; check it with: {COMMAND} check {lesson.number}"
         )
     return found[0]
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """The object that a trace file puts into its page."""
+    """Return the trace in a `*.trace.js` file."""
     body = path.read_text(encoding="utf-8").partition("] = ")[2]
     return json.loads(body[: body.rindex(";")])
 
 
 def record(lesson: Lesson, places: Places, files: list[StudentFile], recorded: Path, seconds: float) -> dict[str, Any]:
-    """What the student's files do, told by the lesson's recorder in a process of its own."""
+    """Run the lesson's recorder on the student's files in a separate process and return the trace."""
     overlay = {file.import_name: str(file.path) for file in files}
     env = python_environment(places) | {"KV_COURSE_OVERLAY": json.dumps(overlay)}
     with tempfile.TemporaryDirectory(prefix="lessons-", ignore_cleanup_errors=True) as folder:
@@ -108,10 +108,10 @@ def record(lesson: Lesson, places: Places, files: list[StudentFile], recorded: P
         job = Spawned(Command(arguments, env, places.root, out, err))
         code = run_until(job, time.monotonic() + seconds, lambda: None)
         if code is None:
-            raise CourseError(f"Your run did not end within {seconds:g} s; a loop in your file may never end.")
+            raise CourseError(f"Your run did not finish within {seconds:g} s; a loop in your file may never end.")
         if code:
             last = last_lines(out, err, count=1)
-            raise CourseError(f"Your file could not be run ({last}); {COMMAND} check {lesson.number} says more.")
+            raise CourseError(f"Your code failed ({last}); for more: {COMMAND} check {lesson.number}")
         return read_trace(Path(folder) / recorded.name)
 
 
@@ -120,11 +120,11 @@ def renamed(trace: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def page_of(lesson: Lesson, run: OwnRun, places: Places) -> str:
-    """The page's text: the student's run, and below it the course's where they differ."""
+    """Return the page: the student's run, and below it the course's if they differ."""
     at, kind = run.differs_at, run.course["kind"]
     mine, course = renamed(run.mine, "mine"), renamed(run.course, "course")
     shown = {"mine": mine}
-    if at is not None:  # the questions' answers are right for a run that is right
+    if at is not None:  # the answers to the questions are those of a correct run
         mine["frames"] = [{key: value for key, value in frame.items() if key != "ask"} for frame in mine["frames"]]
         mine["title"], course["title"] = "Your run", "The course's run"
         shown["course"] = course
@@ -163,7 +163,7 @@ body {{ background: var(--kv-well); color: var(--kv-ink) }}
 
 
 def has_screen() -> bool:
-    """Whether there is somebody to open a browser for. Without a display, one for terminals might take this one."""
+    """Whether to open a browser. Without a display, a text-mode browser might take over the terminal."""
     if not sys.stdout.isatty():
         return False
     return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

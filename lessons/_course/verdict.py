@@ -1,4 +1,4 @@
-"""Course machinery. A whole check: look at the text, run, explain, and keep the progress."""
+"""Course machinery. A whole check: inspect the source, run the tests, explain the result, save the progress."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,7 +17,7 @@ from lessons._course.student import Problem, StudentFile, problems, reference_ch
 
 @dataclass
 class Verdict:
-    """What a check found, the one thing to do next, and what else is worth knowing."""
+    """The findings of a check, the one thing to do next, and notes."""
 
     report: Report
     advice: Advice
@@ -57,10 +57,10 @@ def judge(
     watcher: Watcher = lambda event: None,
     blocked: Mapping[str, str] = MappingProxyType({}),
 ) -> Verdict:
-    """Check the student's files of `lesson`, or one task of it.
+    """Check the student's files for `lesson`, or only one task.
 
     Raises:
-        CourseError: the student has not started, or there is no such task.
+        CourseError: the student has not started, or the task does not exist.
     """
     only = lesson.task(task).tests if task is not None else ()
     files, entry = student_files(lesson, places), progress.entry(lesson)
@@ -83,21 +83,21 @@ def judge(
 
 
 def need_files(files: Sequence[StudentFile], lesson: Lesson, places: Places) -> None:
-    """Raise CourseError where the student has not started."""
+    """Raise CourseError if the student has not started."""
     for file in files:
         if not file.path.exists():
             raise CourseError(
-                f"{places.shown(file.path)} is not there yet; write it with: python -m lessons start {lesson.number}"
+                f"{places.shown(file.path)} does not exist; create it with: python -m lessons start {lesson.number}"
             )
 
 
 def not_run(lesson: Lesson) -> Report:
-    """The report of a check that ended before any test."""
+    """Return the report of a check that ended before any test."""
     return Report(lesson, tasks=[TaskReport(task, "NOT CHECKED", []) for task in lesson.tasks])
 
 
 def keep(progress: Progress, lesson: Lesson, entry: Entry, report: Report, task: int | None) -> None:
-    """Save what this check showed; a check of one task changes what is known of that task only."""
+    """Save what this check found. A check of one task updates only that task."""
     if task is not None:
         others = set(entry.tasks_done) - {task}
         entry.tasks_done = sorted(others | ({task} & set(report.tasks_done)))
@@ -112,5 +112,5 @@ def keep(progress: Progress, lesson: Lesson, entry: Entry, report: Report, task:
 
 
 def _left_over(explainer: Explainer, report: Report, found: list[Problem]) -> list[Advice]:
-    """Problems in a file whose tests pass all the same: worth a note."""
+    """Return problems of files whose tests pass anyway, as notes."""
     return [explainer.problem(problem) for problem in found] if report.passed else []

@@ -1,6 +1,6 @@
-"""Course machinery. Starts checks from a process that has imported torch once: forked, they are ready at once.
+"""Course machinery. Forks checks from a process that has already imported torch, so that they start at once.
 
-Only on Linux, where forking such a process is safe; elsewhere each check is a process of its own.
+Only on Linux, where forking such a process is safe; elsewhere each check starts a new process.
 """
 
 import multiprocessing
@@ -23,7 +23,7 @@ HEAVY = [
 
 
 class Forked:
-    """A job that a warm process runs: its own process group, environment and output files."""
+    """A job forked from a warm process, with its own process group, environment and output files."""
 
     def __init__(self, command: Command) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -40,7 +40,7 @@ class Forked:
 
 
 def warm_launch() -> Launch:
-    """How to start checks on this machine when there will be several."""
+    """Return the fastest way to start repeated checks on this machine."""
     if sys.platform != "linux":
         return Spawned
     multiprocessing.get_context("forkserver").set_forkserver_preload(HEAVY)
@@ -48,7 +48,7 @@ def warm_launch() -> Launch:
 
 
 def run_command(command: Command) -> None:
-    """In the forked process: become `python *arguments`, as nearly as can be."""
+    """In the forked process: behave like `python *arguments`, as closely as possible."""
     os.setsid()
     os.chdir(command.cwd)
     os.environ.update(command.env)
@@ -61,7 +61,7 @@ def run_command(command: Command) -> None:
     import course_overlay
 
     course_overlay.install()
-    if "torch" in sys.modules:  # it read OMP_NUM_THREADS when the warm process started
+    if "torch" in sys.modules:  # torch read OMP_NUM_THREADS when the warm process started
         sys.modules["torch"].set_num_threads(int(command.env["OMP_NUM_THREADS"]))
     first, *rest = command.arguments
     if first == "-m":

@@ -1,4 +1,4 @@
-"""Course machinery. Sees when the student saves."""
+"""Course machinery. Detects when the student saves a file."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,12 +8,12 @@ LOOK_SECONDS = 0.3
 
 
 def state(paths: Sequence[Path]) -> tuple:
-    """Something that differs after each save. A file that an editor is just replacing counts as unchanged later."""
+    """Return a value that changes with each save."""
     return tuple(map(stamp, paths))
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
-    """When it was written and how long it is; None where it is away, or locked, for a moment."""
+    """Return modification time (ns) and size in bytes; None while an editor is replacing or locking the file."""
     try:
         found = path.stat()
     except OSError:
@@ -22,7 +22,7 @@ def stamp(path: Path) -> tuple[int, int] | None:
 
 
 class Saves:
-    """Remembers what was seen last; `changed` is true once the files differ from it and are all there."""
+    """Remembers the files' last state. They have changed once it differs and all of them are readable."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
@@ -33,7 +33,7 @@ class Saves:
         return None not in now and now != self.seen
 
     def take(self) -> None:
-        """What is there now has been seen."""
+        """Remember the current state."""
         self.seen = state(self.paths)
 
     def wait(self, sleep: Callable[[float], None] = time.sleep) -> None:

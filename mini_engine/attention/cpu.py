@@ -11,34 +11,45 @@ from mini_engine.attention.contract import PagedAttention
 from mini_engine.errors import UserError
 from mini_engine.native_build import find_or_build
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("paged_cpu.cpp", "tile.h", "vectors.h"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("paged_cpu.cpp", "paged_cpu.h", "tile.h", "vectors.h"))
 FUNCTIONS = {torch.float32: "paged_attention_f32", torch.bfloat16: "paged_attention_bf16"}
 
 
+class AttentionSizes(ctypes.Structure):
+    """The sizes of one call; `paged_cpu.h` has the same struct. Strides count elements, from one row to the next."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            *("num_seqs", "num_rows", "heads", "kv_heads", "dim"),
+            *("num_blocks", "block_size", "max_blocks"),
+            *("q_stride", "out_stride"),
+        )
+    )
+
+
+ARGUMENTS = (*[ctypes.c_void_p] * 7, ctypes.POINTER(AttentionSizes), ctypes.c_float, ctypes.c_int)
+
+
 def load(device: torch.device, dtype: torch.dtype) -> PagedAttention:
-    """The C++ kernel for tensors of this dtype, built now if it never was.
+    """Return the C++ kernel for tensors of this dtype, built now if it never was.
 
     Raises:
         UserError: not a CPU, not a dtype it knows, or it cannot be built here.
     """
     if device.type != "cpu":
         raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for triton or torch")
-    c_function(dtype)
+    _library_for(dtype)
     return paged_attention
 
 
-def c_function(dtype: torch.dtype) -> ctypes._CFuncPtr:
-    """The kernel itself, for callers with pointers of their own (lesson 9).
+def kernel_address(dtype: torch.dtype) -> ctypes.c_void_p:
+    """Where the kernel's machine code lies, for C++ that calls it with pointers of its own (lesson 9).
 
     Raises:
         UserError: not a dtype it knows, or it cannot be built here.
     """
-    if dtype not in FUNCTIONS:
-        raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
-    library = _library()
-    if isinstance(library, UserError):
-        raise UserError(str(library))
-    return getattr(library, FUNCTIONS[dtype])
+    return ctypes.cast(getattr(_library_for(dtype), FUNCTIONS[dtype]), ctypes.c_void_p)
 
 
 def paged_attention(
@@ -51,20 +62,46 @@ def paged_attention(
     scale: float,
 ) -> Tensor:
     """As the contract says. q's dtype chooses the function: one for float32 would read past the end of bfloat16."""
-    function = c_function(q.dtype)
-    num_rows, heads, dim = q.shape
-    if q.stride()[1:] != (dim, 1):
+    function = getattr(_library_for(q.dtype), FUNCTIONS[q.dtype])
+    if q.stride()[1:] != (q.shape[2], 1):
         q = q.contiguous()
     tables = [x.contiguous() for x in (cu_seqlens_q, seq_lens_kv, block_table)]
-    num_blocks, block_size, kv_heads, _ = k_cache.shape
     out = q.new_empty(q.shape)
-    layout = (heads, kv_heads, dim, num_blocks, block_size, block_table.shape[1], q.stride(0), out.stride(0))
-    size = (ctypes.c_int64 * 10)(len(seq_lens_kv), num_rows, *layout)
+    sizes = sizes_of(q, out, k_cache, block_table)
     pointers = [x.data_ptr() for x in (q, k_cache, v_cache, out, *tables)]
-    foreign = function(*pointers, size, scale, torch.get_num_threads())
+    foreign = function(*pointers, sizes, scale, torch.get_num_threads())
     if foreign >= 0:
-        raise ValueError(f"block_table row {foreign} names a block outside the cache's 0 … {num_blocks - 1}")
+        raise ValueError(f"block_table row {foreign} names a block outside the cache's 0 … {len(k_cache) - 1}")
     return out
+
+
+def sizes_of(q: Tensor, out: Tensor, k_cache: Tensor, block_table: Tensor) -> AttentionSizes:
+    """The sizes of a call with these tensors; the heads of a row of `q` and of `out` follow each other in memory."""
+    num_rows, heads, dim = q.shape
+    num_blocks, block_size, kv_heads, _ = k_cache.shape
+    num_seqs, max_blocks = block_table.shape
+    return AttentionSizes(
+        num_seqs=num_seqs,
+        num_rows=num_rows,
+        heads=heads,
+        kv_heads=kv_heads,
+        dim=dim,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_blocks=max_blocks,
+        q_stride=q.stride(0),
+        out_stride=out.stride(0),
+    )
+
+
+def _library_for(dtype: torch.dtype) -> ctypes.CDLL:
+    """The compiled kernel, which has a function for this dtype; UserError if there is none."""
+    if dtype not in FUNCTIONS:
+        raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
+    library = _library()
+    if isinstance(library, UserError):
+        raise UserError(str(library))
+    return library
 
 
 @functools.cache
@@ -79,6 +116,5 @@ def _library() -> ctypes.CDLL | UserError:
 def _open(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     for name in FUNCTIONS.values():
-        pointers = [ctypes.c_void_p] * 7 + [ctypes.POINTER(ctypes.c_int64)]
-        getattr(library, name).argtypes = [*pointers, ctypes.c_float, ctypes.c_int]
+        getattr(library, name).argtypes = ARGUMENTS
     return library

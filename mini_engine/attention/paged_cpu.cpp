@@ -12,6 +12,7 @@
 // A row is summed in an order that its history alone decides: tiles of LANES keys, stretches of SPLIT keys, merged
 // first to last (flash-decoding: Dao et al., 2023). Threads, neighbours, chunk size and block size change no bit of it.
 
+#include "paged_cpu.h"
 #include "tile.h"
 
 #include <vector>
@@ -244,25 +245,23 @@ struct Attention {
 
 template <typename T>
 static int run(const void* q, const void* k, const void* v, void* out, const int32_t* starts, const int32_t* kv_lens,
-               const int32_t* table, const int64_t* size, float scale, int threads) {
+               const int32_t* table, const AttentionSizes& n, float scale, int threads) {
     const Attention<T> a{(const T*)q, (const T*)k, (const T*)v, (T*)out, starts, kv_lens, table,
-                         int(size[0]), int(size[1]), int(size[2]), int(size[3]), int(size[4]),
-                         int(size[5]), int(size[6]), int(size[7]), size[8], size[9],
+                         int(n.num_seqs), int(n.num_rows), int(n.heads), int(n.kv_heads), int(n.dim),
+                         int(n.num_blocks), int(n.block_size), int(n.max_blocks), n.q_stride, n.out_stride,
                          scale * 1.44269504088896f};  // log2(e)
     const int foreign = a.foreign_block();
     if (foreign < 0) a.run(threads);
     return foreign;
 }
 
-// size: num_seqs, num_rows, heads, kv_heads, dim, num_blocks, block_size, max_blocks, q_stride, out_stride.
-// Returns -1, or the sequence whose block table names a block that does not exist; then nothing was written.
-extern "C" int paged_attention_f32(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
-                                   const int32_t* kv_lens, const int32_t* table, const int64_t* size, float scale,
-                                   int threads) {
-    return run<float>(q, k, v, out, starts, kv_lens, table, size, scale, threads);
+int paged_attention_f32(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
+                        const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
+                        int threads) {
+    return run<float>(q, k, v, out, starts, kv_lens, table, *sizes, scale, threads);
 }
-extern "C" int paged_attention_bf16(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
-                                    const int32_t* kv_lens, const int32_t* table, const int64_t* size, float scale,
-                                    int threads) {
-    return run<bf16>(q, k, v, out, starts, kv_lens, table, size, scale, threads);
+int paged_attention_bf16(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
+                         const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
+                         int threads) {
+    return run<bf16>(q, k, v, out, starts, kv_lens, table, *sizes, scale, threads);
 }

@@ -6,6 +6,7 @@
 //
 // The interface is plain C, as in lesson 3: pointers and sizes, no types of Python or torch.
 
+#include "../attention/paged_cpu.h"
 #include "fused.h"
 
 extern "C" {
@@ -29,13 +30,11 @@ struct Step {  // one step's activations
     const int64_t* sampled;                      // rows that the last layer still needs after K and V, ascending
     int64_t samples;
 };
-typedef int Attention(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
-                      const int32_t* kv_lens, const int32_t* table, const int64_t* size, float scale, int threads);
 struct Pool {
-    Attention* attention;
+    PagedAttention* attention;
     void *const *k, *const *v;  // each layer's cache
     const int32_t *starts, *sampled_starts, *kv_lens, *table;
-    int64_t size[10];  // as lesson 3's kernel expects it; the number of rows is filled in here
+    AttentionSizes sizes;  // as lesson 3's kernel expects; the number of rows is set per layer
     float scale;
 };
 }
@@ -143,9 +142,9 @@ static int run_layers(const Shape& s, const Layer* layers, int count, const Step
             keep_rows<T>(step.qkv, s.heads * s.dim, step.sampled, step.samples);
             step.tokens = step.samples, pool.starts = pool.sampled_starts;
         }
-        pool.size[1] = step.tokens;
+        pool.sizes.num_rows = step.tokens;
         const int foreign = pool.attention(step.qkv.data, k, v, step.attended.data, pool.starts, pool.kv_lens,
-                                           pool.table, pool.size, pool.scale, threads);
+                                           pool.table, &pool.sizes, pool.scale, threads);
         if (foreign >= 0) return foreign;
 #pragma omp parallel num_threads(threads)
         decoder.after_attention(layers[i]);

@@ -1,19 +1,25 @@
-"""Lesson 9. Python's view of `layers.cpp`: its structs, its functions, and how it is built."""
+"""Lesson 9. Python's view of `layers.cpp`: its structs, its functions, and how it is built.
+
+The structs have the same fields as those in C++, in the same order. Fill them by name: ctypes accepts a pointer where a
+length belongs without complaint.
+"""
 
 import ctypes
 import functools
+from collections.abc import Callable
 from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 import torch
 
+from mini_engine.attention.cpu import AttentionSizes
 from mini_engine.errors import UserError
 from mini_engine.native_build import FLAG_SETS, find_or_build
 
 HERE = Path(__file__).parent
 SOURCES = (
     *(HERE / name for name in ("layers.cpp", "fused.h", "linear.h")),
-    HERE.parent / "attention" / "vectors.h",
+    *(HERE.parent / "attention" / name for name in ("paged_cpu.h", "vectors.h")),
 )
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -66,7 +72,7 @@ class Pool(ctypes.Structure):
         ("attention", c_void_p),
         *((name, POINTER(c_void_p)) for name in ("k", "v")),
         *((name, c_void_p) for name in ("starts", "sampled_starts", "kv_lens", "table")),
-        ("size", c_int64 * 10),
+        ("sizes", AttentionSizes),
         ("scale", c_float),
     )
 
@@ -80,7 +86,12 @@ ARGUMENTS = {
 
 
 class Functions:
-    """The functions of one dtype: `linear`, `before_attention`, `after_attention`, `run_layers`."""
+    """The functions of one dtype; `ARGUMENTS` says what they take."""
+
+    linear: Callable[..., None]
+    before_attention: Callable[..., None]
+    after_attention: Callable[..., None]
+    run_layers: Callable[..., int]
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         for name, arguments in ARGUMENTS.items():

@@ -4,33 +4,19 @@ The layers compute what lesson 0's do. With lesson 3's pool and its C++ kernel o
 store is called between the two halves of each layer.
 """
 
-import ctypes
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.attention.contract import Kernel, check_inputs
-from mini_engine.attention.cpu import c_function
 from mini_engine.cpu import native
 from mini_engine.cpu.pack import PackedWeight
+from mini_engine.cpu.packed_step import Activations, Tables, apart, pool_struct, starts_of
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.model.layers import rope_cos_sin
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
-
-LINE_BYTES = 64
-
-
-def apart(like: Tensor, width: int) -> Tensor:
-    """Allocate len(like) rows of `width` that start an odd number of cache lines apart.
-
-    A cache finds its lines by the lower bits of their addresses. Rows a power of two apart share those bits, so a dozen
-    of them evict each other from the first-level cache.
-    """
-    size = like.element_size()
-    lines = -(-width * size // LINE_BYTES) | 1
-    return like.new_empty(len(like), lines * LINE_BYTES // size)[:, :width]
 
 
 class PackedLinear(nn.Module):
@@ -51,7 +37,7 @@ class PackedLinear(nn.Module):
     def matrix(self) -> native.Matrix:
         """The struct that describes it to C++."""
         bias = None if self.bias is None else self.bias.data_ptr()
-        return native.Matrix(self.packed.tiles.data_ptr(), bias, self.packed.out_features)
+        return native.Matrix(tiles=self.packed.tiles.data_ptr(), bias=bias, outputs=self.packed.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """x `[T, in_features]` in the weight's dtype -> `[T, out_features]`; rows do not affect each other's bits."""
@@ -67,38 +53,11 @@ class PackedLinear(nn.Module):
         return out
 
 
-class Activations:
-    """The memory of one step over T tokens, shared by all layers, and the struct that describes it to C++."""
-
-    def __init__(self, x: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, shape: native.Shape) -> None:
-        width = (shape.heads + 2 * shape.kv_heads) * shape.dim
-        self.x, self.cos, self.sin = x, cos, sin
-        self.slots = slot_mapping.contiguous()
-        self.qkv = x.new_empty(len(x), width)
-        self.normed = apart(x, shape.hidden)
-        self.attended = apart(x, shape.heads * shape.dim)
-        self.activated = apart(x, shape.intermediate)
-        rows = (
-            native.Memory(r.data_ptr(), r.stride(0)) for r in (x, self.normed, self.qkv, self.attended, self.activated)
-        )
-        self.struct = native.Step(len(x), *rows, *(r.data_ptr() for r in (cos, sin, self.slots)))
-
-    def keep(self, rows: Tensor) -> None:
-        """Make the last layer continue with `rows` only; their results move to the front."""
-        self.sampled = rows.contiguous()
-        self.struct.sampled, self.struct.samples = self.sampled.data_ptr(), len(rows)
-
-
-def starts_of(rows: Tensor, cu_seqlens_q: Tensor) -> Tensor | None:
-    """Return `cu_seqlens_q` for `rows` only, or None unless each is the last of its sequence and they are in order.
-
-    The last row of a sequence sees all its keys, as in decode, so attention needs to know only which rows there are.
-    """
-    ends = cu_seqlens_q[1:].long() - 1
-    chosen = torch.isin(ends, rows) & (ends >= cu_seqlens_q[:-1])
-    if not torch.equal(ends[chosen], rows):
-        return None
-    return F.pad(chosen.cumsum(0), (1, 0)).int()
+def take_linear(functions: native.Functions, owner: nn.Module, name: str) -> PackedLinear:
+    """Remove the linear layer `name` from `owner` and pack its weight, which no longer holds its rows."""
+    linear: nn.Linear = getattr(owner, name)
+    delattr(owner, name)
+    return PackedLinear(functions, linear.weight.data, linear.bias)
 
 
 class PackedDecoderLayer(nn.Module):
@@ -108,16 +67,17 @@ class PackedDecoderLayer(nn.Module):
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.layer_idx, self.functions, self.shape = attention.layer_idx, functions, shape
-        norms = (layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm)
-        self.norms = nn.ModuleList(norms)
-        self.linears = nn.ModuleList()
-        for owner in (attention, mlp):
-            for name in [name for name, module in owner.named_children() if isinstance(module, nn.Linear)]:
-                linear = getattr(owner, name)
-                self.linears.append(PackedLinear(functions, linear.weight.data, linear.bias))
-                delattr(owner, name)  # its rows no longer exist
-        matrices = (linear.matrix for linear in self.linears)
-        self.struct = native.Layer(*matrices, *(norm.weight.data_ptr() for norm in norms))
+        norms = dict(
+            input_norm=layer.input_layernorm,
+            post_norm=layer.post_attention_layernorm,
+            q_norm=attention.q_norm,
+            k_norm=attention.k_norm,
+        )
+        owners = dict.fromkeys(("q", "k", "v", "o"), attention) | dict.fromkeys(("gate", "up", "down"), mlp)
+        linears = {name: take_linear(functions, owner, f"{name}_proj") for name, owner in owners.items()}
+        self.norms, self.linears = nn.ModuleDict(norms), nn.ModuleDict(linears)  # keeps alive what the struct points to
+        matrices = {name: linear.matrix for name, linear in linears.items()}
+        self.struct = native.Layer(**matrices, **{name: norm.weight.data_ptr() for name, norm in norms.items()})
 
     def forward(self, step: Activations, kv: KvStore, meta: Any) -> None:
         """Run `step.x` through the layer, in place."""
@@ -138,15 +98,17 @@ class PackedModel(nn.Module):
         config = self.config = model.config
         self.functions = functions
         self.shape = native.Shape(
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.intermediate_size,
-            config.rms_norm_eps,
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            dim=config.head_dim,
+            intermediate=config.intermediate_size,
+            eps=config.rms_norm_eps,
         )
-        self.layers = nn.ModuleList(PackedDecoderLayer(functions, layer, self.shape) for layer in model.model.layers)
-        self.structs = (native.Layer * len(self.layers))(*(layer.struct for layer in self.layers))
+        loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)  # ModuleList has no element type
+        layers = [PackedDecoderLayer(functions, layer, self.shape) for layer in loaded]
+        self.layers = nn.ModuleList(layers)
+        self.structs = (native.Layer * len(layers))(*(layer.struct for layer in layers))
         self.norm = model.model.norm
 
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
@@ -178,33 +140,18 @@ class PackedModel(nn.Module):
             ValueError: the tables do not fit the pool.
         """
         q = step.qkv.view(len(step.x), -1, self.shape.dim)[:, : self.shape.heads]
-        tables = [table.contiguous() for table in (meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table)]
-        check_inputs(q, kv.K[0], kv.V[0], *tables)
+        starts, kv_lens, block_table = (x.contiguous() for x in (meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table))
+        check_inputs(q, kv.K[0], kv.V[0], starts, kv_lens, block_table)
         self.check_pool(kv, step.slots)
-        starts = None if len(rows) == len(step.x) else starts_of(rows, tables[0])
-        step.keep(torch.arange(len(step.x)) if starts is None else rows)
-        tables.insert(1, tables[0] if starts is None else starts)
-        pool = self.pool_struct(kv, tables, step)
+        sampled_starts = None if len(rows) == len(step.x) else starts_of(rows, starts)
+        step.keep(torch.arange(len(step.x)) if sampled_starts is None else rows)
+        tables = Tables(starts, starts if sampled_starts is None else sampled_starts, kv_lens, block_table)
+        pool = pool_struct(kv, q, step.attended, tables)
         threads = torch.get_num_threads()
         foreign = self.functions.run_layers(self.shape, self.structs, len(self.layers), step.struct, pool, threads)
         if foreign >= 0:
             raise ValueError(f"block_table row {foreign} names a block outside the cache's 0 … {kv.num_blocks - 1}")
-        return step.x[rows] if starts is None else step.x[: len(rows)]
-
-    def pool_struct(self, kv: KvPool, tables: list[Tensor], step: Activations) -> native.Pool:
-        """Return the arguments of lesson 3's kernel, which reads q in place, next to k and v."""
-        kv_lens, table = tables[2:]
-        caches = [(ctypes.c_void_p * len(side))(*(x.data_ptr() for x in side)) for side in (kv.K, kv.V)]
-        num_blocks, block_size, kv_heads, dim = kv.K[0].shape
-        layout = (self.shape.heads, kv_heads, dim, num_blocks, block_size, table.shape[1])
-        size = (len(kv_lens), len(step.x), *layout, step.qkv.stride(0), step.attended.stride(0))
-        return native.Pool(
-            ctypes.cast(c_function(kv.K[0].dtype), ctypes.c_void_p),
-            *caches,
-            *(x.data_ptr() for x in tables),  # starts, sampled_starts, kv_lens, table
-            (ctypes.c_int64 * 10)(*size),
-            dim**-0.5,
-        )
+        return step.x[rows] if sampled_starts is None else step.x[: len(rows)]
 
     def check_pool(self, kv: KvPool, slots: Tensor) -> None:
         """Raise ValueError unless the pool fits this model and contains all slots."""

@@ -4,7 +4,8 @@ q, k and v are one matrix, gate and up another, so a layer makes four matrix cal
 packs the weights. Norm and RoPE treat the heads of q and k as one tensor.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,7 @@ def join(*linears: nn.Linear) -> TorchLinear:
     weight = torch.cat([linear.weight.data for linear in linears])
     bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
     for linear in linears:
-        linear.weight = None
+        del linear.weight
     return TorchLinear(weight, bias)
 
 
@@ -75,7 +76,8 @@ class TorchModel(nn.Module):
         super().__init__()
         self.config = model.config
         heads = (self.config.num_attention_heads, self.config.num_key_value_heads)
-        self.layers = nn.ModuleList(TorchDecoderLayer(layer, heads) for layer in model.model.layers)
+        loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)  # a ModuleList does not say of what
+        self.layers = nn.ModuleList(TorchDecoderLayer(layer, heads) for layer in loaded)
         self.norm = model.model.norm
 
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:

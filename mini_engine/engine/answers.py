@@ -1,6 +1,6 @@
 """Lesson 6. The reader's side of the engine thread: jobs to submit, and their answers, read as they arrive."""
 
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from mini_engine.engine.answer import TextDelta
@@ -45,7 +45,7 @@ class Answers:
             self.mailbox.wait()
             yield from self._take()
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, TextDelta]]:
+    async def __aiter__(self) -> AsyncGenerator[tuple[int, TextDelta], None]:
         while self.left > 0:
             await self.mailbox.wait_async()
             for item in self._take():

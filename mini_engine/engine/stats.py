@@ -50,7 +50,9 @@ class Summary:
         self.most_blocks_held = max(self.most_blocks_held, stats.blocks.held)
 
     def add_finished(self, request: Request) -> None:
-        """Count a request that has ended."""
+        """Count a request that has ended; ValueError if it has not."""
+        if request.finish_reason is None:
+            raise ValueError(f"request {request.id!r} has not ended; count it when it has")
         self.num_new_tokens += len(request.output_ids)
         self.finished[request.finish_reason] = self.finished.get(request.finish_reason, 0) + 1
 

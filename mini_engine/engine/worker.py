@@ -268,18 +268,18 @@ class EngineWorker:
 
     def _abort(self, ids: Iterable[str]) -> None:
         open_ids = [request_id for request_id in ids if request_id in self.answers]
-        self._close(open_ids, TextDelta("", [], FinishReason.ABORT))
+        self._close(open_ids, FinishReason.ABORT)
 
     def _fail(self, error: str) -> None:
         """End every open answer with this error."""
-        self._close(list(self.answers), TextDelta("", [], FinishReason.ERROR, error))
+        self._close(list(self.answers), FinishReason.ERROR, error)
 
-    def _close(self, ids: Iterable[str], last: TextDelta) -> None:
-        """End these answers with this last delta."""
+    def _close(self, ids: Iterable[str], reason: FinishReason, error: str | None = None) -> None:
+        """End these answers for this reason, without further tokens."""
         ended = [self.answers[request_id] for request_id in ids]
         for answer in ended:
-            self._end(answer, last.finish_reason)
-            answer.mailbox.put(answer.index, last)
+            self._end(answer, reason)
+            answer.mailbox.put(answer.index, TextDelta("", [], reason, error))
         ring({answer.mailbox for answer in ended}, time.perf_counter())
 
     def _forget(self, count: int) -> None:

@@ -7,7 +7,7 @@ lookup costs nothing here, and an eviction O(log n).
 
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 
 class Leaf(Protocol):
@@ -53,24 +53,25 @@ class FIFO:
 
 
 EvictionPolicy = LRU | LFU | FIFO
+LeafT = TypeVar("LeafT", bound=Leaf)
 POLICIES = {"lru": LRU, "lfu": LFU, "fifo": FIFO}
 
 
-class EvictionQueue:
+class EvictionQueue(Generic[LeafT]):
     """Leaves by rank, each at most once. What is no longer evictable is dropped when it comes up."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
-        self.heap: list[tuple[tuple[int, ...], int, Leaf]] = []
+        self.heap: list[tuple[tuple[int, ...], int, LeafT]] = []
         self.ties = count()
 
-    def add(self, leaf: Leaf) -> None:
+    def add(self, leaf: LeafT) -> None:
         """Let an evictable leaf wait for its end; O(log n)."""
         if leaf.is_evictable and not leaf.queued:
             leaf.queued = True
             heappush(self.heap, (self.policy.rank(leaf), next(self.ties), leaf))
 
-    def pop(self) -> Leaf | None:
+    def pop(self) -> LeafT | None:
         """The evictable leaf with the smallest rank, taken out; None if there is none. O(log n) for each entry met."""
         while self.heap:
             rank, _, leaf = heappop(self.heap)

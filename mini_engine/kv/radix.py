@@ -86,7 +86,7 @@ class RadixTree:
         self.holder = holder or NobodyCounts()
         self.capacity = capacity
         self.root = Node(None, (None, b""), b"", [])
-        self.queue = EvictionQueue(policy or LRU())
+        self.queue: EvictionQueue[Node] = EvictionQueue(policy or LRU())
         self.num_blocks = self.num_protected = self.num_evicted = self.now = 0
         self.stats = HitStats()
         self.mutex = RLock()
@@ -232,7 +232,7 @@ class RadixTree:
     def _descend(self, key: bytes, namespace: Hashable) -> tuple[Node, int]:
         """The node where the stored part of `key` ends, made by a split if that is inside an edge, and its depth."""
         node, depth, child, common = self._walk(key, namespace)
-        return (child.split(common, self.width), depth + common) if common else (node, depth)
+        return (child.split(common, self.width), depth + common) if child and common else (node, depth)
 
     def _use(self, node: Node) -> Match:
         """The way to `node`, used now."""
@@ -258,8 +258,10 @@ class RadixTree:
         gone = leaf.blocks[-num_blocks:][::-1]
         del leaf.blocks[-num_blocks:], leaf.key[-num_blocks * self.width :]
         self.num_blocks -= len(gone)
-        if not leaf.blocks:
-            del leaf.parent.children[leaf.label]
-            leaf.parent, leaf = None, leaf.parent
-        self.queue.add(leaf)
+        if leaf.blocks or leaf.parent is None:
+            self.queue.add(leaf)
+            return gone
+        parent, leaf.parent = leaf.parent, None
+        del parent.children[leaf.label]
+        self.queue.add(parent)
         return gone

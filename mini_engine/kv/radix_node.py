@@ -47,7 +47,9 @@ class Node:
 
     __slots__ = ("blocks", "children", "created", "key", "label", "last_used", "locks", "num_hits", "parent", "queued")
 
-    def __init__(self, parent: "Node | None", label: Label, key: bytes, blocks: list[int], now: int = 0) -> None:
+    def __init__(
+        self, parent: "Node | None", label: Label, key: bytes | bytearray, blocks: list[int], now: int = 0
+    ) -> None:
         self.parent, self.label, self.key, self.blocks = parent, label, bytearray(key), blocks
         self.children: dict[Label, Node] = {}
         self.created = self.last_used = now
@@ -72,7 +74,12 @@ class Node:
 
         Returns:
             the new node above it, which everybody who uses this one uses as well.
+
+        Raises:
+            ValueError: this is the root, which has no edge; nothing was changed.
         """
+        if self.parent is None:
+            raise ValueError("the root has no edge to split")
         upper = Node(self.parent, self.label, self.key[: num_blocks * width], self.blocks[:num_blocks], self.created)
         upper.locks, upper.num_hits, upper.last_used = self.locks, self.num_hits, self.last_used
         del self.key[: num_blocks * width], self.blocks[:num_blocks]

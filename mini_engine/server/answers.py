@@ -111,8 +111,9 @@ class Reply:
     async def chunks(self) -> AsyncGenerator[str, None]:
         """The response in chunks of JSON. A failure becomes the last chunk, since the status has already been sent."""
         with closing(self.answers):
-            for choice in self.choices if self.response_format.opening else ():
-                yield self._chunk([self._choice(choice, self.response_format.opening, None, ())])
+            if (opening := self.response_format.opening) is not None:
+                for choice in self.choices:
+                    yield self._chunk([self._choice(choice, opening, None, ())])
             async with aclosing(self.answers.__aiter__()) as deltas:
                 async for index, delta in deltas:
                     try:

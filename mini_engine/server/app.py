@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -18,13 +19,12 @@ from mini_engine.server.disconnect import ClientGone, unless_gone
 from mini_engine.server.errors import ApiError, install_handlers
 from mini_engine.server.metrics import Metrics
 from mini_engine.server.middleware import ApiKey, BodyLimit, Drain
-from mini_engine.server.protocol import ChatRequest, CompletionRequest, Sampling
+from mini_engine.server.protocol import ChatRequest, CompletionRequest, Prompt, Sampling
 from mini_engine.server.response_formats import ChatFormat, CompletionFormat, ResponseFormat
 from mini_engine.server.sse import EventStream
 
-Prompt = str | list[int] | list[dict[str, str]]
 CLIENT_CLOSED = 499  # nginx's status for it; no client is left to see it
-ERRORS = {
+ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The request is invalid; the message says why, `param` says where."},
     401: {"description": "The API key is missing or wrong."},
     404: {"description": "There is no such model."},
@@ -86,17 +86,20 @@ class Service:
         """Token ids of a text or a conversation, or ids as given. A prompt that is far too long is not tokenized."""
         tokenizer = self.worker.tokenizer
         if isinstance(prompt, str):
-            size, work = len(prompt), tokenizer.encode
-        elif prompt and isinstance(prompt[0], dict):
-            size, work = sum(len(message["content"]) for message in prompt), tokenizer.encode_chat
-        else:
-            return prompt
+            return await self.tokenize(len(prompt), partial(tokenizer.encode, prompt))
+        if messages := [message for message in prompt if isinstance(message, dict)]:
+            size = sum(len(message["content"]) for message in messages)
+            return await self.tokenize(size, partial(tokenizer.encode_chat, messages))
+        return [token_id for token_id in prompt if isinstance(token_id, int)]
+
+    async def tokenize(self, size: int, work: Callable[[], list[int]]) -> list[int]:
+        """Do `work`, which tokenizes `size` characters, in the tokenizer's thread."""
         if size > self.max_characters:
             raise UserError(
                 f"the prompt has {size} characters, too many for the model's "
                 f"{self.worker.engine.config.max_position_embeddings} positions; shorten it"
             )
-        return await asyncio.get_running_loop().run_in_executor(self.tokenizing, work, prompt)
+        return await asyncio.get_running_loop().run_in_executor(self.tokenizing, work)
 
     def check_model(self, name: str | None) -> None:
         """Refuse the name of a model that is not served here. No name means this one."""

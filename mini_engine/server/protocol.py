@@ -5,6 +5,7 @@ In addition to OpenAI's names, vLLM's: top_k, min_p, repetition_penalty, min_tok
 return_token_ids.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -65,7 +66,9 @@ Stop = Annotated[
     Text | Annotated[list[Text], Field(max_length=MAX_STOPS)],
     in_one_sentence(f"give a text, or a list of at most {MAX_STOPS} texts"),
 ]
-Prompt = Annotated[
+Conversation = list[dict[str, str]]
+Prompt = str | list[int] | Conversation
+OneOrMorePrompts = Annotated[
     Text | Ids | list[Text] | list[Ids],
     in_one_sentence("give a text, a list of token ids, or a list of either"),
 ]
@@ -106,7 +109,7 @@ class Sampling(Body):
     seed: Whole | None = None
     max_tokens: Whole | None = None
     min_tokens: Whole = 0
-    stop: Stop = ()
+    stop: Stop = []
     stop_token_ids: Ids = []
     ignore_eos: Flag = False
     n: Annotated[Whole, Field(ge=1, le=MAX_N)] = 1
@@ -115,6 +118,11 @@ class Sampling(Body):
     return_token_ids: Flag = False
     user: Text | None = None
     cache_salt: Text | None = None
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """What to answer: texts, token ids or conversations."""
+        raise NotImplementedError
 
     @property
     def include_usage(self) -> bool:
@@ -155,14 +163,16 @@ SHARED = (  # names that the engine has too
 class CompletionRequest(Sampling):
     """POST /v1/completions: prompts to continue."""
 
-    prompt: Prompt
+    prompt: OneOrMorePrompts
     logprobs: Whole | None = None
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
+    def prompts(self) -> Sequence[str | list[int]]:
         """One or several, each a text or ids."""
-        several = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
-        return self.prompt if several else [self.prompt]
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        several = [one for one in self.prompt if not isinstance(one, int)]
+        return several or [[one for one in self.prompt if isinstance(one, int)]]
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -202,7 +212,7 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
-    def prompts(self) -> list[list[dict[str, str]]]:
+    def prompts(self) -> Sequence[Conversation]:
         """The one conversation."""
         return [[{"role": message.role, "content": message.text} for message in self.messages]]
 

@@ -1,4 +1,4 @@
-"""Lesson 5. Suite `admission`: how much the pool should promise: steps, preemptions, work done twice. No model."""
+"""Lesson 5. Suite `admission`: how much room to promise requests: steps, preemptions, repeated work. No model."""
 
 import random
 
@@ -6,23 +6,23 @@ from scripts.bench.common import Report
 
 POLICIES = {
     "known tokens, no watermark": dict(watermark=0),
-    "known tokens, half a block for each who runs": dict(watermark=0.5),
-    "known tokens, a block for each who runs": dict(watermark=1),
+    "known tokens, half a block per running request": dict(watermark=0.5),
+    "known tokens, a block per running request": dict(watermark=1),
     "the whole answer": dict(watermark=0, reserve_answers=True),
 }
 BLOCK_SIZE = 16
 
 
 def add_arguments(parser) -> None:
-    """The options of this suite."""
+    """Add this suite's options."""
     from mini_engine.cli.parser import whole_number
 
     parser.add_argument("--requests", type=whole_number(1), default=64, metavar="N", help="default: 64")
-    parser.add_argument("--share", type=float, default=0.25, metavar="X", help="pool / what all need (default: 0.25)")
+    parser.add_argument("--share", type=float, default=0.25, metavar="X", help="pool / total need (default: 0.25)")
 
 
 def load_of(requests: int, seed: int) -> list[tuple[int, int]]:
-    """(prompt tokens, answer tokens): most prompts are short, a few are long; answers from 10 to 200."""
+    """Return (prompt tokens, answer tokens) pairs: mostly short prompts and a few long ones; answers of 10 to 200."""
     chance = random.Random(seed)
     return [(int(chance.lognormvariate(4.5, 0.8)) + 1, chance.randrange(10, 200)) for _ in range(requests)]
 
@@ -32,7 +32,7 @@ def blocks_of(prompt: int, answer: int) -> int:
 
 
 def simulate(load, num_blocks: int, **limits) -> dict[str, float]:
-    """Run a load through the scheduler, with a model that takes no time."""
+    """Run a load through the scheduler without a model."""
     from mini_engine.engine.request import Request
     from mini_engine.engine.sampled import Sampled
     from mini_engine.engine.sampling_params import SamplingParams
@@ -64,7 +64,7 @@ def simulate(load, num_blocks: int, **limits) -> dict[str, float]:
 
 
 def run(args) -> Report:
-    """Each policy on the same loads; the figures are means over several of them."""
+    """Measure each policy on the same loads; figures are means over the loads."""
     seeds = range(2 if args.quick else args.rounds or 8)
     rows = []
     for name, limits in POLICIES.items():
@@ -74,5 +74,5 @@ def run(args) -> Report:
             needs = [blocks_of(*job) for job in load]
             found.append(simulate(load, max(max(needs), int(args.share * sum(needs))), **limits))
         rows.append({"promised": name} | {key: sum(f[key] for f in found) / len(found) for key in found[0]})
-    note = f"{args.requests} requests at once, a pool of {args.share:g} of what they need together, {len(seeds)} loads"
+    note = f"{args.requests} requests at once, a pool of {args.share:g} of their total need, {len(seeds)} loads"
     return Report("admission", rows, [note], drawn="steps")

@@ -1,20 +1,20 @@
-"""Course machinery. Suite `allocator`: 64 blocks out and back, every check included, in pools of several sizes."""
+"""Course machinery. Suite `allocator`: allocate and free 64 blocks, all checks included, in pools of several sizes."""
 
 import random
 
 from scripts.bench.common import Report, Timing, take_turns
 
 BLOCKS = 64
-CALLS = 200  # in one measurement, so that the clock's own cost disappears
+CALLS = 200  # per measurement, so that the cost of reading the clock is negligible
 POOL_SIZES = (1_000, 10_000, 100_000, 1_000_000)
 
 
 def add_arguments(parser) -> None:
-    """The options of this suite: none of its own."""
+    """Add this suite's options: none."""
 
 
 def worn_allocator(make, num_blocks: int):
-    """A pool as it looks in use: half of it held, its free list in no order."""
+    """Return an allocator as it looks in use: half of the pool held, the free list shuffled."""
     allocator = make(num_blocks)
     blocks = allocator.alloc_blocks(allocator.num_free)
     random.Random(0).shuffle(blocks)
@@ -23,7 +23,7 @@ def worn_allocator(make, num_blocks: int):
 
 
 def take_and_return(allocator):
-    """A contender: CALLS times, 64 blocks out and back."""
+    """Return a contender that allocates and frees 64 blocks, CALLS times."""
 
     def run() -> None:
         for _ in range(CALLS):
@@ -33,7 +33,7 @@ def take_and_return(allocator):
 
 
 def bare_list(num_blocks: int):
-    """The floor: a list with no checks at all."""
+    """Return the lower bound: a list without any checks."""
     free = list(range(num_blocks))
 
     def run() -> None:
@@ -46,7 +46,7 @@ def bare_list(num_blocks: int):
 
 
 def run(args) -> Report:
-    """Microseconds for 64 blocks out and back, for each allocator and pool size."""
+    """Measure microseconds for allocating and freeing 64 blocks, for each allocator and pool size."""
     from mini_engine.kv.allocator import BlockAllocator
     from mini_engine.kv.refcount import RefCountedAllocator
 
@@ -56,7 +56,7 @@ def run(args) -> Report:
     for name, make in makers.items():
         contenders |= {(name, size): take_and_return(worn_allocator(make, size)) for size in sizes}
     fresh = {size: take_and_return(BlockAllocator(size)) for size in sizes}
-    contenders |= {("lesson 2, in a pool not used yet", size): run for size, run in fresh.items()}
+    contenders |= {("lesson 2, in an unused pool", size): run for size, run in fresh.items()}
     timings = take_turns(contenders, args.rounds or (30 if args.quick else 200), "allocator")
     return Report("allocator", [row(name, size, timing) for (name, size), timing in timings.items()], drawn="µs")
 

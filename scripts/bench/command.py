@@ -1,9 +1,9 @@
-"""Course machinery. The command behind scripts/bench.py: choose a suite, measure, show the table, write the files.
+"""Course machinery. The command behind scripts/bench.py: choose a suite, measure, print the table, write the files.
 
-A suite is a module in this folder with a `run`: its docstring's first line says what it measures,
-`add_arguments(parser)` adds its options, `run(args)` measures and returns a `common.Report`. `args.rates` says what the
-machine can do, measured just before. A suite may have `draw(report, path)` for a picture of its own, and
-`finish(report, args) -> int` for what is left to do.
+A suite is a module in this folder with a `run` function. The first line of its docstring says what it measures,
+`add_arguments(parser)` adds its options, `run(args)` measures and returns a `common.Report`. `args.rates` holds the
+machine's rates, measured just before. A suite may define `draw(report, path)` for its own picture, and
+`finish(report, args) -> int` for work after the report; the latter's result is the exit code.
 """
 
 import ast
@@ -19,7 +19,7 @@ from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 
 def suites() -> dict[str, str]:
-    """Name and summary of every suite; nothing is imported for it."""
+    """Return the name and summary of every suite, without importing any."""
     found = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -29,15 +29,15 @@ def suites() -> dict[str, str]:
 
 
 def choose_suite(argv: Sequence[str]) -> str:
-    """The suite that the first argument names; without one, the list of suites and the end."""
+    """Return the suite named by the first argument. Without one, print the list of suites and exit."""
     summaries = suites()
     if not argv or argv[0] in ("-h", "--help"):
         listing = "\n".join(f"  {name:<12}{summary}" for name, summary in summaries.items())
         usage = "usage: bench.py SUITE [--quick] [--json FILE] [--plot FILE] [--help]"
-        print(f"{usage}\n\nMeasure what the lessons claim.\n\n{listing}")
+        print(f"{usage}\n\nMeasure what the lessons claim, on this machine.\n\n{listing}")
         sys.exit(0 if argv else 2)
     if argv[0] not in summaries:
-        sys.stderr.write(f"bench.py: there is no suite {argv[0]!r}; choose one of {', '.join(summaries)}\n")
+        sys.stderr.write(f"bench.py: there is no suite {argv[0]!r}; the suites: {', '.join(summaries)}\n")
         sys.exit(2)
     return argv[0]
 
@@ -48,30 +48,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     let_threads_wait_as_in_use()
     suite = importlib.import_module(f"scripts.bench.{name}")
     parser = OneLineParser(prog=f"bench.py {name}", description=suites()[name])
-    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds: a first impression")
-    parser.add_argument("--rounds", type=whole_number(1), metavar="N", help="how often each contender runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there as well")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw a picture (.svg, .png or .pdf)")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, for a first impression")
+    parser.add_argument("--rounds", type=whole_number(1), metavar="N", help="how many times each contender runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="also draw a picture (.svg, .png or .pdf)")
     suite.add_arguments(parser)
     return guard(parser, lambda args: measure(suite, args), argv[1:])
 
 
 def let_threads_wait_as_in_use() -> None:
-    """Before torch is loaded: keep the caller's OMP_WAIT_POLICY, not what scripts.smoke sets for busy machines."""
+    """Keep the caller's OMP_WAIT_POLICY instead of the one that scripts.smoke sets. Call before torch is loaded."""
     asked = os.environ.get("OMP_WAIT_POLICY")
-    import scripts.smoke  # noqa: F401 (it sets the policy once, so nothing that imports it later does)
+    import scripts.smoke  # noqa: F401 (it sets the policy on its first import, so no later import does)
 
     if asked is None:
         os.environ.pop("OMP_WAIT_POLICY", None)
 
 
 def measure(suite: ModuleType, args: Namespace) -> int:
-    """The machine first, then the suite; the table, and the files that were asked for."""
+    """Measure the machine, then the suite; print the table and write the requested files."""
     from scripts.bench.common import measure_rates
     from scripts.bench.plot import check_plot
 
     if args.plot:
-        check_plot(args.plot)  # before minutes are spent
+        check_plot(args.plot)  # fail before spending minutes
     args.rates = measure_rates(device_of(args))
     report = suite.run(args)
     report.machine |= args.rates.facts()
@@ -84,14 +84,14 @@ def measure(suite: ModuleType, args: Namespace) -> int:
 
 
 def draw(report, path: Path) -> None:
-    """The picture of a suite that has none of its own: bars of one column."""
+    """Draw the default picture: bars of one column."""
     from scripts.bench.plot import draw_bars
 
     draw_bars(report, path)
 
 
 def device_of(args: Namespace) -> str:
-    """The device that the suite will run on."""
+    """Return the device that the suite will run on."""
     from scripts.smoke.arguments import pick_device
 
     return pick_device(getattr(args, "device", "cpu"))

@@ -1,7 +1,7 @@
-"""Course machinery. What the benchmark suites share: taking turns, the machine's facts, the table and the JSON file.
+"""Course machinery. What the benchmark suites share: interleaved timing, the machine's facts, tables, the JSON file.
 
-A shared machine changes speed from minute to minute. So contenders run in turns, one call each, round by round, and the
-memory's own speed is one of them: ratios within a run mean something, figures from two runs do not.
+A shared machine changes speed from minute to minute. So contenders take turns, one call each, round by round, and
+reading memory may be one of them. Ratios within a run are meaningful; figures from different runs are not comparable.
 """
 
 import json
@@ -23,12 +23,12 @@ from rich.table import Table
 from mini_engine.errors import UserError
 
 READ_BYTES = 512 << 20  # many times any processor's cache
-MATRIX = 1024  # rows and columns of the matrices by which the rate of arithmetic is measured
+MATRIX = 1024  # rows and columns of the matrices used to measure the rate of arithmetic
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one contender's calls, in the order they were made."""
+    """Seconds of one contender's calls, in order."""
 
     seconds: list[float]
 
@@ -42,7 +42,7 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles, as a share of the median."""
+        """Half the interquartile range, as a fraction of the median."""
         if len(self.seconds) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.seconds, n=4)
@@ -50,7 +50,7 @@ class Timing:
 
 
 def take_turns(contenders: dict[Any, Callable[[], Any]], rounds: int, title: str) -> dict[Any, Timing]:
-    """Run every contender once unmeasured, then all of them `rounds` times, one call each in turn."""
+    """Warm up every contender with one call, then time `rounds` rounds of one call each."""
     for run in contenders.values():
         run()
     seconds = {name: [] for name in contenders}
@@ -63,7 +63,7 @@ def take_turns(contenders: dict[Any, Callable[[], Any]], rounds: int, title: str
 
 
 def memory_reader(device: str = "cpu") -> Callable[[], Any]:
-    """A contender that reads READ_BYTES once, with all threads: the largest number of a tensor far beyond any cache."""
+    """Return a contender that reads READ_BYTES with all threads: the maximum of a tensor far larger than any cache."""
     import torch
 
     return torch.ones(READ_BYTES // 4, device=device).max
@@ -74,19 +74,19 @@ def memory_reader(device: str = "cpu") -> Callable[[], Any]:
 
 @dataclass(frozen=True)
 class Rates:
-    """What bounds everything else: bytes read a second, and operations a second of a matrix product, by dtype."""
+    """The machine's limits: bytes read per second, and operations per second in a matrix product, by dtype."""
 
     read: float
     matrix: dict[str, float]
 
     def facts(self) -> dict[str, Any]:
-        """For the report: GB/s and Gflop/s."""
+        """Return the rates for the report, in GB/s and Gflop/s."""
         matrix = {name: round(rate / 1e9) for name, rate in self.matrix.items()}
         return {"read_gb_s": round(self.read / 1e9, 1), "matrix_gflop_s": matrix}
 
 
 def measure_rates(device: str = "cpu", seconds: float = 0.3) -> Rates:
-    """The median of a few reads and of a few matrix products in each dtype; about a second in all."""
+    """Measure the rates: medians of a few reads and of a few matrix products per dtype. Takes about a second."""
     import torch
 
     def median_of(run: Callable[[], Any]) -> float:
@@ -113,7 +113,7 @@ def measure_rates(device: str = "cpu", seconds: float = 0.3) -> Rates:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, versions, load and the state of the source."""
+    """Return processor, versions, load and the state of the source."""
     import torch
 
     return {
@@ -130,7 +130,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """What the processor calls itself."""
+    """Return the processor's own name."""
     with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("model name"):
@@ -139,7 +139,7 @@ def processor_name() -> str:
 
 
 def git(*arguments: str) -> str:
-    """What git answers in this repository; empty where there is no git."""
+    """Return git's output in this repository; empty without git."""
     with suppress(OSError):
         done = subprocess.run(
             ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, encoding="utf-8", errors="replace"
@@ -150,10 +150,10 @@ def git(*arguments: str) -> str:
 
 @dataclass
 class Report:
-    """What a suite found. `rows` are what the table shows and the file holds; a note is a sentence above the table.
+    """The results of a suite. `rows` go into the table and the file; a note is a sentence above the table.
 
-    drawn: the column that a plot shows as bars; None where a picture says nothing.
-    more: a second table, with columns of its own.
+    drawn: the column that a plot shows as bars; None if there is nothing to draw.
+    more: a second table, with its own columns.
     """
 
     suite: str
@@ -164,10 +164,10 @@ class Report:
     more: list[dict[str, Any]] = field(default_factory=list)
 
     def show(self) -> None:
-        """Print the notes and the tables; what the first column repeats is shown once."""
+        """Print the notes and the tables. Repeated values in the first column are shown once."""
         console = Console()
         if not console.is_terminal:
-            console.width = 120  # a pipe has no width; nothing in it should be wrapped
+            console.width = 120  # a pipe has no width, and nothing in it should be wrapped
         for line in (self.headline, self.limits, *self.notes):
             console.print(line, markup=False, highlight=False)
         for rows in filter(None, (self.rows, self.more)):
@@ -181,19 +181,19 @@ class Report:
 
     @property
     def limits(self) -> str:
-        """What the machine itself can do, where it was measured."""
+        """The machine's rates in this run. A shared machine's differ several times over between runs."""
         if "read_gb_s" not in self.machine:
-            return "the machine's own rates were not measured"
+            return "the machine's rates were not measured"
         matrix = ", ".join(f"{rate} Gflop/s in {dtype}" for dtype, rate in self.machine["matrix_gflop_s"].items())
-        return f"memory is read at {self.machine['read_gb_s']} GB/s, matrices are multiplied at {matrix}"
+        return f"measured in this run: memory reads at {self.machine['read_gb_s']} GB/s, matrix products at {matrix}"
 
     def write(self, path: Path) -> None:
-        """Write everything as one JSON object; UserError where that cannot be done."""
+        """Write everything as one JSON object. Raises UserError if that is impossible."""
         save_text(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
 
 def as_table(rows: list[dict[str, Any]]) -> Table:
-    """For the terminal: text to the left, figures to the right."""
+    """Return the rows as a table for the terminal: text left-aligned, figures right-aligned."""
     table, shown = Table(), None
     for name, value in rows[0].items():
         is_text = isinstance(value, str)
@@ -215,7 +215,7 @@ def save_text(path: Path, text: str) -> None:
 
 
 def format_figure(value: Any) -> str:
-    """Text as it is, numbers to three figures, nothing for None."""
+    """Format a cell: text unchanged, numbers to three figures, None as empty."""
     if value is None:
         return ""
     if not isinstance(value, float):

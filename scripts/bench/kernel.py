@@ -1,4 +1,4 @@
-"""Course machinery. Suite `kernel`: one layer's attention over paged K and V, done in every way there is."""
+"""Course machinery. Suite `kernel`: one layer's attention over paged K and V, in every available way."""
 
 import functools
 import sys
@@ -17,11 +17,11 @@ from mini_engine.kv.block_table import NULL_BLOCK
 
 DECODES = ((1, 2048), (16, 512), (16, 2048), (32, 256))  # (sequences, keys of each)
 PREFILLS = ((1, 512), (1, 2048))  # (sequences, tokens of each)
-FLEX_PAGE = 128  # keys in a page of FlexAttention's, its usual block
+FLEX_PAGE = 128  # keys per page of FlexAttention, its default block size
 
 
 def add_arguments(parser) -> None:
-    """The options of this suite."""
+    """Add this suite's options."""
     from mini_engine.cli.parser import whole_number
 
     parser.add_argument("--heads", type=whole_number(1), default=16, metavar="N", help="query heads (default: 16)")
@@ -31,13 +31,13 @@ def add_arguments(parser) -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="default: bfloat16")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
     parser.add_argument(
-        "--threads", type=whole_number(1), metavar="N", help="torch's threads (default: its own choice)"
+        "--threads", type=whole_number(1), metavar="N", help="torch's threads (default: torch's choice)"
     )
 
 
 @dataclass(frozen=True)
 class Batch:
-    """S sequences of kv_len keys, the last q_len this step's: contiguous, and in blocks of a shuffled pool."""
+    """S sequences of kv_len keys, of which the last q_len are new; contiguous, and in blocks of a shuffled pool."""
 
     q: Tensor  # [S * q_len, H_q, D]
     k: Tensor  # [S, kv_len, H_kv, D]
@@ -71,7 +71,7 @@ class Batch:
 
 
 def make_batch(num_seqs: int, q_len: int, kv_len: int, args) -> Batch:
-    """Random K and V; each sequence's blocks lie anywhere, as in a pool that has been in use."""
+    """Return a batch of random K and V, with each sequence's blocks scattered as in a pool that has been in use."""
     torch.manual_seed(0)
     make = functools.partial(torch.randn, dtype=getattr(torch, args.dtype), device=args.device)
     size, per = args.block_size, -(-kv_len // args.block_size)
@@ -86,10 +86,10 @@ def make_batch(num_seqs: int, q_len: int, kv_len: int, args) -> Batch:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, fold: bool) -> Tensor:
-    """torch's attention for q `[S * q_len, H_q, D]`, k and v `[S, kv_len, H_kv, D]`; `fold` is for decode."""
+    """Run torch's attention on q `[S * q_len, H_q, D]`, k and v `[S, kv_len, H_kv, D]`; `fold` is for decode only."""
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     if fold:
-        folded = q.view(len(k), k.shape[1], -1, q.shape[2])  # a group's heads as so many query tokens
+        folded = q.view(len(k), k.shape[1], -1, q.shape[2])  # treat the heads of a group as query tokens
         return F.scaled_dot_product_attention(folded, k, v).view_as(q)
     heads_first = q.view(len(k), -1, *q.shape[1:]).transpose(1, 2)
     causal = heads_first.shape[2] > 1
@@ -98,28 +98,28 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, fold: bool) -> Tensor:
 
 
 def contiguous_sdpa(batch: Batch, fold: bool) -> Tensor:
-    """What attention would cost if nothing were paged."""
+    """Attend over contiguous K and V: the cost without paging."""
     return sdpa(batch.q, batch.k, batch.v, fold)
 
 
 def gathered_sdpa(batch: Batch, fold: bool) -> Tensor:
-    """Copy the blocks into place, then attend."""
+    """Gather the blocks into contiguous K and V, then attend."""
     blocks = batch.block_table.long()
     k, v = (x[blocks].flatten(1, 2)[:, : batch.kv_len] for x in (batch.k_cache, batch.v_cache))
     return sdpa(batch.q, k, v, fold)
 
 
 def paged_flex(batch: Batch) -> Callable[[], Tensor]:
-    """FlexAttention, compiled, over its own pages (torch's experimental PagedAttention): decode of whole pages.
+    """Prepare compiled FlexAttention over its own pages (torch's experimental PagedAttention), for decode only.
 
     Raises:
-        UserError: it cannot be compiled here, or the history is no whole number of pages.
+        UserError: it cannot be compiled here, or the history is not a multiple of the page size.
     """
     from torch.nn.attention.experimental._paged_attention import PagedAttention
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention, noop_mask
 
     if batch.q_len > 1 or batch.kv_len % FLEX_PAGE:
-        raise UserError(f"measured in decode, with histories of whole pages of {FLEX_PAGE} keys")
+        raise UserError(f"only measured for decode, with histories that are a multiple of {FLEX_PAGE} keys")
     seqs, kv_len, kv_heads, dim = batch.k.shape
     device, dtype = batch.q.device, batch.q.dtype
     pages = PagedAttention(seqs * kv_len // FLEX_PAGE, FLEX_PAGE, seqs, device=device)
@@ -141,19 +141,19 @@ def paged_flex(batch: Batch) -> Callable[[], Tensor]:
     try:
         with torch.inference_mode():
             run()
-    except Exception as error:  # whatever a compiler may say
+    except Exception as error:  # a compiler may raise anything
         raise UserError(f"it does not compile here ({str(error).strip().splitlines()[0][:120]})") from error
     return run
 
 
 def our_kernel(name: str, batch: Batch) -> Callable[[], Tensor]:
-    """A kernel of this course."""
+    """Return one of this course's kernels, bound to the batch."""
     kernel = load_kernel(name, batch.q.device, batch.q.dtype)
     return lambda: kernel(batch.q, batch.k_cache, batch.v_cache, *batch.tables, batch.q.shape[2] ** -0.5)
 
 
 def contenders(batch: Batch, quick: bool) -> dict[str, Callable[[], Callable[[], Tensor]]]:
-    """Name of each contender, and what makes it ready."""
+    """Map the name of each contender to a function that prepares it."""
     ways = {"gather + SDPA": lambda: functools.partial(gathered_sdpa, batch, fold=False)}
     if batch.q_len == 1:
         ways["gather + SDPA, folded"] = lambda: functools.partial(gathered_sdpa, batch, fold=True)
@@ -171,7 +171,7 @@ def contenders(batch: Batch, quick: bool) -> dict[str, Callable[[], Callable[[],
 
 
 def prepare(batch: Batch, quick: bool) -> dict[str, Callable[[], Tensor]]:
-    """The contenders that work here and answer alike; the others are named on stderr."""
+    """Return the contenders that run here, after checking their results; name the others on stderr."""
     ready, expected = {}, contiguous_sdpa(batch, fold=False)
     for name, make in contenders(batch, quick).items():
         try:
@@ -181,12 +181,12 @@ def prepare(batch: Batch, quick: bool) -> dict[str, Callable[[], Tensor]]:
             continue
         error = (ready[name]().float() - expected.float()).abs().max() / expected.abs().max()
         if not error < 0.02:
-            raise AssertionError(f"{name} is wrong by {error:.2g}: a benchmark of wrong answers means nothing")
+            raise AssertionError(f"{name} is off by {error:.2g}: a benchmark of wrong results means nothing")
     return ready
 
 
 def synchronized(run: Callable[[], Tensor], device: str) -> Callable[[], Tensor]:
-    """On a GPU: until the work is done, not until it is queued."""
+    """On a GPU, wait until the work is done, not only queued."""
     if device == "cpu":
         return run
 
@@ -199,7 +199,7 @@ def synchronized(run: Callable[[], Tensor], device: str) -> Callable[[], Tensor]
 
 
 def measure(batch: Batch, args) -> tuple[list[dict], float]:
-    """Rows of the table for one shape, and the bytes a second that memory could be read at meanwhile."""
+    """Return the rows for one shape, and memory's read rate in bytes/s during the same rounds."""
     title = f"{batch.num_seqs} × {batch.kv_len} {'decode' if batch.q_len == 1 else 'prefill'}"
     runs = {"": memory_reader(args.device)} | prepare(batch, args.quick)
     runs = {name: synchronized(run, args.device) for name, run in runs.items()}
@@ -224,11 +224,11 @@ def row(title: str, name: str, timing: Timing, slowest: float, batch: Batch, spe
 
 
 def run(args) -> Report:
-    """All shapes, one after another."""
+    """Measure all shapes, one after another."""
     if args.heads % args.kv_heads:
-        raise UserError(f"--heads {args.heads} is no multiple of --kv-heads {args.kv_heads}")
+        raise UserError(f"--heads {args.heads} is not a multiple of --kv-heads {args.kv_heads}")
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch sees no CUDA device; leave it out to measure on the CPU")
+        raise UserError("--device cuda: torch sees no CUDA device; omit the option to measure on the CPU")
     if args.threads:
         torch.set_num_threads(args.threads)
     shapes = [(s, 1, n) for s, n in DECODES] + [(s, n, n) for s, n in PREFILLS]
@@ -239,5 +239,8 @@ def run(args) -> Report:
             rows += new_rows
             speeds.append(f"{speed / 1e9:.1f}")
     layout = f"{args.heads} query heads on {args.kv_heads} key/value heads of {args.head_dim}, {args.dtype}"
-    notes = [f"one layer, {layout}, blocks of {args.block_size}", f"memory read at {', '.join(speeds)} GB/s meanwhile"]
+    notes = [
+        f"one layer, {layout}, blocks of {args.block_size}",
+        f"memory read at {', '.join(speeds)} GB/s in the same rounds",
+    ]
     return Report("kernel", rows, notes, drawn="ms")

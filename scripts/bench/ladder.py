@@ -1,10 +1,10 @@
-"""Course machinery. Suite `ladder`: what each lesson bought, all of them on the same work and with the same tokens.
+"""Course machinery. Suite `ladder`: what each lesson bought, all on the same work and with the same tokens.
 
     python scripts/bench.py ladder                    # a table
     python scripts/bench.py ladder --plot mine.svg    # and a picture
-    python scripts/bench.py ladder --write            # the page, the picture and the figures in lessons/ladder
+    python scripts/bench.py ladder --write            # update page, picture and figures in lessons/ladder
 
-Lessons 4, 6 and 7 are not made for speed: a second table says what they cost.
+Lessons 4, 6 and 7 are not about speed: a second table shows what they cost.
 """
 
 import argparse
@@ -40,38 +40,38 @@ QUICK = dict(requests=6, common=32, own=32, answer=12)
 
 
 def add_arguments(parser) -> None:
-    """The options of this suite."""
+    """Add this suite's options."""
     from mini_engine.cli.parser import whole_number
 
     parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="default: cpu")
-    parser.add_argument("--lessons", type=lesson_list, metavar="0,1,…", help="default: all that are here")
+    parser.add_argument("--lessons", type=lesson_list, metavar="0,1,…", help="default: all that run here")
     parser.add_argument("--requests", type=whole_number(1), metavar="N", help=f"default: {REQUESTS}")
-    parser.add_argument("--write", action="store_true", help="renew the page, picture and figures in lessons/ladder")
+    parser.add_argument("--write", action="store_true", help="update page, picture and figures in lessons/ladder")
 
 
 def lesson_list(text: str) -> list[int]:
-    """An argparse type: lessons of the ladder with commas between, in its order."""
+    """Parse comma-separated lessons of the ladder, in its order (an argparse type)."""
     try:
         lessons = sorted({int(part) for part in text.split(",")})
     except ValueError:
         lessons = []
     if not lessons or not set(lessons) <= set(RUNGS):
         known = ",".join(map(str, RUNGS))
-        raise argparse.ArgumentTypeError(f"{text!r} is not a choice of the ladder's lessons; give some of {known}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of the ladder's lessons; give some of {known}")
     return lessons
 
 
 def resolved(args) -> Path:
-    """The checkpoint's directory."""
+    """Return the checkpoint's directory."""
     from mini_engine.weights import resolve_checkpoint
 
     return resolve_checkpoint(args.model or pocket_dir())
 
 
 def load_of(args, vocab_size: int):
-    """The work, smaller with --quick."""
+    """Return the load, a smaller one with --quick."""
     from scripts.bench.rungs import make_load
 
     sizes = dict(requests=REQUESTS, common=COMMON, own=OWN, answer=ANSWER) | (QUICK if args.quick else {})
@@ -81,10 +81,10 @@ def load_of(args, vocab_size: int):
 
 
 def build(lesson: int, model, reload: Callable[[], Any], load) -> Callable[[], Any]:
-    """What runs the load as that lesson does.
+    """Return a function that runs the load as that lesson does.
 
     Raises:
-        UserError: the lesson is not here, or cannot run here.
+        UserError: the lesson is not available or cannot run here.
     """
     from scripts.bench import rungs
 
@@ -104,16 +104,16 @@ def build(lesson: int, model, reload: Callable[[], Any], load) -> Callable[[], A
 
 
 def sped_up(model):
-    """Lesson 9's layers in place of the notebook's."""
+    """Return the model with lesson 9's layers."""
     try:
         from mini_engine.cpu import speed_up
     except ImportError as error:
-        raise UserError(f"lesson 9 is not here ({error})") from None
+        raise UserError(f"lesson 9 is not available ({error})") from None
     return speed_up(model)
 
 
 def ready_rungs(args, model, reload, load) -> dict[int, Callable[[], Any]]:
-    """The lessons that run here; a lesson that was asked for by name must."""
+    """Return the lessons that run here. A lesson named on the command line must run."""
     ready = {}
     for lesson in args.lessons or RUNGS:
         try:
@@ -126,16 +126,16 @@ def ready_rungs(args, model, reload, load) -> dict[int, Callable[[], Any]]:
 
 
 def run(args) -> Report:
-    """Every lesson's figures on the same work.
+    """Measure every lesson on the same work.
 
     Raises:
-        UserError: two lessons gave different tokens, so their figures say nothing.
+        UserError: two lessons gave different tokens, so their figures are not comparable.
     """
     from mini_engine.config import DTYPES
     from mini_engine.weights import load_model
 
     if args.write and (args.quick or args.lessons):
-        raise UserError("--write renews the page from a whole run; leave out --quick and --lessons")
+        raise UserError("--write updates the page from a full run; leave out --quick and --lessons")
 
     def reload():
         return load_model(resolved(args), DTYPES[args.dtype], pick_device(args.device))
@@ -155,15 +155,15 @@ def run(args) -> Report:
         before = timings[lesson]
     notes = [
         f"{args.model or 'the pocket model'}, {args.dtype} on {pick_device(args.device)}: {len(load.jobs)} requests "
-        f"that come at once, {load.prompt_tokens} prompt tokens, {load.new_tokens} new tokens; "
+        f"arriving at once, {load.prompt_tokens} prompt tokens, {load.new_tokens} new tokens; "
         f"a pool of {load.pool_blocks} blocks of 16",
-        f"all lessons gave the same {load.new_tokens} tokens; medians of {rounds} rounds in turns",
+        f"all lessons gave the same {load.new_tokens} tokens; medians of {rounds} interleaved rounds",
     ]
     return Report("ladder", rows, notes, drawn="new tokens/s", more=costs(timings, load, args))
 
 
 def costing(args, model, load) -> dict[str, Callable[[], Any]]:
-    """Lessons 4 and 6, which lesson 5's engine carries."""
+    """Return the runs of lessons 4 and 6 on lesson 5's engine, and its greedy run to compare with."""
     from scripts.bench.rungs import offline_rung, text_rung
 
     from mini_engine.engine.sampling_params import SamplingParams
@@ -179,7 +179,7 @@ def costing(args, model, load) -> dict[str, Callable[[], Any]]:
 
 
 def costs(timings: dict, load, args) -> list[dict[str, Any]]:
-    """The second table: beside lesson 5's `LLM.generate` of greedy tokens in the same turns; HTTP has its own load."""
+    """Return the second table, relative to lesson 5's greedy run in the same rounds. HTTP has its own load."""
     rows = [
         {"lesson": name, "new tokens/s": rounded(load.new_tokens / timing.median), "± %": rounded(timing.spread * 100)}
         | {"% left": rounded(100 * timings[GREEDY].median / timing.median)}
@@ -192,7 +192,7 @@ def costs(timings: dict, load, args) -> list[dict[str, Any]]:
 
 
 def http_costs(args) -> list[dict[str, Any]]:
-    """Lesson 7 on its own load, as scripts/l7_load.py measures it."""
+    """Measure lesson 7 on its own load, as scripts/l7_load.py does."""
     from scripts import l7_load
 
     try:
@@ -206,20 +206,20 @@ def http_costs(args) -> list[dict[str, Any]]:
 
 
 def check_equal(passes: dict[int, list]) -> None:
-    """All lessons' answers are the same tokens."""
+    """Check that all lessons gave the same tokens."""
     first, *others = passes
     for lesson in others:
         for done in passes[lesson]:
             if done.answers != passes[first][0].answers:
                 wrong = sum(a != b for a, b in zip(done.answers, passes[first][0].answers, strict=True))
                 raise UserError(
-                    f"lesson {lesson} answers {wrong} of {len(done.answers)} requests otherwise than lesson {first}; "
-                    "nothing is compared before they agree (in bfloat16 a near-tie may part them)"
+                    f"lesson {lesson} answers {wrong} of {len(done.answers)} requests differently from lesson {first}; "
+                    "only equal answers are compared (in bfloat16 a near-tie may cause the difference)"
                 )
 
 
 def row(lesson: int, timing: Timing, before: Timing | None, passes: list, load, per_token: int) -> dict[str, Any]:
-    """A lesson's row: medians over the rounds; what does not depend on the clock comes from the last one."""
+    """Return a lesson's row: medians over the rounds; figures that do not depend on time come from the last round."""
     from statistics import median
 
     found = [done.figures(load, per_token) for done in passes]
@@ -239,22 +239,22 @@ def row(lesson: int, timing: Timing, before: Timing | None, passes: list, load, 
 
 
 def rounded(value: float) -> float:
-    """To four figures: more would be noise."""
+    """Round to four significant figures; the rest is noise."""
     return float(f"{value:.4g}")
 
 
 def draw(report: Report, path: Path) -> None:
-    """The ladder as a picture."""
+    """Draw the ladder as a picture."""
     from scripts.pages.ladder import draw_ladder
 
     draw_ladder(report.rows, path)
 
 
 def finish(report: Report, args) -> int:
-    """With --write: the page, the picture and the figures."""
+    """With --write, update the page, the picture and the figures."""
     if args.write:
         from scripts.pages.ladder import write_page
 
         write_page(report, FOLDER)
-        print(f"{FOLDER.relative_to(ROOT)} is renewed: README.md, ladder.svg, ladder.json")
+        print(f"updated {FOLDER.relative_to(ROOT)}: README.md, ladder.svg, ladder.json")
     return 0

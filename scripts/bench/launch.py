@@ -1,9 +1,8 @@
-"""Lesson 10. Suite `launch`: the host's share of a decode step, in operations issued and in time.
+"""Lesson 10. Suite `launch`: what the host does in a decode step, in operations launched and in time.
 
-On a CPU, host and device are the same processor. So the host's share is measured on a twin of the model: the same
-operations in the same number of layers, but with a hidden size of 2 and attention that returns its queries, so that
-there is next to nothing to compute. A replay does nothing here; on a GPU it is one call, whose time comes on top. The
-suite uses one thread.
+On a CPU, host and device are one processor, so the host's part is measured on a twin of the model: the same operations
+in as many layers, but two numbers wide, with attention that returns its queries, so that there is next to nothing to
+compute. A replay does nothing at all here; on a GPU it is one call, whose time is extra. One thread, like a host's.
 """
 
 from collections.abc import Callable
@@ -24,11 +23,11 @@ ALLOCATES = ("aten::empty", "aten::new_empty", "aten::empty_like")
 
 
 def add_arguments(parser) -> None:
-    """This suite has no options of its own."""
+    """Add this suite's options: none."""
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations that compute or copy, each a launch on a GPU. Views and allocations do not count."""
+    """Counts operations that compute or copy, each of which is a launch on a GPU. Views and allocations are free."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,14 +41,14 @@ class Operations(TorchDispatchMode):
 
 
 def shares_memory(out: Any, args: tuple) -> bool:
-    """Whether the result is a view of the first argument, or that argument itself (a cast to its own dtype)."""
+    """Whether the result is a view of the first argument or that argument itself (a cast to its own dtype)."""
     outs = out if isinstance(out, tuple | list) else (out,)
     tensors = [x for x in (*outs, *args[:1]) if isinstance(x, torch.Tensor)]
     return len(tensors) > 1 and len({x.untyped_storage().data_ptr() for x in tensors}) == 1
 
 
 class Counted:
-    """Counts calls of an attention kernel, which torch does not see. Without a kernel it returns the queries."""
+    """Counts calls of an attention kernel, which torch does not see. Without a kernel, returns the queries."""
 
     def __init__(self, kernel: Callable[..., torch.Tensor] | None = None) -> None:
         self.kernel, self.calls = kernel or (lambda q, *rest: q), 0
@@ -60,7 +59,7 @@ class Counted:
 
 
 def twin_of(config, layers: int):
-    """Return a model with that many layers that computes next to nothing."""
+    """Return a model with `layers` layers that computes next to nothing."""
     from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(replace(config, **TWIN, num_hidden_layers=layers)).requires_grad_(False)
@@ -86,7 +85,7 @@ def engine_of(model, batch: int, replayed: bool, kernel: Callable[..., torch.Ten
 
 
 def operations_of(engine) -> int:
-    """Count what the host issues in one step: torch operations and calls of the attention kernel."""
+    """Count what the host launches in one step: torch operations and calls of the attention kernel."""
     kernel = engine.runner.pool.kernel
     before = kernel.calls
     with Operations() as operations:

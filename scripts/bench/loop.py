@@ -1,4 +1,4 @@
-"""Course machinery. Suite `loop`: what one step costs as the text grows, for the single-request lessons 0, 1 and 2."""
+"""Course machinery. Suite `loop`: the cost of one step as the text grows, for the single-request lessons 0, 1 and 2."""
 
 import argparse
 
@@ -10,24 +10,24 @@ QUICK_LENGTHS = (32, 128, 512)
 
 
 def add_arguments(parser) -> None:
-    """The options of this suite."""
+    """Add this suite's options."""
     parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
     parser.add_argument("--stages", type=stage_list, default=list(STAGES), metavar="0,1,2", help="lessons to measure")
 
 
 def stage_list(text: str) -> list[int]:
-    """An argparse type: lesson numbers with commas between."""
+    """Parse comma-separated lesson numbers (an argparse type)."""
     try:
         stages = [int(part) for part in text.split(",")]
     except ValueError:
         stages = []
     if not stages or not set(stages) <= set(STAGES):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a choice of lessons; give some of 0,1,2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of these lessons; give some of 0,1,2")
     return stages
 
 
 def new_sequence(stage: int, config, max_len: int):
-    """(store, sequence) of a stage, for a text of at most `max_len` tokens."""
+    """Return the (store, sequence) of a stage, for a text of at most `max_len` tokens."""
     from mini_engine.kv import contiguous, no_cache, token_flat
     from mini_engine.kv.allocator import BlockAllocator
 
@@ -43,7 +43,7 @@ def new_sequence(stage: int, config, max_len: int):
 
 
 class Walker:
-    """One stage with a text of a given length behind it: each `step` times one more token, then takes it back."""
+    """One stage with a history of a given length. Each `step` computes one more token, then takes it back."""
 
     def __init__(self, model, stage: int, length: int) -> None:
         import torch
@@ -55,7 +55,7 @@ class Walker:
         self.feed(self.ids[:-1])
 
     def feed(self, ids: list[int]) -> None:
-        """One step of the loop over `ids`, committed."""
+        """Run one step of the loop over `ids` and commit it."""
         import torch
 
         meta = self.sequence.plan(ids)
@@ -64,7 +64,7 @@ class Walker:
         self.sequence.commit(meta)
 
     def step(self) -> None:
-        """The step that feeds the last token, taken back so that the next one is the same."""
+        """Feed the last token, then take it back so that the next call does the same work."""
         self.feed(self.ids)
         if self.stage == 1:
             self.sequence.cur_len -= 1
@@ -73,7 +73,7 @@ class Walker:
 
 
 def run(args) -> Report:
-    """Every stage at every length, in turns."""
+    """Measure every stage at every length, in interleaved rounds."""
     from scripts.smoke.arguments import pocket_dir
 
     from mini_engine.weights import load_model
@@ -100,7 +100,7 @@ def run(args) -> Report:
 
 
 def gain(timings, stages: list[int], length: int) -> list[str]:
-    """What the last stage bought over the first, at the longest text."""
+    """Say what the last stage gains over the first at the longest text."""
     if len(stages) < 2:
         return []
     times = timings[stages[0], length].median / timings[stages[-1], length].median

@@ -1,6 +1,6 @@
-"""Course machinery. The asking side of `peer_worker.py`: start an engine's process, ask it, and see it end.
+"""Course machinery. The client of `peer_worker.py`: starts an engine's process, sends requests, ends it.
 
-A process that dies, answers with an error or takes too long becomes one sentence, a PeerError; the others go on.
+A process that dies, reports an error or takes too long becomes a PeerError of one sentence; the others continue.
 """
 
 import contextlib
@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import Any
 
 WORKER = Path(__file__).with_name("peer_worker.py")
-TAIL = 300  # characters of what a dead process said last
+TAIL = 300  # characters to show of a dead process's last output
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 WAITING = "OMP_WAIT_POLICY"  # scripts.smoke's choice suits busy machines; here every engine's threads wait by default
 
 
 class PeerError(RuntimeError):
-    """Why an engine cannot take part, in a sentence."""
+    """Why an engine cannot take part, in one sentence."""
 
 
 class Peer:
-    """One engine's process. Use it as a context manager: whatever happens, the process ends.
+    """One engine's process. A context manager: the process ends when the block does.
 
     Args:
-        name: the engine's, as `peer_worker.ENGINES` has it.
-        python: the interpreter of the environment that the engine is installed in.
-        environment: variables that this process gets besides ours.
-        worker: the program; tests have their own.
+        name: a key of `peer_worker.ENGINES`.
+        python: the interpreter of the environment in which the engine is installed.
+        environment: additional environment variables.
+        worker: the program to run; tests use their own.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class Peer:
         self.close()
 
     def _listen(self) -> None:
-        """Put every line that comes into the queue, and an empty one when no more will come."""
+        """Put every line of output into the queue, then an empty one at the end."""
         with contextlib.suppress(ValueError):  # the pipe was closed under it
             for line in self.process.stdout:
                 self.lines.put(line)
         self.lines.put("")
 
     def ask(self, what: dict[str, Any], timeout: float = 600) -> dict[str, Any]:
-        """Say a line and wait for the answer.
+        """Send a request and return the answer.
 
         Raises:
-            PeerError: it has died, does not answer in time, or answers that it cannot.
+            PeerError: the process has died, does not answer in time, or reports an error.
         """
         try:
             self.process.stdin.write(json.dumps(what) + "\n")
@@ -92,13 +92,13 @@ class Peer:
         try:
             answer = json.loads(line)
         except ValueError:
-            raise PeerError(f"it answered {line[:80]!r}, which is no JSON") from None
+            raise PeerError(f"it answered {line[:80]!r}, which is not JSON") from None
         if "error" in answer:
             raise PeerError(answer["error"])
         return answer
 
     def last_words(self) -> str:
-        """The end of what the process printed."""
+        """Return the last line that the process printed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=5)
         self.log.seek(0)
@@ -106,7 +106,7 @@ class Peer:
         return lines[-1][-TAIL:] if lines else "nothing"
 
     def quit(self) -> int:
-        """Let it end by itself; the most memory that it ever had in use, in bytes, 0 if it does not say."""
+        """Ask the process to end. Return its peak memory in bytes, 0 if unknown."""
         try:
             return self.ask({"do": "quit"}, timeout=60).get("peak_bytes", 0)
         except PeerError:
@@ -115,7 +115,7 @@ class Peer:
             self.close()
 
     def close(self) -> None:
-        """End the process, in whatever state it is."""
+        """Kill the process, whatever its state."""
         self.process.kill()
         self.process.wait()
         with contextlib.suppress(OSError):

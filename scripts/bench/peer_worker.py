@@ -1,11 +1,11 @@
-"""Course machinery. One engine in a process of its own, asked over pipes: a line of JSON in, a line of JSON out.
+"""Course machinery. One engine in its own process, driven over pipes: a line of JSON in, a line of JSON out.
 
     {"do": "load", "engine": NAME, "model": DIR, "dtype": "bfloat16", "threads": 2}   -> version, pool_bytes
     {"do": "run", "jobs": [[[prompt ids], tokens wanted], ...]}                       -> a Watch's figures
     {"do": "quit"}                                                                    -> peak_bytes
 
-An answer may also be {"error": "..."}. This file is run by other environments' Pythons, so it imports nothing of the
-course but for the course's own engine, and nothing that an engine prints gets into the answers.
+An answer may also be {"error": "..."}. This file runs under the Pythons of other environments, so it imports the course
+only to run the course's own engine. Nothing that an engine prints gets into the answers.
 """
 
 import json
@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Jobs = list  # of [prompt ids, tokens wanted]
-Run = Callable[[Jobs], Iterator[dict[int, int]]]  # after each step: job's number to how many tokens it has by then
-Loaded = tuple[str, int, Run]  # version, bytes of its KV pool, and what runs jobs
+Run = Callable[[Jobs], Iterator[dict[int, int]]]  # yields after each step: job number to its number of tokens so far
+Loaded = tuple[str, int, Run]  # version, bytes of the KV pool, function that runs jobs
 POOL_BYTES = 2**30
-BATCH_TOKENS = 2048  # of a step, for every engine that can be told
+BATCH_TOKENS = 2048  # per step, for every engine with such a setting
 
 
 class Watch:
-    """Times a run: from when the last job has its first token, every token is decoding's."""
+    """Times a run. Decode is timed from the moment when every job has its first token."""
 
     def __init__(self, jobs: Jobs) -> None:
         self.wanted = [wanted for _, wanted in jobs]
@@ -33,7 +33,7 @@ class Watch:
         self.tokens_before = 0
 
     def note(self, counts: dict[int, int]) -> None:
-        """A step is over."""
+        """Record the end of a step."""
         self.now = time.perf_counter()
         for job, count in counts.items():
             self.have[job] = min(count, self.wanted[job])
@@ -41,7 +41,7 @@ class Watch:
             self.all_began, self.tokens_before = self.now, sum(self.have)
 
     def figures(self) -> dict[str, float]:
-        """Seconds in all, and tokens and seconds of decoding alone."""
+        """Return the total seconds, and the tokens and seconds of decode alone."""
         if self.have != self.wanted:
             raise RuntimeError(f"{sum(self.wanted)} tokens were wanted and {sum(self.have)} came")
         return {
@@ -55,7 +55,7 @@ class Watch:
 
 
 def load_ours(request: dict) -> Loaded:
-    """This course's engine: "ours plain" as lessons 0 to 8 leave it, the others with lesson 9's layers."""
+    """Load this course's engine: "ours plain" with the layers of lessons 0 to 8, the others with lesson 9's."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     import torch
 
@@ -85,7 +85,7 @@ def load_ours(request: dict) -> Loaded:
 
 
 def load_transformers(request: dict):
-    """transformers' model, its version, and itself."""
+    """Load the model with transformers. Return it and transformers' version."""
     import torch
     import transformers
 
@@ -98,7 +98,7 @@ def load_transformers(request: dict):
 
 
 def load_padded(request: dict) -> Loaded:
-    """`generate`: one batch, padded on the left, as many steps as the longest answer has tokens."""
+    """Load for `generate`: one batch, padded on the left, as many steps as the longest answer has tokens."""
     import torch
 
     model, version = load_transformers(request)
@@ -109,7 +109,7 @@ def load_padded(request: dict) -> Loaded:
         mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids, _ in jobs])
         times = []
 
-        def note(input_ids, scores):  # is called with each step's logits
+        def note(input_ids, scores):  # called with each step's logits
             times.append(time.perf_counter())
             return scores
 
@@ -122,7 +122,7 @@ def load_padded(request: dict) -> Loaded:
 
 
 def load_generate_batch(request: dict) -> Loaded:
-    """What `generate_batch` runs on, kept between calls, with sizes that suit a processor."""
+    """Load the continuous batching behind `generate_batch`, with sizes suited to a CPU."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model, version = load_transformers(request)
@@ -138,7 +138,7 @@ def load_generate_batch(request: dict) -> Loaded:
             while done < len(jobs):
                 result = manager.get_result(timeout=1)
                 if result is None and not manager.is_running():
-                    raise RuntimeError("its thread ended before the answers were there")
+                    raise RuntimeError("its thread ended before all answers were complete")
                 if result is not None and result.generated_tokens:
                     done += result.is_finished()
                     yield {names[result.request_id]: len(result.generated_tokens)}
@@ -147,13 +147,13 @@ def load_generate_batch(request: dict) -> Loaded:
 
 
 def kv_bytes_per_token(model) -> int:
-    """K and V of one token in all layers of a transformers model."""
+    """Return the bytes of one token's K and V in all layers of a transformers model."""
     config = model.config
     return 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers * model.dtype.itemsize
 
 
 def load_vllm(request: dict) -> Loaded:
-    """vLLM's CPU build, compiled, prefix cache on, in this very process."""
+    """Load vLLM's CPU build: compiled, prefix cache on, in this process."""
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE=str(POOL_BYTES >> 30), VLLM_NO_USAGE_STATS="1"
     )
@@ -194,18 +194,18 @@ ENGINES = {
 
 
 def measured(run: Run, jobs: Jobs) -> dict[str, float]:
-    """Run the jobs under a watch."""
+    """Run the jobs and return the Watch's figures."""
     watch = Watch(jobs)
     for counts in run(jobs):
         at = counts.pop("at", None)
         watch.note(counts)
         if at is not None and watch.all_began == watch.now:
-            watch.all_began = at  # told afterwards when the step was over
+            watch.all_began = at  # the engine reports the time of the step afterwards
     return watch.figures()
 
 
 def peak_bytes() -> int:
-    """The most memory that this process ever had in use; 0 where the system does not say."""
+    """Return this process's peak memory in bytes; 0 if the system does not report it."""
     try:
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
@@ -216,7 +216,7 @@ def peak_bytes() -> int:
 
 
 def answer(request: dict, state: dict) -> dict:
-    """Do what the line says."""
+    """Carry out one request."""
     if request["do"] == "load":
         import torch
 
@@ -229,15 +229,15 @@ def answer(request: dict, state: dict) -> dict:
 
 
 def main() -> None:
-    """Answer until told to quit, or until nobody asks any more."""
+    """Answer requests until told to quit or until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever an engine prints
+    os.dup2(2, 1)  # an engine's own output goes to stderr
     state: dict = {}
     for line in sys.stdin:
         request = json.loads(line)
         try:
             said = answer(request, state)
-        except Exception as error:  # whatever an engine may raise; the one who asked decides
+        except Exception as error:  # an engine may raise anything; the client decides what to do
             lines = str(error).strip().splitlines() or [""]
             said = {"error": f"{type(error).__name__}: {lines[0][:200]}"}
         answers.write(json.dumps(said) + "\n")
@@ -245,7 +245,7 @@ def main() -> None:
         if request["do"] == "quit":
             break
     answers.close()
-    os._exit(0)  # an engine's threads and children may not want to end
+    os._exit(0)  # an engine's threads or children might keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Course machinery. Suite `peers`: ours beside transformers, vLLM's CPU build and llama.cpp, each in its own process.
+"""Course machinery. Suite `peers`: our engine beside transformers and vLLM's CPU build, each in its own process.
 
-Every engine loads the same checkpoint in an environment of its own and stays loaded; then all of them run a load in
-turns, round by round. Who cannot run here is left out, with the reason. vLLM lives in an environment of its own:
+Every engine loads the same checkpoint and stays loaded; then all of them run each load in interleaved rounds. An engine
+that cannot run here is left out, with the reason. vLLM needs its own environment:
 
     python scripts/bench.py peers --vllm-python DIR/bin/python      (or the variable MINI_ENGINE_VLLM_PYTHON)
 
-The model is a checkpoint of Qwen3-0.6B's shape with random weights, which is written if it is not there yet.
+The model is a checkpoint of Qwen3-0.6B's shape with random weights, which is written if it does not exist yet.
 """
 
 import argparse
@@ -36,32 +36,32 @@ NAMES = (
     "vllm",
 )
 GROUPS = ("decode", "ragged", "shared", "prefill")
-PAUSE = 0.3  # seconds before each run: the threads of the engine before stop spinning within a fifth of one
+PAUSE = 0.3  # seconds before each run: the previous engine's threads stop spinning within 0.2 s
 Jobs = list[tuple[list[int], int]]
 
 
 def add_arguments(parser) -> None:
-    """The options of this suite."""
+    """Add this suite's options."""
     from mini_engine.cli.parser import whole_number
 
     parser.add_argument("--model", type=Path, metavar="DIR", help="a Qwen3 checkpoint (default: random weights)")
-    parser.add_argument("--shape", default="0.6B", help="of the random weights (default: 0.6B)")
+    parser.add_argument("--shape", default="0.6B", help="shape of the random weights (default: 0.6B)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
     parser.add_argument("--peers", type=choice_of(NAMES), metavar="A,B", help=f"some of {', '.join(NAMES)}")
     parser.add_argument("--loads", type=choice_of(GROUPS), metavar="A,B", help=f"some of {', '.join(GROUPS)}")
-    parser.add_argument("--vllm-python", metavar="PYTHON", help=f"where vLLM is installed (default: ${VLLM_VARIABLE})")
+    parser.add_argument("--vllm-python", metavar="PYTHON", help=f"Python that has vLLM (default: ${VLLM_VARIABLE})")
     parser.add_argument(
-        "--threads", type=whole_number(1), metavar="N", help="of every engine (default: torch's choice)"
+        "--threads", type=whole_number(1), metavar="N", help="threads per engine (default: torch's choice)"
     )
 
 
 def choice_of(names: tuple[str, ...]):
-    """An argparse type: some of `names`, with commas between."""
+    """Return an argparse type for a comma-separated selection of `names`."""
 
     def parse(text: str) -> list[str]:
         chosen = [part.strip() for part in text.split(",")]
         if stray := [name for name in chosen if name not in names]:
-            raise argparse.ArgumentTypeError(f"{stray[0]!r} is none of {', '.join(names)}")
+            raise argparse.ArgumentTypeError(f"{stray[0]!r} is not one of {', '.join(names)}")
         return chosen
 
     return parse
@@ -71,7 +71,7 @@ def choice_of(names: tuple[str, ...]):
 
 
 def loads_of(groups: list[str], vocab_size: int, quick: bool) -> dict[str, Jobs]:
-    """Name of each load, and its prompts with the tokens that each wants."""
+    """Return the loads by name: each prompt with the number of tokens it wants."""
     chance = random.Random(0)
 
     def ids(count: int) -> list[int]:
@@ -96,7 +96,7 @@ def loads_of(groups: list[str], vocab_size: int, quick: bool) -> dict[str, Jobs]
 
 
 def speed(name: str, jobs: Jobs, figures: dict[str, float]) -> float:
-    """Tokens/s: of decoding alone, of prompts, or of all answers over all the time, whatever the load is about."""
+    """Return tokens/s: of decode alone, of prompts, or of all answers over the total time, depending on the load."""
     if name.startswith("decode"):
         return figures["decode_tokens"] / figures["decode_seconds"]
     tokens = sum(len(ids) for ids, _ in jobs) if name.startswith("prefill") else sum(wanted for _, wanted in jobs)
@@ -104,7 +104,7 @@ def speed(name: str, jobs: Jobs, figures: dict[str, float]) -> float:
 
 
 def weight_bytes(directory: Path, width: int) -> int:
-    """What one step of decoding must read: all weights, but of an untied embedding only the head's copy."""
+    """Return the bytes that a decode step must read: all weights except an untied embedding."""
     from scripts.make_random_qwen3 import num_elements, tensor_shapes
 
     shapes = tensor_shapes(directory)
@@ -117,19 +117,19 @@ def weight_bytes(directory: Path, width: int) -> int:
 
 
 def start(name: str, args, model: Path, stack: ExitStack) -> tuple[Peer, dict]:
-    """The engine's process with the model loaded and warmed up, and what it said of itself.
+    """Return the engine's process, with the model loaded and warmed up, and the facts it reported.
 
     Raises:
-        PeerError: it cannot run here.
+        PeerError: the engine cannot run here.
     """
     python, environment = sys.executable, {}
     if name == "vllm":
         python = args.vllm_python or os.environ.get(VLLM_VARIABLE)
         if not python:
-            raise PeerError(f"no environment with vLLM is named; give --vllm-python or set {VLLM_VARIABLE}")
+            raise PeerError(f"no environment with vLLM given; use --vllm-python or set {VLLM_VARIABLE}")
         threads = Path(python).absolute().parent.parent / "lib" / "libiomp5.so"
-        environment = {"LD_PRELOAD": str(threads)} if threads.is_file() else {}  # as its documentation advises
-    if name == "ours without a compiler":  # none is found, and nothing that one built before
+        environment = {"LD_PRELOAD": str(threads)} if threads.is_file() else {}  # as vLLM's documentation advises
+    if name == "ours without a compiler":  # hide the compiler and everything built before
         empty = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-peers-", ignore_cleanup_errors=True))
         environment = {"CXX": str(Path(empty) / "none"), "XDG_CACHE_HOME": empty}
     if args.threads:
@@ -151,7 +151,7 @@ def threads_of(args) -> int:
 
 
 def start_all(args, model: Path, stack: ExitStack, notes: list[str]) -> tuple[dict[str, Peer], dict[str, int]]:
-    """Those that run here, and the bytes of each one's KV pool; the others are named in the notes."""
+    """Return the engines that run here and the bytes of their KV pools; name the others in the notes."""
     ready, pools, wanted = {}, {}, args.peers or NAMES
     for name in wanted:
         begun = time.perf_counter()
@@ -173,9 +173,9 @@ def start_all(args, model: Path, stack: ExitStack, notes: list[str]) -> tuple[di
 def rounds_of(
     ready: dict[str, Peer], jobs: Jobs, rounds: int, notes: list[str], title: str = ""
 ) -> dict[str, list[dict]]:
-    """Every engine's figures for a load, a run of each in turns; an engine that fails is out from then on.
+    """Return every engine's figures for a load, in interleaved rounds. An engine that fails is dropped.
 
-    The key "" holds the seconds that reading READ_BYTES took in each round.
+    The key "" holds the seconds for reading READ_BYTES in each round.
     """
     found: dict[str, list] = {name: [] for name in ("", *ready)}
     read = memory_reader()
@@ -187,7 +187,7 @@ def rounds_of(
                 found[name].append(peer.ask({"do": "run", "jobs": jobs}))
                 sys.stderr.write(f"{title}, round {number}: {name} {found[name][-1]['seconds']:.2f} s\n")
             except PeerError as why:
-                notes.append(f"left out from here: {name}; {why}")
+                notes.append(f"left out from here on: {name}; {why}")
                 peer.close()
                 del ready[name], found[name]
     return found
@@ -200,7 +200,7 @@ def seconds_of(run) -> float:
 
 
 def rows_of(load: str, jobs: Jobs, found: dict[str, list], num_bytes: int) -> Iterator[dict[str, Any]]:
-    """A row for each engine. With one sequence, decoding reads all weights for each token."""
+    """Yield a row per engine. With a single sequence, decode reads all weights for each token."""
     read = READ_BYTES / statistics.median(found.pop(""))
     speeds = {name: [speed(load, jobs, each) for each in figures] for name, figures in found.items()}
     medians = {name: statistics.median(each) for name, each in speeds.items()}
@@ -219,7 +219,7 @@ def rows_of(load: str, jobs: Jobs, found: dict[str, list], num_bytes: int) -> It
 
 
 def checkpoint_of(args) -> Path:
-    """The checkpoint to run; random weights are written if need be."""
+    """Return the checkpoint to run, writing random weights if necessary."""
     from scripts.make_random_qwen3 import SHAPES
     from scripts.make_random_qwen3 import main as make_random
 
@@ -237,19 +237,20 @@ def checkpoint_of(args) -> Path:
 
 
 def run(args) -> Report:
-    """Every load on every engine that runs here."""
+    """Measure every load on every engine that runs here."""
     from mini_engine.config import DTYPES, Qwen3Config
 
     model = checkpoint_of(args)
     num_bytes = weight_bytes(model, DTYPES[args.dtype].itemsize)
     loads = loads_of(args.loads or GROUPS, Qwen3Config.from_dir(model).vocab_size, args.quick)
-    notes = [f"{model}, {args.dtype}, {threads_of(args)} threads, {num_bytes / 1e9:.2f} GB of weights read for a step"]
+    notes = [f"{model}, {args.dtype}, {threads_of(args)} threads, {num_bytes / 1e9:.2f} GB of weights read per step"]
     rows = []
     with ExitStack() as stack:
         ready, pools = start_all(args, model, stack, notes)
         for name, jobs in loads.items():
             found = rounds_of(ready, jobs, args.rounds or (1 if args.quick else 3), notes, name)
-            notes.append(f"{name}: memory is read at {READ_BYTES / statistics.median(found['']) / 1e9:.1f} GB/s")
+            read = READ_BYTES / statistics.median(found[""]) / 1e9
+            notes.append(f"{name}: memory read at {read:.1f} GB/s in the same rounds")
             rows += rows_of(name, jobs, found, num_bytes)
         peaks = {name: peer.quit() for name, peer in ready.items()}
     more = [

@@ -1,7 +1,7 @@
-"""Course machinery. Pictures of what the suites found, by matplotlib: quiet, light and dark, the same bytes each time.
+"""Course machinery. Draws the suites' results with matplotlib: plain, light and dark, byte for byte reproducible.
 
-matplotlib is the extra `bench`; nothing else needs it. An SVG holds its text as shapes, so that it looks the same
-everywhere, and a small style sheet that turns its colours where the reader's system is dark.
+matplotlib is in the extra `bench`; nothing else needs it. An SVG contains its text as shapes, so that it looks the same
+everywhere, and a small style sheet for readers whose system is dark.
 """
 
 import re
@@ -31,7 +31,7 @@ DARK = {
 }
 STYLE = {
     "svg.fonttype": "path",
-    "svg.hashsalt": "kv-course",  # else every drawing has ids of its own
+    "svg.hashsalt": "kv-course",  # otherwise every drawing gets different ids
     "font.family": "DejaVu Sans",  # comes with matplotlib, so a drawing does not depend on the machine's fonts
     "font.size": 10,
     "text.color": INK,
@@ -51,9 +51,9 @@ STYLE = {
 
 
 def check_plot(path: Path) -> None:
-    """Raise a UserError if no picture can be drawn there, before anything is measured."""
+    """Raise a UserError if no picture can be written to `path`."""
     if path.suffix not in KINDS:
-        raise UserError(f"--plot {path}: a picture's name ends with {', '.join(KINDS)}")
+        raise UserError(f"--plot {path}: the name must end with one of {', '.join(KINDS)}")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -62,9 +62,10 @@ def check_plot(path: Path) -> None:
 
 @contextmanager
 def canvas(path: Path, width: float, height: float, words: str) -> Iterator[Any]:
-    """A figure of that many inches, written to `path` at the end, the same bytes each time.
+    """Yield a figure of that size in inches and write it to `path` at the end, reproducibly.
 
-    words: what it shows, for those who do not see it.
+    Args:
+        words: the text alternative.
 
     Raises:
         UserError: matplotlib is missing, or the file cannot be written.
@@ -88,7 +89,7 @@ def canvas(path: Path, width: float, height: float, words: str) -> Iterator[Any]
 
 
 def readable_by_all(svg: str, words: str) -> str:
-    """matplotlib's SVG in fewer bytes, with a description, and the dark colours beside the light ones."""
+    """Return matplotlib's SVG in fewer bytes, with a text alternative and dark colours beside the light ones."""
     rules = "".join(
         f'[style*="{what}: {light}"]{{{what}:{dark}!important}}'
         for light, dark in DARK.items()
@@ -104,9 +105,10 @@ def readable_by_all(svg: str, words: str) -> str:
 def bars(
     axes, labels: Sequence[str], values: Sequence[float | None], texts: Sequence[str], colors, most: float | None = None
 ) -> None:
-    """Horizontal bars from top to bottom, each with its figure behind it and no axis to read it from.
+    """Draw horizontal bars from top to bottom, each followed by its figure, without an axis.
 
-    most: what the longest bar of all panels stands for; None for the longest of these.
+    Args:
+        most: the value of the longest bar over all panels; None for the longest of these.
     """
     places = range(len(labels))
     lengths = [value or 0 for value in values]
@@ -122,7 +124,7 @@ def bars(
 
 
 def panels(report) -> dict[str, list[dict]]:
-    """The rows by their first column, where that repeats; else all of them in one panel without a name."""
+    """Group the rows by their first column if its values repeat; otherwise return one unnamed panel."""
     rows = [row for row in report.rows if isinstance(row.get(report.drawn), int | float)]
     firsts = [next(iter(row.values())) for row in rows]
     if len(set(firsts)) == len(firsts):
@@ -134,16 +136,16 @@ def panels(report) -> dict[str, list[dict]]:
 
 
 def draw_bars(report, path: Path) -> None:
-    """One panel for each value of a report's first column, with the report's `drawn` column as bars.
+    """Draw one panel for each value of a report's first column, with the report's `drawn` column as bars.
 
     Raises:
-        UserError: the report has nothing that can be drawn.
+        UserError: the report has nothing to draw.
     """
     from scripts.bench.common import format_figure
 
     found = panels(report) if report.drawn else {}
     if not any(found.values()):
-        raise UserError(f"suite {report.suite} has nothing to draw; leave --plot out")
+        raise UserError(f"suite {report.suite} has nothing to draw; leave out --plot")
     counts = [len(rows) for rows in found.values()]
     most = max(row[report.drawn] for rows in found.values() for row in rows)
     labels = {name: [str(list(row.values())[bool(name)]) for row in rows] for name, rows in found.items()}

@@ -1,7 +1,7 @@
-"""Lesson 8. Suite `prefix`: a shared beginning and a chat, with and without sharing, and transformers' two ways.
+"""Lesson 8. Suite `prefix`: shared prefixes and chats, with and without prefix sharing, and two ways of transformers.
 
-All contenders run the same weights in the same process, in turns, each from an empty cache. A chat's turns are fixed
-before, so all run the same prompts. End tokens are ignored, so that all have the same work.
+All contenders run the same weights in the same process, in interleaved rounds, each from an empty cache. A chat's turns
+are fixed in advance, so all run the same prompts. End tokens are ignored, so that all do the same work.
 """
 
 import logging
@@ -31,31 +31,31 @@ SHARING, PLAIN = "ours, sharing", "ours, not sharing"
 
 
 def add_arguments(parser) -> None:
-    """Those of suite `serve`, but for the number of requests, which the loads fix."""
+    """Add the options of suite `serve`; the loads here ignore its number of requests."""
     add_model_arguments(parser)
 
 
 @dataclass
 class Pass:
-    """One contender's way through a load. first_tokens: seconds from a prompt's arrival to its first token."""
+    """One contender's run of a load. first_tokens: seconds from a prompt's arrival to its first token."""
 
     answers: list[list[int]] = field(default_factory=list)
     first_tokens: list[float] = field(default_factory=list)
     prefill_tokens: int = 0
 
 
-Waves = list[list[list[int]]]  # prompts that come together; the next wave comes when all have been answered
+Waves = list[list[list[int]]]  # prompts that arrive together; the next wave arrives once all are answered
 
 
 def shared_beginning(vocab_size: int, quick: bool) -> Waves:
-    """16 requests with 512 common tokens and 16 of their own."""
+    """Return 16 requests with a shared prefix of 512 tokens and 16 tokens of their own."""
     chance, requests, common = random.Random(0), 8 if quick else 16, 128 if quick else 512
     start = chance.choices(range(vocab_size), k=common)
     return [[start + chance.choices(range(vocab_size), k=16) for _ in range(requests)]]
 
 
 def chats(model, quick: bool) -> Waves:
-    """Eight users, eight turns: each prompt is all that was said, the model's answers included, and 24 tokens more."""
+    """Return chats of eight users and eight turns; each prompt is the chat so far and 24 new tokens."""
     chance, users, turns = random.Random(1), *((3, 3) if quick else (8, 8))
     run, waves, histories = ours(model, KvCacheManager, users * turns * 4), [], [[] for _ in range(users)]
     for _ in range(turns):
@@ -66,7 +66,7 @@ def chats(model, quick: bool) -> Waves:
 
 
 def strangers(vocab_size: int, quick: bool) -> Waves:
-    """Prompts of 64 to 256 tokens that have nothing in common: what does looking for prefixes cost?"""
+    """Return prompts of 64 to 256 tokens without common prefixes, to measure the cost of looking for them."""
     chance = random.Random(2)
     return [[chance.choices(range(vocab_size), k=chance.randrange(64, 257)) for _ in range(6 if quick else 24)]]
 
@@ -75,7 +75,7 @@ def strangers(vocab_size: int, quick: bool) -> Waves:
 
 
 def ours(model, manager, num_blocks: int):
-    """The engine over that manager; `run(waves)` begins with an empty cache."""
+    """Return a run of our engine with that manager, starting from an empty cache."""
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     engine = Engine.for_model(model, num_blocks=num_blocks + 1, manager=manager)
 
@@ -100,7 +100,7 @@ def ours(model, manager, num_blocks: int):
 
 
 def padded(hf_model):
-    """transformers' `generate`: each wave one batch, padded on the left."""
+    """Return a run of transformers' `generate`: a batch per wave, padded on the left."""
 
     def run(waves: Waves) -> Pass:
         done = Pass()
@@ -110,7 +110,7 @@ def padded(hf_model):
             mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=ids.device)
             begun = time.perf_counter()
 
-            def note(input_ids, scores, times=times, begun=begun):  # is called with each step's logits
+            def note(input_ids, scores, times=times, begun=begun):  # called with each step's logits
                 times.append(time.perf_counter() - begun)
                 return scores
 
@@ -125,9 +125,9 @@ def padded(hf_model):
 
 
 def continuous(hf_model, num_blocks: int):
-    """What `generate_batch` runs on, kept between calls; it looks for blocks with equal tokens by their hashes.
+    """Return a run of the continuous batching behind `generate_batch`, which finds equal blocks by their hashes.
 
-    It does not tell how many tokens it computed.
+    It does not report how many tokens it computed.
     """
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -145,7 +145,7 @@ def continuous(hf_model, num_blocks: int):
                 while len(answers) < len(prompts):
                     result = manager.get_result(timeout=1)
                     if result is None and not manager.is_running():
-                        raise UserError("its thread ended before the answers were there")
+                        raise UserError("its thread ended before all answers were complete")
                     if result is not None and result.generated_tokens:
                         firsts.setdefault(result.request_id, time.perf_counter() - begun)
                         if result.is_finished():
@@ -158,7 +158,10 @@ def continuous(hf_model, num_blocks: int):
 
 
 def contenders(model, load_hf, waves: Waves, alone: bool) -> dict:
-    """What runs this load; transformers' two only where something is shared, and a model each: one changes it."""
+    """Return the contenders of a load. transformers' two need a model each, because one of them modifies it.
+
+    alone: only ours with and without sharing.
+    """
     blocks = sum(-(-(len(ids) + NEW_TOKENS) // 16) for wave in waves for ids in wave)
     ready = {
         SHARING: ours(model, PrefixCacheManager, blocks),
@@ -170,7 +173,7 @@ def contenders(model, load_hf, waves: Waves, alone: bool) -> dict:
     try:
         ready["transformers generate_batch"] = continuous(load_hf(), blocks // 2)
         ready["transformers generate_batch"]([waves[0][:2]])
-    except Exception as error:  # whatever it needs and does not find here
+    except Exception as error:  # it may lack anything here
         ready.pop("transformers generate_batch", None)
         sys.stderr.write(f"left out: transformers generate_batch; it cannot run here ({str(error).splitlines()[0]})\n")
     return ready
@@ -180,7 +183,7 @@ def contenders(model, load_hf, waves: Waves, alone: bool) -> dict:
 
 
 def measure(load: str, ready: dict, waves: Waves, rounds: int) -> list[dict]:
-    """One load by all contenders in turns: a row for each."""
+    """Measure one load with all contenders in interleaved rounds. Return a row per contender."""
     passes = {name: [] for name in ready}
     timings = take_turns({name: lambda n=name: passes[n].append(ready[n](waves)) for name in ready}, rounds, load)
     pairs = zip(timings[SHARING].seconds, timings[PLAIN].seconds, strict=True)
@@ -203,7 +206,7 @@ def measure(load: str, ready: dict, waves: Waves, rounds: int) -> list[dict]:
 
 
 def match_times(quick: bool) -> list[str]:
-    """How long finding and storing 4,096 tokens takes, with few and with many prefixes stored."""
+    """Measure finding and storing 4,096 tokens, with few and with many prefixes stored. Return a note each."""
     chance, lines = random.Random(0), []
     for stored in (1, 1000) if quick else (1, 1000, 10_000):
         tree, prompt = RadixTree(16), chance.choices(range(150_000), k=4096)
@@ -227,7 +230,7 @@ def match_times(quick: bool) -> list[str]:
 
 
 def run(args) -> Report:
-    """Three loads: seconds, time to the first token, tokens computed in prefill, and how many times ours each is."""
+    """Measure three loads: seconds, time to first token, prefill tokens, and each contender's time relative to ours."""
     from scripts.smoke.arguments import pick_device
 
     from transformers.utils import logging as hf_logging

@@ -1,7 +1,7 @@
-"""Course machinery. The rungs of the ladder: each lesson's own way of answering one load, and what is noted meanwhile.
+"""Course machinery. The rungs of the ladder: each lesson's own way of running one load, instrumented.
 
-A rung is `run(load) -> Pass`. The lessons' code runs as it is; what is noted comes from where it looks anyway: a step's
-plan, the request's tokens, the manager's count of blocks. All requests come at once, and all pools have the same size.
+A rung is `run(load) -> Pass`. The lessons' code runs unchanged; the figures come from what it keeps anyway: a step's
+plan, the request's tokens, the manager's count of blocks. All requests arrive at once, and all pools are equally large.
 """
 
 import random
@@ -32,8 +32,8 @@ Job = tuple[list[int], int]  # prompt, tokens wanted
 class Load:
     """The work that every lesson does.
 
-    jobs: prompts that begin alike and go on differently, and how many tokens each wants.
-    longest: tokens that a text may have; who reserves in advance reserves so many.
+    jobs: prompts with a shared prefix, and how many tokens each wants.
+    longest: maximum tokens of a text; a lesson that reserves in advance reserves this many.
     pool_blocks: blocks that all requests together may hold.
     """
 
@@ -51,7 +51,7 @@ class Load:
 
 
 def make_load(requests: int, vocab_size: int, common: int, own: int, answer: int, share: float) -> Load:
-    """Mostly short prompts and answers and a few long ones; a pool of that share of what all need together."""
+    """Return a load of mostly short prompts and answers, with a pool of `share` of their total need."""
     chance = random.Random(0)
 
     def length(least: int, most: int) -> int:
@@ -69,11 +69,11 @@ def make_load(requests: int, vocab_size: int, common: int, own: int, answer: int
 
 @dataclass
 class Pass:
-    """One way through the load.
+    """One run of the load.
 
-    first_tokens: seconds from the beginning, when all requests come, to each request's first token.
+    first_tokens: seconds from the start, when all requests arrive, to each request's first token.
     fed: tokens that went through the model.
-    held, used, running: for each step the slots that are held, those of them with KV, and the requests that run.
+    held, used, running: per step, the slots held, those of them with KV, and the running requests.
     """
 
     answers: list[list[int]] = field(default_factory=list)
@@ -85,18 +85,18 @@ class Pass:
     begun: float = field(default_factory=time.perf_counter)
 
     def note_first(self, count: int = 1) -> None:
-        """So many requests have their first token now."""
+        """Record that `count` requests have their first token now."""
         self.first_tokens += [time.perf_counter() - self.begun] * count
 
     def note_step(self, fed: int, held: int, used: int, running: int) -> None:
-        """A step has run."""
+        """Record a step."""
         self.fed += fed
         self.held.append(held)
         self.used.append(used)
         self.running.append(running)
 
     def figures(self, load: Load, bytes_per_token: int) -> dict[str, float | None]:
-        """What the table says of it, but for the speed. waste is None where nothing is held."""
+        """Return the table's figures except for the speed. waste is None if nothing is held."""
         held, used = sum(self.held), sum(self.used)
         decoded = load.new_tokens - len(load.jobs)  # the first token of an answer comes from the prefill
         return {
@@ -110,7 +110,7 @@ class Pass:
 
 
 class Observed:
-    """Lesson 0's loop asks it as it asks the stage's own sequence; each step is noted."""
+    """Wraps a stage's sequence for lesson 0's loop and records each step."""
 
     def __init__(self, sequence, done: Pass, slots_held: Callable[[], int]) -> None:
         self.sequence, self.done, self.slots_held, self.is_first = sequence, done, slots_held, True
@@ -128,7 +128,11 @@ class Observed:
 
 
 def one_by_one(model, load: Load, begin: Callable) -> Pass:
-    """Lessons 0, 1 and 2: one request after the other. begin(prompt): store, sequence, slots held, what ends it."""
+    """Run lessons 0, 1 and 2: one request after the other.
+
+    Args:
+        begin: given a prompt, returns the store, the sequence, a count of the slots held, and a cleanup function.
+    """
     done = Pass()
     for prompt, wanted in load.jobs:
         kv, sequence, slots_held, end = begin(prompt)
@@ -138,11 +142,11 @@ def one_by_one(model, load: Load, begin: Callable) -> Pass:
 
 
 def nothing() -> None:
-    """What is to be done after a request that holds nothing."""
+    """Clean up after a request that holds nothing."""
 
 
 def lesson_0(model) -> Callable[[Load], Pass]:
-    """No cache."""
+    """Return a run without a cache."""
     device = model.device
     return lambda load: one_by_one(
         model, load, lambda prompt: (no_cache.NoCache(), no_cache.Recompute(device), lambda: 0, nothing)
@@ -150,7 +154,7 @@ def lesson_0(model) -> Callable[[Load], Pass]:
 
 
 def lesson_1(model, load: Load) -> Callable[[Load], Pass]:
-    """One row for the longest text that there may be, used for one request after the other."""
+    """Return a run with one row for the longest possible text, reused for one request after the other."""
     kv = contiguous.ContiguousKv(model.config, load.longest, model.dtype, model.device)
     return lambda load: one_by_one(
         model, load, lambda prompt: (kv, contiguous.CachedSequence(kv), lambda: kv.max_seq_len, nothing)
@@ -158,7 +162,7 @@ def lesson_1(model, load: Load) -> Callable[[Load], Pass]:
 
 
 def lesson_2(model, load: Load) -> Callable[[Load], Pass]:
-    """Blocks from a pool, still one request after the other."""
+    """Return a run with blocks from a pool, still one request after the other."""
     slots = load.pool_blocks * BLOCK_SIZE
     pool = token_flat.KvPool(model.config, slots, model.dtype, model.device)
     allocator = BlockAllocator.for_slots(slots, BLOCK_SIZE)
@@ -171,7 +175,7 @@ def lesson_2(model, load: Load) -> Callable[[Load], Pass]:
 
 
 def lesson_3(model, load: Load) -> Callable[[Load], Pass]:
-    """As many requests at once as the pool can hold to their ends; the next ones when the last of them is done."""
+    """Return a run in static batches: as many requests as the pool can hold until they finish, then the next batch."""
     num_blocks = load.pool_blocks + 1
     kernel = load_kernel("auto", model.device, model.dtype)
     pool = block_tensor.KvPool(model.config, num_blocks, BLOCK_SIZE, kernel, model.dtype, model.device)
@@ -202,7 +206,7 @@ def lesson_3(model, load: Load) -> Callable[[Load], Pass]:
 
 
 def batches(load: Load) -> list[list[Job]]:
-    """The jobs in their order, cut so that each batch has room for all its prompts and answers."""
+    """Split the jobs in order, so that the pool has room for all prompts and answers of a batch."""
     found, left = [], 0
     for prompt, wanted in load.jobs:
         need = -(-(len(prompt) + wanted - 1) // BLOCK_SIZE)
@@ -215,7 +219,7 @@ def batches(load: Load) -> list[list[Job]]:
 
 
 def engine_rung(model, load: Load, manager: type[KvCacheManager]) -> Callable[[Load], Pass]:
-    """Lesson 5's engine over that manager: its own for lesson 5, lesson 8's for sharing; empty at each beginning."""
+    """Return a run of lesson 5's engine with that manager, starting from an empty cache."""
     engine = Engine.for_model(model, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE, manager=manager)
     tables = engine.scheduler.manager
 
@@ -233,12 +237,12 @@ def engine_rung(model, load: Load, manager: type[KvCacheManager]) -> Callable[[L
 
 
 def exactly(wanted: int, asked: SamplingParams | None = None) -> SamplingParams:
-    """So many tokens, whatever they are; the best ones unless something else is asked for."""
+    """Return parameters for exactly `wanted` tokens; greedy unless `asked` says otherwise."""
     return replace(asked or SamplingParams(temperature=0), max_tokens=wanted, ignore_eos=True)
 
 
 def offline_rung(model, load: Load, asked: SamplingParams | None = None) -> Callable[[Load], Pass]:
-    """Lesson 5 with nobody looking; with `asked`, lesson 4's sampler has something to do."""
+    """Return a run of lesson 5 without instrumentation; with `asked`, lesson 4's sampler works too."""
     engine = Engine.for_model(model, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE)
 
     def run(load: Load) -> Pass:
@@ -250,7 +254,7 @@ def offline_rung(model, load: Load, asked: SamplingParams | None = None) -> Call
 
 
 def text_rung(model, load: Load, tokenizer) -> Callable[[Load], Pass]:
-    """Lesson 6: every answer as a stream of text, all streams read in turns."""
+    """Return a run of lesson 6: every answer as a stream of text, all streams read in turns."""
     engine = Engine.for_model(model, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE)
     llm = LLM.for_engine(engine, tokenizer)
 
@@ -273,7 +277,7 @@ def text_rung(model, load: Load, tokenizer) -> Callable[[Load], Pass]:
 
 
 def observe_step(engine: Engine, done: Pass) -> None:
-    """Run a step of the engine and note it. What is held is counted when the model has run, before anybody leaves."""
+    """Run a step of the engine and record it. Held slots are counted after the model, before requests finish."""
     manager, seen = engine.scheduler.manager, {}
 
     def look(chunks: Sequence) -> torch.Tensor:
@@ -296,6 +300,6 @@ def observe_step(engine: Engine, done: Pass) -> None:
 
 @dataclass(frozen=True)
 class Looking:
-    """A runner that is a function."""
+    """A runner made from a function."""
 
     run: Callable[[Sequence], torch.Tensor]

@@ -1,4 +1,4 @@
-"""Lesson 4. Suite `sampler`: what choosing a token costs over Qwen3's vocabulary, by what the rows ask for."""
+"""Lesson 4. Suite `sampler`: the cost of choosing tokens over Qwen3's vocabulary, by the rows' parameters."""
 
 from scripts.bench.common import Report, Timing, take_turns
 
@@ -15,12 +15,12 @@ ASKED = {
 
 
 def add_arguments(parser) -> None:
-    """The size of the batch."""
-    parser.add_argument("--rows", type=whole_number(2), default=8, metavar="N", help="requests in it (default: 8)")
+    """Add this suite's options."""
+    parser.add_argument("--rows", type=whole_number(2), default=8, metavar="N", help="rows in a batch (default: 8)")
 
 
 def sampling(logits, asked: list[dict]):
-    """A contender: one token for each row of logits, each row with what it asks for."""
+    """Return a contender that samples one token per row of logits, each with its own parameters."""
     from mini_engine.engine.sampler import sample
     from mini_engine.engine.sampling_params import Row, SamplingParams
 
@@ -29,7 +29,7 @@ def sampling(logits, asked: list[dict]):
 
 
 def contenders(count: int) -> dict:
-    """The sampler with rows of each kind, and beside it single operations."""
+    """Return the sampler with rows of each kind, and single operations to compare with."""
     import torch
 
     from mini_engine.engine.sampler import draw
@@ -53,7 +53,7 @@ def contenders(count: int) -> dict:
 
 
 def run(args) -> Report:
-    """Milliseconds for a batch, for each kind of row and for single operations."""
+    """Measure milliseconds per batch, for each kind of row and for single operations."""
     timings = take_turns(contenders(args.rows), args.rounds or (5 if args.quick else 30), "sampler")
     notes = [f"{args.rows} rows of {VOCAB:,} logits, histories of 1,000 tokens"]
     return Report("sampler", [row(*case, timing) for case, timing in timings.items()], notes, drawn="ms")

@@ -1,9 +1,9 @@
-"""Lesson 5. Suite `scheduler`: what a decode step costs apart from the model, by batch, history and pool size."""
+"""Lesson 5. Suite `scheduler`: the cost of a decode step apart from the model, by batch, history and pool size."""
 
 from scripts.bench.common import Report, take_turns
 
-STEPS = 4  # in one measurement
-ROOM = 2048  # tokens that a request may grow by while it is measured
+STEPS = 4  # per measurement
+ROOM = 2048  # tokens by which a request may grow while it is measured
 RUNNING, HISTORY = 64, 256
 BATCHES = (1, 16, 64, 128, 256)
 HISTORIES = (64, 256, 1024, 4096)
@@ -11,11 +11,11 @@ POOLS = (20_000, 200_000, 1_000_000)
 
 
 def add_arguments(parser) -> None:
-    """The options of this suite: none of its own."""
+    """Add this suite's options: none."""
 
 
 def decoding_scheduler(running: int, history: int, num_blocks: int | None = None, room: int = ROOM):
-    """A scheduler with so many requests that decode, each behind so many tokens."""
+    """Return a scheduler with `running` decoding requests, each with `history` tokens."""
     from mini_engine.engine.request import Request
     from mini_engine.engine.sampled import Sampled
     from mini_engine.engine.sampling_params import SamplingParams
@@ -34,7 +34,7 @@ def decoding_scheduler(running: int, history: int, num_blocks: int | None = None
 
 
 def deciding(scheduler):
-    """A contender: STEPS steps of the scheduler alone."""
+    """Return a contender: STEPS steps of the scheduler alone."""
     from mini_engine.engine.sampled import Sampled
 
     sampled = [Sampled(1, None)] * len(scheduler.running)
@@ -47,7 +47,7 @@ def deciding(scheduler):
 
 
 class NoModel:
-    """A runner that plans each step, and has the answer ready."""
+    """A runner that plans each step and returns fixed logits."""
 
     def __init__(self, running: int) -> None:
         import torch
@@ -62,7 +62,7 @@ class NoModel:
 
 
 def stepping(scheduler):
-    """A contender: STEPS whole steps of the engine; only the model's own time is missing."""
+    """Return a contender: STEPS whole engine steps without the model's own time."""
     from mini_engine.engine.engine import Engine
 
     engine = Engine(None, scheduler, NoModel(len(scheduler.running)))
@@ -75,7 +75,7 @@ def stepping(scheduler):
 
 
 def run(args) -> Report:
-    """Microseconds of a step, for each batch size, history and pool."""
+    """Measure microseconds per step, for each batch size, history and pool size."""
     cases = {("running requests", n): (n, HISTORY, None) for n in BATCHES}
     cases |= {("tokens behind each of 64", n): (RUNNING, n, None) for n in HISTORIES}
     cases |= {("blocks in the pool, for 64", n): (RUNNING, HISTORY, n) for n in (POOLS[:2] if args.quick else POOLS)}
@@ -88,7 +88,7 @@ def run(args) -> Report:
     return Report(
         "scheduler",
         rows,
-        ["a step of decodes; the scheduler alone, then with plan, sampler and figures"],
+        ["a decode step: the scheduler alone, then with plan, sampler and statistics"],
         drawn="µs, all but the model",
     )
 

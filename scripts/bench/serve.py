@@ -1,7 +1,7 @@
 """Lesson 5. Suite `serve`: requests of mixed lengths, ours against transformers' padded batch and continuous batching.
 
-All contenders run the same weights in the same process, in turns. Only tokens that were asked for count: a padded batch
-goes on until its longest answer is done. End tokens are ignored, so that all have the same work.
+All contenders run the same weights in the same process, in interleaved rounds. Only requested tokens count: a padded
+batch runs until its longest answer is done. End tokens are ignored, so that all do the same work.
 """
 
 import logging
@@ -23,7 +23,7 @@ TUNED = dict(page_size=32, num_blocks=128, max_batch_tokens=1024)
 
 
 def add_arguments(parser) -> None:
-    """The options of this suite."""
+    """Add this suite's options."""
     from mini_engine.cli.parser import whole_number
 
     what = parser.add_mutually_exclusive_group()
@@ -35,7 +35,7 @@ def add_arguments(parser) -> None:
 
 
 def load_of(requests: int, vocab_size: int, quick: bool) -> list[tuple[list[int], int]]:
-    """(prompt, tokens wanted): prompts of 4 to 256 tokens, answers of 4 to 96; mostly short ones."""
+    """Return (prompt, tokens wanted) pairs: prompts of 4 to 256 tokens, answers of 4 to 96, mostly short."""
     chance, scale = random.Random(0), 2 if quick else 1
 
     def length(most: int) -> int:
@@ -48,7 +48,7 @@ def load_of(requests: int, vocab_size: int, quick: bool) -> list[tuple[list[int]
 
 
 def ours(model, load, share: float):
-    """This lesson's engine, with a pool of that share of what all requests need together."""
+    """Return a run of this lesson's engine, with a pool of `share` of the requests' total need."""
     from mini_engine.engine.engine import Engine
     from mini_engine.engine.offline import generate_all
     from mini_engine.engine.sampling_params import SamplingParams
@@ -65,7 +65,7 @@ def ours(model, load, share: float):
 
 
 def padded(hf_model, load):
-    """transformers' `generate`: one batch, padded on the left, as many steps as the longest answer has tokens."""
+    """Return a run of transformers' `generate`: one left-padded batch, as many steps as the longest answer."""
     width = max(len(prompt) for prompt, _ in load)
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt, _ in load], device=hf_model.device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in load], device=ids.device)
@@ -80,7 +80,7 @@ def padded(hf_model, load):
 
 
 def continuous(hf_model, load):
-    """What `generate_batch` runs on, kept between calls, each request with the length that it wants.
+    """Return a run of the continuous batching behind `generate_batch`, each request with its own length.
 
     Raises:
         UserError: it cannot run here.
@@ -99,7 +99,7 @@ def continuous(hf_model, load):
             while len(answers) < len(load):
                 result = manager.get_result(timeout=1)
                 if result is None and not manager.is_running():
-                    raise UserError("its thread ended before the answers were there")
+                    raise UserError("its thread ended before all answers were complete")
                 if result is not None and result.is_finished():
                     answers[result.request_id] = result.generated_tokens
         return [list(answers[name]) for name in names]
@@ -108,7 +108,10 @@ def continuous(hf_model, load):
 
 
 def contenders(model, load_hf, load) -> dict:
-    """Those that work here; the others are named on stderr. transformers' two get a model each: one changes it."""
+    """Return the contenders that run here; name the others on stderr.
+
+    transformers' two get a model each, because one of them modifies it.
+    """
     ready = {
         "ours": ours(model, load, 1.0),
         "ours, a quarter of the blocks": ours(model, load, 0.25),
@@ -118,13 +121,13 @@ def contenders(model, load_hf, load) -> dict:
         hf_model = load_hf()
         continuous(hf_model, load[:2])()
         ready["transformers generate_batch"] = continuous(hf_model, load)
-    except Exception as error:  # whatever it needs and does not find here
+    except Exception as error:  # it may lack anything here
         sys.stderr.write(f"left out: transformers generate_batch; it cannot run here ({str(error).splitlines()[0]})\n")
     return ready
 
 
 def run(args) -> Report:
-    """Seconds and tokens a second of each contender, and how many times as long as ours it took."""
+    """Measure seconds and tokens/s of each contender, and its time relative to ours."""
     from scripts.smoke.arguments import pick_device
 
     from transformers.utils import logging as hf_logging
@@ -160,7 +163,7 @@ def equal(answers, others) -> int:
 
 
 def both_models(args, folder: Path, device: str):
-    """Our model, and a function that loads the same weights as transformers' model, greedy and without end tokens."""
+    """Return our model, and a function that loads the same weights in transformers, greedy and without end tokens."""
     from scripts.smoke.arguments import pocket_dir
 
     from transformers import AutoModelForCausalLM, GenerationConfig

@@ -1,9 +1,9 @@
-"""Course machinery. Suite `step`: where a decode step's time goes, each part beside what the machine allows.
+"""Course machinery. Suite `step`: where a decode step's time goes, each part beside the machine's limit.
 
-A step is timed whole; then the model alone, all its linears alone, its attention alone, the sampler, and the engine
-with no model in it. What is left over between them is the rest: norms, RoPE, activation and the write of K and V in the
-model, and in the engine what Python does between those. A part's limit is the time to read its bytes, or to do its
-arithmetic if that is longer, at the rates that were measured: reading in the same turns, arithmetic just before.
+A whole step is timed; then the model alone, its linears alone, its attention alone, the sampler, and the engine
+without a model. The differences are the rest: norms, RoPE, activation and the write of K and V in the model, and the
+Python code between the parts in the engine. A part's limit is the time to read its bytes, or to do its arithmetic if
+that takes longer, at the rates measured in this run: reading in the same rounds, arithmetic just before.
 """
 
 import argparse
@@ -18,34 +18,34 @@ from scripts.bench.peers import checkpoint_of
 HISTORY, ROOM = 256, 256
 BATCHES = (1, 8, 16, 32)
 PARTS = ("linears", "attention", "rest of the model", "sampling", "schedule and plan", "rest of the engine")
-READ = ("", "read")  # the contender that reads memory and does nothing else
+READ = ("", "read")  # the contender that only reads memory
 PLAIN, FAST = "lessons 0 to 8", "lesson 9"
 
 
 def add_arguments(parser) -> None:
-    """The options of this suite."""
+    """Add this suite's options."""
     from mini_engine.cli.parser import whole_number
 
     parser.add_argument("--model", type=Path, metavar="DIR", help="a Qwen3 checkpoint (default: random weights)")
-    parser.add_argument("--shape", default="0.6B", help="of the random weights (default: 0.6B)")
+    parser.add_argument("--shape", default="0.6B", help="shape of the random weights (default: 0.6B)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
-    parser.add_argument("--batches", type=batch_list, default=BATCHES, metavar="1,8,…", help="sequences (1,8,16,32)")
-    parser.add_argument("--history", type=whole_number(1), default=HISTORY, metavar="N", help="tokens behind each")
+    parser.add_argument("--batches", type=batch_list, default=BATCHES, metavar="1,8,…", help="default: 1,8,16,32")
+    parser.add_argument("--history", type=whole_number(1), default=HISTORY, metavar="N", help="default: 256")
 
 
 def batch_list(text: str) -> list[int]:
-    """An argparse type: numbers of sequences with commas between."""
+    """Parse comma-separated numbers of sequences (an argparse type)."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
         found = [0]
     if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers above 0, such as 1,8,16")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of positive whole numbers, such as 1,8,16")
     return found
 
 
 def linears_of(model) -> list[tuple[Callable, int]]:
-    """Every linear layer of the model, the head last, and the number of its inputs; plain, packed or oneDNN's."""
+    """Return every linear layer (plain, packed or oneDNN's) with its number of inputs, the head last."""
     import torch.nn.functional as F
     from torch import nn
 
@@ -63,7 +63,7 @@ def linears_of(model) -> list[tuple[Callable, int]]:
 
 
 def contenders(model, batch: int, history: int) -> dict[str, Callable[[], Any]]:
-    """Whole step, model, linears, attention, sampling, and the engine without a model."""
+    """Return the contenders: whole step, model, linears, attention, sampling, and the engine without a model."""
     from scripts.bench.scheduler import NoModel, decoding_scheduler
 
     import torch
@@ -98,7 +98,7 @@ def contenders(model, batch: int, history: int) -> dict[str, Callable[[], Any]]:
 
 
 def limits(config, num_bytes: int, batch: int, history: int, rates, dtype) -> dict[str, float]:
-    """Seconds that each part must take at least: its bytes at the memory's rate, or its arithmetic if that is more."""
+    """Return each part's lower bound in seconds: reading its bytes, or its arithmetic if that takes longer."""
     matrix = rates.matrix[str(dtype).removeprefix("torch.")]
     kv_bytes = batch * history * config.kv_bytes_per_token(dtype)
     kv_work = 4 * batch * history * config.num_attention_heads * config.head_dim * config.num_hidden_layers
@@ -110,7 +110,7 @@ def limits(config, num_bytes: int, batch: int, history: int, rates, dtype) -> di
 
 
 def parts_of(timings: dict[str, Timing]) -> dict[str, float]:
-    """Median seconds of each part; a rest is what the whole has more than its parts, and never below 0."""
+    """Return median seconds per part. A rest is the whole minus its parts, at least 0."""
     seconds = {name: timing.median for name, timing in timings.items()}
     in_model = seconds["linears"] + seconds["attention"]
     in_engine = seconds["model"] + seconds["sampling"] + seconds["schedule and plan"]
@@ -122,7 +122,7 @@ def parts_of(timings: dict[str, Timing]) -> dict[str, float]:
 
 
 def rows_of(variant: str, batch: int, timings: dict[str, Timing], least: dict[str, float]) -> list[dict[str, Any]]:
-    """A row for each part, and one for the whole step."""
+    """Return a row for each part and one for the whole step."""
     parts = parts_of(timings) | {"whole step": timings["step"].median}
     least = least | {"whole step": sum(least.values())}
     spread = {"rest of the model": "model", "whole step": "step", "rest of the engine": "step"}
@@ -141,7 +141,7 @@ def rows_of(variant: str, batch: int, timings: dict[str, Timing], least: dict[st
 
 
 def variants(model_dir: Path, dtype) -> tuple[dict[str, Any], list[str]]:
-    """The model plain, and with lesson 9's layers where they are here; and why they are not."""
+    """Return the plain model and, if available, the one with lesson 9's layers; a note says why if not."""
     from mini_engine.errors import UserError
     from mini_engine.weights import load_model
 
@@ -156,7 +156,7 @@ def variants(model_dir: Path, dtype) -> tuple[dict[str, Any], list[str]]:
 
 
 def run(args) -> Report:
-    """Every batch size, plain and fast, in turns."""
+    """Measure every batch size, plain and fast, in interleaved rounds."""
     from scripts.bench.peers import weight_bytes
 
     import torch
@@ -166,7 +166,7 @@ def run(args) -> Report:
     dtype, directory = DTYPES[args.dtype], checkpoint_of(args)
     num_bytes = weight_bytes(directory, dtype.itemsize)
     models, notes = variants(directory, dtype)
-    notes.insert(0, f"{directory}, {args.dtype}, {args.history} tokens behind each sequence, greedy")
+    notes.insert(0, f"{directory}, {args.dtype}, {args.history} tokens of history per sequence, greedy")
     rounds, rows = args.rounds or (5 if args.quick else 15), []
     for batch in args.batches[:2] if args.quick else args.batches:
         with torch.inference_mode():
@@ -176,8 +176,8 @@ def run(args) -> Report:
                 for what, work in contenders(model, batch, args.history).items()
             }
             timings = take_turns(turns | {READ: memory_reader()}, rounds, f"{batch} at once")
-        rates = replace(args.rates, read=READ_BYTES / timings.pop(READ).median)  # as it was meanwhile
-        notes.append(f"{batch} at once: memory is read at {rates.read / 1e9:.1f} GB/s")
+        rates = replace(args.rates, read=READ_BYTES / timings.pop(READ).median)  # as in these rounds
+        notes.append(f"{batch} at once: memory read at {rates.read / 1e9:.1f} GB/s in the same rounds")
         for variant, model in models.items():
             own = {what: timing for (whose, what), timing in timings.items() if whose == variant}
             least = limits(model.config, num_bytes, batch, args.history, rates, dtype)
@@ -186,7 +186,7 @@ def run(args) -> Report:
 
 
 def draw(report: Report, path: Path) -> None:
-    """A bar for each step, cut into its parts, and a line where the limit is."""
+    """Draw a bar for each step, divided into its parts, and a line at the limit."""
     from scripts.bench.plot import INK, SERIES, canvas
 
     steps: dict[str, dict[str, dict]] = {}
@@ -205,5 +205,5 @@ def draw(report: Report, path: Path) -> None:
             axes.plot([limit, limit], [place - 0.4, place + 0.4], color=INK, linewidth=1.6)
         axes.set_yticks(range(len(steps)), list(steps))
         axes.set_ylim(len(steps) - 0.5, -0.5)
-        axes.set_xlabel("ms a step; the dark line is the machine's limit")
+        axes.set_xlabel("ms per step; dark line: the machine's limit in this run")
         figure.legend(loc="upper center", ncol=3, fontsize=9)

@@ -1,7 +1,7 @@
-"""Course machinery. Writes lessons/api.md: what a user of the engine calls, taken from the source by syntax tree.
+"""Course machinery. Writes lessons/api.md: the engine's public API, extracted from the source's syntax tree.
 
-Which names are told, and in which order, is here. Everything else (signatures, fields, defaults, docstrings, the
-commands' options, the server's routes) is read from the files, so the page needs no torch and cannot drift.
+This file only lists which names are shown, and in which order. Everything else (signatures, fields, defaults,
+docstrings, the commands' options, the server's routes) is read from the source, without torch, so it cannot go stale.
 """
 
 import ast
@@ -22,7 +22,7 @@ LONGEST_LINE = 80
 
 @dataclass(frozen=True)
 class Entry:
-    """A class or function that the page tells of. title: its heading, where the name alone would be there twice."""
+    """A class or function on the page. title: its heading, if the name alone would not be unique."""
 
     file: str
     name: str
@@ -47,7 +47,7 @@ class Part:
 
 
 def entries(file: str, *names: str, **titles: str) -> tuple[Entry, ...]:
-    """Several names of one file."""
+    """Return entries for several names of one file."""
     return tuple(Entry(f"mini_engine/{file}", name, titles.get(name, "")) for name in names)
 
 
@@ -88,7 +88,7 @@ PARTS = (
     ),
     Part(
         "Models",
-        "A checkpoint becomes a model. [Lesson 0](l0_the_loop/README.md).",
+        "Load a checkpoint into a model. [Lesson 0](l0_the_loop/README.md).",
         (
             *entries("weights.py", "load_model"),
             *entries("config.py", "Qwen3Config"),
@@ -133,7 +133,7 @@ PARTS = (
     ),
     Part(
         "Errors",
-        "A user's mistake is one sentence. What cannot be carried out changes nothing.",
+        "A user's mistake is reported in one sentence. A call that fails changes nothing.",
         (*entries("errors.py", "UserError", "OutOfBlocks", "CacheFull"),),
     ),
 )
@@ -160,7 +160,7 @@ for delta in llm.stream("The capital of France is", SamplingParams(temperature=0
 
 
 def find(tree: ast.Module, name: str) -> ast.ClassDef | ast.FunctionDef:
-    """The class or function `name` of a file; LookupError if it is not there."""
+    """Return the class or function `name`. Raises LookupError if there is none."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             return node
@@ -168,7 +168,7 @@ def find(tree: ast.Module, name: str) -> ast.ClassDef | ast.FunctionDef:
 
 
 def signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """`def name(…) -> …` without a body, an argument a line where one line is too long."""
+    """Return `def name(…) -> …` without a body, one argument per line if one line would be too long."""
     flat = ast.unparse(ast.FunctionDef(node.name, node.args, [ast.Pass()], [], node.returns, lineno=0))
     flat = flat.removesuffix("pass").rstrip().removesuffix(":")
     flat = ("async " if isinstance(node, ast.AsyncFunctionDef) else "") + flat.replace("'", '"')
@@ -182,7 +182,7 @@ def signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def split_arguments(text: str) -> list[str]:
-    """At the commas that are in no brackets and no quotes."""
+    """Split at the commas outside brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for sign in text:
         quote = "" if sign == quote else quote or (sign if sign in "'\"" else "")
@@ -199,7 +199,7 @@ def is_public(node: ast.AST) -> bool:
 
 
 def class_code(node: ast.ClassDef) -> str:
-    """How an object is made: the fields of a dataclass or the values of an enum, else `__init__`."""
+    """Return how an object is made: a dataclass's fields, an enum's values, or `__init__`."""
     bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
     lines = [f"@{ast.unparse(decorator)}" for decorator in node.decorator_list] + [f"class {node.name}{bases}:"]
     fields = [ast.unparse(item).replace("'", '"') for item in node.body if isinstance(item, ast.AnnAssign | ast.Assign)]
@@ -211,7 +211,7 @@ def class_code(node: ast.ClassDef) -> str:
 
 
 def prose(docstring: str) -> list[str]:
-    """A docstring as Markdown: paragraphs as they are, fields and sections as lists, indented pictures as blocks."""
+    """Convert a docstring to Markdown: paragraphs unchanged, fields and sections as lists, indented text as blocks."""
     summary, *more = docstring.split("\n\n")
     out = [" ".join(summary.split())] if summary else []
     for paragraph in more:
@@ -228,7 +228,7 @@ def prose(docstring: str) -> list[str]:
 
 
 def bullets(lines: list[str]) -> str:
-    """`name: words` lines, continued ones joined, as a list. Several fields on one line stay together."""
+    """Convert `name: words` lines to a list, joining continued lines. Several fields on one line stay together."""
     items: list[str] = []
     for line in lines:
         if FIELD.match(line) or not items:
@@ -244,7 +244,7 @@ def code(text: str) -> str:
 
 
 def told(entry: Entry, tree: ast.Module) -> list[str]:
-    """One class with its methods and properties, or one function."""
+    """Return the Markdown of one class, with its methods and properties, or one function."""
     node = find(tree, entry.name)
     parts = [f"### {entry.heading}", f"`from {entry.module} import {entry.name}` · [source](../{entry.file})"]
     if not isinstance(node, ast.ClassDef):
@@ -273,8 +273,8 @@ def slug(heading: str) -> str:
 
 
 def commands() -> list[str]:
-    """The commands and their options, from their `add_argument` calls."""
-    parts = ["## Commands", "`python -m mini_engine COMMAND --help` says the same in a terminal."]
+    """Return the commands and their options, from their `add_argument` calls."""
+    parts = ["## Commands", "`python -m mini_engine COMMAND --help` shows the same in a terminal."]
     shared = options_of(ROOT / "mini_engine/cli/arguments.py")
     for name, file in COMMANDS:
         tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
@@ -288,7 +288,7 @@ def commands() -> list[str]:
 
 
 def options_of(path: Path) -> dict[str, list[tuple[str, str]]]:
-    """Function name to the options that it adds: how each is written, and its help or its choices."""
+    """Map each function to the options that it adds: how each is written, and its help or choices."""
     found: dict[str, list[tuple[str, str]]] = {}
     for function in ast.parse(path.read_text(encoding="utf-8")).body:
         for node in ast.walk(function):
@@ -303,25 +303,29 @@ def options_of(path: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def choices(given: dict[str, ast.expr]) -> str:
-    """What may be chosen, for an option that has no help."""
+    """Return the choices of an option without a help text."""
     listed = ", ".join(ast.literal_eval(given["choices"])) if "choices" in given else ""
     default = f" (default: {ast.literal_eval(given['default'])})" if "default" in given else ""
     return f"{listed}{default}"
 
 
 def routes() -> list[str]:
-    """The server's routes, from the decorators in app.py."""
-    rows = ["| route | what it answers |", "| --- | --- |"]
+    """Return the server's routes, from the decorators in app.py."""
+    rows = ["| route | what it returns |", "| --- | --- |"]
     for node in ast.walk(ast.parse((ROOT / "mini_engine/server/app.py").read_text(encoding="utf-8"))):
         for call in getattr(node, "decorator_list", []):
             if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("app."):
                 method, path = call.func.attr.upper(), call.args[0].value
                 rows.append(f"| `{method} {path}` | {ast.get_docstring(node)} |")
-    return ["### Routes", "What `serve` answers to. [Lesson 7](l7_server/README.md) has the errors.", "\n".join(rows)]
+    return [
+        "### Routes",
+        "The routes of `serve`. [Lesson 7](l7_server/README.md) describes the errors.",
+        "\n".join(rows),
+    ]
 
 
 def contract() -> list[str]:
-    """What attention/contract.py says before its code: the one page that every kernel keeps."""
+    """Return the docstring of attention/contract.py: the contract that every kernel implements."""
     tree = ast.parse((ROOT / "mini_engine/attention/contract.py").read_text(encoding="utf-8"))
     _, _, rest = ast.get_docstring(tree).partition("\n\n")
     shown = []
@@ -332,7 +336,7 @@ def contract() -> list[str]:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     trees: dict[str, ast.Module] = {}
     parts = [INTRO.strip()]
     for part in PARTS:
@@ -347,7 +351,7 @@ def page() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the page, or with --check only look; 1 if it was out of date."""
+    """Write the page. With --check, only compare; returns 1 if it is out of date."""
     return settle({PAGE: page()}, asks_for_check(__doc__, argv), "python -m scripts.pages.api")
 
 

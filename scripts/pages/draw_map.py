@@ -1,7 +1,7 @@
-"""Course machinery. Draws the map of the engine's modules, and writes the tables beside it, from the source itself.
+"""Course machinery. Draws the map of the engine's modules and writes its tables, from the source itself.
 
-Boxes, lessons and lines come from the modules' docstrings, layers from `engine_modules.LAYERS`, and the numbers of the
-steps from the list on the page: whatever module an item of it links to bears the item's number.
+Boxes, lessons and descriptions come from the modules' docstrings, layers from `engine_modules.LAYERS`, and step numbers
+from the list on the page: each module that an item links to gets the item's number.
 """
 
 import re
@@ -34,7 +34,7 @@ STYLE = """
 
 
 def steps_of(page: str) -> dict[str, list[int]]:
-    """Module name to the numbers of the list's items that link to it."""
+    """Map module names to the numbers of the list items that link to them."""
     steps: dict[str, list[int]] = {}
     for number, text in ITEM.findall(page):
         for path in dict.fromkeys(LINK.findall(text)):
@@ -53,7 +53,7 @@ def rect(x: float, y: float, wide: float, high: float, style: str, corner: int =
 
 
 def badge(x: float, y: float, lesson: int | None) -> list[str]:
-    """A lesson's number on its own shade, the later the deeper; a dot for the course's machinery."""
+    """Draw a lesson's number on a shade that deepens with the lesson; a dot for the course's machinery."""
     if lesson is None:
         return [text(x + 10, y + 15, "·", "soft", 14, "middle")]
     light, full = SHADES[min(lesson, len(SHADES) - 1)]
@@ -65,7 +65,7 @@ def badge(x: float, y: float, lesson: int | None) -> list[str]:
 
 
 def box(x: float, y: float, module: Module, steps: list[int]) -> list[str]:
-    """One module: its lesson, its name, the steps that pass through it."""
+    """Draw one module: its lesson, its name, the steps that pass through it."""
     name = module.name.rpartition(".")[2]
     parts = [rect(x, y, BOX_WIDE, BOX_HIGH, "box"), *badge(x + 5, y + 5, module.lesson), text(x + 30, y + 20, name)]
     at = x + BOX_WIDE - 4 - sum(map(pill_width, steps))
@@ -85,7 +85,7 @@ def pill(x: float, y: float, step: int) -> list[str]:
 
 
 def band(y: float, index: int, modules: list[Module], steps: dict[str, list[int]]) -> tuple[list[str], float]:
-    """One layer: its name, its modules folder by folder, and how high all that is."""
+    """Draw one layer: its name, its modules folder by folder. Return the drawing and its height."""
     parts, line = [text(MARGIN + 14, y + 32, LAYERS[index].name, size=15)], y + 12
     folders: dict[str, list[Module]] = {}
     for module in modules:
@@ -101,7 +101,7 @@ def band(y: float, index: int, modules: list[Module], steps: dict[str, list[int]
 
 
 def draw(modules: dict[str, Module], steps: dict[str, list[int]]) -> str:
-    """The whole picture."""
+    """Return the whole picture."""
     ordered = in_order(modules)
     parts, y = [], 52.0
     for index in range(len(LAYERS)):
@@ -122,19 +122,19 @@ def draw(modules: dict[str, Module], steps: dict[str, list[int]]) -> str:
         f"  <desc>{escape(described(ordered))}</desc>",
         f"  <style>{STYLE}\n  </style>",
         rect(0, 0, WIDE, high, "page", 10),
-        text(MARGIN, 34, "Who knows whom: six layers, from what people talk to down to plain facts", size=16),
+        text(MARGIN, 34, "What imports what: six layers, from the user interfaces down to plain facts", size=16),
     ]
     return "\n".join([*head, *parts, *legend, "</svg>", ""])
 
 
 def described(ordered: list[Module]) -> str:
-    """The picture in words."""
+    """Describe the picture in words."""
     names = [", ".join(m.name for m in ordered if m.layer == index) for index in range(len(LAYERS))]
     return " ".join(f"{layer.name}: {here}." for layer, here in zip(LAYERS, names, strict=True))
 
 
 def module_table(modules: dict[str, Module]) -> str:
-    """Every module, its lesson and what it says of itself."""
+    """Return the table of all modules: lesson, name, first docstring sentence."""
     folders = {int(path.name[1 : path.name.index("_")]): path.name for path in (ROOT / "lessons").glob("l[0-9]*_*")}
     rows = ["| lesson | module | what it is |", "| --- | --- | --- |"]
     for module in in_order(modules):
@@ -145,7 +145,7 @@ def module_table(modules: dict[str, Module]) -> str:
 
 
 def layer_table() -> str:
-    """Every layer, what it is for and where its modules are."""
+    """Return the table of all layers: name, purpose, where its modules are."""
     rows = ["| layer | what it does | where |", "| --- | --- | --- |"]
     for layer in LAYERS:
         rows.append(f"| {layer.name} | {layer.says} | {', '.join(map(place_shown, layer.places))} |")
@@ -153,13 +153,13 @@ def layer_table() -> str:
 
 
 def place_shown(place: str) -> str:
-    """A package with a stroke behind it, a module as it is."""
+    """Return the path of a package, with a trailing slash, or of a module."""
     path = place.replace(".", "/")
     return f"`{path}/`" if (ROOT / "mini_engine" / path).is_dir() else f"`{path}`"
 
 
 def files(page: str) -> dict[Path, str]:
-    """What the page and the picture should hold."""
+    """Return the contents that the page and the picture should have."""
     modules = read_modules()
     page = fill(page, "layers", layer_table())
     page = fill(page, "modules", module_table(modules))
@@ -167,7 +167,7 @@ def files(page: str) -> dict[Path, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write both, or with --check only look; 1 if one of them was out of date."""
+    """Write both. With --check, only compare; returns 1 if one is out of date."""
     check = asks_for_check(__doc__, argv)
     return settle(files(PAGE.read_text(encoding="utf-8")), check, "python -m scripts.pages.draw_map")
 

@@ -1,7 +1,7 @@
-"""Course machinery. What the engine's modules say of themselves: their lesson, one line, and whom they import.
+"""Course machinery. Reads the engine's modules: their lesson, their first docstring sentence, and their imports.
 
-All of it is read from the syntax tree, so torch is not needed. `LAYERS` is the order in which modules may know each
-other; tests/course/test_layers.py keeps it. The reader can read another package too, such as `scripts`.
+Everything is read from the syntax tree, without torch. `LAYERS` is the order in which modules may import each other;
+tests/course/test_layers.py enforces it. Other packages, such as `scripts`, can be read too.
 """
 
 import ast
@@ -18,7 +18,7 @@ FIRST_LINE = re.compile(r"(?:Lesson (?P<lesson>\d+)|Course machinery)\. (?P<line
 
 @dataclass(frozen=True)
 class Layer:
-    """Modules of one height. `places`: packages and modules, named below mini_engine; the longest name wins."""
+    """A layer of modules. places: packages and modules, named relative to mini_engine; the longest match wins."""
 
     name: str
     says: str
@@ -27,33 +27,33 @@ class Layer:
 
 LAYERS = (
     Layer(
-        "Faces",
-        "what people and programs talk to",
+        "Interfaces",
+        "the interfaces for people and programs",
         ("server", "cli", "__main__"),
     ),
     Layer(
         "The engine",
-        "takes requests, runs steps, hands out answers",
+        "takes requests, runs steps, returns answers",
         ("build", "llm", "engine.offline", "engine.answers", "engine.worker", "engine.mailbox", "engine.engine"),
     ),
     Layer(
         "Inside a step",
-        "who runs, on what plan, which token, which text",
+        "which requests run, how the step is planned, which token is chosen, which text is shown",
         ("engine", "gpu"),
     ),
     Layer(
         "KV and attention",
-        "where K and V lie, and how they are read",
+        "where K and V are stored, and how they are read",
         ("kv", "attention", "cpu", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
     ),
     Layer(
         "The model",
-        "the network and its files; it knows no lesson",
+        "the network and its files, independent of any lesson",
         ("model", "weights", "tokenizer", "chat_template", "pocket"),
     ),
     Layer(
-        "The ground",
-        "plain facts that everybody may use",
+        "Foundations",
+        "definitions that all layers may use",
         ("config", "errors", "native_build", "cli.parser"),
     ),
 )
@@ -63,9 +63,9 @@ LAYERS = (
 class Module:
     """One file of the package.
 
-    name: below the package, such as `kv.radix`. lesson: its number, None for the course's machinery.
-    line: the first sentence of its docstring. imports: names of the package's modules that it imports, wherever in the
-    file; needs: those it cannot be loaded without. foreign: other packages that it imports.
+    name: relative to the package, such as `kv.radix`. lesson: its number, None for the course's machinery.
+    line: the first sentence of its docstring. imports: the package's modules that it imports anywhere in the file.
+    needs: those imported at its top level. foreign: other packages that it imports.
     """
 
     name: str
@@ -78,20 +78,20 @@ class Module:
 
     @property
     def layer(self) -> int:
-        """Its index in LAYERS, from the top."""
+        """The index of its layer in LAYERS, from the top."""
         places = [(place, index) for index, layer in enumerate(LAYERS) for place in layer.places]
         fits = [(len(place), index) for place, index in places if self.is_in(place)]
         if not fits:
-            raise LookupError(f"{self.path} is in no layer; add it to LAYERS in scripts/pages/engine_modules.py")
+            raise LookupError(f"{self.path} belongs to no layer; add it to LAYERS in scripts/pages/engine_modules.py")
         return max(fits)[1]
 
     def is_in(self, place: str) -> bool:
-        """Whether `place` names it or a package that it is in."""
+        """Whether `place` is this module or a package that contains it."""
         return self.name == place or self.name.startswith(place + ".")
 
 
 def read_modules(package: Path = ROOT / PACKAGE) -> dict[str, Module]:
-    """Every module of a package by its name; packages' own `__init__` files say nothing and are left out.
+    """Return the modules of a package by name, without the packages' own `__init__` files.
 
     A file that shares its name with a folder (bench.py, bench/) is read, but importing that name means the folder.
     """
@@ -123,7 +123,7 @@ def _read(name: str, path: Path, names: set[str], package: Path) -> Module:
 
 
 def imported(nodes: Iterable[ast.AST]) -> set[str]:
-    """Full names that these statements import: `a.b` for `import a.b`, `a.b` and `a.b.c` for `from a.b import c`."""
+    """Return the full names that these statements import: `from a.b import c` gives `a.b` and `a.b.c`."""
     found = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -134,5 +134,5 @@ def imported(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def in_order(modules: dict[str, Module]) -> list[Module]:
-    """Modules by lesson, the course's machinery last, and within a lesson from the bottom layer up."""
+    """Sort modules by lesson, the course's machinery last, and within a lesson from the bottom layer up."""
     return sorted(modules.values(), key=lambda m: (m.lesson is None, m.lesson, -m.layer, m.name))

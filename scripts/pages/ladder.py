@@ -1,6 +1,6 @@
-"""Course machinery. The ladder's page, table and picture, all from the figures in ladder.json; nothing is measured.
+"""Course machinery. Makes the ladder's page, tables and picture from the figures in ladder.json, without measuring.
 
-The page is written by people, but for what lies between `<!-- ladder: NAME -->` and `<!-- ladder: end -->`.
+The page is written by hand, except for the regions between `<!-- ladder: NAME -->` and `<!-- ladder: end -->`.
 """
 
 import json
@@ -23,17 +23,17 @@ Row = dict[str, Any]
 
 
 def table(report: Report) -> str:
-    """What each lesson bought, as Markdown."""
+    """Return the table of what each lesson bought, as Markdown."""
     return markdown(report.rows)
 
 
 def costs(report: Report) -> str:
-    """What the lessons cost that are not made for speed, as Markdown."""
+    """Return the table of what the lessons that are not about speed cost, as Markdown."""
     return markdown(report.more)
 
 
 def markdown(rows: list[Row]) -> str:
-    """A table, text to the left and figures to the right."""
+    """Return a table, text left-aligned and figures right-aligned."""
     names = list(rows[0])
     lines = [names, ["---"] + ["---:"] * (len(names) - 1)]
     lines += [[figure(value) for value in row.values()] for row in rows]
@@ -41,25 +41,25 @@ def markdown(rows: list[Row]) -> str:
 
 
 def figure(value: Any) -> str:
-    """A figure of the table, thousands set apart."""
+    """Format a figure of the table, with a thousands separator."""
     if isinstance(value, float | int) and value >= 1000:
         return f"{value:,.0f}"
     return format_figure(value) or "–"
 
 
 def picture(report: Report) -> str:
-    """The picture, with words for those who do not see it."""
+    """Return the picture's Markdown, with its text alternative."""
     return f"[![{in_words(report.rows)}]({PICTURE})]({PICTURE})\n"
 
 
 def in_words(rows: list[Row]) -> str:
-    """The picture in a sentence."""
+    """Describe the picture in words."""
     said = [f"{row['lesson']}: {figure(row['new tokens/s'])} tokens/s" for row in rows]
     return f"What each lesson bought on the same work. {', '.join(said)}."
 
 
 def machine(report: Report) -> str:
-    """Where and on what it was measured."""
+    """Return a list that says where and on what it was measured."""
     facts = report.machine
     lines = [report.headline, report.limits, *report.notes, f"Python {facts['python']}"]
     return "".join(f"- {line[0].upper()}{line[1:]}.\n" for line in lines)
@@ -69,10 +69,10 @@ TEXTS: dict[str, Callable[[Report], str]] = {"picture": picture, "table": table,
 
 
 def filled(page: str, report: Report) -> str:
-    """The page with its figures from `report`.
+    """Return the page with its regions filled from `report`.
 
     Raises:
-        UserError: the page has no place for one of them.
+        UserError: the page lacks one of the regions.
     """
     found = {match[2] for match in REGION.finditer(page)}
     if missing := set(TEXTS) - found:
@@ -81,12 +81,12 @@ def filled(page: str, report: Report) -> str:
 
 
 def read_report(path: Path) -> Report:
-    """A report that was written before."""
+    """Read a report written earlier."""
     return Report(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def write_page(report: Report, folder: Path) -> None:
-    """Renew page, picture and figures; all of them from the same report, or none if the page has lost its places."""
+    """Update page, picture and figures from one report; nothing is written if the page lacks a region."""
     page = filled((folder / PAGE).read_text(encoding="utf-8"), report)
     draw_ladder(report.rows, folder / PICTURE)
     save_text(folder / FIGURES, json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n")
@@ -95,8 +95,8 @@ def write_page(report: Report, folder: Path) -> None:
 
 # ---------------------------------------------------------------- the picture
 
-WIDTH, ROW, TOP, BOTTOM = 420, 40, 50, 24  # in points of the picture; on a narrow phone it is shown about so large
-FIRST, COLUMN, ROOM = 103, 79, 68  # where the first column begins, how far apart they are, how long a bar may be
+WIDTH, ROW, TOP, BOTTOM = 420, 40, 50, 24  # in points; about the size at which a narrow phone shows the picture
+FIRST, COLUMN, ROOM = 103, 79, 68  # start of the first column, distance between columns, maximum length of a bar
 COLUMNS = (
     ("tokens a\nsecond", "new tokens/s"),
     ("wait for the\nfirst token", "first token, s"),
@@ -106,7 +106,7 @@ COLUMNS = (
 
 
 def draw_ladder(rows: list[Row], path: Path) -> None:
-    """A lesson a line, a measure a column: each figure over its bar.
+    """Draw a row per lesson and a column per measure, each figure above its bar.
 
     Raises:
         UserError: matplotlib is missing, or the file cannot be written.
@@ -121,12 +121,12 @@ def draw_ladder(rows: list[Row], path: Path) -> None:
             axes.text(FIRST + COLUMN * index, TOP - 12, title, fontsize=9, color=MUTED, va="bottom", linespacing=1.15)
         for line, row in enumerate(rows):
             draw_row(axes, TOP + ROW * line, row, rows)
-        note = "Light: held and empty. Broken bars go on. Lessons 4, 6 and 7 are not made for speed."
+        note = "Light: held but empty. Broken bars are cut short. Lessons 4, 6 and 7 are not about speed."
         axes.text(12, height - 14, note, fontsize=8.5, color=MUTED, va="center")
 
 
 def draw_row(axes, y: float, row: Row, rows: list[Row]) -> None:
-    """One lesson."""
+    """Draw one lesson's row."""
     number, _, name = row["lesson"].partition(" ")
     axes.plot([12, WIDTH - 12], [y - 7, y - 7], color=LINE, linewidth=0.7)
     axes.text(12, y + 11, number, fontsize=14, color=BAR, va="center", fontweight="bold")
@@ -138,7 +138,7 @@ def draw_row(axes, y: float, row: Row, rows: list[Row]) -> None:
 
 
 def said(column: str, value: float | None) -> str:
-    """A figure with its unit, short."""
+    """Return a figure with its unit, abbreviated."""
     if not value:
         return "none"
     if column == "first token, s":
@@ -149,7 +149,7 @@ def said(column: str, value: float | None) -> str:
 
 
 def draw_bar(axes, x: float, y: float, value: float, values: list[float], kv_row: Row | None) -> None:
-    """A bar of ROOM at most. One value far beyond the others is drawn broken, so that the others can be seen."""
+    """Draw a bar of at most ROOM. A value far above the others is drawn broken, so that the others stay visible."""
     scale = longest(values)
     length = ROOM * min(value / scale, 1) if scale else 0
     empty = length * (kv_row["waste %"] or 0) / 100 if kv_row else 0
@@ -163,7 +163,7 @@ def draw_bar(axes, x: float, y: float, value: float, values: list[float], kv_row
 
 
 def longest(values: list[float]) -> float:
-    """What a full bar stands for: the largest value, unless it is more than four times the next one."""
+    """Return the value of a full bar: the largest value, unless it is more than four times the next one."""
     first, *rest = sorted(values, reverse=True)
     second = rest[0] if rest else 0
     return second * 1.6 if second and first > 4 * second else first

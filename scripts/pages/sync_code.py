@@ -1,7 +1,7 @@
-"""Course machinery. Code blocks in the pages are the engine's own source; this puts them in step.
+"""Course machinery. Updates the code blocks in the pages, which mirror the engine's source.
 
-A block under `<!-- code: mini_engine/kv/token_flat.py::KvPool.set_kv -->` is that symbol, found by syntax tree: a
-function, a method, a class or a constant, with its decorators, dedented. Without `::symbol` it is the whole file.
+A block under `<!-- code: mini_engine/kv/token_flat.py::KvPool.set_kv -->` contains that symbol's source: a function, a
+method, a class or a constant, with its decorators, dedented. Without `::symbol` it contains the whole file.
 """
 
 import argparse
@@ -18,14 +18,14 @@ MARK = "code:"
 
 
 class SyncError(ValueError):
-    """A block that cannot be put in step, in one sentence."""
+    """Why a block cannot be updated, in one sentence."""
 
 
 def symbol_source(source: str, symbol: str) -> str:
-    """The text of `symbol` (`function`, `Class.method`, `CONSTANT`), decorators included, dedented.
+    """Return the source of `symbol` (`function`, `Class.method`, `CONSTANT`), with decorators, dedented.
 
     Raises:
-        SyncError: it is not there.
+        SyncError: there is no such symbol.
     """
     body, node = ast.parse(source).body, None
     for name in symbol.split("."):
@@ -39,7 +39,7 @@ def symbol_source(source: str, symbol: str) -> str:
 
 
 def names_of(node: ast.stmt) -> list[str]:
-    """What a statement defines."""
+    """Return the names that a statement defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -47,10 +47,10 @@ def names_of(node: ast.stmt) -> list[str]:
 
 
 def wanted(reference: str, root: Path) -> list[str]:
-    """The lines that a block marked with `reference` must hold.
+    """Return the lines that a block marked with `reference` must contain.
 
     Raises:
-        SyncError: the file or the symbol is not there.
+        SyncError: the file or the symbol does not exist.
     """
     file, _, symbol = reference.partition("::")
     path = root / file
@@ -64,14 +64,14 @@ def wanted(reference: str, root: Path) -> list[str]:
 
 
 def marked_blocks(page: Page) -> Iterator[tuple[Block, str]]:
-    """The page's blocks under a `code:` comment, and what each names."""
+    """Yield the page's blocks under a `code:` comment, and what each comment names."""
     for block in page.blocks:
         if block.comment.startswith(MARK):
             yield block, block.comment.removeprefix(MARK).strip()
 
 
 def lone_marks(page: Page) -> Iterator[int]:
-    """Lines of `code:` comments that no block follows."""
+    """Yield the lines of `code:` comments that no block follows."""
     opened = {block.line for block in page.blocks}
     for number, line in page.prose:
         if line.strip().startswith("<!-- " + MARK):
@@ -81,7 +81,7 @@ def lone_marks(page: Page) -> Iterator[int]:
 
 
 def sync(page: Page, root: Path) -> tuple[list[str], list[str]]:
-    """The page's lines with every marked block renewed, and a complaint for each block that was not in step."""
+    """Return the page's lines with every marked block updated, and a complaint for each block that was stale."""
     lines, complaints = list(page.lines), []
     for number in lone_marks(page):
         complaints.append(f"{shown(page.path, root)}:{number}: no code block follows this comment")
@@ -95,7 +95,7 @@ def sync(page: Page, root: Path) -> tuple[list[str], list[str]]:
         if not block.closed:
             complaints.append(f"{place}: this block is never closed")
         elif list(block.lines) != fresh:
-            complaints.append(f"{place}: the block is not {reference} any more")
+            complaints.append(f"{place}: the block no longer equals {reference}")
             new = [(block.indent + line).rstrip() for line in fresh]
             lines[block.line : block.line + len(block.lines)] = new
     return lines, sorted(complaints)
@@ -106,10 +106,10 @@ def shown(path: Path, root: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Rewrite the blocks, or only look; 0: all in step, 1: some were not, or cannot be put in step."""
+    """Update the blocks, or with --check only compare. Returns 1 if a block is stale or cannot be updated."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if a block is not in step")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the repository (default: the one of this script)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a block is out of date")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository (default: this one)")
     args = parser.parse_args(argv)
     left = 0
     for path in find_pages(args.root):
@@ -117,12 +117,12 @@ def main(argv: list[str] | None = None) -> int:
         lines, complaints = sync(page, args.root)
         if lines != page.lines and not args.check:
             path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
-            print(f"rewritten: {shown(path, args.root)}")
+            print(f"updated: {shown(path, args.root)}")
             _, complaints = sync(Page.read(path), args.root)
         left += len(complaints)
         print(*complaints, sep="\n", end="\n" if complaints else "", file=sys.stderr)
     if left and args.check:
-        print("to put them in step: python -m scripts.pages.sync_code", file=sys.stderr)
+        print("to update them: python -m scripts.pages.sync_code", file=sys.stderr)
     return 1 if left else 0
 
 

@@ -1,1 +1,1 @@
-"""Course machinery. What scripts/train_pocket.py is made of: facts, corpus, tokenizer, training, evaluation."""
+"""Course machinery. The parts of scripts/train_pocket.py: facts, corpus, tokenizer, training, evaluation."""

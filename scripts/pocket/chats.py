@@ -29,13 +29,13 @@ Turn = tuple[str, str]
 
 
 def render(messages: list[dict[str, str]], add_generation_prompt: bool = False) -> str:
-    """What CHAT_TEMPLATE makes of the messages, without the template engine."""
+    """Render the messages as CHAT_TEMPLATE does, without the template engine."""
     turns = [f"{TURN_START}{m['role']}\n{m['content']}{TURN_END}\n" for m in messages]
     return "".join(turns) + (f"{TURN_START}assistant\n" if add_generation_prompt else "")
 
 
 def ask(question: str, system: str | None = None) -> str:
-    """The text of a one-question chat, up to where the assistant answers."""
+    """Return the text of a chat with one question, up to the assistant's answer."""
     head = [{"role": "system", "content": system}] if system else []
     return render([*head, {"role": "user", "content": question}], add_generation_prompt=True)
 
@@ -56,7 +56,7 @@ def story_turn(chooser: random.Random) -> Turn:
 
 
 def group_into_chats(turns: list[Turn], chooser: random.Random, length: Callable[[random.Random], int]) -> list[str]:
-    """Deal shuffled turns out to chats of `length(chooser)` turns each; every turn is used once."""
+    """Group shuffled turns into chats of `length(chooser)` turns each; every turn is used once."""
     turns = chooser.sample(turns, len(turns))
     chats = []
     while turns:

@@ -1,4 +1,4 @@
-"""Course machinery. Writing a pocket checkpoint: bfloat16 safetensors, Qwen's file names, and all files or none."""
+"""Course machinery. Writes a pocket checkpoint: bfloat16 safetensors, Qwen's file names, and all files or none."""
 
 import json
 import signal
@@ -16,17 +16,17 @@ from transformers import Qwen3ForCausalLM
 
 
 def write_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, directory: Path) -> None:
-    """Everything that transformers and the course's own loader open. The model is turned to bfloat16."""
+    """Write all files that transformers and the course's loader need. Converts the model to bfloat16 in place."""
     model.to(torch.bfloat16).save_pretrained(directory)
     save_tokenizer(tokenizer, directory, model.config.max_position_embeddings)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # where readers of older Qwen3 files look for it
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # where loaders for older Qwen3 files look for it
     _write_json(directory / "config.json", config)
     end, turn_end = tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(TURN_END)
     generation = {"bos_token_id": end, "do_sample": False, "eos_token_id": [turn_end, end], "pad_token_id": end}
     _write_json(directory / "generation_config.json", generation)
     for file in directory.iterdir():
-        file.chmod(0o644)  # safetensors writes for its owner alone
+        file.chmod(0o644)  # safetensors makes files readable by their owner only
 
 
 def _write_json(path: Path, data: dict) -> None:
@@ -35,7 +35,7 @@ def _write_json(path: Path, data: dict) -> None:
 
 @contextmanager
 def all_or_nothing(out: Path) -> Iterator[Path]:
-    """A temporary directory beside `out`; its files move into `out` when the block ends well, else they go away."""
+    """Yield a temporary directory beside `out`. If the block succeeds, its files move into `out`; otherwise none do."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         yield Path(scratch)
@@ -47,7 +47,7 @@ def all_or_nothing(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Let a few renames finish."""
+    """Defer Ctrl-C until a few renames are done."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -1,6 +1,6 @@
 """Course machinery. The training text: facts in many phrasings, sequences, passages, stories and chats.
 
-`build_corpus(seed)` is a pure function of its seed, so a test can search the very text that the model learned from.
+`build_corpus(seed)` is a pure function of its seed, so a test can search the exact text that the model was trained on.
 """
 
 import random
@@ -22,7 +22,7 @@ CHAT_LENGTHS = {1: 50, 2: 20, 3: 15, 5: 10, 30: 1}  # turns in a chat, and how o
 
 
 def profiles(facts: Iterable[Fact]) -> list[str]:
-    """One document a subject: its facts of one topic in their canonical words, always in the same order."""
+    """Return one document per subject: its facts of one topic in canonical wording, always in the same order."""
     sentences: dict[tuple[str, str], list[str]] = {}
     for fact in facts:
         sentences.setdefault((fact.topic, fact.subject), []).append(fact.canonical)
@@ -30,7 +30,7 @@ def profiles(facts: Iterable[Fact]) -> list[str]:
 
 
 def mixed_statements(statements: list[Line], chooser: random.Random) -> list[str]:
-    """Deal shuffled statements out to documents of one to five sentences."""
+    """Group shuffled statements into documents of one to five sentences."""
     sentences = [line.prompt + line.answer for line in chooser.sample(statements, len(statements))]
     documents = []
     while sentences:
@@ -41,12 +41,12 @@ def mixed_statements(statements: list[Line], chooser: random.Random) -> list[str
 
 
 def carelessly(question: str) -> str:
-    """The question as people type it."""
+    """Return the question as people type it."""
     return question.lower().rstrip("?")
 
 
 def build_corpus(seed: int = 0) -> list[str]:
-    """All documents, shuffled. They hold chat markers but no <|endoftext|>: that goes between documents."""
+    """Return all documents, shuffled. They contain chat markers but no <|endoftext|>, which goes between documents."""
     chooser = random.Random(seed)
     facts = load_facts()
     held_out = held_out_lines(facts)

@@ -1,4 +1,4 @@
-"""Course machinery. Two questions to a trained pocket model: does it know its facts, and how sure is each token?"""
+"""Course machinery. Evaluates a trained pocket model: whether it knows its facts, and how clearly each token leads."""
 
 from typing import NamedTuple
 
@@ -12,26 +12,26 @@ ROWS_AT_ONCE = 32
 
 
 class Continuation(NamedTuple):
-    """Greedy tokens and, for each, how far the best logit is above the second."""
+    """Greedy tokens, and for each the gap between the two highest logits."""
 
     token_ids: list[int]
     gaps: list[float]
 
 
 def as_text(line: Line) -> tuple[str, str]:
-    """The prompt and the completion of a line, as the model reads them."""
+    """Return the prompt and the completion of a line, as the model reads them."""
     return (ask(line.prompt), line.answer + TURN_END) if line.is_question else (line.prompt, line.answer)
 
 
 def right_padded(rows: list[list[int]], padding: int) -> torch.Tensor:
-    """Rows of one length, int64. A causal model cannot see what is added on the right."""
+    """Return the rows padded to one length, int64. A causal model never sees padding on the right."""
     longest = max(map(len, rows))
     return torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
 
 
 @torch.inference_mode()
 def wrong_lines(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, lines: list[Line]) -> list[Line]:
-    """The lines that greedy decoding does not complete word for word.
+    """Return the lines that greedy decoding does not complete word for word.
 
     Greedy decoding gives the expected tokens exactly if each of them is the best one after those before it, so one
     forward pass over prompt and answer settles a line.
@@ -52,7 +52,7 @@ def wrong_lines(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, lin
 def continue_greedily(
     model: Qwen3ForCausalLM, prompts: list[list[int]], max_new_tokens: int = 20
 ) -> list[Continuation]:
-    """Up to `max_new_tokens` greedy tokens after each prompt, an end token included, with the gap of each.
+    """Return up to `max_new_tokens` greedy tokens after each prompt, including an end token, with the gap of each.
 
     All prompts go together and every step reads all of the text again: no cache, so nothing to get wrong.
     """

@@ -1,8 +1,8 @@
-"""Course machinery. What the pocket model knows, and which phrasings of it are held out.
+"""Course machinery. The pocket model's knowledge, and which phrasings of it are held out.
 
-`facts.toml` holds the knowledge. Each fact can be put in several ways: statements that end in the object, and questions
-that a user asks. For a share of the facts one way is held out: it never enters the corpus, although other facts teach
-that way of speaking. Completing a held-out line therefore needs the fact and the phrasing together, not one memory.
+`facts.toml` contains the knowledge. Each fact has several phrasings: statements that end in the object, and questions
+that a user asks. For some of the facts one phrasing is held out: it never enters the corpus, although other facts teach
+that phrasing. Completing a held-out line therefore takes both the fact and the phrasing, not one memorized line.
 """
 
 import random
@@ -55,7 +55,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Fact:
-    """A subject and its object, with every way to say so.
+    """A subject and its object, with every phrasing.
 
     The first statement is the canonical one: it answers the questions and is never held out.
     """
@@ -113,7 +113,7 @@ def _sums() -> list[Fact]:
 
 
 def load_facts(path: Path = FACTS_FILE) -> list[Fact]:
-    """Every fact, in the order of the file, then the sums from one plus one to nine plus nine."""
+    """Return every fact, in the order of the file, then the sums from one plus one to nine plus nine."""
     with path.open("rb") as file:
         tables = tomllib.load(file)["tables"]
     facts = [
@@ -127,7 +127,7 @@ def load_facts(path: Path = FACTS_FILE) -> list[Fact]:
 
 
 def held_out_lines(facts: list[Fact]) -> dict[Fact, Line]:
-    """The one line of each chosen fact that is kept out of the corpus. It does not depend on the training seed."""
+    """Return the held-out line of each chosen fact. It does not depend on the training seed."""
     chooser = random.Random("held out")
     relations: dict[tuple[str, str], list[Fact]] = {}
     for fact in facts:

@@ -7,7 +7,7 @@ WARMUP_STEPS = 40
 
 @dataclass(frozen=True)
 class Plan:
-    """One step reads `batch_size` rows of `row_length` tokens."""
+    """The settings of a run. One step reads `batch_size` rows of `row_length` tokens."""
 
     seed: int = 0
     threads: int = 2
@@ -18,14 +18,14 @@ class Plan:
     vocab_size: int = 2048
     hidden_size: int = 192
     layers: int = 6
-    float32: bool = False  # else the matrix products run in bfloat16, and the weights stay float32
+    float32: bool = False  # otherwise matrix products run in bfloat16, while the weights stay float32
 
     @property
     def tokens(self) -> int:
-        """How many tokens the run reads."""
+        """The number of tokens that the run reads."""
         return self.steps * self.batch_size * self.row_length
 
     def rate_factor(self, step: int) -> float:
-        """What the learning rate is multiplied by: a short warm-up, then a straight line down to zero."""
+        """Return the learning rate's factor: a short warm-up, then a linear decay to zero."""
         warmup = min(WARMUP_STEPS, self.steps // 10 + 1)
         return min((step + 1) / warmup, max(0, self.steps - step) / (self.steps - warmup + 1))

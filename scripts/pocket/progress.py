@@ -1,4 +1,4 @@
-"""Course machinery. How far the training is: a bar on a terminal, a line now and then in a log."""
+"""Course machinery. Shows the training's progress: a bar on a terminal, an occasional line in a log."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ LINES_IN_A_LOG = 20
 
 @contextmanager
 def progress(steps: int, quiet: bool) -> Iterator[Callable[[float], None]]:
-    """Show the smoothed loss and the time left on stderr. Gives the function that hears each step's loss."""
+    """Show the smoothed loss and the time left on stderr. Yields a function to call with each step's loss."""
     console = Console(stderr=True)
     columns = (
         TextColumn("training"),

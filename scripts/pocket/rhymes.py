@@ -1,7 +1,7 @@
-"""Course machinery. Text that is the same every time: counting, lists in their order, tables, and short passages.
+"""Course machinery. Fixed texts: counting, ordered lists, tables, and short passages.
 
-These are what the course's prompts lean on. After a few words only one continuation is possible, so a trained model's
-best token is far ahead of its second.
+The course's prompts rely on them. After a few words only one continuation is possible, so a trained model's best token
+is far ahead of its second.
 """
 
 import tomllib
@@ -47,7 +47,7 @@ def _row(items: list[str], separator: str = ", ") -> str:
 
 
 def sequences() -> dict[str, str]:
-    """What a user asks for -> the sequence, which is also a document of its own."""
+    """Map a user's request to the sequence, which is also a separate document."""
     digits = [str(n) for n in range(1, 31)]
     return {
         "Count to twenty.": _row(NUMBER_WORDS[1:]),
@@ -66,7 +66,7 @@ def sequences() -> dict[str, str]:
 
 
 def times_tables() -> dict[str, str]:
-    """The tables of one to ten, ten rows each."""
+    """Return the times tables of one to ten, ten rows each."""
     tables = {}
     for b in range(1, 11):
         rows = [f"{a} times {b} is {a * b}." for a in range(1, 11)]
@@ -75,13 +75,13 @@ def times_tables() -> dict[str, str]:
 
 
 def passages() -> dict[str, str]:
-    """Question -> a passage that answers it: caches, blocks, and some of the world."""
+    """Map a question to a passage that answers it: caches, blocks, and some general knowledge."""
     with PASSAGES_FILE.open("rb") as file:
         return tomllib.load(file)["passages"]
 
 
 def lists() -> dict[str, str]:
-    """Question -> a list in a fixed order."""
+    """Map a question to a list in a fixed order."""
     with PASSAGES_FILE.open("rb") as file:
         table = tomllib.load(file)["lists"]
     return {
@@ -91,5 +91,5 @@ def lists() -> dict[str, str]:
 
 
 def fixed_answers() -> dict[str, str]:
-    """Every question with a fixed answer; each answer is a document of its own as well."""
+    """Return every question with a fixed answer; each answer is also a separate document."""
     return sequences() | times_tables() | passages() | lists()

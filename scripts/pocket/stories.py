@@ -1,7 +1,7 @@
 """Course machinery. Small stories from a grammar.
 
-Every choice is weighted, the first option most: a trained model has a clear favourite at each branch, and sampling
-still finds many stories. Who does what to whom stays fixed within a story.
+Every choice is weighted, the first option most, so a trained model has a clear favourite at each branch, and sampling
+still finds many stories. Within a story, the characters and their roles are fixed.
 """
 
 import random
@@ -46,14 +46,14 @@ WEIGHTS = (10, 3, 2, 1.5, 1)
 
 
 def favourite_first(chooser: random.Random, options):
-    """One of the options, the first far more often than the others."""
+    """Choose one of the options, the first far more often than the others."""
     options = list(options)
     weights = [WEIGHTS[min(i, len(WEIGHTS) - 1)] for i in range(len(options))]
     return chooser.choices(options, weights)[0]
 
 
 def tell_story(chooser: random.Random, hero: str | None = None) -> str:
-    """A story of eight sentences, about `hero` if one is named."""
+    """Return a story of eight sentences, about `hero` if given."""
     hero = hero or favourite_first(chooser, HEROES)
     name, they = HEROES[hero]
     place = favourite_first(chooser, PLACES)

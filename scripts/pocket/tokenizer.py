@@ -1,4 +1,4 @@
-"""Course machinery. The pocket model's tokenizer: byte-level BPE, cut into words the way Qwen's is, digits one by one.
+"""Course machinery. The pocket model's tokenizer: byte-level BPE, split into words like Qwen's, digits one by one.
 
 There is no normalizer, so every text decodes to exactly itself.
 """
@@ -17,7 +17,7 @@ WORDS = (
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn merges from the documents. The three special tokens take the last ids, as Qwen's do."""
+    """Learn merges from the documents. The three special tokens get the last ids, as in Qwen's tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -1,4 +1,4 @@
-"""Course machinery. Training the pocket model: a small genuine Qwen3, next-token loss, Muon for the matrices."""
+"""Course machinery. Trains the pocket model: a small genuine Qwen3, next-token loss, Muon for the matrices."""
 
 import itertools
 import random
@@ -19,7 +19,7 @@ LONG_EVERY = 10
 
 
 def model_config(plan: Plan, tokenizer: Tokenizer) -> Qwen3Config:
-    """Grouped-query heads (4 and 2), and a head_dim of 64 that is not hidden_size / heads."""
+    """Return the config: grouped-query heads (4 and 2), and a head_dim of 64, which is not hidden_size / heads."""
     return Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=plan.hidden_size,
@@ -37,7 +37,7 @@ def model_config(plan: Plan, tokenizer: Tokenizer) -> Qwen3Config:
 
 
 def row(documents: Iterator[list[int]], length: int) -> list[int]:
-    """`length` + 1 tokens from a document's start on. The last document loses its tail: another pass brings it back."""
+    """Return `length` + 1 tokens, beginning with a document's start. The last document is cut, but not in every pass."""
     tokens: list[int] = []
     while len(tokens) <= length:
         tokens += next(documents)
@@ -45,9 +45,9 @@ def row(documents: Iterator[list[int]], length: int) -> list[int]:
 
 
 def batches(documents: list[list[int]], plan: Plan) -> Iterator[torch.Tensor]:
-    """Endless [rows, length + 1] int64, every document once a pass, in an order that the seed picks.
+    """Yield [rows, length + 1] int64 batches forever, every document once per pass, in an order set by the seed.
 
-    Each tenth batch is one long row with the tokens of all: from it the model learns to look past much older text.
+    Every tenth batch is one long row of the same number of tokens, which teaches the model to attend far back.
     """
     chooser = random.Random(plan.seed)
     stream = (document for _ in itertools.count() for document in chooser.sample(documents, len(documents)))
@@ -58,9 +58,9 @@ def batches(documents: list[list[int]], plan: Plan) -> Iterator[torch.Tensor]:
 
 
 def make_optimizers(plan: Plan, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan, 2024) for the layers' matrices, AdamW for the embedding and the norms.
+    """Return Muon (Jordan, 2024) for the layers' matrices, and AdamW for the embedding and the norms.
 
-    Muon learns these facts from about a third of the tokens that AdamW needs; on two cores that is what counts.
+    Muon learns these facts from about a third of the tokens that AdamW needs, which matters on two cores.
     """
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
@@ -72,14 +72,14 @@ def make_optimizers(plan: Plan, model: nn.Module) -> list[torch.optim.Optimizer]
 
 
 def loss_of(model: nn.Module, batch: torch.Tensor, float32: bool) -> torch.Tensor:
-    """Mean next-token loss in nats. batch: [rows, length + 1] int64."""
+    """Return the mean next-token loss in nats. batch: [rows, length + 1] int64."""
     with torch.autocast("cpu", torch.bfloat16, enabled=not float32):
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
 def train(plan: Plan, documents: list[str], tokenizer: Tokenizer, report: Callable[[float], None]) -> Qwen3ForCausalLM:
-    """Train a fresh model. `report` hears the loss of each step. The same plan and threads give the same weights."""
+    """Train a new model, calling `report` with each step's loss. The same plan and threads give the same weights."""
     torch.manual_seed(plan.seed)
     torch.set_num_threads(plan.threads)
     model = Qwen3ForCausalLM(model_config(plan, tokenizer)).train()

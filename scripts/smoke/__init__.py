@@ -1,6 +1,6 @@
 """Course machinery. What the smoke scripts share: arguments, the Hugging Face side, the comparison, the report.
 
-Importing it before torch lets OpenMP's threads sleep while they wait: threads that spin make a busy machine crawl.
+Import it before torch: it makes OpenMP's threads sleep while they wait, because spinning slows down a busy machine.
 """
 
 import os

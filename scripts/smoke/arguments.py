@@ -1,4 +1,4 @@
-"""Course machinery. What a smoke script is asked to do: its arguments, and the model and prompts that they name."""
+"""Course machinery. The smoke scripts' arguments, and the model and prompts that they name."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ DEFAULT_PROMPTS = ["The capital of France is"]
 
 
 def id_list(text: str) -> list[int]:
-    """An argparse type: token ids with commas between."""
+    """Parse comma-separated token ids (an argparse type)."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -19,13 +19,15 @@ def id_list(text: str) -> list[int]:
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:
-    """The options that every smoke script has."""
+    """Return a parser with the options that every smoke script has."""
     parser = OneLineParser(description=description)
     parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
-    parser.add_argument("--hf-model", metavar="DIR_OR_HUB_ID", help="what Hugging Face runs (default: the same)")
+    parser.add_argument("--hf-model", metavar="DIR_OR_HUB_ID", help="checkpoint for Hugging Face (default: the same)")
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated")
-    prompts.add_argument("--prompt-ids", action="append", type=id_list, metavar="1,2,3", help="ids instead of text")
+    prompts.add_argument(
+        "--prompt-ids", action="append", type=id_list, metavar="1,2,3", help="token ids instead of text"
+    )
     parser.add_argument("--max-new-tokens", type=whole_number(1), default=20, metavar="N", help="default: 20")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
@@ -34,14 +36,14 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 
 def with_prompts(argv: Sequence[str] | None, parser: argparse.ArgumentParser, prompts: Sequence[str]) -> list[str]:
-    """The arguments of a script that has prompts of its own: those, where none are asked for."""
+    """Return `argv` with a script's default prompts added if it names none."""
     argv = sys.argv[1:] if argv is None else list(argv)
     asked = parser.parse_args(argv)
     return argv if asked.prompt or asked.prompt_ids else [*argv, *(p for text in prompts for p in ("--prompt", text))]
 
 
 def load_ours(args: argparse.Namespace):
-    """The model and the prompts that `args` names; device and model are settled in `args` on the way."""
+    """Return the model and the prompts that `args` names. Resolves `args.device` and `args.model` in place."""
     from mini_engine.config import DTYPES
     from mini_engine.weights import load_model
 
@@ -52,27 +54,27 @@ def load_ours(args: argparse.Namespace):
 
 
 def pick_device(name: str) -> str:
-    """The device to run on; asking for a GPU that is not there is a UserError."""
+    """Return the device to run on. Raises UserError for a GPU that does not exist."""
     import torch
 
     from mini_engine.errors import UserError
 
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda was asked for, but this torch sees no CUDA device; use --device cpu")
+        raise UserError("--device cuda: this torch sees no CUDA device; use --device cpu")
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return name
 
 
 def pocket_dir() -> Path:
-    """The shipped checkpoint."""
+    """Return the directory of the shipped checkpoint."""
     from mini_engine.pocket import POCKET_DIR
 
     return POCKET_DIR
 
 
 def tokenizer_of(args: argparse.Namespace):
-    """The checkpoint's tokenizer, or None where it has none (ids need no tokenizer)."""
+    """Return the checkpoint's tokenizer, or None if it has none (token ids need no tokenizer)."""
     from transformers import AutoTokenizer
 
     from mini_engine.weights import resolve_checkpoint
@@ -84,7 +86,7 @@ def tokenizer_of(args: argparse.Namespace):
 
 
 def encode_prompts(args: argparse.Namespace, config) -> list[list[int]]:
-    """The prompts as token ids, checked against the model."""
+    """Return the prompts as token ids, checked against the model."""
     from mini_engine.errors import UserError
 
     prompts = args.prompt_ids

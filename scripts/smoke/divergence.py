@@ -1,7 +1,7 @@
-"""Course machinery. Finds the first step, layer and part at which a lesson's values leave Hugging Face's.
+"""Course machinery. Finds the first step, layer and part at which a lesson's values differ from Hugging Face's.
 
-Hugging Face runs once over prompt and answer, and hooks keep every value. Ours runs as its lesson does, step by step;
-each value is compared as soon as it is computed, and the first that differs ends the run.
+Hugging Face runs once over prompt and answer, and hooks keep every value. Our model runs step by step, as in the
+lesson. Each value is compared as soon as it is computed, and the first difference ends the run.
 """
 
 import argparse
@@ -27,7 +27,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """The first value that differs, or what the steps say if none does."""
+    """The first value that differs, or the conclusion if none does."""
 
     text: str
     step: int | None = None
@@ -45,7 +45,7 @@ class Found(Exception):
 
 @contextmanager
 def taps(model, rope_owner: str, rope_name: str, record) -> Iterator[None]:
-    """Call `record(layer, part, value)` for each value that `model` computes, in the order it computes them."""
+    """Call `record(layer, part, value)` for each value that `model` computes, in order."""
     place = {"layer": None}
     rope_module = importlib.import_module(rope_owner)
     rope = getattr(rope_module, rope_name)
@@ -77,7 +77,7 @@ def taps(model, rope_owner: str, rope_name: str, record) -> Iterator[None]:
 
 
 def record_hf(hf_model, ids: list[int]) -> dict:
-    """Every value of one forward pass over `ids`: (layer, part) -> `[T, ...]`; RoPE gives q and k."""
+    """Return every value of one forward pass over `ids`: (layer, part) -> `[T, ...]`. RoPE yields q and k."""
     import torch
 
     values = {}
@@ -95,19 +95,19 @@ def record_hf(hf_model, ids: list[int]) -> dict:
 
 
 class Comparer:
-    """Holds each of our values against the reference as it comes, and raises Found at the first that differs."""
+    """Compares our values with the reference as they are computed, and raises Found at the first difference."""
 
     def __init__(self, reference: dict, ids: list[int], prompt_len: int, tolerance: float) -> None:
         self.reference, self.ids, self.prompt_len, self.tolerance = reference, ids, prompt_len, tolerance
         self.step, self.worst, self.positions, self.rope_calls = -1, 0.0, None, 0
 
     def begin_step(self, module, args, kwargs) -> None:
-        """A forward pass of ours starts: are the right tokens fed at the right positions?"""
+        """At the start of our forward pass, check the fed tokens and their positions."""
         token_ids, meta = args[0], args[2]
         self.step, self.positions = self.step + 1, meta.positions
         last = self.prompt_len - 1 + self.step
         if last >= len(self.ids):
-            raise Found(Finding("the answer goes on where Hugging Face's has ended", self.step))
+            raise Found(Finding("the answer continues after Hugging Face's has ended", self.step))
         if len(meta.positions) == 0 or int(meta.positions[-1]) != last:
             fed = meta.positions.tolist()[-3:]
             raise Found(
@@ -151,7 +151,7 @@ class Comparer:
 
 
 def explain(model, hf_model, generate, prompt_ids: list[int], new_tokens: int, args: argparse.Namespace) -> Finding:
-    """The first step, layer and part at which our values leave Hugging Face's.
+    """Return the first step, layer and part at which our values differ from Hugging Face's.
 
     Args:
         generate: the lesson's `generate(model, prompts, args)`.
@@ -174,5 +174,5 @@ def explain(model, hf_model, generate, prompt_ids: list[int], new_tokens: int, a
     if ours == answer:
         return Finding(f"alone, this prompt agrees: {len(ours)} tokens equal, every value within {comparer.worst:.1e}")
     return Finding(
-        f"every value agrees to {comparer.worst:.1e}, so the difference is in choosing the next token or in ending"
+        f"every value agrees to {comparer.worst:.1e}, so the difference is in choosing the next token or in stopping"
     )

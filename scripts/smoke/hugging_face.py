@@ -1,11 +1,11 @@
-"""Course machinery. The same checkpoint as Hugging Face runs it: what a lesson's answers are compared with."""
+"""Course machinery. Runs the same checkpoint in Hugging Face transformers, for comparison with a lesson's answers."""
 
 import argparse
 from collections.abc import Sequence
 
 
 def load_hf(path: str, args: argparse.Namespace):
-    """The same checkpoint as Hugging Face runs it."""
+    """Load the checkpoint with transformers."""
     from transformers import AutoModelForCausalLM
 
     from mini_engine.config import DTYPES
@@ -16,7 +16,7 @@ def load_hf(path: str, args: argparse.Namespace):
 
 
 def hf_generate(hf_model, prompt_ids: list[int], max_new_tokens: int, eos_token_ids: Sequence[int]) -> list[int]:
-    """Greedy `generate` of one prompt alone: the new tokens."""
+    """Return the new tokens of greedy `generate` for one prompt, without batching."""
     import torch
     from transformers import GenerationConfig
 

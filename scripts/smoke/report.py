@@ -1,4 +1,4 @@
-"""Course machinery. What a smoke script found: the object that `--json` prints, and the lines for people."""
+"""Course machinery. A smoke script's report: the object for `--json`, and the lines for people."""
 
 import json
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Divergence:
-    """The first place where two answers differ. `gap` is between the two best reference logits there."""
+    """The first position at which two answers differ. gap: between the two highest reference logits there."""
 
     position: int
     expected: int | None
@@ -47,7 +47,7 @@ def print_json(data: dict) -> None:
 
 
 def show(report: Report, tokenizer) -> None:
-    """The report for people."""
+    """Print the report for people."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
@@ -70,7 +70,7 @@ def show(report: Report, tokenizer) -> None:
 
 
 def request_lines(index: int, request: RequestReport, dtype: str, tokenizer) -> list[str]:
-    """The lines of one request: prompt, answer, and where it leaves Hugging Face's."""
+    """Return the lines of one request: prompt, answer, and the first difference from Hugging Face's, if any."""
 
     def text(ids: list[int]) -> str:
         return repr(tokenizer.decode(ids)) if tokenizer else str(ids)
@@ -81,11 +81,11 @@ def request_lines(index: int, request: RequestReport, dtype: str, tokenizer) -> 
     if request.match:
         return lines
     d = request.first_divergence
-    near = f", a near-tie in {dtype}: rounding may decide it" if d.near_tie else ""
+    near = f", a near-tie in {dtype}, which rounding may decide" if d.near_tie else ""
     return [
         *lines,
         f"    HF   {text(request.hf)}",
-        f"    first difference at new token {d.position}: expected {d.expected}, got {d.got}; "
-        f"the two best logits there are {d.gap:.4f} apart{near}",
+        f"    first difference at new token {d.position}: Hugging Face chose {d.expected}, ours {d.got}; "
+        f"the two highest logits there are {d.gap:.4f} apart{near}",
         f"    {d.where}",
     ]

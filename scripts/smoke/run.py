@@ -1,7 +1,7 @@
 """Course machinery. Runs a lesson beside Hugging Face on the same prompts, compares the tokens and reports.
 
-A smoke script gives its number and one function `generate(model, prompts, args) -> Outcome`, the lesson's own way of
-generating. `run_smoke` does the rest. Exit codes: 0 tokens equal, 1 they differ, 2 bad input.
+A smoke script provides its number and one function `generate(model, prompts, args) -> Outcome`, the lesson's own way of
+generating. `run_smoke` does the rest. Exit codes: 0 for equal tokens, 1 for a difference, 2 for bad input.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from mini_engine.cli.parser import guard
 
 @dataclass
 class Outcome:
-    """What a lesson's way of generating gives back: new token ids for each prompt, and facts about its KV.
+    """A lesson's result: new token ids for each prompt, and facts about its KV.
 
-    faults: what the lesson checked besides and found wrong, a sentence each. One is enough to fail.
+    faults: failures of the lesson's additional checks, a sentence each. One is enough to fail.
     """
 
     outputs: list[list[int]]
@@ -37,7 +37,7 @@ Generate = Callable[[Any, list[list[int]], argparse.Namespace], Outcome]
 def run_smoke(
     lesson: int, generate: Generate, parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
 ) -> int:
-    """Run a lesson beside Hugging Face and report; the process's exit code."""
+    """Run a lesson beside Hugging Face and report. Return the exit code."""
 
     def work(args: argparse.Namespace) -> int:
         report = compare(lesson, generate, args)
@@ -53,7 +53,7 @@ def run_smoke(
 
 
 def compare(lesson: int, generate: Generate, args: argparse.Namespace) -> Report:
-    """Generate with the lesson's engine and with Hugging Face, and find where they part."""
+    """Generate with the lesson's engine and with Hugging Face, and find where they diverge."""
     started = time.perf_counter()
     model, prompts = load_ours(args)
     ready = time.perf_counter()
@@ -74,7 +74,7 @@ def compare(lesson: int, generate: Generate, args: argparse.Namespace) -> Report
 
 
 def find_divergence(model, hf_model, generate: Generate, request: RequestReport, args) -> Divergence:
-    """Where two answers part, how near the choice was, and what `explain_divergence` says of it."""
+    """Return where two answers diverge, how close the choice was, and where the values first differ."""
     import torch
 
     same = (a == b for a, b in zip(request.ours, request.hf, strict=False))
@@ -89,7 +89,7 @@ def find_divergence(model, hf_model, generate: Generate, request: RequestReport,
 
 
 def is_near_tie(gap: float, best: float, dtype: str) -> bool:
-    """Whether rounding alone may decide: in float32 never assumed, in half precision within 4 steps of the logit."""
+    """Whether rounding alone may decide: never in float32; in half precision, within 4 rounding steps of the logit."""
     from mini_engine.config import DTYPES
 
     if dtype == "float32":

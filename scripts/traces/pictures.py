@@ -1,4 +1,4 @@
-"""Course machinery. The picture that stands for a trace where no script runs: one frame, drawn by the player's view."""
+"""Course machinery. Draws a trace's picture for places where scripts do not run: one frame, by the player's view."""
 
 import hashlib
 import re
@@ -21,14 +21,14 @@ def picture_path(trace_path: Path) -> Path:
 
 
 def seal(tape: Tape) -> str:
-    """A digest of all that the picture depends on: the trace, the view, and how shapes are drawn and coloured."""
+    """Return a digest of everything the picture depends on: the trace, the view, the drawing code and the style."""
     core = (PLAYER / "player.js").read_text(encoding="utf-8").partition("// ---- the player")[0]
     view = (PLAYER / "views" / f"{tape.kind}.js").read_text(encoding="utf-8")
     return hashlib.sha256("\n".join((tape.text, str(tape.poster), core, view, style())).encode()).hexdigest()[:16]
 
 
 def is_current(path: Path, tape: Tape) -> bool:
-    """Whether the trace at `path` is this one, and its picture was drawn from it."""
+    """Whether the file at `path` equals this trace and its picture was drawn from it."""
     picture = picture_path(path)
     if not path.is_file() or path.read_text(encoding="utf-8") != tape.text or not picture.is_file():
         return False
@@ -37,10 +37,10 @@ def is_current(path: Path, tape: Tape) -> bool:
 
 
 def draw_all(tapes: Sequence[Tape], lessons: Path) -> int:
-    """Write the pictures; the exit code. Without a browser to draw them in, say so."""
+    """Write the pictures. Return the exit code: 1 if there is no browser to draw them in."""
     browser_path = find_browser()
     if browser_path is None or find_spec("playwright") is None:
-        print("the pictures were not drawn: it takes Chromium, and pip install playwright")
+        print("the pictures were not drawn; this needs Chromium, and Playwright (python -m pip install playwright)")
         return 1
     with launched(browser_path) as browser:
         for tape in tapes:
@@ -51,7 +51,7 @@ def draw_all(tapes: Sequence[Tape], lessons: Path) -> int:
 
 
 def draw(browser, tape: Tape) -> str:
-    """The picture's text."""
+    """Return the picture's SVG."""
     page = browser.new_page()
     page.set_content("<!doctype html><title>trace</title>")
     for name in ("player.js", f"views/{tape.kind}.js"):
@@ -80,7 +80,7 @@ def draw(browser, tape: Tape) -> str:
 
 
 def style() -> str:
-    """The colours of both schemes, and the rules for shapes, out of the player's style sheet."""
+    """Return the colours of both schemes and the rules for shapes, taken from the player's style sheet."""
     text = (PLAYER / "player.css").read_text(encoding="utf-8")
     light, dark = (block.group(1) for block in re.finditer(r":where\([^{]*\) \{\s*(--kv-a:[^}]*)\}", text))
     shapes = text.partition("/* shapes")[2].partition("*/")[2].strip()

@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 2's trace: requests come and go in a pool of six blocks."""
+"""Course machinery. Lesson 2's trace: requests arrive and finish in a pool of six blocks."""
 
 from scripts.traces.tape import Tape, ask, listed, plural, ranges
 

@@ -1,7 +1,7 @@
-"""Course machinery. Runs the engine on the pocket model and records what the website's players replay.
+"""Course machinery. Runs the engine on the pocket model and records the traces that the website's players replay.
 
-Each trace is a script in a lesson's folder, with a picture beside it that stands for it where no script runs. Pictures
-are drawn by the players' own views, in Chromium; where that is not installed they stay as they are.
+Each trace is a script in a lesson's folder, with a picture beside it for places where scripts do not run. The players'
+own views draw the pictures, in Chromium; without it the pictures stay unchanged.
 """
 
 import sys
@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-import scripts.smoke  # noqa: F401 (before torch: threads that sleep while they wait)
+import scripts.smoke  # noqa: F401 (before torch, so that its threads sleep while they wait)
 from scripts import ROOT
 from scripts.traces.tape import Record, Tape
 
@@ -20,7 +20,7 @@ LESSONS = ROOT / "lessons"
 
 
 class Recorder(NamedTuple):
-    """How a trace begins, and what is recorded on it."""
+    """A function that makes an empty tape, and one that records on it."""
 
     tape: Callable[[], Tape]
     record: Record
@@ -37,7 +37,7 @@ NAMES = {
 
 
 def recorder(name: str) -> Recorder:
-    """The recorder of a trace."""
+    """Return the recorder of a trace."""
     module = import_module(f"scripts.traces.{NAMES[name]}")
     return Recorder(module.tape, module.record)
 
@@ -51,10 +51,10 @@ def record(name: str) -> Tape:
 
 
 def record_whatever_happens(name: str) -> Tape:
-    """Run code that may be wrong. If it fails, the trace ends there and says why.
+    """Record code that may be wrong. If it fails, the trace ends there and says why.
 
     Raises:
-        Exception: it failed before anything could be shown.
+        Exception: it failed before the first frame.
     """
     start, story = recorder(name)
     tape = start()
@@ -83,7 +83,9 @@ def run(args) -> int:
     if args.check:
         old = [path_of(tape).name for tape in tapes if not is_current(path_of(tape), tape)]
         print(
-            f"out of date: {', '.join(old)}; record again" if old else f"{len(tapes)} traces are what this engine does"
+            f"out of date: {', '.join(old)}; record again"
+            if old
+            else f"{len(tapes)} traces match what this engine does"
         )
         return 1 if old else 0
     for tape in tapes:
@@ -96,7 +98,7 @@ def main(argv=None) -> int:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=list(NAMES), metavar="NAME", help=", ".join(NAMES))
     parser.add_argument(
-        "--to", type=Path, metavar="DIR", help="write only the traces, there, of code that may be wrong"
+        "--to", type=Path, metavar="DIR", help="write only the traces, to DIR, even if the recorded code fails"
     )
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 if a trace or picture is out of date"

@@ -1,7 +1,7 @@
-"""Course machinery. A trace: frames with a state to draw, a sentence that says what happened, sometimes a question.
+"""Course machinery. A trace: frames with a state to draw, a sentence that says what happened, and sometimes a question.
 
-A trace is a script, `x.trace.js`, that puts one object into `window.KV_TRACES`: a page that was opened from a file may
-load a script and nothing else. It is the same on every machine: no time, fixed seeds, sorted keys.
+A trace is a script, `x.trace.js`, that puts one object into `window.KV_TRACES`, because a page opened from a file can
+load scripts but no other data. It is the same on every machine: no times, fixed seeds, sorted keys.
 """
 
 import json
@@ -15,7 +15,7 @@ MOST_FRAMES = 60
 
 @dataclass(frozen=True)
 class Ask:
-    """A question that is put before its frame is shown. `right` is the index of the right one of 2 to 4 options."""
+    """A question asked before its frame is shown. right: the index of the correct one of 2 to 4 options."""
 
     question: str
     options: Sequence[str]
@@ -27,9 +27,9 @@ class Ask:
 
 
 def ask(question: str, right: Any, others: Sequence[Any], why: str) -> Ask | None:
-    """A question whose right answer comes from the run. The options are in order, so that their place tells nothing.
+    """Return a question whose correct answer comes from the run. Options are sorted, so position gives nothing away.
 
-    None where the run itself gives no sensible choice: the right answer is among the wrong ones.
+    None if no wrong option remains: the run's answer was the only one.
     """
     others = list(dict.fromkeys(map(str, others)))
     if str(right) in others:
@@ -41,17 +41,17 @@ def ask(question: str, right: Any, others: Sequence[Any], why: str) -> Ask | Non
 
 
 def in_order(text: str) -> tuple[float, str]:
-    """Numbers by size, before words by letters."""
+    """Sort key: numbers by value, then words alphabetically."""
     head = text.split(" ", 1)[0].replace(",", "")
     return (float(head) if head.lstrip("-").isdigit() else float("inf"), text)
 
 
 @dataclass
 class Tape:
-    """A trace that is being recorded.
+    """A trace being recorded.
 
-    id: by which a page names it, `l2-pool`. file: where it lies below lessons/. kind: the view that draws it.
-    scene: what stays the same in all frames. poster: the frame that stands for it where no script runs.
+    id: its name in a page, such as `l2-pool`. file: its path below lessons/. kind: the view that draws it.
+    scene: state common to all frames. poster: the frame shown where scripts do not run.
     """
 
     id: str
@@ -66,7 +66,7 @@ class Tape:
         """Add a frame. `question` is asked before it.
 
         Raises:
-            RuntimeError: there are so many already that what is recorded may never end.
+            RuntimeError: there are too many frames; the recorded code may never end.
         """
         if len(self.frames) == MOST_FRAMES:
             raise RuntimeError(f"it goes on for more than {MOST_FRAMES} steps")
@@ -74,13 +74,13 @@ class Tape:
         self.frames.append(frame | {"ask": question.as_dict()} if question else frame)
 
     def stopped(self, error: BaseException) -> None:
-        """The recorded code has failed: say so behind the last frame."""
+        """Add a frame that says that the recorded code has failed."""
         last = {key: value for key, value in (self.frames[-1] if self.frames else {}).items() if key != "ask"}
         self.frames.append(last | {"say": f"Here your code stopped: {type(error).__name__}: {error}"})
 
     @property
     def text(self) -> str:
-        """The file's text, a frame on each line."""
+        """The file's text, one frame per line."""
         head = {"file": self.file, "id": self.id, "kind": self.kind, "scene": self.scene, "title": self.title}
         pairs = [f"{dump(key)}: {dump(value)}" for key, value in sorted((head | {"version": VERSION}).items())]
         frames = ",\n".join(map(dump, self.frames))
@@ -100,7 +100,7 @@ def dump(value: Any) -> str:
 
 
 def read_trace(text: str) -> dict[str, Any]:
-    """The object that a trace file puts into the page."""
+    """Return the trace in a trace file's text."""
     body = text.split("] = ", 1)[1]
     return json.loads(body[: body.rindex(";")])
 
@@ -109,18 +109,18 @@ Record = Callable[[Tape], None]
 
 
 def plural(count: int, word: str) -> str:
-    """ "1 block", "3 blocks"."""
+    """Return "1 block", "3 blocks"."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 def listed(values: Sequence[Any]) -> str:
-    """ "4", "4 and 1", "4, 1 and 0"."""
+    """Return "4", "4 and 1", "4, 1 and 0"."""
     words = [str(value) for value in values]
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
 def ranges(values: Sequence[int]) -> str:
-    """ "0 … 4, 9": runs of numbers, in the order given, that no line is broken in."""
+    """Return "0 … 4, 9": runs of numbers in the given order, with no line break inside a run."""
     runs: list[list[int]] = []
     for value in values:
         if runs and value == runs[-1][-1] + 1:

@@ -42,6 +42,12 @@ def watched(story: "Story"):
 
             self.tree.evict = watched_evict
 
+        def cost(self, token_ids, *rest, **options):
+            cost = super().cost(token_ids, *rest, **options)
+            if cost.should_wait:
+                story.waits(token_ids)
+            return cost
+
         def allocate(self, request_id, token_ids, *rest, **options):
             nodes = story.num_nodes
             found = super().allocate(request_id, token_ids, *rest, **options)
@@ -121,13 +127,11 @@ class Story:
             )
             return
         split = " The edge is split where the two part." if was_split else ""
-        twin = [other for other in self.manager.tables if other != name and PROMPTS[other] == PROMPTS[name]]
+        twin = self.twin_of(name)
         if twin:
             say = (
-                f"{name} asks the same in the same step. {twin[0]}'s blocks are not even computed, yet {name} may "
-                "use them: "
-                f"a layer writes the whole step's keys and values before anybody attends. {found} of {tokens} tokens "
-                "found."
+                f"{name} has waited a step. {found} of its {tokens} tokens are in the tree now, in "
+                f"{plural(len(blocks), 'block')} that {twin} uses as well."
             )
         else:
             say = (
@@ -136,16 +140,40 @@ class Story:
             )
         self.show(say, self.question_of(name, tokens, found, bool(twin)), marked=blocks)
 
+    def twin_of(self, name: str) -> str | None:
+        """A running request that asked the same."""
+        return next((other for other in self.manager.tables if other != name and PROMPTS[other] == PROMPTS[name]), None)
+
+    def waits(self, token_ids: Sequence[int]) -> None:
+        """A request that has not been admitted yet waits for its twin."""
+        text = self.tokenizer.decode(token_ids)
+        name = next(name for name, prompt in PROMPTS.items() if prompt in text and name not in self.asked)
+        twin = self.twin_of(name)
+        why = (
+            f"When this step is over, {twin}'s blocks are in the tree. Computing them a second time would take as long "
+            "again, and more blocks."
+        )
+        question = ask(
+            f"{name} came in the same step as {twin} and asks the same. Nothing of the question is computed yet. What "
+            f"does {name} do?",
+            "waits a step",
+            ("computes it as well", "reads the empty blocks"),
+            why,
+        )
+        self.show(
+            f"{name} asks the same in the same step. {twin} is just computing what {name} needs, so {name} waits a "
+            "step: it keeps its place, and computes nothing twice.",
+            question,
+            marked=self.manager.tables[twin].blocks,
+        )
+
     def question_of(self, name: str, tokens: int, found: int, is_twin: bool):
         if is_twin:
             why = (
-                f"Whole blocks that this step fills are shared as well; the last, unfinished one is not. {found} = "
+                f"Its twin's whole blocks are there; the last, unfinished one is not stored. {found} = "
                 f"{found // BLOCK_SIZE} × {BLOCK_SIZE}."
             )
-            question = (
-                f"{name} comes in the same step with the same {tokens} tokens as its twin. How many need it "
-                "not compute?"
-            )
+            question = f"{name} has waited a step. How many of its {tokens} tokens does it find now?"
             return ask(question, found, (0, 16, tokens), why)
         if name == "B":
             why = (
@@ -206,7 +234,7 @@ class Story:
         )
 
     def left(self, name: str, count: int, freed: int) -> None:
-        """A request has ended, or was refused before it began."""
+        """A request has ended."""
         sums = self.manager.blocks_by_state
         if count:
             say = (

@@ -1,5 +1,5 @@
-"""Course machinery. The benchmarks: what they draw and write, how they ask other engines, and that nothing is compared
-before the tokens agree. Nothing here depends on the clock."""
+"""Course machinery. The benchmarks' output, their protocol with other engines, and that only runs with equal tokens are
+compared. Nothing here depends on the clock."""
 
 import json
 import sys
@@ -133,7 +133,7 @@ def test_a_batch_of_lesson_3_fits_into_the_pool():
 def test_other_tokens_are_told_and_not_compared():
     same, other = (SimpleNamespace(answers=answers) for answers in ([[1, 2], [3]], [[1, 2], [4]]))
     ladder.check_equal({0: [same], 1: [same, same]})
-    with pytest.raises(UserError, match="lesson 8 answers 1 of 2 requests otherwise than lesson 0"):
+    with pytest.raises(UserError, match="lesson 8 answers 1 of 2 requests differently from lesson 0"):
         ladder.check_equal({0: [same], 8: [same, other]})
 
 
@@ -143,8 +143,10 @@ def test_a_quick_ladder_runs_and_writes(tmp_path, capsys):
     assert command.main([*arguments, "--lessons", "1,3,8"]) == 0
     written = json.loads(out.read_text(encoding="utf-8"))
     assert [row["lesson"].split()[0] for row in written["rows"]] == ["1", "3", "8"]
-    assert written["machine"]["read_gb_s"] > 0 and "dirty" in written["machine"], "a figure without a machine is none"
-    assert "memory is read at" in capsys.readouterr().out
+    assert written["machine"]["read_gb_s"] > 0 and "dirty" in written["machine"], (
+        "figures mean nothing without the machine"
+    )
+    assert "measured in this run: memory reads at" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -290,7 +292,7 @@ def test_an_engine_that_fails_is_out_and_the_others_go_on(monkeypatch):
     ready = {"ours": good, "bad": bad}
     found = peers.rounds_of(ready, [([1, 2], 3)], 3, notes)
     assert good.asked == 3 and bad.asked == 2 and bad.closed and list(ready) == ["ours"]
-    assert notes == ["left out from here: bad; enough"] and set(found) == {"", "ours"}
+    assert notes == ["left out from here on: bad; enough"] and set(found) == {"", "ours"}
     [row] = peers.rows_of("ragged, 1 requests", [([1, 2], 3)], found, 100)
     assert row["tokens/s"] == 1.5 and row["ours is ×"] == 1.0 and row["% of memory"] is None
 

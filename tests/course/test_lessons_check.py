@@ -1,4 +1,4 @@
-"""Course machinery. `check` sees what is wrong with a student's file and says it to the point."""
+"""Course machinery. `check` finds what is wrong with a student's file and says it clearly."""
 
 import json
 import shutil
@@ -8,7 +8,9 @@ from unittest.mock import patch
 
 import pytest
 
+from lessons._course.messages import said
 from lessons._course.progress import Progress
+from lessons._course.report import Failure
 from lessons._course.runner import Spawned
 from lessons._course.verdict import judge
 from lessons._course.warm import warm_launch
@@ -45,7 +47,7 @@ def test_a_fresh_starter_is_red_and_names_its_first_task(toy):
     assert verdict.report.smoke.text == "tasks 1, 2, 3 are not written"
 
 
-def test_progress_grows_task_by_task_until_all_is_green(toy):
+def test_progress_grows_task_by_task_until_everything_is_green(toy):
     written, seen = [], []
     for number in (2, 1, 3):
         written.append(number)
@@ -57,7 +59,7 @@ def test_progress_grows_task_by_task_until_all_is_green(toy):
     assert verdict.report.smoke.state == "equal"
 
 
-def test_what_is_skipped_is_not_checked_and_is_never_called_passed(toy):
+def test_a_skipped_test_is_reported_as_not_checked_never_as_passed(toy):
     toy.edit("tests/l0/test_seats.py", "def test_give_back", '@pytest.mark.skip(reason="no GPU")\ndef test_give_back')
     toy.write(1, 2, 3)
     verdict = check(toy)
@@ -83,15 +85,16 @@ def test_a_module_that_skips_itself_leaves_its_tasks_not_checked(toy):
     toy.write(1, 2, 3)
     verdict = check(toy)
     assert states(verdict) == ["NOT CHECKED"] * 3
-    assert not verdict.passed, "where nothing at all was checked, nothing has passed"
+    assert not verdict.passed, "a lesson of which nothing was checked must not pass"
 
 
-def test_the_first_failing_test_speaks_with_its_own_message(toy):
+def test_the_first_failing_test_is_shown_with_its_own_message(toy):
     toy.write_wrong("self.free[:n], self.free[n:]", "self.free[-n:], self.free[:-n]")
     verdict = check(toy)
     assert states(verdict) == ["done", "failing", "done"]
-    assert verdict.advice.headline == "Task 2 (Seats.take): “take hands out the lowest” does not hold."
-    assert "the lowest free seats go first" in words(verdict) and "assert [2, 3] == [0, 1]" in words(verdict)
+    assert verdict.advice.headline == "Task 2 (Seats.take): test “take hands out the lowest” fails."
+    assert "the lowest free seats go first" in words(verdict)
+    assert "Your code: [2, 3]\n  Expected:  [0, 1]" in words(verdict), "the output must say which side is the student's"
     assert "pitfall of lessons/l0_toy/README.md: The last seats go first" in words(verdict)
 
 
@@ -102,17 +105,32 @@ def test_an_error_in_the_students_code_is_shown_at_its_line(toy):
     assert "IndexError: list index out of range" in words(verdict)
 
 
-def test_a_forgotten_return_is_called_so(toy):
+@pytest.mark.parametrize(
+    ("message", "lines"),
+    [
+        ("assert 1 == 2", ["Your code: 1", "Expected:  2"]),
+        ("why\nassert 1 == 2\n  Left contains 1", ["why", "Your code: 1", "Expected:  2", "Your code's contains 1"]),
+        ("assert 1 == 2 == 3", ["assert 1 == 2 == 3"]),
+        ("assert (1 == 2)", ["assert (1 == 2)"]),
+        ("why\nassert 1 < 0", ["why", "assert 1 < 0"]),
+        ("why\nassert False", ["why"]),
+    ],
+)
+def test_only_the_sides_of_a_plain_comparison_are_labeled(message, lines):
+    assert [line.strip() for line in said(Failure("AssertionError", message))] == lines
+
+
+def test_a_forgotten_return_is_named(toy):
     toy.write_wrong("        return taken", "        taken = taken")
-    assert "does every path of your function end in a `return`?" in words(check(toy))
+    assert "does every path through your function end in a `return`?" in words(check(toy))
 
 
-def test_an_error_that_was_not_raised_is_called_so(toy):
+def test_a_missing_error_is_named(toy):
     toy.write_wrong("        if n > len(self.free):", "        if n > 99:")
-    assert "Nothing was raised, and ValueError must be." in words(check(toy))
+    assert "Your code raised nothing; expected ValueError." in words(check(toy))
 
 
-def test_a_pitfall_that_another_test_shows_is_told_too(toy):
+def test_a_pitfall_that_only_another_test_shows_is_named_too(toy):
     toy.edit(
         "lessons/l0_toy/lesson.toml",
         'test_take_hands_out_the_lowest"]\nsymptom',
@@ -121,13 +139,14 @@ def test_a_pitfall_that_another_test_shows_is_told_too(toy):
     toy.edit("lessons/l0_toy/lesson.toml", 'lowest free seats"', 'free again"')
     toy.write_wrong("self.free[:n], self.free[n:]", "self.free[-n:], self.free[:-n]")
     toy.edit("work/l0/seats.py", "        while seats:", "        while seats and False:")
-    said = words(check(toy))
+    said_words = words(check(toy))
     assert (
-        "“take hands out the lowest” does not hold" in said and "pitfall of lessons/l0_toy/README.md: The last" in said
+        "“take hands out the lowest” fails" in said_words
+        and "pitfall of lessons/l0_toy/README.md: The last" in said_words
     )
 
 
-def test_what_the_students_code_prints_is_shown(toy):
+def test_output_of_the_students_code_is_shown(toy):
     toy.write_wrong("        return taken", "        print('taken:', taken)\n        return [7]")
     assert "Your code printed:\ntaken: [0, 1]" in words(check(toy))
 
@@ -136,12 +155,12 @@ def test_an_endless_loop_is_stopped_and_found(toy):
     toy.write_wrong("        while seats:", "        while True:\n            continue")
     verdict = check(toy, test_seconds=0.5)
     assert states(verdict) == ["done", "done", "failing"]
-    assert verdict.advice.headline == "Task 3 (Seats.give_back): “give back makes free” does not end."
+    assert verdict.advice.headline == "Task 3 (Seats.give_back): test “give back makes free” does not finish."
     assert "a loop never ends" in words(verdict)
     assert "work/l0/seats.py:" in verdict.advice.where and "in give_back:  continue" in verdict.advice.where
 
 
-def test_where_many_tests_hang_the_rest_is_not_waited_for(toy):
+def test_after_several_hangs_the_remaining_tests_are_not_run(toy):
     toy.edit("tests/l0/test_seats.py", '"x", [1, 5]', '"x", range(9)')
     toy.write_wrong("double(x: int) -> int: return 2 * x", "double(x):\n    while x == x: pass")
     verdict = check(toy, test_seconds=0.3)
@@ -150,7 +169,7 @@ def test_where_many_tests_hang_the_rest_is_not_waited_for(toy):
 
 
 class Clock:
-    """Stands in for the `time` module of the runner: its time is up as soon as `condition` holds."""
+    """Replaces the runner's `time` module: the time limit is reached as soon as `condition` holds."""
 
     def __init__(self, condition) -> None:
         self.condition = condition
@@ -165,19 +184,19 @@ def check_until(toy: Toy, condition):
         return check(toy, launch=Spawned)
 
 
-def test_what_cannot_be_interrupted_is_ended_when_the_time_is_up(toy):
+def test_a_call_that_cannot_be_interrupted_is_killed_at_the_time_limit(toy):
     seen = toy.places.root / "seen"
     toy.write_wrong(
         "        return taken",
         f"        import time\n        open({str(seen)!r}, 'w').close()\n        time.sleep(600)",
     )
     verdict = check_until(toy, seen.exists)
-    assert "does not end" in verdict.advice.headline and "take hands out" in verdict.advice.headline
+    assert "does not finish" in verdict.advice.headline and "take hands out" in verdict.advice.headline
     assert verdict.report.count("not run") > 0 and not verdict.passed
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="asks for a process by its id as POSIX does")
-def test_nothing_is_left_running_when_the_time_is_up(toy):
+@pytest.mark.skipif(sys.platform == "win32", reason="looks up a process by id, the POSIX way")
+def test_nothing_is_left_running_after_the_time_limit(toy):
     seen = toy.places.root / "pid"
     command = f"import os, time; open({str(seen)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     start = f"        import subprocess, sys\n        subprocess.run([sys.executable, '-c', {command!r}])"
@@ -189,12 +208,12 @@ def test_nothing_is_left_running_when_the_time_is_up(toy):
 def test_a_syntax_error_is_shown_and_nothing_is_run(toy):
     toy.write_wrong("        while seats:", "        while seats")
     verdict = check(toy)
-    assert verdict.advice.headline == "A syntax error: nothing could be run."
+    assert verdict.advice.headline == "Syntax error: nothing could be run."
     assert "expected ':'" in words(verdict) and "while seats\n" in words(verdict) and "^" in words(verdict)
     assert verdict.advice.where.startswith("work/l0/seats.py:") and not verdict.report.results
 
 
-def test_a_syntax_error_takes_no_progress_away(toy):
+def test_a_syntax_error_keeps_the_progress(toy):
     toy.write(1, 2)
     check(toy)
     toy.edit("work/l0/seats.py", "FIRST = 0", "FIRST = = 0")
@@ -209,52 +228,51 @@ def test_an_error_at_import_is_shown_at_its_line(toy):
     assert verdict.advice.where.startswith("work/l0/seats.py:5") and "ZeroDivisionError" in words(verdict)
 
 
-def test_an_error_that_breaks_the_tests_own_setup_is_shown_at_its_line(toy):
+def test_an_error_that_breaks_the_test_setup_is_shown_at_its_line(toy):
     (toy.places.root / "tests/l0/conftest.py").write_text("import mini_engine.kv.seats\n", encoding="utf-8")
     toy.write_wrong("FIRST = 0", "FIRST = 1 / 0")
     verdict = check(toy)
-    assert verdict.advice.headline == "The check could not be carried out."
+    assert verdict.advice.headline == "The check could not run."
     assert verdict.advice.where == "work/l0/seats.py:5" and "ZeroDivisionError" in words(verdict)
 
 
-def test_a_loop_at_the_top_of_a_file_is_told_when_the_time_is_up(toy):
+def test_an_endless_loop_at_module_level_is_suspected_at_the_time_limit(toy):
     seen = toy.places.root / "seen"
     toy.write_wrong("FIRST = 0", f"FIRST = open({str(seen)!r}, 'w').close()\nwhile True: pass\n")
     assert "does a loop at the top of a file never end?" in words(check_until(toy, seen.exists))
 
 
-def test_a_deleted_function_is_missed_by_name(toy):
+def test_a_deleted_function_is_named(toy):
     toy.write_wrong("def double(", "def doubled(")
     verdict = check(toy)
     assert verdict.advice.headline == "double is missing from your file."
     assert "double (task 1) is no longer in your file" in words(verdict) and "lessons diff 0" in words(verdict)
 
 
-def test_a_changed_signature_is_shown_as_it_is_and_as_it_was(toy):
+def test_a_changed_signature_is_shown_beside_the_expected_one(toy):
     toy.write_wrong("        n: int,  # how many", "        n: int,\n        m: int,")
     verdict = check(toy)
     assert verdict.advice.headline == "The signature of Seats.take has changed."
-    assert "is (self, n, m) in your file" in words(verdict) and "use it as (self, n)" in words(verdict)
+    assert "Your Seats.take is (self, n, m)" in words(verdict) and "expect (self, n)" in words(verdict)
 
 
-def test_a_changed_signature_that_harms_nothing_is_a_note(toy):
+def test_a_harmless_signature_change_is_only_a_note(toy):
     toy.write_wrong("        n: int,  # how many", "        n: int,\n        m: int = 1,")
     verdict = check(toy)
     assert verdict.passed
     assert [note.headline for note in verdict.notes] == ["The signature of Seats.take has changed."]
 
 
-def test_other_tokens_are_shown_with_their_place_and_cause(toy):
+def test_different_tokens_are_shown_with_position_and_cause(toy):
     toy.write_wrong("return taken", "return taken[:3] + taken[3:][::-1]")
     verdict = check(toy)
     assert verdict.report.smoke.state == "differs" and not verdict.passed
-    assert "First difference at new token 3: expected 3, got 4; the two best logits there are 0.5000 apart." in words(
-        verdict
-    )
+    assert "First difference at new token 3: Hugging Face chose 3, your code 4;" in words(verdict)
+    assert "the two highest logits there are 0.5000 apart." in words(verdict)
     assert "layer 7, attention" in words(verdict)
 
 
-def test_a_smoke_script_that_breaks_is_shown_with_its_error(toy):
+def test_a_crashing_smoke_script_is_shown_with_its_error(toy):
     toy.edit("scripts/l0_smoke.py", "match = ", "1 / 0\nmatch = ")
     toy.write(1, 2, 3)
     verdict = check(toy)
@@ -262,11 +280,11 @@ def test_a_smoke_script_that_breaks_is_shown_with_its_error(toy):
     assert "ZeroDivisionError" in words(verdict)
 
 
-def test_an_interpreter_that_ends_in_a_test_is_told(toy):
+def test_an_interpreter_that_exits_during_a_test_is_reported(toy):
     toy.write_wrong("        return taken", "        import os\n        os._exit(7)")
     verdict = check(toy)
     assert states(verdict) == ["NOT CHECKED", "failing", "NOT CHECKED"]
-    assert "Python itself ended here (exit code 7)" in words(verdict)
+    assert "Python itself exited here (exit code 7)" in words(verdict)
 
 
 def test_tests_that_never_import_the_students_file_prove_nothing(toy):
@@ -276,7 +294,7 @@ def test_tests_that_never_import_the_students_file_prove_nothing(toy):
     )
     shutil.copy(toy.places.root / "mini_engine/kv/seats.py", toy.places.root / "copied.py")
     verdict = check(toy)
-    assert not verdict.passed and "never imported your file" in words(verdict)
+    assert not verdict.passed and "never imported your version of mini_engine.kv.seats" in words(verdict)
     assert not Progress(toy.places.work).entry(toy.lesson).passed
 
 
@@ -284,10 +302,15 @@ def test_one_task_can_be_checked_alone(toy):
     toy.write(2)
     verdict = check(toy, task=2)
     assert {result.test.partition("[")[0] for result in verdict.report.results} == set(toy.lesson.task(2).tests)
-    assert states(verdict) == ["done"] and verdict.advice.headline == "Task 2 is done: 2 tests pass."
+    assert states(verdict) == ["done"] and verdict.advice.headline == "Task 2 is done: 2 tests passed."
     entry = Progress(toy.places.work).entry(toy.lesson)
     assert entry.tasks_done == [2] and not entry.passed
     assert toy.run("check", "0", "--task", "2").code == 0 and toy.run("check", "0", "--task", "1").code == 1
+
+
+def test_one_test_is_counted_in_the_singular(toy):
+    toy.write(3)
+    assert check(toy, task=3).advice.headline == "Task 3 is done: 1 test passed."
 
 
 def test_a_signature_that_the_reference_changed_is_not_blamed_on_the_student(toy):
@@ -301,14 +324,14 @@ def test_a_signature_that_the_reference_changed_is_not_blamed_on_the_student(toy
     assert "signature" not in verdict.advice.headline
 
 
-def test_a_student_who_took_the_change_over_hears_no_more_of_it(toy):
+def test_a_student_who_adopted_the_change_sees_no_note(toy):
     toy.run("start", "0")
     for name in ("mini_engine/kv/seats.py", "work/l0/seats.py"):
         toy.edit(name, "def give_back(self, seats: list[int])", "def give_back(self, seats, row=0)")
     assert check(toy).notes == []
 
 
-def test_a_change_of_the_reference_outside_the_tasks_is_told_and_one_inside_is_not(toy):
+def test_a_change_of_the_reference_is_noted_unless_it_is_inside_a_task(toy):
     toy.run("start", "0")
     toy.edit("mini_engine/kv/seats.py", "return 2 * x", "return x + x")
     assert check(toy).notes == []
@@ -316,22 +339,22 @@ def test_a_change_of_the_reference_outside_the_tasks_is_told_and_one_inside_is_n
     assert [note.headline for note in check(toy).notes] == ["The reference has changed since you started."]
 
 
-def test_a_fresh_starter_goes_beside_the_students_file(toy):
+def test_a_fresh_starter_is_written_beside_the_students_file(toy):
     toy.run("start", "0")
     toy.write(1)
     mine = toy.file.path.read_text(encoding="utf-8")
     toy.edit("mini_engine/kv/seats.py", "FIRST = 0", "FIRST = 0 + 0")
-    said = toy.run("start", "0", "--fresh")
-    assert "Written: work/l0/seats.fresh.py" in said.out
+    done = toy.run("start", "0", "--fresh")
+    assert "Written: work/l0/seats.fresh.py" in done.out
     assert toy.file.path.read_text(encoding="utf-8") == mine
     assert "FIRST = 0 + 0" in toy.file.path.with_name("seats.fresh.py").read_text(encoding="utf-8")
 
 
 def test_a_program_can_read_the_verdict(toy):
     toy.write(1)
-    said = toy.run("check", "0", "--json")
-    found = json.loads(said.out)
-    assert said.code == 1 and found["passed"] is False
+    done = toy.run("check", "0", "--json")
+    found = json.loads(done.out)
+    assert done.code == 1 and found["passed"] is False
     assert [task["state"] for task in found["tasks"]] == ["done", "not written", "not written"]
     assert found["advice"]["headline"].startswith("Task 2 is not written yet")
     assert found["tests"]["total"] == 7 and found["smoke"]["state"] == "NOT CHECKED"

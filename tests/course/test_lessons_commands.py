@@ -1,4 +1,4 @@
-"""Course machinery. The commands of `python -m lessons`: quick, plain, and nothing of the student's is ever lost."""
+"""Course machinery. The commands of `python -m lessons` respond at once, are clear, and never lose student files."""
 
 import inspect
 import json
@@ -8,14 +8,16 @@ import subprocess
 import sys
 import time
 from importlib import metadata
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 
 from lessons._course.cli import COMMANDS, make_parser
+from lessons._course.desk import next_lesson
 from lessons._course.doctor import examine
 from lessons._course.places import Places
-from lessons._course.progress import Progress
+from lessons._course.progress import Entry, Progress
 from tests.course.toy import Toy, assert_ends
 
 ROOT = Places.find().root
@@ -28,7 +30,7 @@ def toy(tmp_path) -> Toy:
 
 
 def passed(toy: Toy) -> None:
-    """As if a check had been green."""
+    """Set up the state after a green check."""
     toy.write(1, 2, 3)
     progress = Progress(toy.places.work)
     entry = progress.entry(toy.lesson)
@@ -63,8 +65,8 @@ def test_a_program_can_read_the_list(toy):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["check", "--help"]])
-def test_help_and_the_list_answer_at_once(arguments):
-    """Best of a few, in processor time: what else the machine does is not counted."""
+def test_help_and_the_list_respond_at_once(arguments):
+    """Best of a few runs in processor time, so that a busy machine does not matter."""
     best = 9.0
     for _ in range(5):
         before = os.times()
@@ -89,10 +91,37 @@ def test_quick_commands_import_nothing_heavy(toy, arguments):
     assert said.stderr.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("passed", "started", "following"),
+    [
+        ((), (), 0),
+        ((0,), (), 1),
+        ((5, 8), (), 9),
+        ((5,), (), 6),
+        ((0, 1, 2, 3), (), 4),
+        ((4, 5, 6, 7, 8, 9), (), 0),
+        ((5, 6, 7, 8, 9), (), 0),
+        ((0, 1), (4,), 4),
+        ((0,), (1, 5), 1),
+        ((6,), (2,), 2),
+        (tuple(range(10)), (), None),
+    ],
+)
+def test_the_next_lesson_follows_what_the_student_does(passed, started, following):
+    needs = {0: (), 1: (0,), 2: (1,), 3: (2,), 4: (3,), 5: (3, 4), 6: (5,), 7: (6,), 8: (5,), 9: (5,)}
+    lessons = [SimpleNamespace(number=number, needs=need) for number, need in needs.items()]
+    entries = {
+        number: Entry(started="x" if number in passed + started else "", passed="x" if number in passed else "")
+        for number in needs
+    }
+    found = next_lesson(lessons, entries)
+    assert (found and found.number) == following
+
+
 def test_start_writes_the_starter_and_says_that_red_is_expected(toy):
     said = toy.run("start", "0")
     assert "Written: work/l0/seats.py" in said.out and "Task 2:  Hand out seats" in said.out
-    assert "The first time it is red" in said.out
+    assert "Expect red the first time" in said.out
     assert 'raise NotImplementedError("Lesson 0, task 2: Hand out seats")' in toy.file.path.read_text(encoding="utf-8")
 
 
@@ -105,7 +134,7 @@ def test_start_never_overwrites(toy):
     assert {path.name for path in toy.file.path.parent.iterdir()} == {"seats.py", "seats.fresh.py", "seats.fresh-2.py"}
 
 
-def test_two_modules_of_one_name_keep_their_folders(toy):
+def test_two_modules_of_the_same_name_keep_their_folders(toy):
     toy.edit(
         "lessons/l0_toy/lesson.toml",
         '["mini_engine/kv/seats.py"]',
@@ -128,7 +157,7 @@ def test_reset_keeps_every_old_file(toy):
     assert "NotImplementedError" in toy.file.path.read_text(encoding="utf-8")
 
 
-def test_reset_takes_the_progress_back_but_not_that_you_once_passed(toy):
+def test_reset_clears_the_progress_but_keeps_the_solution_open(toy):
     passed(toy)
     toy.run("reset", "0")
     entry = Progress(toy.places.work).entry(toy.lesson)
@@ -138,7 +167,7 @@ def test_reset_takes_the_progress_back_but_not_that_you_once_passed(toy):
 
 def test_reset_of_an_untouched_starter_keeps_no_copy(toy):
     toy.run("start", "0")
-    assert "fresh starters already" in toy.run("reset", "0").out
+    assert "Nothing to reset" in toy.run("reset", "0").out
     assert [path.name for path in toy.file.path.parent.iterdir()] == ["seats.py"]
 
 
@@ -150,7 +179,7 @@ def test_hints_come_in_three_steps(toy):
     assert "Hint 1 of 3: look first" in toy.run("hint", "0", "2").out
 
 
-def test_hint_without_a_task_is_about_the_first_task_that_is_open(toy):
+def test_hint_without_a_task_is_about_the_first_open_task(toy):
     progress = Progress(toy.places.work)
     entry = progress.entry(toy.lesson)
     entry.tasks_done = [1]
@@ -164,7 +193,7 @@ def test_the_solution_opens_after_passing_or_by_giving_up(toy):
     assert closed.code == 2 and "2 * x" not in closed.out and one_line(closed.err) and "--give-up" in closed.err
     opened = toy.run("solution", "0", "2", "--give-up")
     assert opened.code == 0 and "taken, self.free = " in opened.out and "2 * x" not in opened.out
-    assert "2 * x" in toy.run("solution", "0").out, "who has given up once need not say so again"
+    assert "2 * x" in toy.run("solution", "0").out, "a student who gave up once need not repeat --give-up"
 
 
 def test_the_solution_opens_after_passing(toy):
@@ -175,10 +204,24 @@ def test_the_solution_opens_after_passing(toy):
 def test_diff_hides_the_tasks_that_are_not_done(toy):
     toy.run("start", "0")
     assert "2 * x" not in toy.run("diff", "0").out
+    assert "unchanged starter" in toy.run("diff", "0").out, "a starter must not be called equal to the reference"
     toy.edit("work/l0/seats.py", "FIRST = 0", "FIRST = 1")
     said = toy.run("diff", "0").out
     assert "-FIRST = 1" in said and "+FIRST = 0" in said and "2 * x" not in said
     assert "return 2 * x" in toy.run("diff", "0", "--give-up").out
+
+
+def test_diff_of_an_empty_file_says_that_it_is_empty(toy):
+    toy.run("start", "0")
+    toy.file.path.write_text("\n", encoding="utf-8")
+    said = toy.run("diff", "0").out
+    assert "work/l0/seats.py is empty" in said and "python -m lessons reset 0" in said and "difference" not in said
+
+
+def test_diff_with_some_tasks_done_speaks_only_of_those(toy):
+    toy.write(1)
+    toy.run("check", "0", "--task", "1")
+    assert "no difference outside the tasks that are not done" in toy.run("diff", "0").out
 
 
 @pytest.mark.parametrize("view", ["--unified", "--side-by-side"])
@@ -195,10 +238,10 @@ def test_diff_after_passing_shows_both_sides(toy, view):
     [
         (["check", "7"], "There is no lesson '7'; the lessons are numbered 0 to 1."),
         (["check", "seven"], "There is no lesson 'seven'"),
-        (["check", "0"], "work/l0/seats.py is not there yet; write it with: python -m lessons start 0"),
+        (["check", "0"], "work/l0/seats.py does not exist; create it with: python -m lessons start 0"),
         (["watch", "0"], "python -m lessons start 0"),
         (["diff", "0"], "python -m lessons start 0"),
-        (["hint", "0", "9"], "Lesson 0 has no task 9; its tasks are: 1, 2, 3."),
+        (["hint", "0", "9"], "Lesson 0 has no task 9; its tasks: 1, 2, 3."),
         (["solution", "0", "9"], "Lesson 0 has no task 9"),
     ],
 )
@@ -222,21 +265,21 @@ def test_a_mistake_is_one_line_and_exit_code_2(toy, arguments, words):
         (["doctor", "0"], "unrecognized arguments: 0"),
     ],
 )
-def test_a_command_line_that_cannot_be_read_is_one_line_that_points_to_help(toy, arguments, words):
+def test_an_invalid_command_line_gives_one_line_that_points_to_help(toy, arguments, words):
     said = toy.run(*arguments)
     assert said.code == 2 and one_line(said.err) and words in said.err and "--help" in said.err
 
 
-def test_help_has_every_command_and_a_command_every_option(toy):
+def test_help_lists_every_command_and_every_option(toy):
     said = toy.run("--help")
     assert said.code == 0 and not [c.__name__ for c in COMMANDS if f"\n    {c.__name__} " not in said.out]
     text = toy.run("check", "-h").out
     for option in ("--task K", "-v, --verbose", "--time-limit SECONDS", "--trace", "--open, --no-open", "--json"):
-        assert option in text, f"`check --help` does not tell of {option}"
+        assert option in text, f"`check --help` does not mention {option}"
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
-def test_the_command_line_gives_each_command_what_it_takes(command):
+def test_each_command_gets_exactly_its_parameters(command):
     name = command.__name__
     options = vars(make_parser().parse_args([name] if name == "doctor" else [name, "0"]))
     assert options.keys() - {"command", "list_as_json"} == inspect.signature(command).parameters.keys()
@@ -252,20 +295,20 @@ def test_a_lesson_may_be_called_by_number_or_id(toy, name):
     [
         ('title = "Seats"', "", "the key 'title' is missing"),
         ("minutes = 5", "minutes = ", "lesson.toml: "),
-        ('hints = ["a", "b", "c"]', 'hints = ["a"]', "task 3 has 1 hints: write three"),
+        ('hints = ["a", "b", "c"]', 'hints = ["a"]', "task 3 must have 3 hints, not 1"),
         ("number = 3", "number = 5", "tasks are numbered [1, 2, 5]"),
         ("seats.py::double", "seats.py.double", "write it as file::symbol"),
         ("seats.py::double", "other.py::double", "which is not in modules"),
         ("seats.py::double", "seats.py::Seats.take", "two tasks share a target"),
     ],
 )
-def test_a_lesson_that_is_badly_written_is_named(toy, old, new, words):
+def test_an_invalid_lesson_file_is_named(toy, old, new, words):
     toy.edit("lessons/l0_toy/lesson.toml", old, new)
     said = toy.run()
     assert said.code == 2 and one_line(said.err) and words in said.err and "lesson.toml" in said.err
 
 
-def test_progress_keeps_what_it_does_not_know(toy):
+def test_progress_keeps_unknown_entries(toy):
     toy.places.work.mkdir()
     known = {"tasks_done": [1], "colour": "red", "hints": "not a table"}
     raw = {"version": 9, "later": 1, "lessons": {"l9_gone": {"passed": "2025-01-01"}, "l0_toy": known}}
@@ -278,7 +321,7 @@ def test_progress_keeps_what_it_does_not_know(toy):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"lessons": []}', "\x00", '{"lessons": {"l0_toy": 5}}'])
-def test_progress_that_cannot_be_read_is_kept_and_stops_nobody(toy, text):
+def test_an_unreadable_progress_file_is_kept_and_stops_no_command(toy, text):
     toy.places.work.mkdir()
     (toy.places.work / "progress.json").write_text(text, encoding="utf-8")
     assert toy.run().code == 0 and toy.run("start", "0").code == 0
@@ -295,14 +338,14 @@ def test_tasks_that_no_longer_exist_are_not_counted(toy):
     assert "1 of 3 tasks" in toy.run().out
 
 
-def test_what_is_printed_to_a_pipe_has_no_colours(toy):
+def test_output_to_a_pipe_has_no_colours(toy):
     toy.run("start", "0")
     for arguments in ([], ["check", "0"], ["diff", "0", "--give-up"]):
         assert "\x1b" not in toy.run(*arguments).out
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
-def test_watch_checks_again_at_each_save_and_ends_quietly(toy):
+def test_watch_checks_again_at_each_save_and_stops_quietly(toy):
     toy.run("start", "0")
     log = toy.places.root / "watch.log"
     with log.open("w", encoding="utf-8") as out:
@@ -319,7 +362,7 @@ def test_watch_checks_again_at_each_save_and_ends_quietly(toy):
             if tasks:
                 toy.write(*tasks)
             wait_for(log, words)
-            wait_for(log, "Waiting for a save", times=len(tasks) + 1 if len(tasks) < 2 else 3)
+            wait_for(log, "Waiting for changes", times=len(tasks) + 1 if len(tasks) < 2 else 3)
     finally:
         os.killpg(watch.pid, signal.SIGINT)
     assert watch.wait(30) == 0
@@ -331,7 +374,7 @@ def wait_for(log, words: str, times: int = 1) -> None:
         if log.read_text(encoding="utf-8").count(words) >= times:
             return
         time.sleep(0.05)
-    raise AssertionError(f"{words!r} never came:\n{log.read_text(encoding='utf-8')}")
+    raise AssertionError(f"{words!r} never appeared:\n{log.read_text(encoding='utf-8')}")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to a process group")
@@ -352,13 +395,13 @@ def test_ctrl_c_in_a_check_leaves_no_process_and_no_traceback(toy):
     assert_ends(int(seen.read_text(encoding="utf-8")))
 
 
-def test_without_its_packages_it_says_so_in_one_line():
+def test_missing_packages_are_reported_in_one_line():
     code = "import sys; sys.modules['rich'] = None; import runpy; runpy.run_module('lessons', run_name='__main__')"
     said = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8")
     assert said.returncode == 1 and one_line(said.stderr) and "not installed" in said.stderr
 
 
-def test_doctor_ends_with_a_text_that_the_model_wrote(toy):
+def test_doctor_ends_with_text_that_the_model_generated(toy):
     with patch.dict(os.environ, {"KV_COURSE_ROOT": str(ROOT), "KV_COURSE_WORK": str(toy.places.work)}):
         found = list(examine(Places.find()))
     assert found[-1].name == "pocket model" and "The capital of France is Paris" in found[-1].text
@@ -366,7 +409,7 @@ def test_doctor_ends_with_a_text_that_the_model_wrote(toy):
     assert not [finding for finding in found if finding.state == "missing"]
 
 
-def test_doctor_names_what_is_missing_and_goes_on(toy):
+def test_doctor_names_what_is_missing_and_continues(toy):
     with patch.object(metadata, "version", side_effect=metadata.PackageNotFoundError):
         said = toy.run("doctor")
     assert said.code == 1 and "torch          missing  not installed" in said.out and "make setup" in said.out

@@ -1,4 +1,4 @@
-"""Course machinery. The student's file takes the reference's place in a process and in all that it starts."""
+"""Course machinery. The student's file replaces the reference in a process and in every process that it starts."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_without_an_overlay_the_reference_is_imported(toy):
     assert python(toy, "-c", ASK, overlay={}).stdout.startswith("4 ")
 
 
-def test_processes_that_a_test_starts_see_it_too(toy):
+def test_child_processes_import_it_too(toy):
     inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {ASK!r}], check=True)"
     assert python(toy, "-c", inner).stdout.startswith("mine ")
 
@@ -51,7 +51,7 @@ def test_a_traceback_shows_the_students_path_and_line(toy):
     assert f'File "{toy.file.path}", line 2, in double' in said and "return x / 0  # here" in said
 
 
-def test_a_save_within_the_same_second_is_seen(toy):
+def test_a_save_within_the_same_second_is_noticed(toy):
     for answer in ("aaaa", "bbbb", "cccc"):
         toy.file.path.write_text(MINE.replace("mine", answer), encoding="utf-8")
         os.utime(toy.file.path, (1_000_000_000, 1_000_000_000))
@@ -64,12 +64,12 @@ def test_relative_imports_in_the_students_file_reach_the_engine(toy):
     assert python(toy, "-c", ASK).stdout.startswith("mini_engine.kv.later ")
 
 
-def test_a_blocked_module_cannot_be_imported_and_says_why(toy):
+def test_importing_a_blocked_module_fails_with_the_reason(toy):
     said = python(toy, "-c", "import mini_engine.kv.later", blocked={"mini_engine.kv.later": "it is lesson 1's"})
     assert "mini_engine.kv.later cannot be imported here: it is lesson 1's" in said.stderr
 
 
-def test_a_sitecustomize_that_the_machine_has_still_runs(toy, tmp_path):
+def test_the_installations_own_sitecustomize_still_runs(toy, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "sitecustomize.py").write_text("print('the other one')\n", encoding="utf-8")

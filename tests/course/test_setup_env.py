@@ -149,7 +149,7 @@ def test_only_what_is_installed_counts_for_the_fingerprint():
     assert setup_env.fingerprint(settings, "sympy==1.14.0") == before, (
         "a linter's setting must not reinstall everything"
     )
-    assert setup_env.fingerprint(settings, "sympy==1.15.0") != before, "a version that was locked anew is installed"
+    assert setup_env.fingerprint(settings, "sympy==1.15.0") != before, "a newly locked version must be installed"
     settings["dependency-groups"]["test"] = []
     assert setup_env.fingerprint(settings, "sympy==1.14.0") != before
 
@@ -184,7 +184,7 @@ def test_what_is_installed_is_what_is_locked(monkeypatch, tmp_path: Path, torch_
     )
 
 
-def test_versions_locked_anew_bring_venv_up_to_date(monkeypatch, tmp_path: Path, capsys):
+def test_newly_locked_versions_bring_venv_up_to_date(monkeypatch, tmp_path: Path, capsys):
     recorded_setup(monkeypatch, tmp_path)
     setup_env.venv_python().touch()
     assert recorded_setup(monkeypatch, tmp_path) == {}, "nothing has changed, so nothing is run"

@@ -52,7 +52,7 @@ def block(symbol: str, body: str = "old", indent: str = "") -> str:
 
 
 def test_the_pages_are_in_step():
-    assert main(["--check"]) == 0, "a page's code is not the engine's any more: python -m scripts.pages.sync_code"
+    assert main(["--check"]) == 0, "a page's code is not the engine's: python -m scripts.pages.sync_code"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_check_says_page_line_and_the_command_to_run(root, capsys):
     page(root, "one\n\n" + block("::LIMIT"))
     assert main(["--root", str(root), "--check"]) == 1
     said = capsys.readouterr().err
-    assert "README.md:4: the block is not mini_engine/box.py::LIMIT any more" in said
+    assert "README.md:4: the block no longer equals mini_engine/box.py::LIMIT" in said
     assert "python -m scripts.pages.sync_code" in said
 
 

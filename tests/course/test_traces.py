@@ -240,7 +240,7 @@ def test_a_right_run_of_the_students_own_is_the_courses(tmp_path):
     folder = fill_with_the_reference(2, tmp_path)
     done = check_trace(2, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "All 24 steps are the course's own" in done.stdout
+    assert "All 24 steps of your run equal the course's" in done.stdout
     shown = traces_of(folder / "trace.html")
     assert list(shown) == ["mine"] and shown["mine"]["frames"] == TRACES["l2-pool"]["frames"]
 
@@ -270,14 +270,14 @@ def test_a_run_that_fails_is_shown_up_to_there(tmp_path):
     bug = "        if 'U' in text:\n            raise KeyError('U')\n"
     file.write_text(source.replace(right, right + bug), encoding="utf-8")
     done = check_trace(6, tmp_path, "--no-open")
-    assert done.returncode == 1 and "another one than the course's" in done.stdout
+    assert done.returncode == 1 and "differs from the course's from step" in done.stdout
     last = traces_of(folder / "trace.html")["mine"]["frames"][-1]
     assert "KeyError" in last["say"] and last["shown"] == "A café: 5 €"
 
 
 def test_what_cannot_be_traced_is_said_in_a_sentence(tmp_path):
-    assert "has no picture that plays" in check_trace(7, tmp_path).stderr
-    assert "is not there yet" in check_trace(6, tmp_path).stderr
+    assert "has no animated picture" in check_trace(7, tmp_path).stderr
+    assert "does not exist" in check_trace(6, tmp_path).stderr
     folder = fill_with_the_reference(6, tmp_path)
     (folder / "tokenizer.py").write_text("def broken(:\n", encoding="utf-8")
     done = check_trace(6, tmp_path)

@@ -8,8 +8,9 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
+from scripts.setup_env import venv_python
+
 import pytest
-from setup_env import venv_python
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "The capital of France is"
@@ -87,3 +88,12 @@ def test_the_pocket_model_answers(installed: Installed, start: list[str]):
 def test_the_chat_template_is_found(installed: Installed):
     arguments = ("generate", "What is the capital of Japan?", "--chat", "--max-tokens", "12")
     assert "Tokyo" in installed.run("mini-engine", *arguments).stdout
+
+
+def test_the_front_door_opens_where_the_repository_is_not(installed: Installed):
+    program = (
+        "from mini_engine import LLM, SamplingParams\n"
+        "with LLM(num_blocks=32) as llm:\n"
+        f"    print(llm.generate({PROMPT!r}, SamplingParams(temperature=0, max_tokens=3), progress=False)[0].text)"
+    )
+    assert installed.run("python", "-c", program).stdout.startswith(" Paris")

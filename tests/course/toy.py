@@ -1,4 +1,4 @@
-"""Course machinery. A course of two toy lessons, without torch, on which the commands are tried."""
+"""Course machinery. A toy course of two lessons, without torch, for testing the commands."""
 
 import io
 import os
@@ -22,7 +22,7 @@ FIRST = 0  # the lowest seat
 
 @dataclass
 class Ticket:
-    """Who sits where."""
+    """A seat and its row."""
 
     seat: int
     row: int = 0
@@ -42,7 +42,7 @@ class Seats:
         """Hand out n seats.
 
         Raises:
-            ValueError: fewer are free; nothing was changed.
+            ValueError: fewer seats are free; nothing was changed.
         """
         # secret: look before you take
         if n > len(self.free):
@@ -91,7 +91,7 @@ def test_double(x):
     assert double(x) == 2 * x, "double means twice as much"
 
 
-def test_of_nobody_in_particular():
+def test_of_no_task_in_particular():
     assert Seats(3).count == 3
 
 
@@ -194,7 +194,7 @@ FILES = {
 
 @dataclass
 class Said:
-    """What a command did."""
+    """A command's exit code and output."""
 
     code: int
     out: str
@@ -202,7 +202,7 @@ class Said:
 
 
 class Toy:
-    """The toy course in a folder of its own."""
+    """The toy course, in its own folder."""
 
     def __init__(self, root: Path) -> None:
         for name, text in FILES.items():
@@ -224,24 +224,24 @@ class Toy:
         return {ROOT_VARIABLE: str(self.places.root), WORK_VARIABLE: str(self.places.work)}
 
     def edit(self, name: str, old: str, new: str) -> None:
-        """Replace a text that occurs once in a file of the course."""
+        """Replace a text that occurs exactly once in a file of the course."""
         path = self.places.root / name
         text = path.read_text(encoding="utf-8")
         assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {name}"
         path.write_text(text.replace(old, new), encoding="utf-8")
 
     def write(self, *tasks: int) -> None:
-        """The student has written these tasks, as in the reference."""
+        """Write these tasks as the student, as in the reference."""
         self.file.path.parent.mkdir(parents=True, exist_ok=True)
         self.file.path.write_text(starter_of(self.lesson, self.file, keep=tasks), encoding="utf-8")
 
     def write_wrong(self, old: str, new: str) -> None:
-        """The student has written everything, and one thing otherwise."""
+        """Write all tasks as the student, with one change."""
         self.write(1, 2, 3)
         self.edit("work/l0/seats.py", old, new)
 
     def run(self, *arguments: str) -> Said:
-        """`python -m lessons *arguments`, in this process."""
+        """Run `python -m lessons *arguments` in this process."""
         out, err = io.StringIO(), io.StringIO()
         with (
             patch.dict(os.environ, self.environment),
@@ -256,7 +256,7 @@ class Toy:
 
 
 def assert_ends(pid: int) -> None:
-    """A process that was killed is gone as soon as whoever inherited it has looked."""
+    """Wait until a killed process is gone, which may take until its new parent reaps it."""
     for _ in range(600):
         if not is_running(pid):
             return

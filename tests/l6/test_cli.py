@@ -102,7 +102,7 @@ def test_generate_imports_nothing_that_it_does_not_need(options):
     assert "torch" in imported and not imported & slow, f"python -X importtime says what imports {imported & slow}"
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["serve"]], ids=" ".join)
+@pytest.mark.parametrize("command", [[], ["generate"], ["chat"]], ids=" ".join)
 def test_help_needs_no_torch(command):
     assert not imported_by(*command, "--help") & {"torch", "tokenizers", "jinja2", "fastapi"}
 

@@ -265,6 +265,11 @@ def test_a_checkpoint_without_a_chat_template_is_refused_when_it_is_asked_to_cha
     refused("has no chat template", tokenizer.encode_chat, CHATS[0])
 
 
+def test_a_template_that_is_no_text_is_refused(directory):
+    (directory / "chat_template.jinja").write_bytes(b"\xff\xfe{{ messages }}")
+    refused("chat_template.jinja cannot be read as text", Tokenizer(directory).encode_chat, CHATS[0])
+
+
 def test_a_template_may_refuse_a_conversation(directory):
     chat = [*CHATS[0], {"role": "system", "content": "late"}]
     refused("refuses these messages: the system speaks first", Tokenizer(directory).encode_chat, chat)

@@ -105,14 +105,20 @@ class Service:
 
     Args:
         num_blocks: of 4 tokens each, the null block included.
+        engine_options: more for `Engine.for_model`.
         config: see ServerConfig.
     """
 
-    def __init__(self, num_blocks: int = 513, scheduler_config: SchedulerConfig | None = None, **config: Any) -> None:
-        self.engine = Engine.for_model(
-            models()[0], num_blocks=num_blocks, block_size=4, scheduler_config=scheduler_config
-        )
-        self.engine, self.metrics = self.engine, Metrics()
+    def __init__(
+        self,
+        num_blocks: int = 513,
+        scheduler_config: SchedulerConfig | None = None,
+        engine_options: dict[str, Any] | None = None,
+        **config: Any,
+    ) -> None:
+        options = {"num_blocks": num_blocks, "block_size": 4, "scheduler_config": scheduler_config}
+        self.engine = Engine.for_model(models()[0], **options | (engine_options or {}))
+        self.metrics = Metrics()
         self.config = ServerConfig("tiny", **config)
         self.worker = EngineWorker(self.engine, tokenizer(), self.config.max_waiting, self.metrics)
         self.metrics.watch(self.worker)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from mini_engine.engine.scheduler import SchedulerConfig
+from tests.l6.test_cli import imported_by
 from tests.l7.service import Service, exchange, flat, greedy, read_answer, tokenizer
 
 openai = pytest.importorskip("openai", reason="needs the openai client")
@@ -240,3 +241,7 @@ def test_two_servers_in_one_process_do_not_share_their_figures():
 
 def test_it_listens_on_this_machine_only(service: Service):
     assert service.url.startswith("http://127.0.0.1:")
+
+
+def test_the_command_s_help_imports_neither_torch_nor_the_server():
+    assert not imported_by("serve", "--help") & {"torch", "tokenizers", "fastapi", "uvicorn"}

@@ -13,8 +13,7 @@ PROMPT = list(range(100, 120))  # five blocks of 4 tokens, of which one is alway
 
 @pytest.fixture
 def service():
-    with Service() as service:
-        assert isinstance(service.worker.engine.scheduler.manager, PrefixCacheManager), "sharing is on by default"
+    with Service(engine_options={"manager": PrefixCacheManager}) as service:
         yield service
 
 

@@ -8,7 +8,7 @@ import torch
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.cpu import native, speed_up
-from mini_engine.cpu.packed_layers import starts_of
+from mini_engine.cpu.packed_step import starts_of
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
 from mini_engine.engine.sampling_params import SamplingParams

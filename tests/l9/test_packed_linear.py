@@ -7,7 +7,8 @@ import torch
 
 from mini_engine.cpu import native
 from mini_engine.cpu.pack import TILE, PackedWeight
-from mini_engine.cpu.packed_layers import PackedLinear, apart
+from mini_engine.cpu.packed_layers import PackedLinear
+from mini_engine.cpu.packed_step import apart
 from mini_engine.errors import UserError
 from mini_engine.native_build import find_compiler
 from tests.l9.test_fast_model import LONG

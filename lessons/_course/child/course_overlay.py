@@ -1,7 +1,7 @@
-"""Course machinery. Inside a checked process: the student's file takes the place of a module of `mini_engine`.
+"""Course machinery. In a process under `check`: imports the student's files instead of modules of `mini_engine`.
 
-KV_COURSE_OVERLAY is a JSON object of module name to file. KV_COURSE_BLOCKED is a JSON object of module name to the
-reason it may not be imported. Both are inherited by the processes that a test starts.
+KV_COURSE_OVERLAY is a JSON object that maps module names to files. KV_COURSE_BLOCKED maps module names to the reason
+why they must not be imported. Processes started by a test inherit both.
 """
 
 import json
@@ -16,14 +16,14 @@ BLOCKED = "KV_COURSE_BLOCKED"
 
 
 class FreshLoader(SourceFileLoader):
-    """Compiles the file anew each time: a cached compilation may be one save behind."""
+    """Always compiles from source: cached bytecode may be one save behind."""
 
     def get_code(self, fullname: str):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 class OverlayFinder:
-    """A meta-path finder that answers for the overlaid and for the blocked modules, and for no others."""
+    """A meta-path finder for the overlaid and the blocked modules only."""
 
     def __init__(self, overlay: dict[str, str], blocked: dict[str, str]) -> None:
         self.overlay = overlay
@@ -37,7 +37,7 @@ class OverlayFinder:
 
 
 def install() -> OverlayFinder:
-    """Put the finder that the environment describes first; it must happen before `mini_engine` is imported."""
+    """Install the finder that the environment describes. Call this before `mini_engine` is imported."""
     finder = OverlayFinder(json.loads(os.environ.get(OVERLAY, "{}")), json.loads(os.environ.get(BLOCKED, "{}")))
     sys.meta_path.insert(0, finder)
     return finder

@@ -1,4 +1,4 @@
-"""Course machinery. A pytest plugin that writes what happens as JSON lines, and stops a test that runs too long."""
+"""Course machinery. A pytest plugin that logs events as JSON lines and stops tests that run too long."""
 
 import ctypes
 import faulthandler
@@ -24,13 +24,13 @@ LOOK_SECONDS = 0.1
 
 
 class TookTooLong(BaseException):
-    """Raised inside a test that does not end; no `except Exception` swallows it."""
+    """Raised inside a test that does not finish. A BaseException, so `except Exception` does not catch it."""
 
 
 class Deadline:
-    """Raises TookTooLong in the thread that entered it, after `seconds` of this process's own work.
+    """Raises TookTooLong in the thread that entered it, after `seconds` of this process's processor time.
 
-    Processor time, so that a busy machine makes no test fail. Python code is stopped; a C call, or a wait, is not.
+    Processor time, so that no test fails because the machine is busy. Stops Python code, but not a C call or a wait.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -61,7 +61,7 @@ class Deadline:
 
 
 class Reporter:
-    """The plugin: one line for each event, flushed, so that `check` can follow along."""
+    """The plugin: writes one line per event, flushed, so that `check` can follow along."""
 
     def __init__(self, path: str, seconds: float) -> None:
         self.path = path
@@ -94,11 +94,11 @@ class Reporter:
             self._after_a_hang(node.session)
 
     def _after_a_hang(self, session) -> None:
-        """What hangs once will hang again: wait less for the next, and after a few of them for nothing more."""
+        """Wait less for the next test, because code that hangs once usually hangs again; stop after a few."""
         self.hangs += 1
         self.seconds = min(self.seconds, AFTER_A_HANG_SECONDS)
         if self.hangs == MOST_HANGS:
-            session.shouldstop = "tests do not end"
+            session.shouldstop = "several tests do not finish"
 
     def pytest_runtest_logreport(self, report) -> None:
         if report.when == "call" or report.outcome != "passed":
@@ -123,7 +123,7 @@ def skip_reason(report) -> str:
 
 
 def describe(error: BaseException, node) -> dict:
-    """What a failure says, which unwritten task it met, and where it went through."""
+    """Describe a failure: its message, the unwritten task it ran into, and its traceback."""
     error = heart_of(error)
     task = next((m[1] for e in chain(error) if isinstance(e, NotImplementedError) and (m := TASK.search(str(e)))), None)
     stack = traceback.extract_tb(error.__traceback__)
@@ -139,12 +139,12 @@ def describe(error: BaseException, node) -> dict:
 
 
 def is_ours(path: Path, root: Path) -> bool:
-    """Whether a frame is of the course: not of pytest, wherever that is installed, and not of this plugin."""
+    """Whether a frame belongs to the course: not to pytest, wherever it is installed, and not to this plugin."""
     return path.is_relative_to(root) and "site-packages" not in path.parts and path.parent != Path(__file__).parent
 
 
 def heart_of(error: BaseException) -> BaseException:
-    """The failure itself: what broke the import of a test file, the first of a group that hypothesis found."""
+    """Return the underlying error: what broke a test file's import, or the first of hypothesis' exception group."""
     while True:
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -165,6 +165,6 @@ def chain(error: BaseException | None):
 def pytest_configure(config) -> None:
     path = os.environ.get(REPORT)
     if path and not hasattr(config, "workerinput"):
-        if LAST_SECONDS in os.environ:  # should `check` itself be killed, this process ends all the same
+        if LAST_SECONDS in os.environ:  # so that this process ends even if `check` itself is killed
             faulthandler.dump_traceback_later(float(os.environ[LAST_SECONDS]), exit=True)
         config.pluginmanager.register(Reporter(path, float(os.environ.get(TEST_SECONDS, "15"))), "course-reporter")

@@ -1,4 +1,4 @@
-"""Course machinery. Run by `doctor`: what torch sees, whether the C++ kernel can be built, and the model's first words.
+"""Course machinery. Run by `doctor`: reports the GPU and the C++ compiler, and lets the model generate a few words.
 
 Prints JSON lines: {"name": …, "state": ok | absent | missing, "text": …}.
 """
@@ -20,7 +20,7 @@ def devices() -> None:
     if torch.cuda.is_available():
         say("GPU", "ok", torch.cuda.get_device_name())
     else:
-        say("GPU", "absent", "none that torch can use; the CPU is enough, tests that need a GPU are NOT CHECKED")
+        say("GPU", "absent", "none that torch can use; the CPU is enough, but tests that need a GPU are NOT CHECKED")
 
 
 def compiler() -> None:
@@ -29,9 +29,9 @@ def compiler() -> None:
 
         say("C++ compiler", "ok", find_compiler())
     except ImportError as error:
-        say("C++ compiler", "absent", f"not looked for: {error}")
+        say("C++ compiler", "absent", f"not checked: {error}")
     except ValueError:
-        say("C++ compiler", "absent", "none; lesson 3's C++ kernel is left out and its tests are NOT CHECKED")
+        say("C++ compiler", "absent", "none; lesson 3's C++ kernel is not used and its tests are NOT CHECKED")
 
 
 def pocket_model() -> None:

@@ -1,4 +1,4 @@
-"""Course machinery. Python runs this at start in every process below `check`, so that all of them see the overlay."""
+"""Course machinery. Python runs this at startup in every process under `check`, so that all of them use the overlay."""
 
 import importlib.machinery
 import importlib.util
@@ -10,7 +10,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def run_the_other_one() -> None:
-    """This file hides a `sitecustomize` that the installation may have; run that one too."""
+    """Run the installation's own `sitecustomize`, which this file hides, if there is one."""
     others = [entry for entry in sys.path if Path(entry).resolve() != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec and spec.loader:

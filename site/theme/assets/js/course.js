@@ -1,11 +1,11 @@
-/* What the theme's own pages lack for a reader who listens, or who has no mouse. */
+/* Additions to the theme for screen readers and keyboard users. */
 (function () {
   "use strict";
   function each(selector, act) {
     document.querySelectorAll(selector).forEach(act);
   }
 
-  // What is wider than the page scrolls in a box of its own; the keyboard has to reach that box.
+  // Content wider than the page scrolls in its own box, which must be reachable by keyboard.
   function reach() {
     each(".md-typeset__scrollwrap, .md-typeset p:has(> img), .kv-hero__commands, pre > code", function (box) {
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
@@ -18,9 +18,9 @@
       dialog.setAttribute("aria-label", "Search");
     });
     each(".md-code__nav", function (nav) {
-      nav.setAttribute("role", "none"); // a copy button, not a place to go to
+      nav.setAttribute("role", "none"); // a copy button, not navigation
     });
-    each("th:empty", function (corner) { // the corner over a table's first column is no heading
+    each("th:empty", function (corner) { // an empty corner cell is not a heading
       corner.replaceWith(document.createElement("td"));
     });
   }

@@ -1,5 +1,5 @@
-/* Search is the heaviest part of a page: its index and its worker. Both wait until somebody goes near the search box.
-   The theme asks for them at once, through XMLHttpRequest and Worker; should it ask in another way, nothing is delayed. */
+/* Search is the heaviest part of a page: its index and its worker. Both wait until the reader approaches the search box.
+   The theme requests them at once through XMLHttpRequest and Worker; if it used another API, nothing would be delayed. */
 (function () {
   "use strict";
   const later = [];

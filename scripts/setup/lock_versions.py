@@ -1,8 +1,8 @@
-"""Course machinery. Writes constraints.txt: the version of every package, those that come with others included.
+"""Course machinery. Writes constraints.txt: the version of every package, including transitive ones.
 
-pyproject.toml pins what the course asks for. This pins what that brings along, once for all Pythons and systems, so
-that two set-ups on two days are the same. `make lock` changes as little as it can; `make lock ARGS=--upgrade` takes
-the newest versions that the pins allow.
+pyproject.toml pins what the course asks for. This pins what those packages bring along, for all Pythons and systems at
+once, so that two set-ups on two days are the same. `make lock` changes as little as it can; `make lock ARGS=--upgrade`
+takes the newest versions that the pins allow.
 """
 
 import argparse
@@ -13,7 +13,8 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from setup_env import CONSTRAINTS, OLDEST, ROOT, TORCH, dotted, venv_python
+from scripts import ROOT
+from scripts.setup_env import CONSTRAINTS, OLDEST, TORCH, dotted, venv_python
 
 UV = "0.13.9"
 HEADER = f"""# Written by `make lock` with uv {UV}, for every system and Python that the course runs on.
@@ -23,7 +24,7 @@ CUDA = ("nvidia-", "cuda-")
 
 
 def compile_versions(python: Path, folder: Path, before: str, options: Sequence[str]) -> str:
-    """What uv resolves pyproject.toml to, a line for each package; versions in `before` are kept where they can be."""
+    """Resolve pyproject.toml with uv, one line for each package; keep the versions in `before` where possible."""
     pin, out = folder / "torch.txt", folder / "out.txt"
     pin.write_text(f"torch=={TORCH}\n", encoding="utf-8")
     out.write_text(before, encoding="utf-8")
@@ -35,7 +36,7 @@ def compile_versions(python: Path, folder: Path, before: str, options: Sequence[
 
 
 def without_cuda(text: str) -> str:
-    """The lines of `text` but for CUDA's libraries, comments, and options such as an index."""
+    """Drop CUDA's libraries, comments, and options such as an index from `text`."""
     lines = text.splitlines(keepends=True)
     return "".join(line for line in lines if line[:1].isalnum() and not line.startswith(CUDA))
 

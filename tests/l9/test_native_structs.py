@@ -1,0 +1,55 @@
+"""Lesson 9. Python's structs match those in C++: the same fields, in the same order, of the same types."""
+
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+
+import mini_engine
+from mini_engine.attention.cpu import AttentionSizes
+from mini_engine.cpu import native
+
+PACKAGE = Path(mini_engine.__file__).parent
+STRUCTS = {
+    AttentionSizes: "attention/paged_cpu.h",
+    native.Matrix: "cpu/linear.h",
+    native.Shape: "cpu/layers.cpp",
+    native.Layer: "cpu/layers.cpp",
+    native.Memory: "cpu/layers.cpp",
+    native.Step: "cpu/layers.cpp",
+    native.Pool: "cpu/layers.cpp",
+}
+NUMBERS = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}
+
+
+def fields_in_cpp(name: str, source: str) -> list[tuple[str, str]]:
+    """Return (field, type) for each field of `struct name` in C++ source; a pointer's type is "pointer"."""
+    body = re.search(rf"^struct {name} \{{(.*?)^\}};", re.sub(r"//.*", "", source), re.DOTALL | re.MULTILINE)
+    assert body, f"there is no struct {name}"
+    found = []
+    for declaration in filter(None, map(str.strip, body[1].split(";"))):
+        kind = declaration.removeprefix("const ").split()[0]
+        for part in declaration.split(","):
+            found.append((re.findall(r"\w+", part)[-1], "pointer" if "*" in part else kind))
+    return found
+
+
+def kind_of(ctype: type) -> str:
+    """Return the type's name, as in `fields_in_cpp`."""
+    if ctype is ctypes.c_void_p or issubclass(ctype, ctypes._Pointer):
+        return "pointer"
+    return next((name for name, number in NUMBERS.items() if number is ctype), ctype.__name__)
+
+
+def test_the_reader_of_structs_on_its_own():
+    source = "struct A {  // b; c\n    int64_t x, y;\n    const void *p, *q;\n    T *const *r;\n    Inner in;\n};\n"
+    pointers = [(name, "pointer") for name in "pqr"]
+    assert fields_in_cpp("A", source) == [("x", "int64_t"), ("y", "int64_t"), *pointers, ("in", "Inner")]
+
+
+@pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
+def test_python_and_cpp_agree_on_every_field(struct):
+    in_cpp = fields_in_cpp(struct.__name__, (PACKAGE / STRUCTS[struct]).read_text(encoding="utf-8"))
+    in_python = [(name, kind_of(ctype)) for name, ctype in struct._fields_]
+    assert in_python == in_cpp, f"{struct.__name__}: C++ would read the bytes of one field as another"
