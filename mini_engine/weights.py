@@ -17,7 +17,7 @@ from mini_engine.config import Qwen3Config, read_json
 from mini_engine.errors import UserError
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
-PIECE_BYTES = 32 * 2**20
+PIECE_BYTES = 16 * 2**20
 INDEX_NAME = "model.safetensors.index.json"
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.json"]
 
