@@ -7,6 +7,7 @@ the same prompt run alone, its tokens drawn from the distributions that transfor
 import sys
 from dataclasses import asdict
 
+from scripts import first_line
 from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of
 from scripts.smoke.report import print_json, show
 from scripts.smoke.run import Outcome, compare
@@ -143,7 +144,7 @@ def smoke(args) -> int:
 
 
 def arguments():
-    parser = make_parser(__doc__.splitlines()[0])
+    parser = make_parser(first_line(__doc__))
     knobs = parser.add_argument_group("the drawn answers")
     knobs.add_argument("--temperature", type=float, default=0.8, metavar="T", help="default: 0.8; 0 is greedy")
     knobs.add_argument("--top-k", type=int, default=0, metavar="K", help="default: 0, off")
