@@ -5,6 +5,7 @@ the same prompt run alone, its tokens drawn from the distributions that transfor
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 
 from scripts import first_line
@@ -91,9 +92,9 @@ class FromTransformers:
         return [Sampled(int(token), None)]
 
 
-def processors(params):
+def processors(params) -> Callable[..., torch.Tensor]:
     """Return transformers' own processors, in the order of its `generate`."""
-    from transformers import generation as hf
+    from transformers.generation import logits_process as hf
 
     chain = hf.LogitsProcessorList()
     if params.repetition_penalty != 1:

@@ -170,9 +170,7 @@ def start_all(args, model: Path, stack: ExitStack, notes: list[str]) -> tuple[di
 # ---------------------------------------------------------------- rounds
 
 
-def rounds_of(
-    ready: dict[str, Peer], jobs: Jobs, rounds: int, notes: list[str], title: str = ""
-) -> dict[str, list]:
+def rounds_of(ready: dict[str, Peer], jobs: Jobs, rounds: int, notes: list[str], title: str = "") -> dict[str, list]:
     """Return every engine's figures for a load, in interleaved rounds. An engine that fails is dropped.
 
     The key "" holds the seconds for reading READ_BYTES in each round.

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import mean, median
 
 from scripts.bench.common import Report, take_turns
-from scripts.bench.serve import both_models, equal, tuned_config
 from scripts.bench.serve import add_arguments as add_model_arguments
+from scripts.bench.serve import both_models, equal, tuned_config
 
 import torch
 

@@ -37,7 +37,7 @@ def model_config(plan: Plan, tokenizer: Tokenizer) -> Qwen3Config:
 
 
 def row(documents: Iterator[list[int]], length: int) -> list[int]:
-    """Return `length` + 1 tokens, beginning with a document's start. The last document is cut, but not in every pass."""
+    """Return `length` + 1 tokens, starting where a document starts. The last document is cut, but not in every pass."""
     tokens: list[int] = []
     while len(tokens) <= length:
         tokens += next(documents)
@@ -57,7 +57,7 @@ def batches(documents: list[list[int]], plan: Plan) -> Iterator[torch.Tensor]:
         yield torch.tensor([row(stream, length) for _ in range(count)])
 
 
-def make_optimizers(plan: Plan, model: nn.Module) -> list[torch.optim.Optimizer]:
+def make_optimizers(plan: Plan, model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     """Return Muon (Jordan, 2024) for the layers' matrices, and AdamW for the embedding and the norms.
 
     Muon learns these facts from about a third of the tokens that AdamW needs, which matters on two cores.
