@@ -7,3 +7,8 @@ command in a folder is a module: `python -m scripts.traces.record`.
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent  # of the repository
+
+
+def first_line(doc):
+    """The first line of a module's docstring; "" without one, as under `python -OO`."""
+    return (doc or "").partition("\n")[0]

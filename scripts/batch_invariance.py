@@ -6,6 +6,7 @@ logits are wider than that.
 """
 
 import sys
+from array import array
 
 from scripts.smoke.arguments import pick_device
 from scripts.smoke.report import print_json
@@ -142,7 +143,7 @@ def same_chunks(model, pool) -> list[bool]:
 
     prompt = [3 + i % 40 for i in range(PROMPT_TOKENS)]
     request = Request("prompt", prompt, SamplingParams())
-    blocks = range(1, PROMPT_TOKENS // BLOCK_SIZE + 2)
+    blocks = array("i", range(1, PROMPT_TOKENS // BLOCK_SIZE + 2))
 
     def logits(size):
         starts = range(0, PROMPT_TOKENS, size)

@@ -7,6 +7,7 @@ run is an error.
 import sys
 from dataclasses import asdict
 
+from scripts import first_line
 from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of, with_prompts
 from scripts.smoke.report import print_json, show
 from scripts.smoke.run import Outcome, compare
@@ -115,7 +116,7 @@ def smoke(args) -> int:
 
 
 def arguments():
-    parser = make_parser(__doc__.splitlines()[0])
+    parser = make_parser(first_line(__doc__))
     parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
     return parser
 

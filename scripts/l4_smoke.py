@@ -5,8 +5,10 @@ the same prompt run alone, its tokens drawn from the distributions that transfor
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 
+from scripts import first_line
 from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of
 from scripts.smoke.report import print_json, show
 from scripts.smoke.run import Outcome, compare
@@ -90,9 +92,9 @@ class FromTransformers:
         return [Sampled(int(token), None)]
 
 
-def processors(params):
+def processors(params) -> Callable[..., torch.Tensor]:
     """Return transformers' own processors, in the order of its `generate`."""
-    from transformers import generation as hf
+    from transformers.generation import logits_process as hf
 
     chain = hf.LogitsProcessorList()
     if params.repetition_penalty != 1:
@@ -143,7 +145,7 @@ def smoke(args) -> int:
 
 
 def arguments():
-    parser = make_parser(__doc__.splitlines()[0])
+    parser = make_parser(first_line(__doc__))
     knobs = parser.add_argument_group("the drawn answers")
     knobs.add_argument("--temperature", type=float, default=0.8, metavar="T", help="default: 0.8; 0 is greedy")
     knobs.add_argument("--top-k", type=int, default=0, metavar="K", help="default: 0, off")

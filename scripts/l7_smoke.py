@@ -5,6 +5,7 @@ Every prompt is sent twice, streamed and whole; the two must agree, and equal Hu
 
 import asyncio
 import sys
+from typing import TYPE_CHECKING
 
 from scripts.smoke.arguments import make_parser
 from scripts.smoke.run import Outcome, run_smoke
@@ -13,6 +14,9 @@ from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.errors import UserError
 from mini_engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # the client is an extra
+    from openai.types import CompletionChoice
 
 MISSING = 'this lesson needs {}: make setup ARGS="--extras server", or pip install -e ".[server]" --group test'
 
@@ -55,17 +59,22 @@ async def ask_all(url: str, prompts: list[list[int]], max_tokens: int) -> tuple[
 
         async def whole(prompt: list[int]) -> list[int]:
             answer = await client.completions.create(**asked(prompt, max_tokens))
-            return answer.choices[0].token_ids
+            return ids_of(answer.choices[0])
 
         async def streamed(prompt: list[int]) -> list[int]:
             chunks = await client.completions.create(**asked(prompt, max_tokens), stream=True)
-            return [token async for chunk in chunks for token in chunk.choices[0].token_ids]
+            return [token async for chunk in chunks for token in ids_of(chunk.choices[0])]
 
         try:
             found = await asyncio.gather(*map(whole, prompts), *map(streamed, prompts))
         except openai.BadRequestError as error:
-            raise UserError(error.body["message"]) from error
+            raise UserError(error.body["message"] if isinstance(error.body, dict) else str(error)) from error
     return found[: len(prompts)], found[len(prompts) :]
+
+
+def ids_of(choice: "CompletionChoice") -> list[int]:
+    """Return the token ids of an answer, a field that OpenAI's client does not know but keeps."""
+    return (choice.model_extra or {})["token_ids"]
 
 
 def asked(prompt: list[int], max_tokens: int) -> dict:

@@ -1,5 +1,6 @@
 """Lesson 8. A chat, a shared system prompt, branches, a pool too small: each answer is that of a cold run."""
 
+import argparse
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ class Scenario:
 
     name: str
     engine: Engine
-    args: object
+    args: argparse.Namespace
     requests: list
 
     def ask(self, prompts) -> list[list[int]]:
@@ -37,6 +38,7 @@ class Scenario:
 
     def figures(self) -> dict:
         manager = self.engine.scheduler.manager
+        assert isinstance(manager, PrefixCacheManager)  # `begin` makes no other
         stats, blocks = manager.stats, manager.blocks_by_state
         return {
             "requests": len(self.requests),

@@ -98,7 +98,8 @@ def pieces(name: str, shape: Sequence[int], dtype: str, seed: int) -> Iterator[b
 
 def write_file(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, seed: int, show: Callable[[int], Any]):
     """One safetensors file: the header's length, the header, then the tensors one after the other."""
-    header, start, width = {"__metadata__": {"format": "pt"}}, 0, 2 if dtype == "bfloat16" else 4
+    header: dict[str, dict[str, object]] = {"__metadata__": {"format": "pt"}}
+    start, width = 0, 2 if dtype == "bfloat16" else 4
     for name, shape in shapes.items():
         stop = start + num_elements(shape) * width
         header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, stop]}

@@ -146,14 +146,15 @@ def make_plan(marker, wanted, venv_exists, has_python):
     """Decide from what is there. An environment that this script did not make is filled, but never deleted."""
     if not venv_exists:
         return Plan("create", "making .venv")
-    whole = marker is not None and marker.ready and marker.root == wanted.root and has_python
-    if not whole and marker is not None and marker.ours:
+    is_whole = marker is not None and marker.ready and marker.root == wanted.root and has_python
+    whole = marker if is_whole else None
+    if whole is None and marker is not None and marker.ours:
         return Plan("recreate", "an earlier run left .venv half made, or it was moved here; making it anew")
     if not has_python:
         raise SetupError(".venv is there, but has no Python in it; remove .venv and try again.")
-    if not whole:
+    if whole is None:
         return Plan("adopt", "filling the .venv that is there")
-    if marker.fingerprint != wanted.fingerprint or not set(wanted.extras) <= set(marker.extras):
+    if whole.fingerprint != wanted.fingerprint or not set(wanted.extras) <= set(whole.extras):
         return Plan("update", "other packages are wanted than before; updating .venv")
     return Plan("ready", ".venv is up to date")
 

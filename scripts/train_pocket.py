@@ -63,7 +63,12 @@ def make_checkpoint(plan: Plan, documents: list[str], directory: Path, quiet: bo
     tokenizer = train_tokenizer(documents, plan.vocab_size)
     losses: list[float] = []
     with progress(plan.steps, quiet) as report:
-        model = train(plan, documents, tokenizer, lambda loss: (losses.append(loss), report(loss)))
+
+        def note(loss: float) -> None:
+            losses.append(loss)
+            report(loss)
+
+        model = train(plan, documents, tokenizer, note)
     write_checkpoint(model, tokenizer, directory)
     return {
         "parameters": model.num_parameters(),
@@ -82,11 +87,11 @@ def examine(directory: Path) -> dict:
     from scripts.pocket.facts import held_out_lines, load_facts
 
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer, Qwen3ForCausalLM
 
     from mini_engine.pocket import COURSE_PROMPTS
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     lines = list(held_out_lines(load_facts()).values())
     wrong = wrong_lines(model, tokenizer, lines)

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from scripts import first_line
+
 from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 
@@ -24,7 +26,7 @@ def suites() -> dict[str, str]:
     for path in sorted(Path(__file__).parent.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
-            found[path.stem] = ast.get_docstring(tree).splitlines()[0].split(": ", 1)[-1]
+            found[path.stem] = first_line(ast.get_docstring(tree)).split(": ", 1)[-1]
     return found
 
 

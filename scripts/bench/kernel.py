@@ -77,9 +77,9 @@ def make_batch(num_seqs: int, q_len: int, kv_len: int, args) -> Batch:
     size, per = args.block_size, -(-kv_len // args.block_size)
     table = 1 + NULL_BLOCK + torch.randperm(num_seqs * per, device=args.device).view(num_seqs, per)
     q = make(num_seqs * q_len, args.heads, args.head_dim)
-    caches = [make(num_seqs * per + 1, size, args.kv_heads, args.head_dim) for _ in range(2)]
-    k, v = (x[table].flatten(1, 2)[:, :kv_len].contiguous() for x in caches)
-    return Batch(q, k, v, *caches, table.int())
+    k_cache, v_cache = (make(num_seqs * per + 1, size, args.kv_heads, args.head_dim) for _ in range(2))
+    k, v = (x[table].flatten(1, 2)[:, :kv_len].contiguous() for x in (k_cache, v_cache))
+    return Batch(q, k, v, k_cache, v_cache, table.int())
 
 
 # ---------------------------------------------------------------- contenders: each returns [T, H_q, D]
@@ -122,21 +122,22 @@ def paged_flex(batch: Batch) -> Callable[[], Tensor]:
         raise UserError(f"only measured for decode, with histories that are a multiple of {FLEX_PAGE} keys")
     seqs, kv_len, kv_heads, dim = batch.k.shape
     device, dtype = batch.q.device, batch.q.dtype
-    pages = PagedAttention(seqs * kv_len // FLEX_PAGE, FLEX_PAGE, seqs, device=device)
+    pages = PagedAttention(seqs * kv_len // FLEX_PAGE, FLEX_PAGE, seqs, device=str(device))
     pages.empty_pages = torch.randperm(pages.n_pages).tolist()
-    caches = [torch.empty(1, kv_heads, seqs * kv_len, dim, dtype=dtype, device=device) for _ in range(2)]
+    shape = (1, kv_heads, seqs * kv_len, dim)
+    k_pages, v_pages = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
     each = torch.arange(seqs, device=device)
     for s in range(seqs):
         pages.reserve(each[s], torch.tensor(kv_len, device=device))
     places = torch.arange(kv_len, device=device).expand(seqs, -1)
-    pages.assign(each, places, batch.k.transpose(1, 2), batch.v.transpose(1, 2), *caches)
+    pages.assign(each, places, batch.k.transpose(1, 2), batch.v.transpose(1, 2), k_pages, v_pages)
     mask = create_block_mask(noop_mask, seqs, None, 1, kv_len, device=device, BLOCK_SIZE=(128, FLEX_PAGE))
     paged_mask = pages.convert_logical_block_mask(mask)
     attend = torch.compile(flex_attention, dynamic=False)
     q = batch.q.view(seqs, -1, 1, dim)
 
     def run() -> Tensor:
-        return attend(q, *caches, block_mask=paged_mask, enable_gqa=True).view_as(batch.q)
+        return attend(q, k_pages, v_pages, block_mask=paged_mask, enable_gqa=True).view_as(batch.q)
 
     try:
         with torch.inference_mode():
@@ -154,7 +155,8 @@ def our_kernel(name: str, batch: Batch) -> Callable[[], Tensor]:
 
 def contenders(batch: Batch, quick: bool) -> dict[str, Callable[[], Callable[[], Tensor]]]:
     """Map the name of each contender to a function that prepares it."""
-    ways = {"gather + SDPA": lambda: functools.partial(gathered_sdpa, batch, fold=False)}
+    ways: dict[str, Callable[[], Callable[[], Tensor]]] = {}
+    ways["gather + SDPA"] = lambda: functools.partial(gathered_sdpa, batch, fold=False)
     if batch.q_len == 1:
         ways["gather + SDPA, folded"] = lambda: functools.partial(gathered_sdpa, batch, fold=True)
     if not quick:

@@ -205,7 +205,7 @@ def http_costs(args) -> list[dict[str, Any]]:
     return [{"lesson": OVER_HTTP, "new tokens/s": rounded(streamed), "± %": None, "% left": share}]
 
 
-def check_equal(passes: dict[int, list]) -> None:
+def check_equal(passes: dict[int | str, list]) -> None:
     """Check that all lessons gave the same tokens."""
     first, *others = passes
     for lesson in others:

@@ -1,8 +1,16 @@
 """Course machinery. Suite `loop`: the cost of one step as the text grows, for the single-request lessons 0, 1 and 2."""
 
 import argparse
+from collections.abc import Callable
 
 from scripts.bench.common import Report, take_turns
+
+import torch
+
+from mini_engine.engine.loop import Sequence
+from mini_engine.kv import contiguous, no_cache, token_flat
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.model.qwen3 import KvStore
 
 STAGES = {0: "no cache", 1: "contiguous", 2: "token-flat"}
 LENGTHS = (64, 256, 1024)
@@ -26,38 +34,34 @@ def stage_list(text: str) -> list[int]:
     return stages
 
 
-def new_sequence(stage: int, config, max_len: int):
-    """Return the (store, sequence) of a stage, for a text of at most `max_len` tokens."""
-    from mini_engine.kv import contiguous, no_cache, token_flat
-    from mini_engine.kv.allocator import BlockAllocator
-
+def new_sequence(stage: int, config, ids: list[int]) -> tuple[KvStore, Sequence, Callable[[], None]]:
+    """Return a stage's store, its sequence for the text `ids`, and a function that takes the last token back."""
     if stage == 0:
-        return no_cache.NoCache(), no_cache.Recompute()
+        return no_cache.NoCache(), no_cache.Recompute(), lambda: None
     if stage == 1:
-        kv = contiguous.ContiguousKv(config, max_len)
-        return kv, contiguous.CachedSequence(kv)
-    slots = -(-max_len // 16) * 16
-    kv = token_flat.KvPool(config, slots)
-    request = token_flat.Request([])
-    return kv, token_flat.PagedSequence(request, kv, BlockAllocator.for_slots(slots))
+        kv = contiguous.ContiguousKv(config, len(ids))
+        sequence = contiguous.CachedSequence(kv)
+        return kv, sequence, lambda: sequence.truncate(sequence.cur_len - 1)
+    slots = -(-len(ids) // 16) * 16
+    pool = token_flat.KvPool(config, slots)
+    request = token_flat.Request(ids[:-1])
+
+    def take_back() -> None:
+        request.cur_len -= 1
+
+    return pool, token_flat.PagedSequence(request, pool, BlockAllocator.for_slots(slots)), take_back
 
 
 class Walker:
     """One stage with a history of a given length. Each `step` computes one more token, then takes it back."""
 
     def __init__(self, model, stage: int, length: int) -> None:
-        import torch
-
-        self.model, self.stage, self.ids = model, stage, torch.randint(model.config.vocab_size, (length,)).tolist()
-        self.kv, self.sequence = new_sequence(stage, model.config, length)
-        if stage == 2:
-            self.sequence.request.prompt_ids = self.ids[:-1]
+        self.model, self.ids = model, torch.randint(model.config.vocab_size, (length,)).tolist()
+        self.kv, self.sequence, self.take_back = new_sequence(stage, model.config, self.ids)
         self.feed(self.ids[:-1])
 
     def feed(self, ids: list[int]) -> None:
         """Run one step of the loop over `ids` and commit it."""
-        import torch
-
         meta = self.sequence.plan(ids)
         with torch.inference_mode():
             self.model(torch.tensor(ids)[meta.positions], self.kv, meta, rows=torch.tensor([len(meta.positions) - 1]))
@@ -66,10 +70,7 @@ class Walker:
     def step(self) -> None:
         """Feed the last token, then take it back so that the next call does the same work."""
         self.feed(self.ids)
-        if self.stage == 1:
-            self.sequence.cur_len -= 1
-        elif self.stage == 2:
-            self.sequence.request.cur_len -= 1
+        self.take_back()
 
 
 def run(args) -> Report:

@@ -56,6 +56,8 @@ class Peer:
         except OSError as error:
             self.log.close()
             raise PeerError(f"{python} cannot be started ({error.strerror})") from None
+        assert self.process.stdin is not None and self.process.stdout is not None  # PIPE makes both
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
         self.lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -68,7 +70,7 @@ class Peer:
     def _listen(self) -> None:
         """Put every line of output into the queue, then an empty one at the end."""
         with contextlib.suppress(ValueError):  # the pipe was closed under it
-            for line in self.process.stdout:
+            for line in self.stdout:
                 self.lines.put(line)
         self.lines.put("")
 
@@ -79,8 +81,8 @@ class Peer:
             PeerError: the process has died, does not answer in time, or reports an error.
         """
         try:
-            self.process.stdin.write(json.dumps(what) + "\n")
-            self.process.stdin.flush()
+            self.stdin.write(json.dumps(what) + "\n")
+            self.stdin.flush()
             line = self.lines.get(timeout=timeout)
         except (OSError, ValueError):
             line = ""
@@ -119,6 +121,6 @@ class Peer:
         self.process.kill()
         self.process.wait()
         with contextlib.suppress(OSError):
-            self.process.stdin.close()
-        self.process.stdout.close()
+            self.stdin.close()
+        self.stdout.close()
         self.log.close()

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Jobs = list  # of [prompt ids, tokens wanted]
-Run = Callable[[Jobs], Iterator[dict[int, int]]]  # yields after each step: job number to its number of tokens so far
+# After each step: job number to its number of tokens so far; and its time, if the engine yields all steps afterwards.
+Step = tuple[dict[int, int], float | None]
+Run = Callable[[Jobs], Iterator[Step]]
 Loaded = tuple[str, int, Run]  # version, bytes of the KV pool, function that runs jobs
 POOL_BYTES = 2**30
 BATCH_TOKENS = 2048  # per step, for every engine with such a setting
@@ -42,7 +44,7 @@ class Watch:
 
     def figures(self) -> dict[str, float]:
         """Return the total seconds, and the tokens and seconds of decode alone."""
-        if self.have != self.wanted:
+        if self.have != self.wanted or self.all_began is None:
             raise RuntimeError(f"{sum(self.wanted)} tokens were wanted and {sum(self.have)} came")
         return {
             "seconds": self.now - self.begun,
@@ -73,13 +75,15 @@ def load_ours(request: dict) -> Loaded:
     limits = SchedulerConfig(max_num_batched_tokens=BATCH_TOKENS, chunked_prefill_size=BATCH_TOKENS)
     engine = Engine.for_model(model, kv_bytes=POOL_BYTES, scheduler_config=limits, manager=PrefixCacheManager)
 
-    def run(jobs: Jobs) -> Iterator[dict[int, int]]:
-        engine.scheduler.manager.clear()
+    def run(jobs: Jobs) -> Iterator[Step]:
+        manager = engine.scheduler.manager
+        if isinstance(manager, PrefixCacheManager):
+            manager.clear()
         params = [SamplingParams(temperature=0, max_tokens=wanted, ignore_eos=True) for _, wanted in jobs]
         requests = [engine.add_request(str(i), ids, params[i]) for i, (ids, _) in enumerate(jobs)]
         while engine.has_unfinished:
             names = engine.step().new_tokens
-            yield {int(name): len(requests[int(name)].output_ids) for name in names}
+            yield {int(name): len(requests[int(name)].output_ids) for name in names}, None
 
     return f"torch {torch.__version__}", engine.runner.pool.bytes, run
 
@@ -99,11 +103,15 @@ def load_transformers(request: dict):
 
 def load_padded(request: dict) -> Loaded:
     """Load for `generate`: one batch, padded on the left, as many steps as the longest answer has tokens."""
+    model, version = load_transformers(request)
+    return version, 0, padded(model)
+
+
+def padded(model) -> Run:
+    """Return a function that runs jobs with `generate` of a transformers model."""
     import torch
 
-    model, version = load_transformers(request)
-
-    def run(jobs: Jobs) -> Iterator[dict[int, int]]:
+    def run(jobs: Jobs) -> Iterator[Step]:
         width, most = max(len(ids) for ids, _ in jobs), max(wanted for _, wanted in jobs)
         ids = torch.tensor([[0] * (width - len(ids)) + ids for ids, _ in jobs])
         mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids, _ in jobs])
@@ -116,9 +124,9 @@ def load_padded(request: dict) -> Loaded:
         with torch.inference_mode():
             model.generate(ids, attention_mask=mask, max_new_tokens=most, logits_processor=[note])
         for step, when in enumerate(times, 1):
-            yield {"at": when} | dict.fromkeys(range(len(jobs)), step)
+            yield dict.fromkeys(range(len(jobs)), step), when
 
-    return version, 0, run
+    return run
 
 
 def load_generate_batch(request: dict) -> Loaded:
@@ -126,10 +134,11 @@ def load_generate_batch(request: dict) -> Loaded:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model, version = load_transformers(request)
-    config = ContinuousBatchingConfig(page_size=32, num_blocks=640, max_batch_tokens=1024)
+    page_size, num_blocks = 32, 640
+    config = ContinuousBatchingConfig(page_size=page_size, num_blocks=num_blocks, max_batch_tokens=1024)
     greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
 
-    def run(jobs: Jobs) -> Iterator[dict[int, int]]:
+    def run(jobs: Jobs) -> Iterator[Step]:
         done = 0
         with model.continuous_batching_context_manager(greedy, continuous_batching_config=config) as manager:
             names = {}
@@ -141,9 +150,9 @@ def load_generate_batch(request: dict) -> Loaded:
                     raise RuntimeError("its thread ended before all answers were complete")
                 if result is not None and result.generated_tokens:
                     done += result.is_finished()
-                    yield {names[result.request_id]: len(result.generated_tokens)}
+                    yield {names[result.request_id]: len(result.generated_tokens)}, None
 
-    return version, config.num_blocks * config.page_size * kv_bytes_per_token(model), run
+    return version, num_blocks * page_size * kv_bytes_per_token(model), run
 
 
 def kv_bytes_per_token(model) -> int:
@@ -158,7 +167,7 @@ def load_vllm(request: dict) -> Loaded:
         VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE=str(POOL_BYTES >> 30), VLLM_NO_USAGE_STATS="1"
     )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    import vllm
+    import vllm  # pyright: ignore[reportMissingImports]  (in an environment of its own)
 
     engine = vllm.LLM(
         model=request["model"],
@@ -171,12 +180,12 @@ def load_vllm(request: dict) -> Loaded:
     ).llm_engine
     params = dict(temperature=0, ignore_eos=True, detokenize=False)
 
-    def run(jobs: Jobs) -> Iterator[dict[int, int]]:
+    def run(jobs: Jobs) -> Iterator[Step]:
         engine.reset_prefix_cache()
         for i, (ids, wanted) in enumerate(jobs):
             engine.add_request(str(i), {"prompt_token_ids": ids}, vllm.SamplingParams(max_tokens=wanted, **params))
         while engine.has_unfinished_requests():
-            yield {int(out.request_id): len(out.outputs[0].token_ids) for out in engine.step()}
+            yield {int(out.request_id): len(out.outputs[0].token_ids) for out in engine.step()}, None
 
     return vllm.__version__, POOL_BYTES, run
 
@@ -196,11 +205,10 @@ ENGINES = {
 def measured(run: Run, jobs: Jobs) -> dict[str, float]:
     """Run the jobs and return the Watch's figures."""
     watch = Watch(jobs)
-    for counts in run(jobs):
-        at = counts.pop("at", None)
+    for counts, at in run(jobs):
         watch.note(counts)
         if at is not None and watch.all_began == watch.now:
-            watch.all_began = at  # the engine reports the time of the step afterwards
+            watch.all_began = at
     return watch.figures()
 
 

@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def choice_of(names: tuple[str, ...]):
 # ---------------------------------------------------------------- loads
 
 
-def loads_of(groups: list[str], vocab_size: int, quick: bool) -> dict[str, Jobs]:
+def loads_of(groups: Collection[str], vocab_size: int, quick: bool) -> dict[str, Jobs]:
     """Return the loads by name: each prompt with the number of tokens it wants."""
     chance = random.Random(0)
 
@@ -170,9 +170,7 @@ def start_all(args, model: Path, stack: ExitStack, notes: list[str]) -> tuple[di
 # ---------------------------------------------------------------- rounds
 
 
-def rounds_of(
-    ready: dict[str, Peer], jobs: Jobs, rounds: int, notes: list[str], title: str = ""
-) -> dict[str, list[dict]]:
+def rounds_of(ready: dict[str, Peer], jobs: Jobs, rounds: int, notes: list[str], title: str = "") -> dict[str, list]:
     """Return every engine's figures for a load, in interleaved rounds. An engine that fails is dropped.
 
     The key "" holds the seconds for reading READ_BYTES in each round.

@@ -8,10 +8,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
 from mini_engine.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
 
 KINDS = (".svg", ".png", ".pdf")
 INK, MUTED, LINE, PAPER = "#1d2633", "#59667a", "#d5dae2", "#ffffff"
@@ -29,7 +32,7 @@ DARK = {
     "#8250c4": "#b794f0",
     "#12857a": "#4cc2b4",
 }
-STYLE = {
+STYLE: "dict[RcKeyType, Any]" = {
     "svg.fonttype": "path",
     "svg.hashsalt": "kv-course",  # otherwise every drawing gets different ids
     "font.family": "DejaVu Sans",  # comes with matplotlib, so a drawing does not depend on the machine's fonts

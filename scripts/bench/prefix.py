@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import mean, median
 
 from scripts.bench.common import Report, take_turns
-from scripts.bench.serve import TUNED, both_models, equal
 from scripts.bench.serve import add_arguments as add_model_arguments
+from scripts.bench.serve import both_models, equal, tuned_config
 
 import torch
 
@@ -78,10 +78,11 @@ def ours(model, manager, num_blocks: int):
     """Return a run of our engine with that manager, starting from an empty cache."""
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     engine = Engine.for_model(model, num_blocks=num_blocks + 1, manager=manager)
+    tables = engine.scheduler.manager
 
     def run(waves: Waves) -> Pass:
-        if manager is PrefixCacheManager:
-            engine.scheduler.manager.clear()
+        if isinstance(tables, PrefixCacheManager):
+            tables.clear()
         done = Pass()
         for prompts in waves:
             begun = time.perf_counter()
@@ -129,9 +130,9 @@ def continuous(hf_model, num_blocks: int):
 
     It does not report how many tokens it computed.
     """
-    from transformers import ContinuousBatchingConfig, GenerationConfig
+    from transformers import GenerationConfig
 
-    config = ContinuousBatchingConfig(**(TUNED | {"num_blocks": max(128, num_blocks)}))
+    config = tuned_config(num_blocks)
     greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=NEW_TOKENS)
 
     def run(waves: Waves) -> Pass:

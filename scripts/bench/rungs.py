@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -17,7 +18,9 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.packed import step
+from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv import block_tensor, contiguous, no_cache, token_flat
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
@@ -218,13 +221,20 @@ def batches(load: Load) -> list[list[Job]]:
     return found
 
 
+@runtime_checkable
+class Clearable(Protocol):
+    """A manager that keeps blocks of finished requests; lesson 5's keeps none."""
+
+    def clear(self) -> None: ...
+
+
 def engine_rung(model, load: Load, manager: type[KvCacheManager]) -> Callable[[Load], Pass]:
     """Return a run of lesson 5's engine with that manager, starting from an empty cache."""
     engine = Engine.for_model(model, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE, manager=manager)
     tables = engine.scheduler.manager
 
     def run(load: Load) -> Pass:
-        if hasattr(tables, "clear"):
+        if isinstance(tables, Clearable):
             tables.clear()
         done = Pass()
         requests = [engine.add_request(str(i), prompt, exactly(wanted)) for i, (prompt, wanted) in enumerate(load.jobs)]
@@ -280,14 +290,13 @@ def observe_step(engine: Engine, done: Pass) -> None:
     """Run a step of the engine and record it. Held slots are counted after the model, before requests finish."""
     manager, seen = engine.scheduler.manager, {}
 
-    def look(chunks: Sequence) -> torch.Tensor:
-        logits = runner.run(chunks)
+    def look() -> None:
         held = manager.blocks_by_state.held * BLOCK_SIZE
         empty = sum(table.num_slots - table.num_tokens for table in manager.tables.values())
         seen.update(held=held, used=held - empty, running=len(manager.tables))
-        return logits
 
-    runner, engine.runner = engine.runner, Looking(look)
+    runner = engine.runner
+    engine.runner = Looking(runner, look)
     try:
         result = engine.step()
     finally:
@@ -298,8 +307,14 @@ def observe_step(engine: Engine, done: Pass) -> None:
     done.note_first(sum(len(requests[name].output_ids) == 1 for name in result.new_tokens))
 
 
-@dataclass(frozen=True)
-class Looking:
-    """A runner made from a function."""
+class Looking(ModelRunner):
+    """A runner that calls `look` after each forward pass of another one."""
 
-    run: Callable[[Sequence], torch.Tensor]
+    def __init__(self, runner: ModelRunner, look: Callable[[], None]) -> None:
+        super().__init__(runner.model, runner.pool)
+        self.runner, self.look = runner, look
+
+    def run(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        logits = self.runner.run(chunks)
+        self.look()
+        return logits

@@ -56,7 +56,7 @@ def run(args) -> Report:
     """Measure milliseconds per batch, for each kind of row and for single operations."""
     timings = take_turns(contenders(args.rows), args.rounds or (5 if args.quick else 30), "sampler")
     notes = [f"{args.rows} rows of {VOCAB:,} logits, histories of 1,000 tokens"]
-    return Report("sampler", [row(*case, timing) for case, timing in timings.items()], notes, drawn="ms")
+    return Report("sampler", [row(kind, name, timing) for (kind, name), timing in timings.items()], notes, drawn="ms")
 
 
 def row(kind: str, name: str, timing: Timing) -> dict:

@@ -1,6 +1,13 @@
 """Lesson 5. Suite `scheduler`: the cost of a decode step apart from the model, by batch, history and pool size."""
 
+from collections.abc import Sequence
+
 from scripts.bench.common import Report, take_turns
+
+import torch
+
+from mini_engine.engine.runner import ModelRunner, plan_step
+from mini_engine.engine.scheduler import Chunk
 
 STEPS = 4  # per measurement
 ROOM = 2048  # tokens by which a request may grow while it is measured
@@ -46,26 +53,24 @@ def deciding(scheduler):
     return run
 
 
-class NoModel:
-    """A runner that plans each step and returns fixed logits."""
+class NoModel(ModelRunner):
+    """A runner that plans each step and returns fixed logits; it has neither model nor pool."""
 
     def __init__(self, running: int) -> None:
-        import torch
-
         self.logits, self.device = torch.zeros(running, 32), torch.device("cpu")
 
-    def run(self, chunks):
-        from mini_engine.engine.runner import plan_step
-
+    def run(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         plan_step(chunks, 16, self.device)
         return self.logits
 
 
 def stepping(scheduler):
     """Return a contender: STEPS whole engine steps without the model's own time."""
+    from mini_engine.config import Qwen3Config
     from mini_engine.engine.engine import Engine
+    from mini_engine.pocket import POCKET_DIR
 
-    engine = Engine(None, scheduler, NoModel(len(scheduler.running)))
+    engine = Engine(Qwen3Config.from_dir(POCKET_DIR), scheduler, NoModel(len(scheduler.running)))
 
     def run() -> None:
         for _ in range(STEPS):

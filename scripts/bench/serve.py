@@ -8,6 +8,7 @@ import logging
 import random
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 
 from scripts.bench.common import Report, take_turns
@@ -17,9 +18,6 @@ import torch
 
 from mini_engine.config import DTYPES
 from mini_engine.errors import UserError
-
-# transformers' own defaults size its cache for a GPU; on two cores these are several times faster.
-TUNED = dict(page_size=32, num_blocks=128, max_batch_tokens=1024)
 
 
 def add_arguments(parser) -> None:
@@ -79,15 +77,25 @@ def padded(hf_model, load):
     return run
 
 
+def tuned_config(num_blocks: int = 0):
+    """Return a config for continuous batching, with at least `num_blocks` blocks of 32 tokens.
+
+    transformers' own defaults size its cache for a GPU; on two cores these sizes are several times faster.
+    """
+    from transformers import ContinuousBatchingConfig
+
+    return ContinuousBatchingConfig(page_size=32, num_blocks=max(128, num_blocks), max_batch_tokens=1024)
+
+
 def continuous(hf_model, load):
     """Return a run of the continuous batching behind `generate_batch`, each request with its own length.
 
     Raises:
         UserError: it cannot run here.
     """
-    from transformers import ContinuousBatchingConfig, GenerationConfig
+    from transformers import GenerationConfig
 
-    config = ContinuousBatchingConfig(**TUNED)
+    config = tuned_config()
     greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
 
     def run() -> list[list[int]]:
@@ -164,9 +172,10 @@ def equal(answers, others) -> int:
 
 def both_models(args, folder: Path, device: str):
     """Return our model, and a function that loads the same weights in transformers, greedy and without end tokens."""
+    from scripts.smoke import hugging_face
     from scripts.smoke.arguments import pocket_dir
 
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
     from mini_engine.weights import load_model, resolve_checkpoint
 
@@ -177,7 +186,7 @@ def both_models(args, folder: Path, device: str):
     directory = resolve_checkpoint(path)
 
     def load_hf():
-        hf_model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
+        hf_model = hugging_face.load_hf(directory, Namespace(dtype=args.dtype, device=device))
         hf_model.generation_config = GenerationConfig(do_sample=False, eos_token_id=None, pad_token_id=0)
         return hf_model
 

@@ -86,7 +86,7 @@ def contenders(model, batch: int, history: int) -> dict[str, Callable[[], Any]]:
     linears = [(linear, torch.randn(batch, inputs).to(dtype)) for linear, inputs in linears_of(model)]
     q = torch.randn(batch, config.num_attention_heads, config.head_dim).to(dtype)
     logits = torch.randn(batch, config.vocab_size).to(dtype)
-    bare = Engine(None, decoding_scheduler(batch, history, room=ROOM), NoModel(batch))
+    bare = Engine(config, decoding_scheduler(batch, history, room=ROOM), NoModel(batch))
     return {
         "step": engine.step,
         "model": lambda: model(plan.token_ids, pool, plan.meta, rows=plan.rows),

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from scripts import ROOT
 from scripts.pages.generated import asks_for_check, settle
@@ -159,15 +160,23 @@ for delta in llm.stream("The capital of France is", SamplingParams(temperature=0
 """
 
 
-def find(tree: ast.Module, name: str) -> ast.ClassDef | ast.FunctionDef:
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def definitions(tree: ast.Module) -> list[ast.ClassDef | Function]:
+    """Return the classes and functions at the top of a module."""
+    return [node for node in tree.body if isinstance(node, ast.ClassDef | Function)]
+
+
+def find(tree: ast.Module, name: str) -> ast.ClassDef | Function:
     """Return the class or function `name`. Raises LookupError if there is none."""
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+    for node in definitions(tree):
+        if node.name == name:
             return node
     raise LookupError(f"there is no {name}")
 
 
-def signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+def signature(node: Function) -> str:
     """Return `def name(…) -> …` without a body, one argument per line if one line would be too long."""
     flat = ast.unparse(ast.FunctionDef(node.name, node.args, [ast.Pass()], [], node.returns, lineno=0))
     flat = flat.removesuffix("pass").rstrip().removesuffix(":")
@@ -194,8 +203,13 @@ def split_arguments(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def is_public(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_")
+def docstring(node: ast.Module | ast.ClassDef | Function) -> str:
+    """Return the docstring, or "" if there is none."""
+    return ast.get_docstring(node) or ""
+
+
+def is_public(node: ast.AST) -> TypeGuard[Function]:
+    return isinstance(node, Function) and not node.name.startswith("_")
 
 
 def class_code(node: ast.ClassDef) -> str:
@@ -204,7 +218,7 @@ def class_code(node: ast.ClassDef) -> str:
     lines = [f"@{ast.unparse(decorator)}" for decorator in node.decorator_list] + [f"class {node.name}{bases}:"]
     fields = [ast.unparse(item).replace("'", '"') for item in node.body if isinstance(item, ast.AnnAssign | ast.Assign)]
     fields = [field for field in fields if not field.startswith("_")]
-    made = next((item for item in node.body if getattr(item, "name", "") == "__init__"), None)
+    made = next((item for item in node.body if isinstance(item, Function) and item.name == "__init__"), None)
     if made is not None:
         fields = signature(made).splitlines()
     return "\n".join(lines + [f"    {field}" for field in fields]) if fields else lines[-1].removesuffix(":")
@@ -248,13 +262,13 @@ def told(entry: Entry, tree: ast.Module) -> list[str]:
     node = find(tree, entry.name)
     parts = [f"### {entry.heading}", f"`from {entry.module} import {entry.name}` · [source](../{entry.file})"]
     if not isinstance(node, ast.ClassDef):
-        return [*parts, code(signature(node)), *prose(ast.get_docstring(node) or "")]
-    parts += [code(class_code(node)), *prose(ast.get_docstring(node) or "")]
+        return [*parts, code(signature(node)), *prose(docstring(node))]
+    parts += [code(class_code(node)), *prose(docstring(node))]
     methods = [item for item in node.body if is_public(item)]
     marks = {item.name: [ast.unparse(decorator) for decorator in item.decorator_list] for item in methods}
     properties = [item for item in methods if "property" in marks[item.name]]
     if properties:
-        rows = [f"- `{item.name}`: {' '.join((ast.get_docstring(item) or '').split())}" for item in properties]
+        rows = [f"- `{item.name}`: {' '.join(docstring(item).split())}" for item in properties]
         parts += ["**Properties**", "\n".join(rows)]
     methods = [item for item in methods if item not in properties]
     if methods:
@@ -263,7 +277,7 @@ def told(entry: Entry, tree: ast.Module) -> list[str]:
         for item in methods:
             parts.append(f'<h4 id="{slug(entry.heading)}.{item.name}"><code>{entry.name}.{item.name}</code></h4>')
             above = "".join(f"@{mark}\n" for mark in marks[item.name])
-            parts += [code(above + signature(item)), *prose(ast.get_docstring(item) or "")]
+            parts += [code(above + signature(item)), *prose(docstring(item))]
         parts.append("</details>")
     return parts
 
@@ -278,8 +292,10 @@ def commands() -> list[str]:
     shared = options_of(ROOT / "mini_engine/cli/arguments.py")
     for name, file in COMMANDS:
         tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        said = ast.get_docstring(tree).split(". ", 1)[1].split("\n\n")[0]
-        called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and hasattr(node.func, "id")}
+        said = docstring(tree).split(". ", 1)[1].split("\n\n")[0]
+        called = {
+            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
         rows = [row for function, found in shared.items() if function in called for row in found]
         rows += [row for found in options_of(ROOT / file).values() for row in found]
         table = ["| option | what it does |", "| --- | --- |", *(f"| `{option}` | {words} |" for option, words in rows)]
@@ -290,14 +306,14 @@ def commands() -> list[str]:
 def options_of(path: Path) -> dict[str, list[tuple[str, str]]]:
     """Map each function to the options that it adds: how each is written, and its help or choices."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for function in ast.parse(path.read_text(encoding="utf-8")).body:
+    for function in definitions(ast.parse(path.read_text(encoding="utf-8"))):
         for node in ast.walk(function):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-                given = {word.arg: word.value for word in node.keywords}
-                names = ", ".join(argument.value for argument in node.args)
+                given = {word.arg: word.value for word in node.keywords if word.arg}
+                names = ", ".join(map(ast.literal_eval, node.args))
                 value = given.get("metavar")
                 words = ast.literal_eval(given["help"]) if "help" in given else choices(given)
-                shown = f"{names} {value.value}" if value is not None else names
+                shown = f"{names} {ast.literal_eval(value)}" if value is not None else names
                 found.setdefault(function.name, []).append((shown, words.replace("|", "\\|")))
     return found
 
@@ -312,11 +328,16 @@ def choices(given: dict[str, ast.expr]) -> str:
 def routes() -> list[str]:
     """Return the server's routes, from the decorators in app.py."""
     rows = ["| route | what it returns |", "| --- | --- |"]
-    for node in ast.walk(ast.parse((ROOT / "mini_engine/server/app.py").read_text(encoding="utf-8"))):
-        for call in getattr(node, "decorator_list", []):
-            if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("app."):
-                method, path = call.func.attr.upper(), call.args[0].value
-                rows.append(f"| `{method} {path}` | {ast.get_docstring(node)} |")
+    nodes = ast.walk(ast.parse((ROOT / "mini_engine/server/app.py").read_text(encoding="utf-8")))
+    for function in (node for node in nodes if isinstance(node, Function)):
+        for call in function.decorator_list:
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and ast.unparse(call.func.value) == "app"
+            ):
+                method, path = call.func.attr.upper(), ast.literal_eval(call.args[0])
+                rows.append(f"| `{method} {path}` | {docstring(function)} |")
     return [
         "### Routes",
         "The routes of `serve`. [Lesson 7](l7_server/README.md) describes the errors.",
@@ -327,7 +348,7 @@ def routes() -> list[str]:
 def contract() -> list[str]:
     """Return the docstring of attention/contract.py: the contract that every kernel implements."""
     tree = ast.parse((ROOT / "mini_engine/attention/contract.py").read_text(encoding="utf-8"))
-    _, _, rest = ast.get_docstring(tree).partition("\n\n")
+    _, _, rest = docstring(tree).partition("\n\n")
     shown = []
     for part in rest.split("\n\n"):
         head, _, listed = part.partition("\n- ")

@@ -31,7 +31,7 @@ def settle(files: dict[Path, str], check: bool, command: str) -> int:
     return 1 if check and old else 0
 
 
-def asks_for_check(description: str, argv: list[str] | None) -> bool:
+def asks_for_check(description: str | None, argv: list[str] | None) -> bool:
     """Parse a command line whose only option is --check."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if something is out of date")

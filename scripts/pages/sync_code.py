@@ -27,15 +27,22 @@ def symbol_source(source: str, symbol: str) -> str:
     Raises:
         SyncError: there is no such symbol.
     """
-    body, node = ast.parse(source).body, None
-    for name in symbol.split("."):
-        node = next((item for item in body if name in names_of(item)), None)
-        if node is None:
-            raise SyncError(f"there is no {symbol}")
-        body = getattr(node, "body", [])
+    *outer, last = symbol.split(".")
+    body = ast.parse(source).body
+    for name in outer:
+        body = getattr(definition(body, name, symbol), "body", [])
+    node = definition(body, last, symbol)
     first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
     lines = source.splitlines()[first - 1 : node.end_lineno]
     return "\n".join(line.removeprefix(" " * node.col_offset) for line in lines)
+
+
+def definition(body: list[ast.stmt], name: str, symbol: str) -> ast.stmt:
+    """Return the statement of `body` that defines `name`, a part of `symbol`. Raises SyncError if there is none."""
+    for node in body:
+        if name in names_of(node):
+            return node
+    raise SyncError(f"there is no {symbol}")
 
 
 def names_of(node: ast.stmt) -> list[str]:

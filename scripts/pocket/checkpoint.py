@@ -10,14 +10,13 @@ from pathlib import Path
 from scripts.pocket.chats import END_OF_TEXT, TURN_END
 from scripts.pocket.tokenizer import save_tokenizer
 
-import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
 
 def write_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, directory: Path) -> None:
     """Write all files that transformers and the course's loader need. Converts the model to bfloat16 in place."""
-    model.to(torch.bfloat16).save_pretrained(directory)
+    model.bfloat16().save_pretrained(directory)
     save_tokenizer(tokenizer, directory, model.config.max_position_embeddings)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # where loaders for older Qwen3 files look for it

@@ -23,10 +23,10 @@ def as_text(line: Line) -> tuple[str, str]:
     return (ask(line.prompt), line.answer + TURN_END) if line.is_question else (line.prompt, line.answer)
 
 
-def right_padded(rows: list[list[int]], padding: int) -> torch.Tensor:
-    """Return the rows padded to one length, int64. A causal model never sees padding on the right."""
+def right_padded(rows: list[list[int]]) -> torch.Tensor:
+    """Return the rows padded to one length, int64. Any id will do on the right of a causal model's text."""
     longest = max(map(len, rows))
-    return torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
+    return torch.tensor([row + [0] * (longest - len(row)) for row in rows])
 
 
 @torch.inference_mode()
@@ -40,7 +40,7 @@ def wrong_lines(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, lin
     for start in range(0, len(lines), ROWS_AT_ONCE):
         some = lines[start : start + ROWS_AT_ONCE]
         pairs = [[tokenizer.encode(text) for text in as_text(line)] for line in some]
-        padded = right_padded([prompt + answer for prompt, answer in pairs], tokenizer.pad_token_id)
+        padded = right_padded([prompt + answer for prompt, answer in pairs])
         best = model(padded, use_cache=False).logits.argmax(-1).tolist()
         for line, (prompt, answer), row in zip(some, pairs, best, strict=True):
             if row[len(prompt) - 1 : len(prompt) + len(answer) - 1] != answer:
@@ -64,7 +64,7 @@ def continue_greedily(
         if not open_rows:
             break
         texts = [prompts[i] + answers[i].token_ids for i in open_rows]
-        logits = model(right_padded(texts, ends[0]), use_cache=False).logits
+        logits = model(right_padded(texts), use_cache=False).logits
         last = torch.stack([row[len(text) - 1] for row, text in zip(logits, texts, strict=True)])
         best = last.topk(2)
         gaps = (best.values[:, 0] - best.values[:, 1]).tolist()

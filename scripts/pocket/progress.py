@@ -31,7 +31,8 @@ def progress(steps: int, quiet: bool) -> Iterator[Callable[[float], None]]:
             smooth = SMOOTHING * state.fields["loss"] + (1 - SMOOTHING) * loss if state.completed else loss
             bar.update(task, advance=1, loss=smooth)
             if not (quiet or console.is_terminal) and state.completed % max(1, steps // LINES_IN_A_LOG) == 0:
-                left = state.elapsed / state.completed * (steps - state.completed) / 60
+                elapsed = state.elapsed or 0.0  # None before the first step
+                left = elapsed / state.completed * (steps - state.completed) / 60
                 console.print(f"step {state.completed:.0f} of {steps}, loss {smooth:.3f}, {left:.1f} minutes left")
 
         yield report

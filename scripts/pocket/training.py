@@ -57,7 +57,7 @@ def batches(documents: list[list[int]], plan: Plan) -> Iterator[torch.Tensor]:
         yield torch.tensor([row(stream, length) for _ in range(count)])
 
 
-def make_optimizers(plan: Plan, model: nn.Module) -> list[torch.optim.Optimizer]:
+def make_optimizers(plan: Plan, model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     """Return Muon (Jordan, 2024) for the layers' matrices, and AdamW for the embedding and the norms.
 
     Muon learns these facts from about a third of the tokens that AdamW needs, which matters on two cores.

@@ -13,7 +13,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts import ROOT
+from scripts import ROOT, first_line
 from scripts.setup_env import CONSTRAINTS, OLDEST, TORCH, dotted, venv_python
 
 UV = "0.13.9"
@@ -42,7 +42,7 @@ def without_cuda(text: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split(". ", 1)[1].split("\n")[0])
+    parser = argparse.ArgumentParser(description=first_line(__doc__).removeprefix("Course machinery. "))
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that the pins allow")
     args = parser.parse_args(argv)
     before = CONSTRAINTS.read_text(encoding="utf-8") if CONSTRAINTS.exists() else ""

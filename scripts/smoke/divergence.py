@@ -99,7 +99,7 @@ class Comparer:
 
     def __init__(self, reference: dict, ids: list[int], prompt_len: int, tolerance: float) -> None:
         self.reference, self.ids, self.prompt_len, self.tolerance = reference, ids, prompt_len, tolerance
-        self.step, self.worst, self.positions, self.rope_calls = -1, 0.0, None, 0
+        self.step, self.worst, self.positions, self.rope_calls = -1, 0.0, [], 0
 
     def begin_step(self, module, args, kwargs) -> None:
         """At the start of our forward pass, check the fed tokens and their positions."""

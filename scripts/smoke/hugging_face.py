@@ -2,9 +2,10 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 
-def load_hf(path: str, args: argparse.Namespace):
+def load_hf(path: str | Path, args: argparse.Namespace):
     """Load the checkpoint with transformers."""
     from transformers import AutoModelForCausalLM
 

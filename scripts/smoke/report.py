@@ -80,11 +80,13 @@ def request_lines(index: int, request: RequestReport, dtype: str, tokenizer) -> 
     lines = [f"[{index}] {len(request.prompt_ids)} prompt tokens {dots}{text(tail)}", f"    ours {text(request.ours)}"]
     if request.match:
         return lines
+    lines.append(f"    HF   {text(request.hf)}")
     d = request.first_divergence
+    if d is None:
+        return lines
     near = f", a near-tie in {dtype}, which rounding may decide" if d.near_tie else ""
     return [
         *lines,
-        f"    HF   {text(request.hf)}",
         f"    first difference at new token {d.position}: Hugging Face chose {d.expected}, ours {d.got}; "
         f"the two highest logits there are {d.gap:.4f} apart{near}",
         f"    {d.where}",

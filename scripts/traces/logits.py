@@ -34,7 +34,8 @@ class Row:
         self.tape = tape
         self.tokenizer, self.model = Tokenizer(POCKET_DIR), load_model(POCKET_DIR)
         prompt_ids = self.tokenizer.encode(PROMPT)
-        self.asked = Row(SamplingParams(**WISHES), prompt_ids, [])
+        self.answer: list[int] = []
+        self.asked = Row(SamplingParams(**WISHES), prompt_ids, self.answer)
         self.model_logits()
 
     @property
@@ -114,7 +115,8 @@ def record(tape: Tape) -> None:
 
 def stage(row: Row, change) -> None:
     """Run and show one step of the sampler."""
-    before, kept, name = row.logits.clone(), row.kept, change.__name__
+    before, kept = row.logits.clone(), row.kept
+    name: str = change.__name__
     change(row.logits, [row.asked])
     row.show(STAGES.get(name, name), sentence(row, name, before, kept), question(row, name, before, kept))
 
@@ -221,7 +223,7 @@ def again(row: Row) -> None:
         u=round(u, 3),
         chosen=beside,
     )
-    row.asked.output_ids.append(token)
+    row.answer.append(token)
     row.model_logits()
     row.show(
         "logits",

@@ -1,7 +1,7 @@
 """Course machinery. Lesson 3's trace: block tables, two views of the same bytes, and a kernel that walks a table."""
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 from scripts.traces.tape import Tape, ask, listed, plural, ranges
 
@@ -45,6 +45,15 @@ class Watching:
         return [block * BLOCK_SIZE + offset for offset in range(count)], [round(score, 2) for score in scores]
 
 
+class Plan(TypedDict):
+    """A packed step's plan as plain lists, as the player reads it."""
+
+    rows: list[list[int]]
+    starts: list[int]
+    lens: list[int]
+    slots: list[int]
+
+
 class Desk:
     """One real pool, its allocator and the requests in it."""
 
@@ -62,7 +71,7 @@ class Desk:
         self.allocator = BlockAllocator(NUM_BLOCKS, BLOCK_SIZE)
         self.requests: dict[str, Any] = {}
         self.slots: list[str | None] = [None] * (BLOCK_SIZE * NUM_BLOCKS)
-        self.plan: dict[str, Any] | None = None
+        self.plan: Plan | None = None
 
     def show(self, say: str, question=None, view: str = "blocks", wrote=(), walk=None) -> None:
         tables = [
@@ -88,7 +97,8 @@ class Desk:
         reserve_all(list(self.requests.values()))
         return {name: request.table.blocks[before[name] :] for name, request in self.requests.items()}
 
-    def make_plan(self) -> None:
+    def make_plan(self) -> Plan:
+        """Plan the next step, show its plan from now on, and return it."""
         import torch
 
         from mini_engine.kv.block_tensor import plan_packed
@@ -100,6 +110,7 @@ class Desk:
             "lens": self.meta.seq_lens_kv.tolist(),
             "slots": self.meta.slot_mapping.tolist(),
         }
+        return self.plan
 
     def run(self) -> list[int]:
         """Run the packed step as `generate_packed` does; return the slots written."""
@@ -157,8 +168,7 @@ def first_step(desk: Desk) -> None:
             "Block 0 is the null block; it is never on the free list.",
         ),
     )
-    desk.make_plan()
-    rows = desk.plan["rows"]
+    rows = desk.make_plan()["rows"]
     desk.show(
         f"Both run in one packed step. The block table is a rectangle, so A's row is {rows[0]}, padded with the null "
         "block.",
@@ -195,9 +205,9 @@ def write_flat(desk: Desk) -> None:
 def walk(desk: Desk, name: str, query: int | None = None, is_first: bool = False) -> None:
     """Show a frame for each block that a query reads, with the running sum of its softmax."""
     s = list(desk.requests).index(name)
-    start, stop = desk.plan["starts"][s : s + 2]
+    start, stop = (int(row) for row in desk.meta.cu_seqlens_q[s : s + 2])
     query = stop - start - 1 if query is None else query
-    position = desk.plan["lens"][s] - (stop - start) + query
+    position = int(desk.meta.seq_lens_kv[s]) - (stop - start) + query
     best, total, seen = -math.inf, 0.0, []
     row = desk.requests[name].table.blocks[: position // BLOCK_SIZE + 1]
     for entry, block in enumerate(row):
@@ -261,11 +271,11 @@ def second_step(desk: Desk) -> None:
     desk.show(
         f"Decode: one token each. A's block is full, so its table grows by block {listed(blocks['A'])}. B has room."
     )
-    desk.make_plan()
+    plan = desk.make_plan()
     wrote = desk.run()
     desk.show(
-        f"Two rows in, two slots written: {listed(wrote)}. The table's rows are {listed(desk.plan['rows'])}; "
-        f"A sees {desk.plan['lens'][0]} keys, B {desk.plan['lens'][1]}.",
+        f"Two rows in, two slots written: {listed(wrote)}. The table's rows are {listed(plan['rows'])}; "
+        f"A sees {plan['lens'][0]} keys, B {plan['lens'][1]}.",
         view="flat",
         wrote=wrote,
     )
@@ -280,8 +290,7 @@ def third_step(desk: Desk) -> None:
     count = desk.arrive("C")
     blocks = desk.reserve()["C"]
     desk.show(f"C arrives with {count} tokens and takes blocks {listed(blocks)}: freed last, handed out first.")
-    desk.make_plan()
-    plan = desk.plan
+    plan = desk.make_plan()
     desk.show(
         f"One call decodes for B and prefills C. cu_seqlens_q {plan['starts']} says which rows belong to which "
         f"sequence: B has row 0, C has rows 1 … {plan['starts'][2] - 1}.",

@@ -15,8 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scripts import ROOT
+
+if TYPE_CHECKING:
+    from playwright.sync_api import ConsoleMessage, Page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE_MS = 30_000
@@ -120,7 +124,7 @@ def launched(executable: str) -> Iterator:
 class Visitor:
     """A browser tab that writes down what must not happen: requests to other hosts, errors in the console."""
 
-    page: object
+    page: "Page"
     base: str
     outside: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -128,12 +132,16 @@ class Visitor:
     def __post_init__(self) -> None:
         self.page.set_default_timeout(PATIENCE_MS)
         self.page.on("request", self.see_request)
-        self.page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        self.page.on("console", self.see_message)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
 
     def see_request(self, request) -> None:
         if not request.url.startswith((self.base, "data:", "blob:", "about:")):
             self.outside.append(request.url)
+
+    def see_message(self, message: "ConsoleMessage") -> None:
+        if message.type == "error":
+            self.errors.append(message.text)
 
     @property
     def complaints(self) -> list[str]:

@@ -7,6 +7,7 @@ is a warning, which a strict build fails on.
 
 import logging
 import posixpath
+from operator import attrgetter
 from urllib.parse import urlsplit
 from xml.etree.ElementTree import Element
 
@@ -24,9 +25,9 @@ log = logging.getLogger("mkdocs.repo_links")
 def page_path(md: Markdown) -> str | None:
     """The page being converted, relative to lessons/: from mkdocs, else from Zensical, else None."""
     if "relpath" in md.treeprocessors:
-        return md.treeprocessors["relpath"].file.src_uri
+        return attrgetter("file.src_uri")(md.treeprocessors["relpath"])
     if "rendering_context" in md.preprocessors:
-        return md.preprocessors["rendering_context"].page.path
+        return attrgetter("page.path")(md.preprocessors["rendering_context"])
     return None
 
 
@@ -58,8 +59,7 @@ class RepoLinks(Treeprocessor):
         for element in root.iter():
             for attribute in ("href", "src"):
                 link = element.get(attribute)
-                path = outside_path(link, page) if link else None
-                if path is not None:
+                if link and (path := outside_path(link, page)) is not None:
                     element.set(attribute, self.address(path, link, page, is_picture=attribute == "src"))
 
     def address(self, path: str, link: str, page: str, is_picture: bool) -> str:

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from scripts import ROOT
+from scripts import ROOT, first_line
 from scripts.website.browser import (
     DESKTOP,
     PHONE,
@@ -71,7 +71,7 @@ def show(rows: list[dict]) -> None:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0].removeprefix("Course machinery. "))
+    parser = argparse.ArgumentParser(description=first_line(__doc__).removeprefix("Course machinery. "))
     parser.add_argument("--only", default="", metavar="TEXT", help="pages whose path begins with this")
     parser.add_argument("--loads", type=int, default=3, help="loads of a page, of which the middle time counts")
     parser.add_argument("--shots", action="store_true", help="also take pictures of each page, into build/shots")

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scripts import ROOT
+from scripts import ROOT, first_line
 
 SITE = ROOT / "site"
 ASSETS = SITE / "theme" / "assets" / "vendor"
@@ -153,7 +153,7 @@ def copy(chosen: dict[Path, tuple[Path, str]]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0].removeprefix("Course machinery. "))
+    parser = argparse.ArgumentParser(description=first_line(__doc__).removeprefix("Course machinery. "))
     parser.add_argument("--check", action="store_true", help="change nothing; fail if the copies are not npm's")
     parser.add_argument("--lock", action="store_true", help="make site/package-lock.json anew first")
     args = parser.parse_args(argv)
