@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from mini_engine.cli.parser import OneLineParser, guard
+from mini_engine.cli.parser import OneLineParser, description, guard
 
 COMMANDS = {
     "generate": ("mini_engine.cli.generate", "continue a text"),
@@ -15,14 +15,14 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None, prog: str = "mini-engine") -> int:
     """Run one command and return the process's exit code. `prog` is what the user typed, for help and errors."""
-    parser = OneLineParser(prog=prog, description=__doc__.split(". ", 1)[1])
+    parser = OneLineParser(prog=prog, description=description(__doc__))
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
     argv = sys.argv[1:] if argv is None else argv
     for name, (module_name, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary)
         if name in argv[:1]:  # import only the command that is asked for
             module = importlib.import_module(module_name)
-            command.description = module.__doc__.split(". ", 1)[1]
+            command.description = description(module.__doc__)
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return guard(parser, lambda args: args.run(args), argv)

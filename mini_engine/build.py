@@ -1,7 +1,7 @@
 """Course machinery. The composition root: a checkpoint and options in, an engine out.
 
-This module alone knows which backends, managers and runners the lessons have brought. Each is imported when it is
-chosen, so an engine without lesson 9's layers and lesson 8's tree needs neither file.
+Only this module knows which backends, managers and runners the lessons have added. Each is imported when it is chosen,
+so an engine without lesson 9's layers or lesson 8's tree does not need their files.
 """
 
 from pathlib import Path
@@ -28,17 +28,17 @@ def build_engine(
     enable_prefix_caching: bool = True,
     **options: Any,
 ) -> Engine:
-    """An engine for a loaded model, with the fastest parts that work here.
+    """Return an engine for a loaded model, with the fastest parts that work here.
 
     Args:
-        backend: what runs the layers on a CPU: "packed" or "torch" (lesson 9), "reference" (lesson 0's own layers), or
-            "auto", the first that works. On a GPU "auto" and "reference" are the same.
-        cuda_graphs: replay captured decode steps (lesson 10) if the device and kernel allow it.
+        backend: which code runs the layers on a CPU: "packed" or "torch" (lesson 9), "auto", the first of these that
+            works, or "reference" (lesson 0's own layers). On a GPU "auto" and "reference" are the same.
+        cuda_graphs: replay captured decode steps (lesson 10) if device and kernel allow it.
         enable_prefix_caching: share prefixes between requests (lesson 8).
-        options: for `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, scheduler_config.
+        options: passed to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, scheduler_config.
 
     Raises:
-        UserError: an option is wrong or cannot work here.
+        UserError: an option is invalid or cannot work here.
     """
     engine = Engine.for_model(with_backend(model, backend), manager=manager_class(enable_prefix_caching), **options)
     if cuda_graphs:
@@ -46,15 +46,15 @@ def build_engine(
     return engine
 
 
-def load(path_or_hub_id: str | Path | None, dtype: str | torch.dtype, device: str | torch.device) -> Qwen3ForCausalLM:
-    """Load a checkpoint, the pocket model for None.
+def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | torch.device) -> Qwen3ForCausalLM:
+    """Load a checkpoint.
 
     Args:
-        dtype: a torch dtype or its name; "auto" is float32 on the CPU and bfloat16 on a GPU.
+        dtype: a torch dtype or its name; "auto" is float32 on a CPU and bfloat16 on a GPU.
         device: "auto" is the GPU if torch sees one.
 
     Raises:
-        UserError: anything that keeps the checkpoint from running here, in one sentence.
+        UserError: the checkpoint cannot run here; one sentence says why.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device is 'cuda', but this torch sees no CUDA device; use 'cpu'", param="device")
@@ -70,7 +70,7 @@ def load(path_or_hub_id: str | Path | None, dtype: str | torch.dtype, device: st
 
 
 def with_backend(model: Qwen3ForCausalLM, backend: str) -> Qwen3ForCausalLM:
-    """The model as this backend runs it."""
+    """Return the model with the layers of this backend."""
     if backend not in BACKENDS:
         raise UserError(f"there is no backend {backend!r}; choose one of {', '.join(BACKENDS)}", param="backend")
     if backend == "reference" or (backend == "auto" and model.device.type != "cpu"):
@@ -81,7 +81,7 @@ def with_backend(model: Qwen3ForCausalLM, backend: str) -> Qwen3ForCausalLM:
 
 
 def manager_class(enable_prefix_caching: bool) -> type[KvCacheManager]:
-    """Lesson 8's manager, or lesson 5's, which shares nothing."""
+    """Return lesson 8's manager, or lesson 5's, which does not share prefixes."""
     if not enable_prefix_caching:
         return KvCacheManager
     from mini_engine.kv.prefix_manager import PrefixCacheManager
@@ -90,7 +90,7 @@ def manager_class(enable_prefix_caching: bool) -> type[KvCacheManager]:
 
 
 def captured(runner: ModelRunner, max_num_seqs: int) -> ModelRunner:
-    """Lesson 10's runner in place of `runner` if its device and kernel allow it."""
+    """Return lesson 10's runner in place of `runner` if device and kernel allow it, otherwise lesson 5's."""
     from mini_engine.gpu.graphs import runner_for
 
     return runner_for(runner.model, runner.pool, max_num_seqs)

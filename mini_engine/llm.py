@@ -5,7 +5,7 @@ llm.generate("The capital of France is", SamplingParams(max_tokens=20))[0].text
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,8 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.pocket import POCKET_DIR
+from mini_engine.prompts import Message, Prompt, checked_ids, checked_messages, is_conversation, is_sequence, listed
 from mini_engine.tokenizer import Tokenizer
-
-Message = Mapping[str, str]
-Prompt = str | Sequence[int]
-
-WHAT_PROMPTS_ARE = "give text or a list of token ids, or a list of these"
 
 
 class LLM:
@@ -123,9 +119,9 @@ class LLM:
         Args:
             messages: dicts with `role` and `content`, or a list of such conversations.
         """
-        several = is_sequence(messages) and len(messages) > 0 and not isinstance(messages[0], Mapping)
+        several = is_sequence(messages) and len(messages) > 0 and not is_conversation(messages)
         conversations = messages if several else [messages]
-        ids = [self.tokenizer.encode_chat(checked(conversation)) for conversation in conversations]
+        ids = [self.tokenizer.encode_chat(checked_messages(conversation)) for conversation in conversations]
         return self.generate(ids, params, progress)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> "Stream":
@@ -140,22 +136,13 @@ class LLM:
         wanted = default(params)
         if not isinstance(wanted, SamplingParams):
             raise UserError(f"params is {params!r}; give SamplingParams", param="params")
-        if is_sequence(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            prompt = self.tokenizer.encode_chat(checked(prompt))
-        request = self.engine.add_request(next(self._stream_ids), self.encode(prompt), wanted)
+        ids = self.tokenizer.encode_chat(checked_messages(prompt)) if is_conversation(prompt) else self.encode(prompt)
+        request = self.engine.add_request(next(self._stream_ids), ids, wanted)
         return Stream(self.engine, request, AnswerReader(request, self.tokenizer))
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: object) -> list[int]:
         """Return the token ids of a text; token ids are returned as they are. UserError for anything else."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if not is_sequence(prompt):
-            raise UserError(f"a prompt is of type {type(prompt).__name__}; {WHAT_PROMPTS_ARE}", param="prompt")
-        strays = [part for part in prompt if not isinstance(part, int) or isinstance(part, bool)]
-        if strays:
-            hint = "use chat for messages" if isinstance(strays[0], Mapping) else WHAT_PROMPTS_ARE
-            raise UserError(f"a prompt holds {strays[0]!r}, of type {type(strays[0]).__name__}; {hint}", param="prompt")
-        return list(prompt)
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else checked_ids(prompt)
 
 
 class Stream:
@@ -198,32 +185,3 @@ class Stream:
 def default(params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams | Sequence[SamplingParams]:
     """Return `params`, or the defaults for None."""
     return SamplingParams() if params is None else params
-
-
-def is_sequence(value: object) -> bool:
-    """Whether `value` is a list, a tuple or the like, but not text or bytes."""
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
-
-
-def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt as a list of one, many as a list."""
-    if isinstance(prompts, str) or (is_sequence(prompts) and len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]
-    if not is_sequence(prompts):
-        raise UserError(f"prompts is of type {type(prompts).__name__}; {WHAT_PROMPTS_ARE}", param="prompt")
-    return list(prompts)
-
-
-def checked(conversation: object) -> Sequence[Message]:
-    """Return the conversation if it is a list of messages with text; UserError otherwise."""
-    if not is_sequence(conversation) or not conversation or not all(is_message(part) for part in conversation):
-        raise UserError(
-            f"a conversation is {conversation!r}; give a list of dicts with role and content, both strings",
-            param="messages",
-        )
-    return conversation
-
-
-def is_message(part: object) -> bool:
-    """Whether `part` is a dict with `role` and `content`, both strings."""
-    return isinstance(part, Mapping) and all(isinstance(part.get(key), str) for key in ("role", "content"))

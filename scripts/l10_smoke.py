@@ -1,7 +1,7 @@
-"""Lesson 10. The engine, the engine with replayed decode steps, and the device loop: the tokens are the same in all.
+"""Lesson 10. The engine, the engine with replayed decode steps, and the device loop: the tokens are the same.
 
-Nothing is left out: on a CPU the padded steps run without a graph, on a GPU they are captured, and whatever cannot be
-done there is an error.
+No path is left out: on a CPU the padded steps run without a graph, on a GPU they are captured, and a path that cannot
+run is an error.
 """
 
 import sys
@@ -22,24 +22,24 @@ from mini_engine.gpu.loop import DeviceKv, generate_on_device
 from mini_engine.gpu.req_to_token import ReqToTokenPool
 from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 
-PLAIN = "as it was"
+PLAIN = "plain"
 MAX_NUM_SEQS = 8
 
 
 def generate(model, prompts, args) -> Outcome:
-    """All prompts through lesson 5's engine."""
+    """Run all prompts through lesson 5's engine."""
     return drained(make_engine(model, prompts, args), prompts, args)
 
 
 def replayed(model, prompts, args) -> Outcome:
-    """The same engine; its decode steps are padded to a capture size and replayed."""
+    """Run the same engine with decode steps that are padded to a capture size and replayed."""
     engine = make_engine(model, prompts, args)
     engine.runner = GraphRunner(model, engine.runner.pool, MAX_NUM_SEQS, capture_for(args.device))
     return drained(engine, prompts, args)
 
 
 def on_device(model, prompts, args) -> Outcome:
-    """No engine: slots, tables and tokens stay on the device until all answers are complete."""
+    """Run without an engine: slots, tables and tokens stay on the device until all answers are complete."""
     page, dtype, device = args.block_size, model.dtype, args.device
     pages = pages_for(prompts, args)
     size = sum(pages) * page
@@ -57,7 +57,7 @@ PATHS = {"replayed": replayed, "on device": on_device}
 
 
 def make_engine(model, prompts, args) -> Engine:
-    """An engine whose pool holds all prompts and answers at once."""
+    """Return an engine whose pool holds all prompts and answers at once."""
     return Engine.for_model(
         model,
         num_blocks=1 + sum(pages_for(prompts, args)),
@@ -68,7 +68,7 @@ def make_engine(model, prompts, args) -> Engine:
 
 
 def drained(engine: Engine, prompts, args) -> Outcome:
-    """Run an engine until every prompt has its answer."""
+    """Run an engine until every prompt is answered."""
     params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
     requests = [engine.add_request(str(index), ids, params) for index, ids in enumerate(prompts)]
     while engine.has_unfinished:
@@ -79,22 +79,22 @@ def drained(engine: Engine, prompts, args) -> Outcome:
 
 
 def pages_for(prompts, args) -> list[int]:
-    """Pages, or blocks, that each prompt and its answer need."""
+    """Return the number of pages (blocks) that each prompt and its answer need."""
     return [-(-(len(ids) + args.max_new_tokens) // args.block_size) for ids in prompts]
 
 
 def kernel_for(device: str) -> str:
-    """On a GPU the kernel that can be captured, elsewhere the fastest that works."""
+    """Return the kernel that can be captured on a GPU, and the fastest that works elsewhere."""
     return "triton" if device == "cuda" else "auto"
 
 
 def capture_for(device: str) -> Capture:
-    """What records steps: CUDA graphs on a GPU, nothing elsewhere."""
+    """Return the capture for a device: CUDA graphs on a GPU, no recording elsewhere."""
     return CudaCapture() if device == "cuda" else no_graph
 
 
 def smoke(args) -> int:
-    """Run all three beside Hugging Face; 0 if all tokens are equal, else 1."""
+    """Compare all three with Hugging Face; return 0 if all tokens are equal, otherwise 1."""
     report = compare(10, generate, args)
     equal = {PLAIN: sum(request.match for request in report.requests)}
     model, prompts = load_ours(args)

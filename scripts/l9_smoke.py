@@ -1,7 +1,7 @@
-"""Lesson 9. The engine over plain layers and over both kinds of fast ones: the tokens are the same in all.
+"""Lesson 9. The engine with lesson 0's layers and with both fast backends: the tokens are the same.
 
-A backend is left out only where it cannot run: packed weights without a C++ compiler or in float16, and fast layers
-beside a GPU. Anything else that goes wrong ends the script with an error.
+A backend is left out only where it cannot run: "packed" without a C++ compiler or in float16, and both on a GPU.
+Anything else that goes wrong ends the script with an error.
 """
 
 import sys
@@ -19,12 +19,12 @@ from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.native_build import find_compiler
 
-PLAIN = "as it was"
-BACKENDS = {"fast, torch": "torch", "fast, packed": "packed"}
+REFERENCE = "reference"
+BACKENDS = ("torch", "packed")
 
 
 def generate(model, prompts, args) -> Outcome:
-    """All prompts through lesson 5's engine, over whatever layers the model has."""
+    """Run all prompts through lesson 5's engine, with the layers that the model has."""
     blocks = 1 + sum(-(-(len(ids) + args.max_new_tokens) // args.block_size) for ids in prompts)
     limits = SchedulerConfig(max_num_seqs=8)
     engine = Engine.for_model(model, num_blocks=blocks, block_size=args.block_size, scheduler_config=limits)
@@ -38,13 +38,13 @@ def generate(model, prompts, args) -> Outcome:
 
 
 def why_not(backend: str, model) -> str | None:
-    """Why this machine cannot run a backend; None if it can.
+    """Return why this machine cannot run a backend, or None if it can.
 
     Raises:
-        UserError: there is a compiler, and it cannot build the packed layers. That is a fault, not a lack.
+        UserError: there is a compiler, but it cannot build the packed layers, which is a fault.
     """
     if model.device.type != "cpu":
-        return f"fast layers are for the CPU, and this model is on {model.device}"
+        return f"fast layers run on the CPU only; this model is on {model.device}"
     if backend != "packed":
         return None
     try:
@@ -66,21 +66,21 @@ def has_compiler() -> bool:
 
 
 def smoke(args) -> int:
-    """Run the engine as it was and with each backend, each beside Hugging Face; 0 if all tokens are equal, else 1."""
+    """Compare every backend with Hugging Face; return 0 if all tokens are equal, otherwise 1."""
     report = compare(9, generate, args)
-    equal = {PLAIN: sum(request.match for request in report.requests)}
+    equal = {REFERENCE: sum(request.match for request in report.requests)}
     left_out = {}
-    for name, backend in BACKENDS.items():
+    for backend in BACKENDS:
         model, prompts = load_ours(args)
         if why := why_not(backend, model):
-            left_out[name] = why
+            left_out[backend] = why
             continue
         outcome = generate(speed_up(model, backend), prompts, args)
         unequal = [i for i, request in enumerate(report.requests) if outcome.outputs[i] != request.hf]
-        equal[name] = len(prompts) - len(unequal)
-        report.faults += [f"{name}: {error}" for error in outcome.faults]
-        if unequal and args.dtype == "float32":  # in half precision another order of additions may decide a near-tie
-            report.faults.append(f"{name}: answers {unequal} differ from Hugging Face's")
+        equal[backend] = len(prompts) - len(unequal)
+        report.faults += [f"{backend}: {error}" for error in outcome.faults]
+        if unequal and args.dtype == "float32":  # in half precision the order of additions may decide a near-tie
+            report.faults.append(f"{backend}: answers {unequal} differ from Hugging Face's")
     report.kv |= {"equal": equal, "left_out": left_out}
     report.match = report.match and not report.faults
     if args.json:

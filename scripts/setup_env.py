@@ -231,7 +231,7 @@ def setup(extras, torch_index, machine):
     if plan.action == "ready":
         return plan
     started = time.monotonic()
-    say(f"Setup: {plan.why} (takes 1.3 GB of disk, several more with CUDA).")
+    say(f"Setup: {plan.why} (takes 2.5 GB of disk, several more with CUDA).")
     source = TorchSource(torch_index, "the one from " + torch_index) if torch_index else choose_torch(machine)
     say(f"       torch is {source.why}.")
     if plan.action == "recreate":

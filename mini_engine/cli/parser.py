@@ -14,6 +14,11 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
 
 
+def description(docstring: str | None) -> str:
+    """Return a module's docstring without the lesson it begins with, for --help."""
+    return (docstring or "").split(". ", 1)[-1]
+
+
 def whole_number(least: int) -> Callable[[str], int]:
     """Return an argparse type that accepts whole numbers from `least` up."""
 

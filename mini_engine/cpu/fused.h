@@ -1,5 +1,5 @@
-// Lesson 9. What a decoder layer does between its matrices. Everything is float32 from one matrix to the next, and is
-// rounded once, when it is written. Functions are called by all threads of a team, which share the rows.
+// Lesson 9. The operations of a decoder layer between its matrices. They compute in float32; a value is rounded only when
+// it is stored. Each function is called by all threads of a team, which divide the rows among themselves.
 
 #pragma once
 #include "linear.h"
@@ -26,9 +26,9 @@ static void rms_norm(const Rows<T>& x, const T* weight, float eps, const Rows<T>
     }
 }
 
-// Norm of one query or key head and RoPE, in place: pairs (i, i + D/2) are turned by the token's angles.
+// Norm and RoPE of one query or key head, in place: pairs (i, i + D/2) are rotated by the token's angles.
 template <typename T>
-static void norm_and_turn(T* head, const T* weight, const T* cos, const T* sin, int64_t dim, float eps) {
+static void norm_and_rope(T* head, const T* weight, const T* cos, const T* sin, int64_t dim, float eps) {
     const float factor = inverse_rms(head, dim, eps);
     for (int64_t i = 0, j = dim / 2; i < dim / 2; i += LANES, j += LANES) {
         const int64_t left = dim / 2 - i;
@@ -39,7 +39,7 @@ static void norm_and_turn(T* head, const T* weight, const T* cos, const T* sin, 
     }
 }
 
-INLINE vec silu(vec x) {  // x / (1 + e^-x); exp2 wants what is not positive
+INLINE vec silu(vec x) {  // x / (1 + e^-x); exp2 takes only arguments up to 0
     const vec size = x < vec{} ? -x : x, e = exp2(size * -1.44269504088896f);
     return x * (x < vec{} ? e : vec{} + 1.f) / (1.f + e);
 }

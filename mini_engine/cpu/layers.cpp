@@ -1,16 +1,16 @@
-// Lesson 9. Qwen3's decoder layers over packed weights and lesson 3's pool: one call runs them all.
+// Lesson 9. Qwen3's decoder layers over packed weights and lesson 3's pool; one call runs all of them.
 //
 //   before_attention   norm, q/k/v, norm of each head, RoPE, K and V into their slots
-//   attention          lesson 3's kernel, handed in as a function
+//   attention          lesson 3's kernel, passed in as a function pointer
 //   after_attention    o and the residual, norm, gate and up, SiLU, down and the residual
 //
-// Plain C at the border, as in lesson 3: pointers and sizes, nothing of Python or torch.
+// The interface is plain C, as in lesson 3: pointers and sizes, no types of Python or torch.
 
 #include "../attention/paged_cpu.h"
 #include "fused.h"
 
 extern "C" {
-struct Shape {  // what all layers have in common
+struct Shape {  // the same for all layers
     int64_t hidden, heads, kv_heads, dim, intermediate;
     float eps;
 };
@@ -18,7 +18,7 @@ struct Layer {
     Matrix q, k, v, o, gate, up, down;
     const void *input_norm, *post_norm, *q_norm, *k_norm;
 };
-struct Memory {  // rows, `stride` elements from one to the next
+struct Memory {  // rows that start `stride` elements apart
     void* data;
     int64_t stride;
 };
@@ -26,15 +26,15 @@ struct Step {  // one step's activations
     int64_t tokens;
     Memory x, normed, qkv, attended, activated;  // [tokens, ...]: hidden, hidden, q + k + v, q, intermediate
     const void *cos, *sin;                       // [tokens, dim]
-    const int64_t* slots;                        // [tokens], where K and V go
-    const int64_t* sampled;                      // the rows that the last layer goes on with after K and V, ascending
+    const int64_t* slots;                        // [tokens], where K and V are written
+    const int64_t* sampled;                      // rows that the last layer still needs after K and V, ascending
     int64_t samples;
 };
 struct Pool {
     PagedAttention* attention;
     void *const *k, *const *v;  // each layer's cache
     const int32_t *starts, *sampled_starts, *kv_lens, *table;
-    AttentionSizes sizes;  // its number of rows is the step's
+    AttentionSizes sizes;  // as lesson 3's kernel expects; the number of rows is set per layer
     float scale;
 };
 }
@@ -52,7 +52,7 @@ struct Decoder {
     Rows<T> qkv() const { return rows(step.qkv, (s.heads + 2 * s.kv_heads) * s.dim); }
     static Rows<const T> readable(const Rows<T>& r) { return {r.data, r.count, r.width, r.stride}; }
 
-    // Without caches, K and V stay in their rows of qkv.
+    // Without caches, K and V stay where they are, in the rows of qkv.
     void before_attention(const Layer& layer, T* k_cache, T* v_cache) const {
         rms_norm(x(), (const T*)layer.input_norm, s.eps, normed());
         Rows<T> out = qkv();
@@ -76,7 +76,7 @@ struct Decoder {
         const T *cos = (const T*)step.cos + token * s.dim, *sin = (const T*)step.sin + token * s.dim;
         for (int64_t h = 0; h < s.heads + s.kv_heads; h++) {
             const void* weight = h < s.heads ? layer.q_norm : layer.k_norm;
-            norm_and_turn(head + h * s.dim, (const T*)weight, cos, sin, s.dim, s.eps);
+            norm_and_rope(head + h * s.dim, (const T*)weight, cos, sin, s.dim, s.eps);
         }
         if (!k_cache) return;
         const int64_t width = s.kv_heads * s.dim, slot = step.slots[token] * width;
@@ -100,7 +100,7 @@ struct Decoder {
 #pragma omp barrier
     }
 
-    // A pair of tiles is one of gate's and the same of up's, so that SiLU * up needs no second look at either.
+    // A pair of tiles is one of gate's and the matching one of up's, so silu(gate) * up needs no second pass.
     void gate_and_up(const Layer& layer) const {
         const Rows<T> from = normed(), to = activated();
         const int64_t size = TILE * words<T>(from.width);
@@ -128,7 +128,7 @@ static void keep_rows(const Memory& m, int64_t width, const int64_t* rows, int64
         if (rows[i] != i) std::copy_n(data + rows[i] * m.stride, width, data + i * m.stride);
 }
 
-// Nobody looks at what a row that is not sampled is after the last layer: there its K and V are all that is needed.
+// The result of a row that is not sampled is never read, so of such rows the last layer computes only K and V.
 template <typename T>
 static int run_layers(const Shape& s, const Layer* layers, int count, const Step& all, Pool pool, int threads) {
     Step step = all;
@@ -160,7 +160,7 @@ static void run_linear(const T* x, int64_t rows, int64_t inputs, int64_t stride,
     });
 }
 
-// Every function for float and for bfloat16. run_layers returns -1, or the sequence whose block table is wrong.
+// Every function, for float and for bfloat16. run_layers returns -1, or the sequence with an invalid block table.
 #define FUNCTIONS(T, NAME)                                                                                             \
     extern "C" void linear_##NAME(const void* x, int64_t rows, int64_t inputs, int64_t stride, const Matrix* m,        \
                                   void* out, int threads) {                                                            \

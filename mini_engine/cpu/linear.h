@@ -1,12 +1,12 @@
-// Lesson 9. y = x W^T over packed weights: every weight is read once a step, in order, and used for all rows.
+// Lesson 9. y = x W^T over packed weights: each weight is read once per step, in order, and used for all rows.
 //
-// A "word" is 4 bytes: one float, or a pair of bfloat16 that follow each other in a row. Packed, the words of TILE
-// outputs lie side by side, so that one 64-byte line holds the same inputs of TILE outputs:
+// A "word" is 4 bytes: one float, or two neighbouring bfloat16 of a row. Packed, the words of TILE outputs lie side by
+// side, so that one 64-byte line holds the weights of TILE outputs for the same inputs:
 //
 //   line i of a tile: word i of output 0, word i of output 1, ... word i of output 15
 //
-// The sum of an output is made in one lane, word after word, whoever the row's neighbours are: the number of inputs
-// alone decides its order.
+// An output is summed in one lane, word after word, whatever other rows there are: the order of the additions depends
+// only on the number of inputs.
 
 #pragma once
 #include "../attention/vectors.h"
@@ -21,16 +21,16 @@ static int team_size() { return 1; }
 #endif
 
 #define UNROLL _Pragma("GCC unroll 16")
-constexpr int TILE = 16;                          // outputs that lie together
+constexpr int TILE = 16;                          // outputs packed together
 constexpr int PARTS = TILE / LANES;               // vectors in a line
-constexpr int TILES = LANES == 16 ? 2 : 1;        // tiles summed at once: as many sums as the registers hold
+constexpr int TILES = LANES == 16 ? 2 : 1;        // tiles summed at once; limited by the number of registers
 constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 5 : 3;  // rows that share each load of a weight
-constexpr int MANY_ROWS = 8 * ROWS;               // of each thread: enough to share out rows instead of weights
+constexpr int MANY_ROWS = 8 * ROWS;               // per thread; from here on threads divide the rows, not the weights
 
 template <typename T>
 constexpr int PER_WORD = 4 / sizeof(T);
 
-// Up to LANES elements from or to memory; lanes past the count are 0, or are not written.
+// Load or store up to LANES elements; lanes past the count become 0, or are not written.
 template <typename T>
 INLINE vec load_some(const T* p, int64_t count) {
     vec x = {};
@@ -57,7 +57,7 @@ INLINE void store_some(T* p, vec x, int64_t count) {
 INLINE vec add_product(vec sum, ivec w, int32_t x, float) { return sum + (vec)w * (vec)(ivec{} + x); }
 INLINE vec add_product(vec sum, ivec w, int32_t x, bf16) { return add_pairs(sum, w, ivec{} + x); }
 
-struct Ahead {  // what to call up from memory meanwhile: a step of `by` bytes through both tiles for each word
+struct Ahead {  // what to prefetch meanwhile: for each word, both addresses advance by `by` bytes
     const char* tile[2];
     int64_t by;
 };
@@ -84,7 +84,7 @@ static void dot(const T* x, int64_t x_stride, int inputs, const int32_t* const* 
             memcpy(&its, x + r * x_stride + word * PER_WORD<T>, 4);
             return its;
         });
-    if (inputs % PER_WORD<T>)  // the last input of an odd number: its partner's weight is 0, so it must be no NaN
+    if (inputs % PER_WORD<T>)  // an odd last input: its word's other weight is 0, so the other input must not be NaN
         step(words, [&](int r) {
             int32_t its = 0;
             memcpy(&its, x + r * x_stride + words * PER_WORD<T>, sizeof(T));
@@ -117,14 +117,14 @@ struct Range {
     int64_t begin, end;
     int64_t size() const { return end - begin; }
 };
-static Range own_part(int64_t count) {  // this thread's
+static Range own_part(int64_t count) {  // the calling thread's
     return {count * thread_number() / team_size(), count * (thread_number() + 1) / team_size()};
 }
 
-// For two tiles of packed weights at a time: write(first row, rows, tile pair, sums [rows][2 * TILE]).
-// To be called by all threads of a team. Few rows: each owns some pairs for all rows, so every weight is read by one.
-// Many rows: each owns some rows for all pairs, so it finds in its own cache what it wrote. Nobody waits at the end.
-// While a pair is used, the next one is called up, a part of it by each group of rows: memory is never idle.
+// For each pair of tiles, call write(first row, rows, tile pair, sums [rows][2 * TILE]).
+// Called by all threads of a team. Few rows: each thread owns some pairs for all rows, so one thread reads each weight.
+// Many rows: each thread owns some rows for all pairs, and finds in its own cache what it wrote. There is no barrier at
+// the end. While one pair is used the next is prefetched, a part of it by each group of rows: memory is never idle.
 template <typename T, typename F, typename G>
 static void each_pair(Rows<const T> x, int64_t count, const F& tiles_of, const G& write) {
     const bool many = x.count >= MANY_ROWS * team_size();
@@ -147,12 +147,12 @@ static void each_pair(Rows<const T> x, int64_t count, const F& tiles_of, const G
     }
 }
 
-struct Matrix {  // packed [outputs, inputs], and a bias or nullptr
+struct Matrix {  // a packed [outputs, inputs], and its bias or nullptr
     const void *tiles, *bias;
     int64_t outputs;
 };
 
-// write(row, first output, how many, sums) for up to LANES outputs at a time of x W^T + bias.
+// Compute x W^T + bias, calling write(row, first output, count, sums) for up to LANES outputs at a time.
 template <typename T, typename F>
 static void linear(Rows<const T> x, const Matrix& m, const F& write) {
     const int64_t tiles = (m.outputs + TILE - 1) / TILE, size = TILE * words<T>(x.width);

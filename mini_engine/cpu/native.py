@@ -1,7 +1,7 @@
-"""Lesson 9. What `layers.cpp` looks like from Python: its structs, its functions, and how it is built.
+"""Lesson 9. Python's view of `layers.cpp`: its structs, its functions, and how it is built.
 
-The structs have the fields of those in C++, in the same order. Fill them by name: ctypes takes a pointer for a length
-without complaint.
+The structs have the same fields as those in C++, in the same order. Fill them by name: ctypes accepts a pointer where a
+length belongs without complaint.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ class Matrix(ctypes.Structure):
 
 
 class Shape(ctypes.Structure):
-    """What all layers have in common."""
+    """The sizes that all layers share."""
 
     _fields_ = (
         *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "dim", "intermediate")),
@@ -49,7 +49,7 @@ class Layer(ctypes.Structure):
 
 
 class Memory(ctypes.Structure):
-    """Rows, `stride` elements from one to the next."""
+    """Rows that start `stride` elements apart."""
 
     _fields_ = (("data", c_void_p), ("stride", c_int64))
 
@@ -101,10 +101,10 @@ class Functions:
 
 
 def load(dtype: torch.dtype) -> Functions:
-    """The functions for weights of this dtype, built now if they never were.
+    """Return the functions for weights of this dtype, building the library first if necessary.
 
     Raises:
-        UserError: not a dtype they know, or they cannot be built here.
+        UserError: the dtype is not supported, or the library cannot be built here.
     """
     if dtype not in SUFFIXES:
         raise UserError(f"packed weights are float32 or bfloat16, not {dtype}; the torch backend takes any dtype")
@@ -116,7 +116,7 @@ def load(dtype: torch.dtype) -> Functions:
 
 @functools.cache
 def _library() -> ctypes.CDLL | UserError:
-    """The library, or why there is none: a failed build is not repeated in this process."""
+    """Return the library, or the reason why there is none: a process does not repeat a failed build."""
     try:
         return build(FLAG_SETS)
     except UserError as why:
@@ -124,5 +124,5 @@ def _library() -> ctypes.CDLL | UserError:
 
 
 def build(flag_sets: tuple[tuple[str, ...], ...]) -> ctypes.CDLL:
-    """The library as the first of `flag_sets` that works builds it: what the processor may use is decided here."""
+    """Build the library with the first of `flag_sets` that works. The flags choose the processor's instructions."""
     return find_or_build(SOURCES, lambda path: ctypes.CDLL(str(path)), flag_sets)

@@ -1,12 +1,12 @@
-"""Lesson 9. Weights in the order in which a decode step reads them.
+"""Lesson 9. Packs weights in the order in which a decode step reads them.
 
-A "word" is 4 bytes: one float32, or a pair of bfloat16 that follow each other in a row of the weight. TILE outputs lie
-together, and word i of all of them is one line of 64 bytes:
+A "word" is 4 bytes: one float32, or two neighbouring bfloat16 of a row. TILE outputs are packed together, and their
+words with the same index i form one line of 64 bytes:
 
     packed[tile, i, output, p] = weight[tile * TILE + output, i * per_word + p]
 
-So one load brings 16 outputs the same input, and a thread that owns some tiles reads memory from end to end. A tile
-takes the bytes that its rows took, which is why packing needs no second copy of the weights.
+So one load fetches the weights of 16 outputs for the same inputs, and a thread that owns some tiles reads memory from
+end to end. A tile takes exactly the bytes that its rows took, which is why packing needs no second copy of the weights.
 """
 
 import torch
@@ -15,13 +15,13 @@ from torch import Tensor
 
 TILE = 16
 WORD_BYTES = 4
-PIECE_BYTES = 4 * 2**20  # what is copied at once, and so all that packing needs besides the weight
+PIECE_BYTES = 4 * 2**20  # copied at a time: all the memory that packing needs besides the weight
 
 
 class PackedWeight:
     """A weight `[out_features, in_features]` as tiles `[tiles, words, TILE, per_word]`, padded with zeros.
 
-    The weight's own memory is used if nothing must be padded, and then the weight no longer holds its rows.
+    Unless it needs padding, the weight is packed in its own memory and no longer holds its rows.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -34,7 +34,7 @@ class PackedWeight:
         interleave(weight.view(-1, TILE, weight.shape[1] // per_word, per_word), self.tiles)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows `ids` `[T]` int64 of the weight, `[T, in_features]`: what an embedding looks up.
+        """Return rows `ids` `[T]` int64 of the weight as `[T, in_features]`, as an embedding looks them up.
 
         Raises:
             IndexError: an id is not in 0 … out_features - 1.
@@ -46,9 +46,9 @@ class PackedWeight:
 
 
 def interleave(rows: Tensor, tiles: Tensor) -> None:
-    """tiles `[n, words, TILE, per_word]` = rows `[n, TILE, words, per_word]` with its middle two swapped.
+    """Copy rows `[n, TILE, words, per_word]` into tiles `[n, words, TILE, per_word]`: swap the middle two dimensions.
 
-    Both may be the same memory: a tile's bytes stay a tile's, so piece by piece is safe.
+    Both may be the same memory. A tile takes the place of its own rows, so working piece by piece is safe.
     """
     step = max(1, PIECE_BYTES // tiles[:1].nbytes)
     for source, target in zip(rows.view(torch.int32).split(step), tiles.view(torch.int32).split(step), strict=True):

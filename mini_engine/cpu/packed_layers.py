@@ -1,7 +1,7 @@
 """Lesson 9. Decoder layers and vocabulary head over packed weights, run by `layers.cpp`.
 
-The layers do what lesson 0's do. Over lesson 3's pool one call runs them all; a store of another kind is asked between
-the two halves of each layer, as ever.
+The layers compute what lesson 0's do. With lesson 3's pool and its C++ kernel one call runs all of them; any other
+store is called between the two halves of each layer.
 """
 
 from collections.abc import Iterable
@@ -35,12 +35,12 @@ class PackedLinear(nn.Module):
 
     @property
     def matrix(self) -> native.Matrix:
-        """What C++ is told of it."""
+        """The struct that describes it to C++."""
         bias = None if self.bias is None else self.bias.data_ptr()
         return native.Matrix(tiles=self.packed.tiles.data_ptr(), bias=bias, outputs=self.packed.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x `[T, in_features]` in the weight's dtype -> `[T, out_features]`; each row as if it were alone."""
+        """x `[T, in_features]` in the weight's dtype -> `[T, out_features]`; rows do not affect each other's bits."""
         if x.shape[1:] != (self.packed.in_features,) or x.dtype != self.packed.tiles.dtype:
             raise ValueError(
                 f"x is {x.dtype} {list(x.shape)}; this layer takes {self.packed.tiles.dtype} "
@@ -54,14 +54,14 @@ class PackedLinear(nn.Module):
 
 
 def take_linear(functions: native.Functions, owner: nn.Module, name: str) -> PackedLinear:
-    """Pack the weight of `owner`'s linear layer `name`, which goes: its weight no longer holds its rows."""
+    """Remove the linear layer `name` from `owner` and pack its weight, which no longer holds its rows."""
     linear: nn.Linear = getattr(owner, name)
     delattr(owner, name)
     return PackedLinear(functions, linear.weight.data, linear.bias)
 
 
 class PackedDecoderLayer(nn.Module):
-    """Lesson 0's decoder layer in two calls, with the store's part between them."""
+    """Lesson 0's decoder layer in two calls; the store is called in between."""
 
     def __init__(self, functions: native.Functions, layer: Qwen3DecoderLayer, shape: native.Shape) -> None:
         super().__init__()
@@ -75,12 +75,12 @@ class PackedDecoderLayer(nn.Module):
         )
         owners = dict.fromkeys(("q", "k", "v", "o"), attention) | dict.fromkeys(("gate", "up", "down"), mlp)
         linears = {name: take_linear(functions, owner, f"{name}_proj") for name, owner in owners.items()}
-        self.norms, self.linears = nn.ModuleDict(norms), nn.ModuleDict(linears)  # what the struct points at stays
+        self.norms, self.linears = nn.ModuleDict(norms), nn.ModuleDict(linears)  # keeps alive what the struct points to
         matrices = {name: linear.matrix for name, linear in linears.items()}
         self.struct = native.Layer(**matrices, **{name: norm.weight.data_ptr() for name, norm in norms.items()})
 
     def forward(self, step: Activations, kv: KvStore, meta: Any) -> None:
-        """Take `step.x` through the layer, in place."""
+        """Run `step.x` through the layer, in place."""
         arguments = (self.shape, self.struct, step.struct, torch.get_num_threads())
         self.functions.before_attention(*arguments)
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
@@ -91,7 +91,7 @@ class PackedDecoderLayer(nn.Module):
 
 
 class PackedModel(nn.Module):
-    """Decoder layers and the last norm, in place of a loaded model's, whose weights it takes over."""
+    """Decoder layers and the last norm of a loaded model, whose weights it takes over."""
 
     def __init__(self, functions: native.Functions, model: Qwen3ForCausalLM) -> None:
         super().__init__()
@@ -105,14 +105,14 @@ class PackedModel(nn.Module):
             intermediate=config.intermediate_size,
             eps=config.rms_norm_eps,
         )
-        loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)  # a ModuleList does not say of what
+        loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)  # ModuleList has no element type
         layers = [PackedDecoderLayer(functions, layer, self.shape) for layer in loaded]
         self.layers = nn.ModuleList(layers)
         self.structs = (native.Layer * len(layers))(*(layer.struct for layer in layers))
         self.norm = model.model.norm
 
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
-        """The layers over embedded tokens x `[T, hidden_size]`, in place; what `rows` have become, or all."""
+        """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return the given `rows`, or all."""
         step = self.activations(x, meta)
         rows = torch.arange(len(x)) if rows is None else rows.long()
         if isinstance(kv, KvPool) and isinstance(kv.kernel, Kernel) and kv.kernel.name == "cpu":
@@ -122,7 +122,7 @@ class PackedModel(nn.Module):
         return x[rows]
 
     def activations(self, x: Tensor, meta: Any) -> Activations:
-        """Room for the step; ValueError if the plan is for another number of tokens."""
+        """Allocate the step's memory; ValueError if the plan is for another number of tokens."""
         if not len(meta.positions) == len(meta.slot_mapping) == len(x):
             raise ValueError(
                 f"{len(x)} tokens, {len(meta.positions)} positions and {len(meta.slot_mapping)} slots; "
@@ -132,9 +132,9 @@ class PackedModel(nn.Module):
         return Activations(x, cos, sin, meta.slot_mapping, self.shape)
 
     def run_layers(self, step: Activations, kv: KvPool, meta: ForwardMeta, rows: Tensor) -> Tensor:
-        """All layers in one call; what `rows` have become. What could lead C++ astray is refused before it begins.
+        """Run all layers in one call and return `rows`. Everything that C++ relies on is checked before it starts.
 
-        Where the rows are the last of their sequences, the last layer does nothing for the others but K and V.
+        If each row is the last of its sequence, the last layer computes only K and V for all others.
 
         Raises:
             ValueError: the tables do not fit the pool.
@@ -154,7 +154,7 @@ class PackedModel(nn.Module):
         return step.x[rows] if sampled_starts is None else step.x[: len(rows)]
 
     def check_pool(self, kv: KvPool, slots: Tensor) -> None:
-        """ValueError unless it is a pool for this model and all slots are in it."""
+        """Raise ValueError unless the pool fits this model and contains all slots."""
         num_slots, rest = kv.num_blocks * kv.K[0].shape[1], (self.shape.kv_heads, self.shape.dim)
         if len(kv.K) != len(self.layers) or kv.K[0].shape[2:] != rest:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Lesson 9. What one step tells `layers.cpp`: where its activations, its tables and lesson 3's pool lie."""
+"""Lesson 9. Describes one step to `layers.cpp`: its activations, its tables and lesson 3's pool."""
 
 import ctypes
 from typing import NamedTuple
@@ -15,10 +15,10 @@ LINE_BYTES = 64
 
 
 def apart(like: Tensor, width: int) -> Tensor:
-    """Room for len(like) rows of `width` that begin an odd number of cache lines after one another.
+    """Allocate len(like) rows of `width` that start an odd number of cache lines apart.
 
     A cache finds its lines by the lower bits of their addresses. Rows a power of two apart share those bits, so a dozen
-    of them push each other out of the first-level cache.
+    of them evict each other from the first-level cache.
     """
     size = like.element_size()
     lines = -(-width * size // LINE_BYTES) | 1
@@ -26,7 +26,7 @@ def apart(like: Tensor, width: int) -> Tensor:
 
 
 class Activations:
-    """The memory of one step over T tokens, shared by all layers, and the struct that tells C++ where it lies."""
+    """The memory of one step over T tokens, shared by all layers, and the struct that describes it to C++."""
 
     def __init__(self, x: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, shape: native.Shape) -> None:
         width = (shape.heads + 2 * shape.kv_heads) * shape.dim
@@ -50,19 +50,20 @@ class Activations:
         )
 
     def keep(self, rows: Tensor) -> None:
-        """Let the last layer go on with `rows` alone; its results take their places from the first on."""
+        """Make the last layer continue with `rows` only; their results move to the front."""
         self.sampled = rows.contiguous()
         self.struct.sampled, self.struct.samples = self.sampled.data_ptr(), len(rows)
 
 
 def memory(rows: Tensor) -> native.Memory:
+    """Return the struct that describes `rows`, `[T, width]`, to C++."""
     return native.Memory(data=rows.data_ptr(), stride=rows.stride(0))
 
 
 def starts_of(rows: Tensor, cu_seqlens_q: Tensor) -> Tensor | None:
-    """`cu_seqlens_q` of a step that holds `rows` alone, or None if one is not the last of its sequence, in their order.
+    """Return `cu_seqlens_q` for `rows` only, or None unless each is the last of its sequence and they are in order.
 
-    The last row of a sequence sees all its keys, as in decode. So attention needs no more than where each row is.
+    The last row of a sequence sees all its keys, as in decode, so attention needs to know only which rows there are.
     """
     ends = cu_seqlens_q[1:].long() - 1
     chosen = torch.isin(ends, rows) & (ends >= cu_seqlens_q[:-1])
@@ -72,7 +73,7 @@ def starts_of(rows: Tensor, cu_seqlens_q: Tensor) -> Tensor | None:
 
 
 class Tables(NamedTuple):
-    """A step's tables, contiguous int32. `sampled_starts` has the rows that the last layer goes on with."""
+    """A step's tables, contiguous int32. `sampled_starts` is `cu_seqlens_q` for the last layer's attention."""
 
     starts: Tensor
     sampled_starts: Tensor
@@ -81,7 +82,7 @@ class Tables(NamedTuple):
 
 
 def pool_struct(kv: KvPool, q: Tensor, out: Tensor, tables: Tables) -> native.Pool:
-    """What lesson 3's kernel is told. It reads `q` `[T, H_q, D]` where it lies, among k and v, and writes `out`."""
+    """Return the arguments of lesson 3's kernel, which reads `q` `[T, H_q, D]` in place and writes `out`."""
     k, v = ((ctypes.c_void_p * len(side))(*(x.data_ptr() for x in side)) for side in (kv.K, kv.V))
     return native.Pool(
         attention=kernel_address(q.dtype),

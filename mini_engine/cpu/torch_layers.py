@@ -1,7 +1,7 @@
-"""Lesson 9. Fast layers where there is no compiler: what torch alone can do.
+"""Lesson 9. Fast layers without a compiler, from what torch alone offers.
 
-q, k and v are one matrix, gate and up another, so oneDNN is called four times a layer, with weights that it has laid
-out for itself. Norm and RoPE look at the heads of q and k as one tensor.
+q, k and v are one matrix, gate and up another, so a layer makes four matrix calls instead of seven. In bfloat16 oneDNN
+packs the weights. Norm and RoPE treat the heads of q and k as one tensor.
 """
 
 from collections.abc import Iterable
@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from mini_engine.model.layers import apply_rope, rope_cos_sin
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
 
-FEWEST_ROWS = 4  # fewer take oneDNN longer than four do, and a single row has other bits than one in a batch
+FEWEST_ROWS = 4  # with fewer, oneDNN is slower, and a single row has other bits than the same row in a batch
 
 
 class TorchLinear(nn.Module):
-    """`nn.Linear`; a bfloat16 weight in oneDNN's own layout where oneDNN has one for this processor."""
+    """`nn.Linear`, with a bfloat16 weight in oneDNN's own layout if oneDNN supports this processor."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        has_onednn = torch.backends.mkldnn.is_available()  # torch for macOS comes without it
+        has_onednn = torch.backends.mkldnn.is_available()  # torch for macOS is built without it
         pack = has_onednn and weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if pack else weight
         self.bias = bias
@@ -36,7 +36,7 @@ class TorchLinear(nn.Module):
 
 
 def join(*linears: nn.Linear) -> TorchLinear:
-    """One matrix whose outputs are those of `linears`, one after the other; theirs are freed."""
+    """Return one layer whose outputs are those of `linears`, one after the other; their own weights are released."""
     weight = torch.cat([linear.weight.data for linear in linears])
     bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
     for linear in linears:
@@ -70,7 +70,7 @@ class TorchDecoderLayer(nn.Module):
 
 
 class TorchModel(nn.Module):
-    """Decoder layers and the last norm, in place of a loaded model's, whose weights it takes over."""
+    """Decoder layers and the last norm of a loaded model, whose weights it takes over."""
 
     def __init__(self, model: Qwen3ForCausalLM) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class TorchModel(nn.Module):
         self.norm = model.model.norm
 
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
-        """The layers over embedded tokens x `[T, hidden_size]`; what `rows` have become, or all."""
+        """Run embedded tokens x `[T, hidden_size]` through the layers; return the given `rows`, or all."""
         cos, sin = rope_cos_sin(meta.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, kv, meta)

@@ -116,11 +116,11 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
 def logprobs(logits: Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
     """Return the log probabilities that each row's request asked for, from the logits as the model returned them."""
     told: list[TokenLogprobs | None] = [None] * len(rows)
-    asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    asking = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
     if asking:
-        logs = logits[asking].float().log_softmax(dim=-1)
-        best = logs.topk(min(max(rows[i].params.logprobs for i in asking), logs.shape[-1]))
+        logs = logits[list(asking)].float().log_softmax(dim=-1)
+        best = logs.topk(min(max(asking.values()), logs.shape[-1]))
         for i, log, ids, values in zip(asking, logs, best.indices.tolist(), best.values.tolist(), strict=True):
-            top = list(zip(ids, values, strict=True))[: rows[i].params.logprobs]
+            top = list(zip(ids, values, strict=True))[: asking[i]]
             told[i] = TokenLogprobs(float(log[token_ids[i]]), top)
     return told

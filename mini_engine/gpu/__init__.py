@@ -1,1 +1,1 @@
-"""Lesson 10. What a GPU wants: tables that stay on the device, and decode steps replayed instead of launched anew."""
+"""Lesson 10. For a GPU: tables that stay on the device, and decode steps that are replayed instead of launched."""

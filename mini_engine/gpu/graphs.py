@@ -1,19 +1,19 @@
-"""Lesson 10. Decode steps that are recorded once and replayed: one launch where there were hundreds.
+"""Lesson 10. Records decode steps once and replays them: one launch instead of hundreds.
 
-A decode step of a small model is some hundred kernels of a few microseconds each, and to launch one takes the host as
-long. A CUDA graph records the launches once; to replay it is one call. But it records *addresses and numbers*: where
-each tensor lay, and how many rows there were. So
+A decode step of a small model is hundreds of kernels of a few microseconds each, and launching one takes the host about
+as long. A CUDA graph records the launches once; replaying it is a single call. But it records *addresses and numbers*:
+where each tensor was, and how many rows there were. So
 
-- everything that a step reads or writes lies in buffers that never move, and a step begins with copies into them;
-- there is a graph for each of a ladder of batch sizes, and a batch is filled up to the next size with padding rows:
-  no query, no keys, and a slot of the null block to write into;
-- whatever looks at a value (`.tolist()`, `.item()`, an `if` on a tensor) cannot be recorded, so the kernel must not.
+- everything that a step reads or writes is in buffers that never move, and a step begins with copies into them;
+- there is a graph for each of several capture sizes, and a batch is filled up to the next size with padding rows: no
+  query, no keys, and a slot of the null block to write into;
+- code that reads a value (`.tolist()`, `.item()`, an `if` on a tensor) cannot be recorded, not even in a kernel.
 
-Prefill and mixed steps run as before: their shapes never repeat, and they keep the device busy without help.
+Prefill and mixed steps run as before: their shapes hardly ever repeat, and they keep the device busy anyway.
 
-The recording itself is behind `Capture`. With `no_graph` the very same padded path runs on any machine, and that is
-what the tests do; `CudaCapture` needs a GPU, and has not been run on one. The ladder and the pool of memory that its
-graphs share are as in vLLM (Kwon et al., 2023).
+The recording itself is behind `Capture`. With `no_graph` the same padded path runs on any machine, which is what the
+tests use; `CudaCapture` needs a GPU and has not been run on one. The capture sizes, and the memory pool that their
+graphs share, follow vLLM (Kwon et al., 2023).
 """
 
 from bisect import bisect_left
@@ -32,30 +32,30 @@ from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 CPU = torch.device("cpu")
-CAPTURE_STEP = 8  # rows between two capture_sizes, from 8 on: a step carries at most 7 rows of padding
+CAPTURE_STEP = 8  # between two capture sizes, from 8 on: a step has at most 7 rows of padding
 
 Replay = Callable[[], None]
 
 
 class Capture(Protocol):
-    """Records what `work` does to tensors that stay where they are; calling what it returns does it again."""
+    """Runs and records `work`, whose tensors never move. Calling the result repeats it."""
 
     def __call__(self, work: Callable[[], None]) -> Replay: ...
 
 
 def no_graph(work: Callable[[], None]) -> Replay:
-    """The capture that records nothing: to replay is to run."""
+    """A capture that records nothing: replaying runs `work`."""
     return work
 
 
 class CudaCapture:
-    """Records CUDA graphs, which all use one pool of memory, since only one of them ever runs at a time."""
+    """Records CUDA graphs, which share one memory pool, since only one of them runs at a time."""
 
     def __init__(self) -> None:
         self.memory = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], None]) -> Replay:
-        """Run `work` once, for the sake of all that a first call makes (compiled kernels, workspaces); then record."""
+        """Run `work` once to create what a first call needs (compiled kernels, workspaces), then record it."""
         work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -65,25 +65,25 @@ class CudaCapture:
 
 
 def capture_sizes_up_to(max_rows: int) -> list[int]:
-    """The batch sizes that get a graph: 1, 2, 4, 8, then every 8th, and max_rows itself.
+    """Return the batch sizes that get a graph: 1, 2, 4, 8, then every 8th, and max_rows itself.
 
     Raises:
-        UserError: max_rows is not at least 1.
+        UserError: max_rows is less than 1.
     """
     if max_rows < 1:
-        raise UserError(f"max_rows is {max_rows}; a ladder of batch sizes needs at least 1")
+        raise UserError(f"max_rows is {max_rows}; capture sizes need at least 1 row")
     capture_sizes = chain((1, 2, 4), range(CAPTURE_STEP, max_rows, CAPTURE_STEP))
     return [size for size in capture_sizes if size < max_rows] + [max_rows]
 
 
 class DecodeBuffers:
-    """What captured steps read and write. The tensors are made once; every size uses their first rows.
+    """The tensors that captured steps read and write, allocated once. Each capture size uses their first rows.
 
     token_ids, positions, slot_mapping: `[max_rows]` int64.
     cu_seqlens_q: `[max_rows + 1]` int32. seq_lens_kv: `[max_rows]` int32. block_table: `[max_rows, max_blocks]` int32.
     logits: `[max_rows, vocab_size]`.
 
-    At first all rows are padding. `dtype` is the logits'.
+    Initially all rows are padding. `dtype` is that of the logits.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class DecodeBuffers:
         self.logits = zeros(max_rows, vocab_size, dtype=dtype)
 
     def meta(self, size: int) -> ForwardMeta:
-        """The first `size` rows as a plan: views, at the same addresses at every call."""
+        """Return the first `size` rows as a plan: views, at the same addresses in every call."""
         return ForwardMeta(
             positions=self.positions[:size],
             slot_mapping=self.slot_mapping[:size],
@@ -113,9 +113,9 @@ class DecodeBuffers:
         )
 
     def fill(self, step: Step, size: int) -> None:
-        """Copy a decode step of at most `size` rows in, and make the rows after it padding.
+        """Copy in a decode step of at most `size` rows, and turn the remaining rows into padding.
 
-        Columns of block_table past the step's own keep what they held: no kernel looks behind a sequence's end.
+        Columns of block_table beyond the step's own keep what they held: no kernel reads past a sequence's end.
         """
         meta, count = step.meta, len(step.token_ids)
         spare = (0, size - count)
@@ -128,12 +128,12 @@ class DecodeBuffers:
 
 
 class GraphRunner(ModelRunner):
-    """Lesson 5's runner, whose decode steps are replayed. Everything is captured when it is made, largest size first:
-    the smaller ones then find memory in the pool.
+    """Lesson 5's runner with replayed decode steps. It captures every size when it is created, the largest first, so
+    that the smaller ones find memory in the pool.
 
     Args:
-        max_rows: the most requests that decode in one step, the scheduler's max_num_seqs.
-        capture: `CudaCapture()` for a GPU; `no_graph` runs the padded path as it is, anywhere.
+        max_rows: the largest number of requests in one decode step: the scheduler's max_num_seqs.
+        capture: `CudaCapture()` for a GPU; `no_graph` runs the padded path on any device.
     """
 
     def __init__(self, model: Qwen3ForCausalLM, pool: KvPool, max_rows: int, capture: Capture) -> None:
@@ -147,11 +147,11 @@ class GraphRunner(ModelRunner):
 
     @torch.inference_mode()
     def capture_all(self, capture: Capture) -> dict[int, Replay]:
-        """A replay for each size. While they are recorded all rows are padding, and only the null block is written."""
+        """Capture every size. All rows are padding meanwhile, so only the null block is written."""
         return {size: capture(self.decode_of(size)) for size in reversed(self.capture_sizes)}
 
     def decode_of(self, size: int) -> Callable[[], None]:
-        """A forward pass over the first `size` rows of the buffers, and back into them."""
+        """Return a forward pass that reads the first `size` rows of the buffers and writes their logits."""
         buffers = self.buffers
 
         def decode() -> None:
@@ -161,14 +161,14 @@ class GraphRunner(ModelRunner):
         return decode
 
     def is_decode(self, chunks: Sequence[Chunk]) -> bool:
-        """Every chunk is one token that chooses the next, and there is a size for so many."""
+        """Whether each chunk is one token that samples the next, and a capture size fits."""
         return len(chunks) <= self.capture_sizes[-1] and all(
             chunk.stop - chunk.start == 1 and chunk.samples for chunk in chunks
         )
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """One forward pass, as in lesson 5: logits `[R, vocab_size]`, a row for each chunk that samples, in order."""
+        """Run one forward pass, as in lesson 5: logits `[R, vocab_size]`, a row per sampling chunk, in order."""
         if not self.is_decode(chunks):
             return super().run(chunks)
         size = self.capture_sizes[bisect_left(self.capture_sizes, len(chunks))]
@@ -178,9 +178,9 @@ class GraphRunner(ModelRunner):
 
 
 def runner_for(model: Qwen3ForCausalLM, pool: KvPool, max_rows: int) -> ModelRunner:
-    """The fastest runner there is: graphs on a GPU whose attention kernel can be recorded, lesson 5's runner elsewhere.
+    """Return a GraphRunner on a GPU whose attention kernel can be recorded, and lesson 5's runner otherwise.
 
-    Of the kernels only triton leaves lengths on the device; the others look at them.
+    Of the kernels only triton leaves lengths on the device; the others read them on the host.
     """
     if pool.device.type == "cuda" and getattr(pool.kernel, "name", None) == "triton":
         return GraphRunner(model, pool, max_rows, CudaCapture())

@@ -1,8 +1,8 @@
-"""Lesson 10. The pool behind a slot allocator: its first page is padding, and K and V need not have the same shape.
+"""Lesson 10. The KV pool behind a slot allocator: page 0 is padding, and K and V may differ in shape.
 
-Some models give keys and values different heads or dimensions: in multi-head latent attention keys are longer than
-values (DeepSeek-V2, 2024). The pool only stores, so it need not mind; a paged kernel does, and is asked only where the
-two shapes agree.
+In some models keys and values have different heads or dimensions: in multi-head latent attention keys are longer than
+values (DeepSeek-V2, 2024). The pool only stores, so it supports that. The paged kernels do not, so `attend` requires
+the two shapes to be equal.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,18 @@ from mini_engine.kv.block_tensor import ForwardMeta, allocate_layers
 
 
 class HeadShape(NamedTuple):
-    """What one token puts into one layer: `[heads, dim]`."""
+    """Shape of one token's key or value in one layer: `[heads, dim]`."""
 
     heads: int
     dim: int
 
 
 class KvPool(block_tensor.KvPool):
-    """`[num_pages, page_size, heads, dim]` of K and of V for each layer. What is not said anew is as in lesson 3.
+    """K and V of each layer, `[num_pages, page_size, heads, dim]`. Methods not overridden here are lesson 3's.
 
     Args:
-        size: slots for tokens, numbered page_size … page_size + size - 1. The padding page comes on top.
-        k_shape: heads and dimensions of a key; v_shape: of a value, None for the same.
+        size: slots for tokens, page_size … page_size + size - 1; the padding page is not counted.
+        k_shape: heads and dimension of a key; v_shape: of a value, None for the same.
         kernel: a paged-attention kernel, or None for a pool that only stores.
     """
 
@@ -47,8 +47,8 @@ class KvPool(block_tensor.KvPool):
     ) -> None:
         if page_size < 1 or size < page_size or size % page_size:
             raise UserError(
-                f"{size} slots cannot be cut into pages of {page_size}; "
-                "give a page size of at least 1 and a multiple of it as slots"
+                f"{size} slots cannot be divided into pages of {page_size}; "
+                "use a page size of at least 1 and a multiple of it as the number of slots"
             )
         pages = (size // page_size + 1, page_size)
         self.k_shape, self.v_shape = HeadShape(*k_shape), HeadShape(*(v_shape or k_shape))
@@ -59,22 +59,23 @@ class KvPool(block_tensor.KvPool):
 
     @classmethod
     def for_model(cls, config: Qwen3Config, size: int, **options) -> "KvPool":
-        """A pool with the layers and key/value heads of this model; `options` are the constructor's."""
+        """Return a pool with the layers and key/value heads of this model; `options` are the constructor's."""
         return cls(size, config.num_hidden_layers, (config.num_key_value_heads, config.head_dim), **options)
 
     @property
     def size(self) -> int:
-        """Slots for tokens."""
+        """The number of slots for tokens."""
         return (self.num_blocks - 1) * self.page_size
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Write a row of k and of v into each slot of `slot_mapping`, int32 or int64, of this layer.
 
-        k is `[..., heads, dim]` or `[..., heads * dim]`, v likewise with its own; both hold a row for each slot.
+        k is `[..., heads, dim]` or `[..., heads * dim]`, v likewise in its own shape; each has one row per slot.
 
         Raises:
-            ValueError: they do not fit each other or the pool; nothing is written. (A GPU looks at the slots only when
-                it writes: to ask it first would be a wait. A slot outside the pool stops it there.)
+            ValueError: the shapes do not fit each other or the pool, or a slot is out of bounds; nothing is written.
+                (On a GPU slots are not checked here, because the host would have to wait for the answer. There the
+                write itself fails if a slot is out of bounds.)
         """
         slots = slot_mapping.flatten()
         k_rows = _rows_of("k", k, self.k_shape, len(slots))
@@ -83,34 +84,32 @@ class KvPool(block_tensor.KvPool):
         if slots.device.type == "cpu" and ((slots < 0) | (slots >= len(flat_k))).any():
             raise ValueError(f"slots {slots.tolist()} are not all in 0 … {len(flat_k) - 1}")
         slots = slots.long()
-        flat_k.index_copy_(0, slots, k_rows)  # flat_k[slots] = k_rows would take -1 for the last slot
+        flat_k.index_copy_(0, slots, k_rows)  # flat_k[slots] = k_rows would treat -1 as the last slot
         flat_v.index_copy_(0, slots, v_rows)
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of K `[n, heads, dim]` and V in the given slots `[n]`, in that order."""
+        """Return copies of K and V `[n, heads, dim]` in the given slots `[n]`, in that order."""
         return self.K[layer].flatten(0, 1)[slots], self.V[layer].flatten(0, 1)[slots]
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
-        """Attention through the pool's kernel, as in lesson 3; `meta.block_table` names pages.
+        """Compute attention with the pool's kernel, as in lesson 3; `meta.block_table` holds page ids.
 
         Raises:
-            ValueError: there is no kernel, or K and V have different shapes, which the kernels' contract does not know.
+            ValueError: there is no kernel, or K and V differ in shape, which the kernels' contract does not allow.
         """
         if self.kernel is None:
-            raise ValueError("this pool has no attention kernel; give it one, or read K and V with gather")
+            raise ValueError("this pool has no attention kernel; create it with one, or read K and V with gather")
         if self.k_shape != self.v_shape:
             raise ValueError(
-                f"a key is {list(self.k_shape)} and a value {list(self.v_shape)}, and a paged kernel takes one shape "
-                "for both; read them with gather"
+                f"a key is {list(self.k_shape)} and a value {list(self.v_shape)}, and a paged kernel "
+                "needs one shape for both; read them with gather"
             )
         return super().attend(layer, q, meta)
 
 
 def _rows_of(name: str, x: Tensor, shape: HeadShape, count: int) -> Tensor:
-    """x as `[count, heads, dim]`."""
+    """Return x as `[count, heads, dim]`; ValueError if it does not fit."""
     ends_well = x.shape[-2:] == shape or x.shape[-1:] == (shape.heads * shape.dim,)
     if not ends_well or x.numel() != count * shape.heads * shape.dim:
-        raise ValueError(
-            f"{name} is {list(x.shape)}; for {count} slots it must be {[count, *shape]}, a row for each slot"
-        )
+        raise ValueError(f"{name} is {list(x.shape)}; for {count} slots it must be {[count, *shape]}, one row per slot")
     return x.reshape(count, *shape)

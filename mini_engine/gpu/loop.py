@@ -1,12 +1,12 @@
-"""Lesson 10. A decode loop that the host only winds up: tokens, lengths and tables stay on the device.
+"""Lesson 10. A decode loop on the device: tokens, lengths and tables stay there, and the host only replays steps.
 
-Every request gets the slots for its whole answer at once, so no step has to ask an allocator. A step then takes its
-tokens from where the last one left them, and nothing is sent or fetched before all answers are done:
+Every request gets the slots for its whole answer at the start, so no step needs the allocator. Each step reads its
+tokens where the previous one left them, and nothing is copied to or from the host until all answers are complete:
 
     lengths + 1 -> plan from the table -> model -> argmax -> into token_ids and answers
 
-That is one graph, replayed once a token. What it cannot do is what the engine is for: admit, stop early, sample. An
-answer that ends at a stop token is computed to its full length all the same, and cut afterwards.
+That is one graph, replayed once per token. It cannot do what the engine is for: admit requests, stop early, sample. An
+answer with a stop token is still computed to its full length, and cut afterwards.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -27,10 +27,10 @@ from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 @dataclass(frozen=True)
 class DeviceKv:
-    """The three layers of this lesson's storage: which row and position -> which slot -> which K and V.
+    """This lesson's storage: row and position -> slot -> K and V.
 
     Raises:
-        UserError: the allocator is for another pool.
+        UserError: allocator and pool do not fit each other.
     """
 
     table: ReqToTokenPool
@@ -41,19 +41,19 @@ class DeviceKv:
         if self.allocator.page_size != self.pool.page_size or self.allocator.size > self.pool.size:
             raise UserError(
                 f"the allocator has {self.allocator.size} slots in pages of {self.allocator.page_size} and the pool "
-                f"{self.pool.size} in pages of {self.pool.page_size}; give both the same"
+                f"{self.pool.size} in pages of {self.pool.page_size}; use the same for both"
             )
 
     def take(self, length: int) -> int:
-        """A row whose table holds slots for `length` tokens, rounded up to whole pages.
+        """Allocate a row, and slots for `length` tokens, rounded up to whole pages. Return the row.
 
         Raises:
-            OutOfBlocks: there is no row, or not as many slots; nothing was changed.
-            UserError: no row is as long as that.
+            OutOfBlocks: no row or too few slots are free; nothing was changed.
+            UserError: `length` is longer than a row.
         """
         if self.whole(length) > self.table.max_context_len:
             raise UserError(
-                f"{length} tokens do not fit a row of {self.table.max_context_len}; shorten them or lengthen the table"
+                f"{length} tokens do not fit a row of {self.table.max_context_len}; use fewer tokens or a longer table"
             )
         [row] = self.table.alloc(1)
         try:
@@ -64,17 +64,17 @@ class DeviceKv:
         return row
 
     def give_back(self, row: int, length: int) -> None:
-        """The row and its slots are free again."""
+        """Free the row and its slots."""
         self.allocator.free(self.table.read(row, self.whole(length)))
         self.table.free(row)
 
     def whole(self, length: int) -> int:
-        """Slots of the pages that `length` tokens need."""
+        """Return the number of slots in the pages that `length` tokens need."""
         return -(-length // self.allocator.page_size) * self.allocator.page_size
 
     @contextmanager
     def hold(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """A row for each length; all are given back in the end, also if there is not room for all."""
+        """Hold a row for each length within the context; free all of them at its end, also after an error."""
         rows: list[int] = []
         try:
             for length in lengths:
@@ -87,11 +87,11 @@ class DeviceKv:
 
 
 class DecodeState:
-    """What the captured step changes. Until `begin`, every row is padding, so the step can be tried out.
+    """The state that a captured step changes. Until `begin`, every row is padding, so the step can run as a warm-up.
 
-    token_ids: `[S]` int64, each request's newest token. seq_lens_kv: `[S]` int32, its tokens before that one.
-    rows: `[S]` int64, where the table has its slots.
-    answers: `[S, max_new_tokens]` int64. step: `[1]` int64, how many columns of `answers` are written.
+    token_ids: `[S]` int64, each request's newest token. seq_lens_kv: `[S]` int32, the number of tokens before it.
+    rows: `[S]` int64, the request's row in the table.
+    answers: `[S, max_new_tokens]` int64. step: `[1]` int64, how many columns of `answers` have been written.
     """
 
     def __init__(self, num_rows: int, max_new_tokens: int, device: torch.device) -> None:
@@ -102,20 +102,20 @@ class DecodeState:
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
 
     def begin(self, rows: Sequence[int], prompt_lens: Sequence[int]) -> None:
-        """The prompts are computed; nothing is chosen yet."""
+        """Set the state to after the prompts and before the first token is chosen."""
         self.rows.copy_(torch.tensor(rows))
         self.seq_lens_kv.copy_(torch.tensor(prompt_lens))
         self.step.zero_()
 
     def take(self, logits: Tensor) -> None:
-        """Choose each row's best token, note it, and let it be the next that is fed."""
+        """Choose each row's most likely token, append it to the answer, and make it the next step's input."""
         self.token_ids.copy_(logits.argmax(-1))
         self.answers.index_copy_(1, self.step, self.token_ids[:, None])
         self.step += 1
 
 
 def plan_prefill(kv: DeviceKv, rows: Sequence[int], lengths: Sequence[int]) -> ForwardMeta:
-    """Whole prompts, one after the other; their slots are in the table."""
+    """Plan one step over all prompts, packed one after the other; their slots are in the table."""
     size, device = kv.allocator.page_size, kv.pool.device
     ends = torch.tensor([0, *lengths]).cumsum(0)
     return ForwardMeta(
@@ -137,14 +137,14 @@ def generate_on_device(
     stop_ids: Collection[int] = (),
     capture: Capture = no_graph,
 ) -> list[list[int]]:
-    """Continue every prompt greedily, all together.
+    """Continue all prompts greedily, in one batch.
 
     Returns:
-        the new tokens of each prompt, at most `max_new_tokens`, ended by a token of `stop_ids`.
+        the new tokens of each prompt: at most `max_new_tokens`, up to and including a token of `stop_ids`.
 
     Raises:
-        UserError: a prompt cannot be run by this model, or does not fit a row of the table.
-        OutOfBlocks: not all of them fit at once. In both cases nothing has run and nothing is held.
+        UserError: a prompt is invalid for this model, or does not fit a row of the table.
+        OutOfBlocks: the prompts do not all fit at once. In both cases nothing has run and nothing is held.
     """
     for prompt_ids in prompts:
         model.config.check_prompt(prompt_ids, max_new_tokens)
@@ -170,6 +170,6 @@ def generate_on_device(
 
 
 def _until_stop(token_ids: list[int], stop_ids: Collection[int]) -> list[int]:
-    """Up to the first stop token, and with it."""
+    """Cut an answer behind its first stop token."""
     stop = next((i for i, token in enumerate(token_ids) if token in stop_ids), len(token_ids))
     return token_ids[: stop + 1]

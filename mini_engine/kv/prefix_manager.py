@@ -25,6 +25,8 @@ class PrefixTable(RequestTable):
     may_share_last: it was forked or cut, so others may hold its partly filled last block.
     """
 
+    allocator: RefCountedAllocator
+
     def __init__(self, allocator: RefCountedAllocator, key: bytes, namespace: Hashable, node: Node) -> None:
         super().__init__(allocator)
         self.key, self.namespace, self.node = key, namespace, node

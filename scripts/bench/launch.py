@@ -66,11 +66,11 @@ def twin_of(config, layers: int):
 
 
 def nothing() -> None:
-    """Stand in for a replay; does nothing."""
+    """A replay that does nothing."""
 
 
 def engine_of(model, batch: int, replayed: bool, kernel: Callable[..., torch.Tensor] | None = None):
-    """Return an engine whose requests all decode; its steps run normally, or are replayed by a no-op graph."""
+    """Return an engine whose requests all decode, either plain or with replays that do nothing."""
     from scripts.bench.scheduler import decoding_scheduler
 
     from mini_engine.engine.engine import Engine
@@ -94,7 +94,7 @@ def operations_of(engine) -> int:
 
 
 def run(args) -> Report:
-    """Measure a step of the pocket model, and steps of its twins, as they are and replayed."""
+    """Measure a step of the pocket model, and of its twins, plain and replayed."""
     from mini_engine.attention.registry import load_kernel
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.weights import load_model
@@ -106,15 +106,15 @@ def run(args) -> Report:
     engines = {}
     for batch in BATCHES[:1] if args.quick else BATCHES:
         at_once = f"{batch} at once"
-        engines[at_once, "the pocket model", "as it is"] = engine_of(pocket, batch, replayed=False, kernel=kernel)
+        engines[at_once, "the pocket model", "plain"] = engine_of(pocket, batch, replayed=False, kernel=kernel)
         for name, twin in twins.items():
-            engines[at_once, name, "as it is"] = engine_of(twin, batch, replayed=False)
+            engines[at_once, name, "plain"] = engine_of(twin, batch, replayed=False)
             engines[at_once, name, "replayed"] = engine_of(twin, batch, replayed=True)
     rounds = args.rounds or (60 if args.quick else 300)
-    with patch("mini_engine.kv.block_tensor.check_slots", lambda *_: None):  # it checks no slot on a GPU
+    with patch("mini_engine.kv.block_tensor.check_slots", lambda *_: None):  # on a GPU it checks no slot
         counts = {key: operations_of(engine) for key, engine in engines.items()}
         timings = take_turns({key: engine.step for key, engine in engines.items()}, rounds, "launch")
-    notes = [f"float32, greedy, {HISTORY} tokens and more behind each sequence; whole steps of the engine"]
+    notes = [f"float32, greedy, a history of {HISTORY} tokens or more for each sequence; whole steps of the engine"]
     return Report("launch", [row(key, counts[key], timing) for key, timing in timings.items()], notes, drawn="ms")
 
 

@@ -54,7 +54,7 @@ LAYERS = (
     Layer(
         "Foundations",
         "definitions that all layers may use",
-        ("config", "errors", "native_build", "cli.parser"),
+        ("config", "errors", "native_build", "prompts", "cli.parser"),
     ),
 )
 

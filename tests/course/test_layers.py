@@ -1,11 +1,12 @@
 """Course machinery. Layers import only from below; modules that decide need no torch; there are no import cycles."""
 
+import ast
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 
 from scripts import ROOT
-from scripts.pages.engine_modules import LAYERS, read_modules
+from scripts.pages.engine_modules import LAYERS, imported, read_modules
 
 import pytest
 
@@ -128,3 +129,22 @@ def test_an_earlier_lesson_does_not_need_a_later_one():
     }
     wrong = {path: later for path, later in wrong.items() if later}
     assert not wrong, f"these need modules of later lessons: {wrong}"
+
+
+@each_module
+def test_no_missing_import_hides_another_lesson(name):
+    """`except ImportError` is for libraries that need not be installed, never for a lesson that may not be there."""
+    module = MODULES[name]
+    tree = ast.parse((ROOT / module.path).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and any(catches_import_errors(handler) for handler in node.handlers):
+            names = {full.removeprefix("mini_engine.") for part in node.body for full in imported(ast.walk(part))}
+            tried = names & set(MODULES) or {m for m in MODULES if any(m.startswith(f"{name}.") for name in names)}
+            hidden = {MODULES[other].path for other in tried if MODULES[other].lesson != module.lesson}
+            assert not hidden, f"{module.path}:{node.lineno} goes on without {hidden}"
+
+
+def catches_import_errors(handler: ast.ExceptHandler) -> bool:
+    return handler.type is not None and any(
+        name in ast.unparse(handler.type) for name in ("ImportError", "ModuleNotFoundError")
+    )

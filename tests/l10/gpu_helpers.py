@@ -1,8 +1,8 @@
-"""Lesson 10. What the GPU part's tests share: a graph that is recorded and replayed on the CPU, and a kernel for it.
+"""Lesson 10. Test helpers: a graph that is recorded and replayed on the CPU, and a kernel for it.
 
-A CUDA graph replays kernels with the addresses and numbers that it was recorded with. `TapeCapture` does the same with
-torch's operations: it notes each with its arguments, and replays them on the same tensors, without running any Python
-of the model again. So whatever a real graph would freeze is frozen here as well.
+A CUDA graph replays kernels with the addresses and numbers it was recorded with. `TapeCapture` does the same with torch
+operations: it records each with its arguments and replays them on the same tensors, without running the model's Python
+again. So whatever a real graph would freeze is frozen here too.
 """
 
 from unittest import mock
@@ -19,20 +19,20 @@ from mini_engine.gpu.graphs import GraphRunner, no_graph
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.manager import KvCacheManager
 
-LOOKS_AT_A_VALUE = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__", "numpy", "nonzero"}
+READS_A_VALUE = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__", "numpy", "nonzero"}
 
 
-class NoLooking(TorchFunctionMode):
-    """Refuses what brings a value from the device to Python: a graph could not be recorded over it."""
+class NoReading(TorchFunctionMode):
+    """Rejects every function that brings a value from the device to Python: it cannot be captured in a graph."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        assert name not in LOOKS_AT_A_VALUE, f"Tensor.{name} looks at a value: no graph can be recorded over it"
+        assert name not in READS_A_VALUE, f"Tensor.{name} reads a value, which cannot be captured in a graph"
         return func(*args, **kwargs or {})
 
 
 class Tape(TorchDispatchMode):
-    """Notes every operation while it is active: function, arguments, results."""
+    """Records every operation while it is active: function, arguments, results."""
 
     def __init__(self):
         super().__init__()
@@ -44,14 +44,14 @@ class Tape(TorchDispatchMode):
         return results
 
     def replay(self):
-        """Do it all again, on the very same tensors."""
+        """Repeat every operation on the same tensors."""
         for func, args, kwargs, results in self.ops:
             again = func(*args, **kwargs)
             if func._schema.is_mutable:
                 continue
             inputs = {_place(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
             for old, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
-                if isinstance(old, torch.Tensor) and _place(old) not in inputs:  # a view has its new values already
+                if isinstance(old, torch.Tensor) and _place(old) not in inputs:  # a view already has its new values
                     old.copy_(new)
 
 
@@ -60,14 +60,14 @@ def _place(tensor):
 
 
 class TapeCapture:
-    """A capture for the CPU. `runs` counts how often the work was run: once to warm up, once to record.
+    """A capture for the CPU. `runs` counts how often the work has run: once to warm up, once to record.
 
-    On a device lesson 2's `check_slots` looks at no slot, so it looks at none while this records.
+    On a GPU lesson 2's `check_slots` reads no slot, so it is switched off during recording.
 
-    watch: NoLooking, or nullcontext for work whose checks look at values on the CPU and nowhere else.
+    watch: NoReading, or nullcontext for work with checks that read values on the CPU only.
     """
 
-    def __init__(self, watch=NoLooking):
+    def __init__(self, watch=NoReading):
         self.watch, self.runs = watch, 0
 
     def __call__(self, work):
@@ -80,7 +80,7 @@ class TapeCapture:
 
 
 class Counting:
-    """Captures nothing, and notes what is captured and replayed, in order."""
+    """Wraps a capture; counts captures and lists replays in order."""
 
     def __init__(self, capture=no_graph):
         self.capture, self.captured, self.replayed = capture, 0, []
@@ -97,7 +97,7 @@ class Counting:
 
 
 def masked_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale):
-    """The contract of lesson 3 for decode steps, with fixed shapes: no loop and no `if` depends on a length."""
+    """Lesson 3's contract for decode steps with fixed shapes: no loop and no `if` depends on a length."""
     has_query = cu_seqlens_q[1:] > cu_seqlens_q[:-1]
     k, v = (cache[block_table.long()].flatten(1, 2) for cache in (k_cache, v_cache))  # [S, reach, H_kv, D]
     seen = torch.arange(k.shape[1], device=q.device)[None] < seq_lens_kv[:, None]
@@ -110,7 +110,7 @@ def masked_attention(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table
 
 
 def graph_engine(model, capture, kernel, num_blocks=64, block_size=4, **limits):
-    """An engine whose runner replays. NaN lies in the null block and in every slot that nobody has written."""
+    """Return an engine whose runner replays. The null block and every slot not yet written hold NaN."""
     config = SchedulerConfig(**({"max_num_seqs": 12, "max_num_batched_tokens": 64, "watermark": 0} | limits))
     pool = KvPool(model.config, num_blocks, block_size, kernel)
     runner = GraphRunner(model, pool, config.max_num_seqs, capture)
@@ -121,7 +121,7 @@ def graph_engine(model, capture, kernel, num_blocks=64, block_size=4, **limits):
 
 
 def answers(engine, prompts, max_tokens=8):
-    """Greedy answers of an engine to all prompts at once."""
+    """Return an engine's greedy answers to all prompts, batched."""
     requests = [
         engine.add_request(
             f"r{i}", prompt, SamplingParams(temperature=0, max_tokens=max_tokens + i % 3, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Lesson 10. The loop that the host only winds up: the same tokens, and everything given back."""
+"""Lesson 10. The decode loop on the device: the same tokens, and everything is freed."""
 
 from contextlib import nullcontext
 
@@ -33,7 +33,7 @@ def device_kv(config, size=128, page=4, kernel=None, max_reqs=6, device="cpu", d
 
 def test_an_allocator_for_other_pages_is_refused():
     kv = device_kv(both(FAMILY)[0].config, page=4)
-    with pytest.raises(UserError, match=r"pages of 8 .* give both the same"):
+    with pytest.raises(UserError, match=r"pages of 8 .* pages of 4"):
         DeviceKv(kv.table, TokenToKVPoolAllocator(128, 8, device="cpu"), kv.pool)
 
 
@@ -55,7 +55,7 @@ def test_tokens_equal_hugging_face_alone(family, page):
     want = [hf_greedy(hf, prompt, NEW) for prompt in prompts]
     assert generate_on_device(model, kv, prompts, NEW) == want
     check_nothing_is_held(kv)
-    assert generate_on_device(model, kv, prompts[::-1], NEW) == want[::-1], "used slots must serve as well as new ones"
+    assert generate_on_device(model, kv, prompts[::-1], NEW) == want[::-1], "reused slots must work like new ones"
 
 
 def test_a_recorded_loop_gives_the_same_tokens():
@@ -66,7 +66,7 @@ def test_a_recorded_loop_gives_the_same_tokens():
         return (masked_attention if decoding else load_kernel("reference").paged_attention)(*inputs)
 
     kv, prompts = device_kv(model.config, kernel=kernel), prompts_of(model.config)
-    tape = TapeCapture(nullcontext)  # the pool looks at its slots, on the CPU
+    tape = TapeCapture(nullcontext)  # on the CPU the pool reads its slots
     got = generate_on_device(model, kv, prompts, NEW, capture=tape)
     assert got == [hf_greedy(hf, prompt, NEW) for prompt in prompts] and tape.runs == 2
 
@@ -87,7 +87,7 @@ def test_an_answer_is_cut_behind_its_stop_token():
     assert got == [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in whole]
 
 
-def test_nobody_and_nothing():
+def test_no_prompts_and_no_tokens():
     model = both(FAMILY)[0]
     kv = device_kv(model.config)
     assert generate_on_device(model, kv, [], 4) == [] and generate_on_device(model, kv, [[1], [2]], 0) == [[], []]
@@ -95,7 +95,7 @@ def test_nobody_and_nothing():
 
 
 @pytest.mark.parametrize(("size", "max_reqs"), [(32, 6), (128, 3)], ids=["slots", "rows"])
-def test_what_does_not_fit_leaves_nothing_behind(size, max_reqs):
+def test_prompts_that_do_not_fit_leave_nothing_held(size, max_reqs):
     model = both(FAMILY)[0]
     kv = device_kv(model.config, size=size, max_reqs=max_reqs)
     with pytest.raises(OutOfBlocks, match="free of"):
@@ -113,7 +113,7 @@ def test_a_prompt_that_no_row_can_hold_is_refused():
     check_nothing_is_held(kv)
 
 
-def test_an_error_in_the_model_leaves_nothing_behind():
+def test_an_error_during_capture_leaves_nothing_held():
     model = both(FAMILY)[0]
     kv = device_kv(model.config)
 

@@ -1,4 +1,4 @@
-"""Lesson 10. The pool with a padding page, whose keys and values may differ in shape."""
+"""Lesson 10. The pool with a padding page; keys and values may differ in shape."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def rows(count, heads, dim, seed=0):
 
 
 def cleared(pool):
-    """The pool, full of zeros: a new one holds whatever was in the memory before."""
+    """Return the pool filled with zeros: a new pool holds whatever was in memory before."""
     for tensor in (*pool.K, *pool.V):
         tensor.zero_()
     return pool
@@ -30,7 +30,7 @@ def refused(pool, match, call):
     before = contents(pool).clone()
     with pytest.raises(ValueError, match=match):
         call()
-    assert torch.equal(contents(pool), before), "a refused call must write nothing"
+    assert torch.equal(contents(pool), before), "a rejected call must write nothing"
 
 
 @pytest.mark.parametrize("page", [1, 4])
@@ -91,7 +91,7 @@ def test_rows_may_come_in_any_leading_shape(shape, dtype):
 )
 def test_edge_case_16_rows_that_do_not_fit_the_slots_are_refused(k, v):
     pool = cleared(KvPool(8, 1, (2, 3)))
-    refused(pool, "a row for each slot", lambda: pool.set_kv(0, torch.tensor([1, 2, 3]), k, v))
+    refused(pool, "one row per slot", lambda: pool.set_kv(0, torch.tensor([1, 2, 3]), k, v))
 
 
 @pytest.mark.parametrize("stray", [-1, 9, 100])
@@ -130,7 +130,7 @@ def test_attention_reads_the_slots_that_the_table_names(kernel, page):
     allocator, table = TokenToKVPoolAllocator(size, page), ReqToTokenPool(4, 8)
     for tensor in (*pool.K, *pool.V):
         tensor.fill_(float("nan"))
-    allocator.alloc(2 * page)  # somebody else's
+    allocator.alloc(2 * page)  # another request's
     held, keys, values = table.alloc(3), [], []
     for row, length in zip(held, lengths, strict=True):
         slots = allocator.alloc(-(-length // page) * page)

@@ -1,4 +1,4 @@
-"""Lesson 10. Decode steps that are replayed: padded to a size, from buffers that never move, with the same tokens."""
+"""Lesson 10. Replayed decode steps: padded to a capture size, in buffers that never move, with the same tokens."""
 
 import functools
 from array import array
@@ -36,14 +36,14 @@ def alone(family):
 
 
 class Decoding:
-    """As much of a request as a decode step looks at."""
+    """The part of a request that a decode step reads."""
 
     def __init__(self, length):
         self.token_ids = list(range(1, length + 1))
 
 
 def decode_chunks(lengths, block_size=4):
-    """One decode chunk for each length, with blocks of its own from 1 on."""
+    """Return one decode chunk for each length; blocks are numbered from 1."""
     chunks, first = [], 1
     for length in lengths:
         count = -(-length // block_size)
@@ -52,10 +52,10 @@ def decode_chunks(lengths, block_size=4):
     return chunks
 
 
-# The ladder
+# Capture sizes
 
 
-def test_the_ladder_has_1_2_4_8_and_then_every_8th_size():
+def test_the_capture_sizes_are_1_2_4_8_and_then_every_8th():
     assert capture_sizes_up_to(40) == [1, 2, 4, 8, 16, 24, 32, 40]
     assert capture_sizes_up_to(64)[-3:] == [48, 56, 64]
 
@@ -64,14 +64,14 @@ def test_the_ladder_has_1_2_4_8_and_then_every_8th_size():
 def test_every_batch_finds_a_size_that_is_not_much_larger(max_rows):
     capture_sizes = capture_sizes_up_to(max_rows)
     assert capture_sizes == sorted(set(capture_sizes)) and capture_sizes[-1] == max_rows, (
-        "the last size is the largest batch there can be"
+        "the last size must be the largest possible batch"
     )
     for count in range(1, max_rows + 1):
         size = min(size for size in capture_sizes if size >= count)
-        assert size - count < 8 and size < 2 * count + 1, f"{count} rows are filled up to {size}"
+        assert size - count < 8 and size < 2 * count + 1, f"{count} rows are padded to {size}"
 
 
-def test_a_ladder_for_nobody_is_refused():
+def test_capture_sizes_for_no_rows_are_refused():
     with pytest.raises(UserError, match="at least 1"):
         capture_sizes_up_to(0)
 
@@ -89,7 +89,7 @@ def filled(lengths, size, buffers=None):
     return buffers
 
 
-def test_a_step_lies_in_the_first_rows():
+def test_a_step_fills_the_first_rows():
     buffers = filled([5, 2, 9], 4)
     assert buffers.token_ids[:3].tolist() == [5, 2, 9]
     assert buffers.positions[:3].tolist() == [4, 1, 8]
@@ -101,11 +101,13 @@ def test_a_step_lies_in_the_first_rows():
 def test_padding_rows_have_no_query_no_keys_and_the_null_block_to_write_into():
     buffers = filled([5, 2, 9], 8, filled([1] * 8, 8))
     assert buffers.cu_seqlens_q.tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3], (
-        "a padding row feeds no query: the running sum stays"
+        "a padding row feeds no query: the running sum must not grow"
     )
-    assert buffers.seq_lens_kv[3:].tolist() == [0] * 5, "a padding row has no keys; those of the step before are gone"
-    assert buffers.slot_mapping[3:].tolist() == [0] * 5, "padding rows write into the null block, never into a live one"
-    assert buffers.block_table[3:, :3].eq(0).all(), "a padding row's table is null blocks"
+    assert buffers.seq_lens_kv[3:].tolist() == [0] * 5, "a padding row has no keys: clear those of the step before"
+    assert buffers.slot_mapping[3:].tolist() == [0] * 5, (
+        "padding rows must write into the null block, never into a live one"
+    )
+    assert buffers.block_table[3:, :3].eq(0).all(), "a padding row's table must be null blocks"
 
 
 def test_buffers_never_move_and_keep_their_dtypes():
@@ -114,14 +116,14 @@ def test_buffers_never_move_and_keep_their_dtypes():
     for lengths, size in (([5, 2, 9], 4), ([1], 1), ([3] * 7, 8)):
         filled(lengths, size, buffers)
         after = {name: (x.data_ptr(), x.dtype) for name, x in vars(buffers).items() if isinstance(x, torch.Tensor)}
-        assert after == before, "a graph reads the addresses it was recorded with: copy into the buffers"
+        assert after == before, "a graph reads the addresses that it recorded: copy into the buffers"
 
 
 def test_a_sizes_plan_is_a_view_of_the_buffers():
     buffers = buffers_of()
     meta = buffers.meta(4)
     filled([5, 2, 9], 4, buffers)
-    assert meta.seq_lens_kv.tolist() == [5, 2, 9, 0], "what is copied into the buffers must show in a plan made before"
+    assert meta.seq_lens_kv.tolist() == [5, 2, 9, 0], "an existing plan must show what is copied into the buffers later"
     assert len(meta.cu_seqlens_q) == 5 and meta.block_table.shape == (4, 6) and meta.block_size == 4
     for name in ("cu_seqlens_q", "seq_lens_kv", "block_table"):
         assert getattr(meta, name).dtype == torch.int32, f"{name}: kernel tables are int32"
@@ -143,11 +145,11 @@ def test_the_largest_size_is_captured_first():
     seen = []
     model = spy_on(both(FAMILY)[0], seen)
     GraphRunner(model, pool_for(model), 12, note)
-    assert sizes == [12, 8, 4, 2, 1], "the smaller graphs find room in the memory of the larger: capture those first"
+    assert sizes == [12, 8, 4, 2, 1], "small graphs fit into the memory of large ones: capture those first"
 
 
 def spy_on(model, seen):
-    """The model, noting the token ids it is given."""
+    """Wrap a model; append the token ids of each call to `seen`."""
 
     class Spy:
         config, dtype, device = model.config, model.dtype, model.device
@@ -160,7 +162,7 @@ def spy_on(model, seen):
 
 
 def pool_for(model, kernel="torch", num_blocks=64):
-    """A pool of zeros: some tests run steps whose history no step has written."""
+    """Return a pool of zeros: some tests run steps whose history was never written."""
     pool = KvPool(model.config, num_blocks, 4, load_kernel(kernel))
     for tensor in (*pool.K, *pool.V):
         tensor.zero_()
@@ -173,18 +175,18 @@ def test_capturing_writes_nothing_outside_the_null_block():
     for tensor in (*pool.K, *pool.V):
         tensor.fill_(7)
 
-    def runs_once(work):  # as a recording does; no_graph alone runs nothing
+    def runs_once(work):  # as a recording does; no_graph alone does not run it
         work()
         return work
 
     GraphRunner(model, pool, 12, runs_once)
     for tensor in (*pool.K, *pool.V):
-        assert tensor[1:].eq(7).all(), "while graphs are recorded nobody's KV may be touched"
+        assert tensor[1:].eq(7).all(), "recording must not touch any request's KV"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 12])
 def test_padded_rows_change_nothing(count):
-    """Edge case 40: NaN lies in the null block, in unwritten slots, and in every padding row's table and logits."""
+    """Edge case 40: NaN in the null block and the logits, stale entries in every padding row's table."""
     model = both(FAMILY)[0]
     runner, chunks = GraphRunner(model, pool_for(model), 12, no_graph), decode_chunks([3 + i for i in range(count)])
     torch.manual_seed(0)
@@ -195,7 +197,7 @@ def test_padded_rows_change_nothing(count):
     runner.buffers.block_table.fill_(9_999)  # what an earlier step left behind
     runner.buffers.logits.fill_(float("nan"))
     got = runner.run(chunks)
-    assert got.shape == want.shape, "one row of logits for each request, none for the padding"
+    assert got.shape == want.shape, "return one row of logits per request and none for padding"
     torch.testing.assert_close(got, want, msg=lambda text: f"padding changed the logits of real rows: {text}")
 
 
@@ -213,10 +215,10 @@ def test_each_batch_size_takes_its_size_and_prefills_and_mixed_steps_take_none()
     assert [size_of(decode_chunks([2] * count)) for count in (1, 2, 3, 8, 9, 12)] == [[1], [2], [4], [8], [12], [12]]
     prompt = Chunk(Decoding(6), 0, 6, array("i", [40, 41]))
     middle = Chunk(Decoding(6), 2, 3, array("i", [40, 41]))
-    assert size_of([prompt]) == [], "a prompt runs as before"
-    assert size_of([*decode_chunks([2, 2]), prompt]) == [], "a mixed step runs as before"
-    assert size_of([*decode_chunks([2, 2]), middle]) == [], "a chunk of one token in mid-prompt chooses no token"
-    assert size_of(decode_chunks([2] * 13)) == [], "more rows than the longest size run as before"
+    assert size_of([prompt]) == [], "a prompt must not be replayed"
+    assert size_of([*decode_chunks([2, 2]), prompt]) == [], "a mixed step must not be replayed"
+    assert size_of([*decode_chunks([2, 2]), middle]) == [], "a one-token chunk in mid-prompt samples no token"
+    assert size_of(decode_chunks([2] * 13)) == [], "more rows than the largest size must not be replayed"
 
 
 def test_a_step_s_logits_stay_what_they_were_when_the_next_step_runs():
@@ -225,11 +227,11 @@ def test_a_step_s_logits_stay_what_they_were_when_the_next_step_runs():
     first = runner.run(decode_chunks([3, 4]))
     kept = first.clone()
     runner.run(decode_chunks([7, 8]))
-    assert torch.equal(first, kept), "the next step wrote over the logits that this one gave away"
+    assert torch.equal(first, kept), "the next step overwrote the logits that this one returned"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_through_the_padded_path_equal_the_plain_runner_s_and_hugging_face_s(family):
+def test_the_padded_path_gives_the_tokens_of_the_plain_runner_and_of_hugging_face(family):
     model, prompts = both(family)[0], prompts_of(family)
     plain = Engine.for_model(
         model,
@@ -241,18 +243,18 @@ def test_tokens_through_the_padded_path_equal_the_plain_runner_s_and_hugging_fac
     counting = Counting()
     got = answers(graph_engine(model, counting, load_kernel("torch")), prompts)
     assert got == answers(plain, prompts) == alone(family)
-    assert len(set(counting.replayed)) > 1, "batches shrink as requests end: more than one size must have run"
+    assert len(set(counting.replayed)) > 1, "batches shrink as requests end, so several sizes must have run"
 
 
 def test_preempted_and_late_requests_get_the_same_tokens():
     engine = graph_engine(both(FAMILY)[0], no_graph, load_kernel("torch"), num_blocks=14, chunked_prefill_size=3)
     assert answers(engine, prompts_of(FAMILY)) == alone(FAMILY)
-    assert engine.scheduler.num_preemptions > 0, "nobody was preempted: no test of it"
+    assert engine.scheduler.num_preemptions > 0, "no request was preempted, so this tested nothing"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_recorded_decode_gives_the_same_tokens(family):
-    """On a tape: addresses, shapes and numbers are those of the recording, and no Python of the model runs again."""
+    """A tape fixes addresses, shapes and numbers, and does not run the model's Python again."""
 
     def kernel(*inputs):
         decoding = len(inputs[0]) == len(inputs[4])
@@ -262,16 +264,16 @@ def test_a_recorded_decode_gives_the_same_tokens(family):
     engine = graph_engine(both(family)[0], tape, kernel)
     counting = Counting()
     engine.runner.replays = {size: counting(replay) for size, replay in engine.runner.replays.items()}
-    assert answers(engine, prompts_of(family)) == alone(family), "what is recorded once must be right at every step"
+    assert answers(engine, prompts_of(family)) == alone(family), "a recorded step must be right in every later step"
     assert tape.runs == 2 * len(engine.runner.capture_sizes) and len(counting.replayed) > 5
 
 
-def test_a_kernel_that_looks_at_lengths_cannot_be_recorded():
-    with pytest.raises(AssertionError, match="looks at a value"):
+def test_a_kernel_that_reads_lengths_cannot_be_recorded():
+    with pytest.raises(AssertionError, match="reads a value"):
         graph_engine(both(FAMILY)[0], TapeCapture(), load_kernel("reference"))
 
 
-def test_where_there_is_no_gpu_the_plain_runner_is_taken():
+def test_without_a_gpu_the_plain_runner_is_used():
     model = both(FAMILY)[0]
     assert type(runner_for(model, pool_for(model), 8)) is ModelRunner
 

@@ -1,4 +1,4 @@
-"""Lesson 10. The figures of `bench.py launch`: what counts as an operation, and how many a replayed step asks for."""
+"""Lesson 10. The figures of `bench.py launch`: what counts as an operation, and how many a replayed step issues."""
 
 from scripts.bench import launch
 
@@ -42,10 +42,10 @@ def operations(layers, replayed, batch=3):
     return launch.operations_of(launch.engine_of(launch.twin_of(CONFIG, layers), batch, replayed))
 
 
-def test_a_step_asks_for_operations_layer_by_layer_and_a_replayed_one_does_not():
+def test_a_plain_step_issues_operations_in_every_layer_and_a_replayed_one_does_not():
     plain, replayed = ([operations(layers, path) for layers in (1, 2, 3)] for path in (False, True))
-    assert plain[2] - plain[1] == plain[1] - plain[0] > 30, "every layer asks for the same operations"
-    assert replayed[0] == replayed[1] == replayed[2] < plain[0], "however deep the model, a replay is one call"
+    assert plain[2] - plain[1] == plain[1] - plain[0] > 30, "every layer must issue the same operations"
+    assert replayed[0] == replayed[1] == replayed[2] < plain[0], "a replay is one call, however deep the model"
 
 
 def test_the_attention_kernel_is_counted_once_a_layer():

@@ -1,4 +1,4 @@
-"""Lesson 10. The table on the device: a row for each request, a slot for each position, and a plan made from it."""
+"""Lesson 10. The table on the device: a row per request, a slot per position, and the plan made from it."""
 
 from array import array
 
@@ -20,12 +20,12 @@ def refused(pool, error, match, call):
     before = (pool.req_to_token.tolist(), list(pool.free_rows), set(pool.held))
     with pytest.raises(error, match=match):
         call()
-    assert (pool.req_to_token.tolist(), pool.free_rows, pool.held) == before, "a refused call must change nothing"
+    assert (pool.req_to_token.tolist(), pool.free_rows, pool.held) == before, "a rejected call must change nothing"
 
 
 def test_rows_begin_at_1_because_row_0_is_padding():
     pool = ReqToTokenPool(3, 4)
-    assert pool.alloc(2) == [1, 2] and pool.alloc() == [3], "row 0 is nobody's"
+    assert pool.alloc(2) == [1, 2] and pool.alloc() == [3], "row 0 is padding and must not be handed out"
     assert pool.req_to_token.shape == (4, 4) and pool.req_to_token.dtype == torch.int32
 
 
@@ -43,7 +43,7 @@ def test_what_is_written_is_read():
     pool.write(a, 0, slots_of(7, 8, 9))
     pool.write(b, 0, slots_of(4))
     pool.write(a, 3, slots_of(2))
-    assert pool.read(a, 4).tolist() == [7, 8, 9, 2], "slots lie at their positions"
+    assert pool.read(a, 4).tolist() == [7, 8, 9, 2], "each slot must be at its position"
     assert pool.read(b, 1).tolist() == [4] and pool.read(b, 0).tolist() == []
 
 
@@ -53,13 +53,13 @@ def test_a_freed_row_comes_back_and_points_at_padding():
     pool.write(a, 0, slots_of(7, 8, 9))
     pool.free(a)
     assert pool.req_to_token[a].tolist() == [0, 0, 0, 0], (
-        "a freed row must not point at slots: they are another request's soon"
+        "a freed row must not point at slots: they will soon be another request's"
     )
     assert pool.alloc() == [a] and pool.available_size() == 0 and b in pool.held
 
 
 @pytest.mark.parametrize("row", [0, 2, -1, 4], ids=["padding", "never given", "-1", "past the end"])
-def test_a_row_that_nobody_holds_is_refused(row):
+def test_a_row_that_is_not_held_is_refused(row):
     pool = ReqToTokenPool(3, 4)
     pool.alloc(1)
     for call in (
@@ -91,24 +91,24 @@ def test_a_row_cannot_be_freed_twice():
 def test_a_write_that_does_not_fit_is_refused(start, slots):
     pool = ReqToTokenPool(2, 4)
     pool.alloc()
-    refused(pool, ValueError, "do not fit|give \\[n\\] int32", lambda: pool.write(1, start, slots))
+    refused(pool, ValueError, "do not fit|must be \\[n\\] int32", lambda: pool.write(1, start, slots))
 
 
 def test_a_read_past_the_row_is_refused():
     pool = ReqToTokenPool(2, 4)
     pool.alloc()
     for length in (5, -1):
-        with pytest.raises(ValueError, match="cannot be read"):
+        with pytest.raises(ValueError, match="cannot read"):
             pool.read(1, length)
 
 
 @pytest.mark.parametrize(("reqs", "length"), [(0, 4), (2, 0), (-1, 4)])
-def test_a_table_for_nobody_is_refused(reqs, length):
+def test_an_empty_table_is_refused(reqs, length):
     with pytest.raises(UserError, match="at least 1"):
         ReqToTokenPool(reqs, length)
 
 
-def test_clear_gives_every_row_back():
+def test_clear_frees_every_row():
     pool = ReqToTokenPool(3, 4)
     pool.alloc(2)
     pool.write(1, 0, slots_of(5))
@@ -126,7 +126,7 @@ class Decoding:
 
 
 def table_with(lengths, page_size):
-    """A table whose requests hold whole pages in mixed order; the rows, and lesson 5's chunks for the same pages."""
+    """Return a table whose requests hold pages in mixed order, their rows, and lesson 5's chunks for the same pages."""
     allocator = TokenToKVPoolAllocator(40 * page_size, page_size, need_sort=False)
     pages = allocator.alloc(40 * page_size).view(40, page_size)
     pages = pages[torch.randperm(40, generator=torch.Generator().manual_seed(1))]
@@ -141,7 +141,7 @@ def table_with(lengths, page_size):
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_the_plan_made_on_the_device_is_lesson_5_s(page_size):
+def test_the_plan_made_on_the_device_equals_lesson_5_s(page_size):
     lengths = [5, 1, 8, 9]
     pool, rows, chunks = table_with(lengths, page_size)
     want = plan_step(chunks, page_size, torch.device("cpu")).meta
@@ -155,7 +155,7 @@ def test_the_plan_made_on_the_device_is_lesson_5_s(page_size):
 def test_padding_rows_write_into_slot_0_and_feed_no_query():
     pool, rows, _ = table_with([5, 2], 4)
     meta = pool.plan_decode(torch.tensor([*rows, PADDING_ROW, PADDING_ROW]), slots_of(5, 2, 0, 0), 4)
-    assert meta.slot_mapping[2:].tolist() == [0, 0], "padding rows write into the padding slot"
+    assert meta.slot_mapping[2:].tolist() == [0, 0], "padding rows must write into the padding slot"
     assert meta.cu_seqlens_q.tolist() == [0, 1, 2, 2, 2] and meta.seq_lens_kv.tolist() == [5, 2, 0, 0]
-    assert meta.positions.tolist() == [4, 1, 0, 0], "a padding row has no position -1"
+    assert meta.positions.tolist() == [4, 1, 0, 0], "a padding row must not be at position -1"
     assert not meta.block_table[2:].any()

@@ -1,4 +1,4 @@
-"""Lesson 10. The free list on the device: slots as int32 tensors, frees that wait, pages that stay whole."""
+"""Lesson 10. The free list on the device: slots as int32 tensors, deferred frees, whole pages."""
 
 import random
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ def slots_of(*numbers):
 
 
 def state(allocator):
-    """All that a refused call must leave as it was."""
+    """Return everything that a rejected call must not change."""
     return (
         allocator.free_slots.tolist(),
         allocator.release_slots.tolist(),
@@ -32,19 +32,19 @@ def refused(allocator, error, match, call):
     before = state(allocator)
     with pytest.raises(error, match=match):
         call()
-    assert state(allocator) == before, "a call that is refused must change nothing"
+    assert state(allocator) == before, "a rejected call must change nothing"
 
 
-# Taking
+# Allocating
 
 
-def test_slots_come_from_the_front_and_slot_0_is_nobody_s():
+def test_slots_come_from_the_front_and_slot_0_is_never_handed_out():
     allocator = TokenToKVPoolAllocator(6)
-    assert allocator.alloc(4).tolist() == [1, 2, 3, 4], "slot 0 is padding: the first that is handed out is 1"
+    assert allocator.alloc(4).tolist() == [1, 2, 3, 4], "slot 0 is padding: the first slot handed out must be 1"
     assert allocator.alloc(2).tolist() == [5, 6] and allocator.available_size() == 0
 
 
-def test_nothing_asked_nothing_given():
+def test_zero_slots_can_be_allocated_and_freed():
     allocator = TokenToKVPoolAllocator(6)
     assert allocator.alloc(0).tolist() == [] and allocator.available_size() == 6
     allocator.free(torch.tensor([]))
@@ -56,14 +56,14 @@ def test_a_negative_number_is_refused():
     refused(allocator, ValueError, "-1 slots", lambda: allocator.alloc(-1))
 
 
-def test_more_than_there_is_is_refused_and_nothing_is_merged():
+def test_too_many_slots_are_refused_and_nothing_is_merged():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(6)
     allocator.free(held[3:5])
     refused(allocator, OutOfBlocks, r"need 5 slots, 4 free of 8", lambda: allocator.alloc(5))
 
 
-# Giving back
+# Freeing
 
 
 def test_a_free_joins_the_short_list_and_not_the_long_one():
@@ -76,24 +76,24 @@ def test_a_free_joins_the_short_list_and_not_the_long_one():
 def test_lists_are_merged_only_when_the_free_one_is_too_short():
     allocator = TokenToKVPoolAllocator(8)
     allocator.free(allocator.alloc(3))
-    assert allocator.alloc(5).tolist() == [4, 5, 6, 7, 8], "free_slots had enough"
-    assert allocator.release_slots.tolist() == [1, 2, 3], "no merge was needed, and none may be paid for"
+    assert allocator.alloc(5).tolist() == [4, 5, 6, 7, 8], "free_slots had enough: no merge may happen"
+    assert allocator.release_slots.tolist() == [1, 2, 3], "no merge was needed"
     assert allocator.alloc(1).tolist() == [1] and allocator.release_slots.tolist() == []
 
 
-def test_a_merge_sorts_so_that_neighbours_come_together_again():
+def test_a_merge_sorts_so_that_neighbours_are_adjacent_again():
     allocator = TokenToKVPoolAllocator(8)
     first, second = allocator.alloc(3), allocator.alloc(3)
     allocator.free(second)
     allocator.free(first)
-    assert allocator.alloc(8).tolist() == list(range(1, 9)), "after a merge the low slots go first"
+    assert allocator.alloc(8).tolist() == list(range(1, 9)), "after a merge the low slots must come first"
 
 
 def test_a_merge_empties_the_short_list_into_the_long_one():
     allocator = TokenToKVPoolAllocator(8)
     allocator.free_slots, allocator.release_slots = slots_of(6, 8), slots_of(7, 2)
     allocator.merge_and_sort_free()
-    assert allocator.free_slots.tolist() == [2, 6, 7, 8], "both lists' slots, the low ones first"
+    assert allocator.free_slots.tolist() == [2, 6, 7, 8], "the slots of both lists, the low ones first"
     assert allocator.release_slots.tolist() == [], "what was merged must not be handed out twice"
     assert allocator.free_slots.dtype == allocator.release_slots.dtype == torch.int32
 
@@ -102,7 +102,7 @@ def test_without_need_sort_a_merge_keeps_the_order():
     allocator = TokenToKVPoolAllocator(8, need_sort=False)
     allocator.free_slots, allocator.release_slots = slots_of(6, 8), slots_of(7, 2)
     allocator.merge_and_sort_free()
-    assert allocator.free_slots.tolist() == [6, 8, 7, 2], "a sort that nobody asked for"
+    assert allocator.free_slots.tolist() == [6, 8, 7, 2], "need_sort is off: a merge must not sort"
 
 
 def test_without_need_sort_a_merge_appends():
@@ -118,8 +118,8 @@ def test_slots_may_come_back_in_any_order_shape_and_integer_type():
     assert allocator.alloc(8).tolist() == list(range(1, 9))
 
 
-def test_a_freed_view_of_the_table_may_be_written_over_at_once():
-    """The usual caller frees a row of req_to_token, and clears that row right after."""
+def test_a_freed_view_of_the_table_may_be_overwritten_at_once():
+    """The usual caller frees a row of req_to_token and clears that row at once."""
     allocator = TokenToKVPoolAllocator(8)
     table = torch.zeros(2, 8, dtype=torch.int32)
     table[1, :3] = allocator.alloc(3)
@@ -132,14 +132,14 @@ def test_a_freed_view_of_the_table_may_be_written_over_at_once():
 @pytest.mark.parametrize(
     "numbers", [(0,), (9,), (-1,), (6,), (1, 6)], ids=["padding", "past the end", "-1", "never given", "one of two"]
 )
-def test_what_is_not_held_cannot_be_freed(numbers):
+def test_slots_that_are_not_held_cannot_be_freed(numbers):
     allocator = TokenToKVPoolAllocator(8)
     allocator.alloc(5)
     refused(allocator, ValueError, "not held", lambda: allocator.free(slots_of(*numbers)))
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_what_lies_outside_the_pool_cannot_be_freed_though_all_of_it_is_held(page_size):
+def test_slots_outside_the_pool_cannot_be_freed_even_if_all_slots_are_held(page_size):
     allocator = TokenToKVPoolAllocator(8, page_size)
     allocator.alloc(8)
     for first in (0, -page_size, allocator.num_slots, 100 * page_size):
@@ -152,7 +152,7 @@ def test_a_slot_cannot_be_freed_twice():
     held = allocator.alloc(5)
     allocator.free(held[:2])
     refused(allocator, ValueError, "slots \\[2\\] are not held", lambda: allocator.free(held[1:]))
-    refused(allocator, ValueError, "slots \\[3\\] are named twice", lambda: allocator.free(slots_of(3, 4, 3)))
+    refused(allocator, ValueError, "slots \\[3\\] occur twice", lambda: allocator.free(slots_of(3, 4, 3)))
 
 
 def test_a_huge_number_does_not_wrap_into_the_pool():
@@ -169,20 +169,22 @@ def test_edge_case_7_the_highest_slot_lies_inside_the_buffer():
     for size, page in ((8, 1), (8, 4), (16, 16), (12, 3)):
         allocator = TokenToKVPoolAllocator(size, page)
         slots = allocator.alloc(size)
-        assert slots.min() == page, "the whole first page is padding"
+        assert slots.min() == page, "the whole first page must be padding"
         assert slots.max() == allocator.num_slots - 1 == size + page - 1
         pool = KvPool(size, 1, (1, 2), page_size=page)
         pool.set_kv(0, slots, torch.ones(size, 1, 2), torch.ones(size, 1, 2))
-        assert pool.K[0][1:].eq(1).all() and pool.K[0][0].eq(0).all(), "all of the pool, and not its padding page"
+        assert pool.K[0][1:].eq(1).all() and pool.K[0][0].eq(0).all(), (
+            "every slot must be written, and the padding page must not"
+        )
 
 
-def test_pages_are_runs_of_neighbours():
+def test_pages_are_runs_of_adjacent_slots():
     allocator = TokenToKVPoolAllocator(12, 4)
     assert allocator.alloc(8).view(2, 4).tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_slots_are_asked_for_by_the_page(count):
+def test_slots_are_allocated_by_the_page(count):
     allocator = TokenToKVPoolAllocator(12, 4)
     refused(allocator, ValueError, "multiple of 4", lambda: allocator.alloc(count))
 
@@ -200,7 +202,7 @@ def test_edge_case_8_two_halves_of_a_page_do_not_free_it_twice():
     for half in (page[:2], page[2:]):
         refused(allocator, ValueError, "whole pages", lambda half=half: allocator.free(half))
     allocator.free(page)
-    assert allocator.available_size() == 12, "a page that is freed whole comes back once"
+    assert allocator.available_size() == 12, "a freed page must be returned exactly once"
 
 
 def test_pages_come_back_whole_whatever_the_order_of_their_slots():
@@ -216,12 +218,14 @@ def test_edge_case_9_slots_are_int32_in_every_mode(page, need_sort):
     allocator = TokenToKVPoolAllocator(16, page, need_sort=need_sort)
     for given_as in (torch.int32, torch.int64):
         held = allocator.alloc(8)
-        assert held.dtype == torch.int32, "slots are int32"
+        assert held.dtype == torch.int32, "slots must be int32"
         with allocator.free_group():
             allocator.free(held[:4].to(given_as))
         allocator.free(held[4:].to(given_as))
-        assert allocator.release_slots.dtype == torch.int32, "what came back is int32"
-        assert allocator.alloc(16).dtype == allocator.free_slots.dtype == torch.int32, "slots are int32 after a merge"
+        assert allocator.release_slots.dtype == torch.int32, "freed slots must be int32"
+        assert allocator.alloc(16).dtype == allocator.free_slots.dtype == torch.int32, (
+            "slots must be int32 after a merge"
+        )
         allocator.clear()
 
 
@@ -303,7 +307,7 @@ def test_clear_frees_all_and_an_open_group_does_not_bring_slots_back_twice():
 
 
 class Books:
-    """The allocator beside a naive model: a set of free slots, a list of what is held, and what waits in a group."""
+    """The allocator next to a naive model: sets of free and deferred slots, and a list of held ones."""
 
     def __init__(self, pages, page_size, need_sort):
         self.allocator = TokenToKVPoolAllocator(pages * page_size, page_size, need_sort=need_sort)
@@ -322,7 +326,7 @@ class Books:
         slots = self.allocator.alloc(count)
         assert slots.dtype == torch.int32 and len(slots) == count
         got = slots.tolist()
-        assert set(got) <= self.free and len(set(got)) == count, "a slot was given that somebody holds, or twice"
+        assert set(got) <= self.free and len(set(got)) == count, "a slot was handed out that is held, or twice"
         for first in range(0, count, self.page_size):
             page = got[first : first + self.page_size]
             assert page[0] % self.page_size == 0 and page == list(range(page[0], page[0] + self.page_size)), (
@@ -332,12 +336,12 @@ class Books:
             assert self.allocator.release_slots.tolist() == waiting, "a merge that was not needed"
         elif self.allocator.need_sort:
             left = got + self.allocator.free_slots.tolist()
-            assert left == sorted(left), "a merge leaves the list sorted"
+            assert left == sorted(left), "a merge must leave the list sorted"
         self.free -= set(got)
         self.held += got
 
     def free_pages(self, pages, shuffle):
-        """Give back the first `pages` of a shuffled list of pages, their slots mixed."""
+        """Free the first `pages` of a shuffled list of pages, with their slots in mixed order."""
         starts = sorted({slot // self.page_size for slot in self.held})
         shuffle(starts)
         slots = [start * self.page_size + i for start in starts[:pages] for i in range(self.page_size)]
@@ -347,7 +351,7 @@ class Books:
         (self.deferred if self.groups else self.free).update(slots)
 
     def free_badly(self, slot):
-        """One slot that is not held, alone or among others that are."""
+        """Try to free a slot that is not held, together with held ones, or part of a page."""
         page = [slot // self.page_size * self.page_size + i for i in range(self.page_size)]
         if slot not in self.held:
             bad = slots_of(*page, *(s for s in self.held if s not in page))
@@ -417,7 +421,7 @@ TestSlotMachine.settings = settings(max_examples=60, stateful_step_count=25)
 
 @pytest.mark.parametrize("need_sort", [True, False])
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_100_000_calls_leave_each_slot_in_one_place(page_size, need_sort):
+def test_100_000_calls_leave_each_slot_in_one_state(page_size, need_sort):
     chance = random.Random(page_size)
     books = Books(32, page_size, need_sort)
     for call in range(25_000):  # of each kind, four kinds
@@ -436,7 +440,7 @@ def test_100_000_calls_leave_each_slot_in_one_place(page_size, need_sort):
 
 
 @pytest.mark.gpu
-def test_the_lists_live_on_the_gpu():
+def test_the_lists_are_on_the_gpu():
     allocator = TokenToKVPoolAllocator(16, 4, device="cuda")
     held = allocator.alloc(8)
     with allocator.free_group():

@@ -14,7 +14,7 @@ PROMPTS = ["--prompt-ids", "1,2,3", "--prompt-ids", "4,9", "--prompt-ids", "5,6,
 
 
 def smoke(capsys, *arguments):
-    """Exit code, report (None if there is none) and stderr."""
+    """Run the smoke script; return exit code, report (None if there is none) and stderr."""
     given = ["--model", str(checkpoint("two, tied, wide heads")), *PROMPTS, "--max-new-tokens", "6", "--json"]
     try:
         code = l10_smoke.main([*given, *arguments])
@@ -28,7 +28,7 @@ def smoke(capsys, *arguments):
 def test_all_three_paths_equal_hugging_face(capsys, page):
     code, report, _ = smoke(capsys, "--block-size", page)
     assert code == 0 and report["match"] and report["lesson"] == 10
-    assert report["kv"]["equal"] == {"as it was": 3, "replayed": 3, "on device": 3}
+    assert report["kv"]["equal"] == {"plain": 3, "replayed": 3, "on device": 3}
 
 
 @pytest.mark.parametrize("part", ["GraphRunner", "generate_on_device", "ReqToTokenPool", "TokenToKVPoolAllocator"])
@@ -38,7 +38,7 @@ def test_no_path_is_left_out_because_it_fails(capsys, monkeypatch, part):
 
     monkeypatch.setattr(l10_smoke, part, refuse)
     code, report, err = smoke(capsys)
-    assert code == 2 and report is None, "a path that fails is an error, not one path fewer"
+    assert code == 2 and report is None, "a path that fails must be an error, not left out"
     assert err.strip().splitlines()[-1].endswith(": this cannot be done")
 
 
@@ -77,6 +77,6 @@ def test_a_gpu_gets_the_kernel_that_can_be_captured_and_real_graphs(monkeypatch)
 
 
 @pytest.mark.parametrize("arguments, words", [(["--block-size", "0"], "0 is too small"), (["--graphs"], "--graphs")])
-def test_what_will_not_do_exits_2_with_one_line(capsys, arguments, words):
+def test_bad_arguments_exit_2_with_one_line(capsys, arguments, words):
     code, _, err = smoke(capsys, *arguments)
     assert code == 2 and words in err and len(err.strip().splitlines()) == 1, err

@@ -1,4 +1,4 @@
-"""Lesson 9. A fast model is the same model: its tokens through every store, rows that keep to themselves, refusals."""
+"""Lesson 9. A fast model is the same model: equal tokens in every store, independent rows, rejected input."""
 
 import os
 from dataclasses import replace
@@ -39,7 +39,7 @@ def has_compiler():
 
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
-LONG = pytest.mark.skipif("KV_COURSE_REPORT" in os.environ, reason="takes long: `make test` runs it, `check` does not")
+LONG = pytest.mark.skipif("KV_COURSE_REPORT" in os.environ, reason="slow: `make test` runs it, `check` does not")
 backends = pytest.mark.parametrize("backend", [pytest.param("packed", marks=needs_compiler), "torch"])
 
 
@@ -51,7 +51,7 @@ def make_pool(model, num_blocks=80, block_size=8, kernel="auto"):
     dtype = model.dtype
     pool = KvPool(model.config, num_blocks, block_size, load_kernel(kernel, "cpu", dtype), dtype)
     for tensor in (*pool.K, *pool.V):
-        tensor.fill_(float("nan"))  # the null block, and every slot that nobody has written
+        tensor.fill_(float("nan"))  # the null block, and every slot not yet written
     return pool, BlockAllocator(num_blocks, block_size)
 
 
@@ -63,7 +63,7 @@ def fed(requests):
 
 
 def stores(config):
-    """A store for one sequence of every kind that lessons 0 to 2 have, with the sequence's plan."""
+    """Yield every kind of store for one sequence from lessons 0 to 2, with the sequence's plan."""
     yield NoCache(), Recompute()
     contiguous = ContiguousKv(config, 100)
     yield contiguous, CachedSequence(contiguous)
@@ -80,7 +80,9 @@ def test_tokens_equal_hugging_face_through_every_store_of_one_sequence(family, b
     for kv, sequence in stores(model.config):
         if isinstance(sequence, PagedSequence):
             sequence.request.prompt_ids = prompt
-        assert generate(model, kv, sequence, prompt, NEW) == want, f"{type(kv).__name__} gives other tokens"
+        assert generate(model, kv, sequence, prompt, NEW) == want, (
+            f"{type(kv).__name__}: the tokens differ from Hugging Face's"
+        )
 
 
 @backends
@@ -97,12 +99,12 @@ def test_tokens_equal_hugging_face_in_batches_and_chunks(family, kernel, backend
     for request in requests:
         assert request.error is None
         want = hf_greedy(hf, request.prompt_ids, NEW)
-        assert request.output_ids == want, f"the prompt of {len(request.prompt_ids)} tokens gets others than alone"
+        assert request.output_ids == want, f"prompt of {len(request.prompt_ids)} tokens: other tokens than alone"
 
 
 @backends
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_logits_are_the_slow_models_to_rounding(family, backend):
+def test_bfloat16_logits_equal_the_slow_models_up_to_rounding(family, backend):
     slow, fast = load_model(checkpoint(family), torch.bfloat16), fast_model(family, backend, torch.bfloat16)
     ids = torch.tensor(some_ids(33, slow.config.vocab_size))
     with torch.inference_mode():
@@ -110,14 +112,14 @@ def test_bfloat16_logits_are_the_slow_models_to_rounding(family, backend):
         want, got = (model(ids, NoCache(), meta).float() for model in (slow, fast))
         exact = both(family)[0](ids, NoCache(), meta)
     own = float((want - exact).norm() / exact.norm())
-    assert float((got - exact).norm() / exact.norm()) < 1.3 * own + 1e-3, "farther from float32 than bfloat16 has to be"
+    assert float((got - exact).norm() / exact.norm()) < 1.3 * own + 1e-3, "the error is larger than bfloat16 explains"
 
 
 # ---------------------------------------------------------------- rows of a batch
 
 
 def forward(model, requests, pool, allocator):
-    """Logits of each request's last token; the requests take this step as done."""
+    """Run a step; return the logits of each request's last token."""
     reserve_all(requests)
     meta = plan_packed(requests, allocator.block_size, pool.device)
     with torch.inference_mode():
@@ -128,7 +130,7 @@ def forward(model, requests, pool, allocator):
 
 
 def alone(model, prompt, tokens):
-    """Logits behind a prompt and behind each of `tokens`, `[1 + len(tokens), vocab]`, nobody else being there."""
+    """Return the logits after a prompt and after each of `tokens`, `[1 + len(tokens), vocab]`, in a batch of one."""
     pool, allocator = make_pool(model)
     request = Request(list(prompt), BlockTable(allocator))
     rows = [forward(model, [request], pool, allocator)]
@@ -148,7 +150,7 @@ def test_a_row_has_the_same_bits_in_every_batch(family, dtype):
     want = [alone(model, prompt, tokens) for prompt in prompts]
     pool, allocator = make_pool(model)
     requests = []
-    for step in range(len(LENGTHS) + 3):  # one more comes at every step: decodes and whole prompts side by side
+    for step in range(len(LENGTHS) + 3):  # one more joins at every step: decodes and whole prompts side by side
         if step < len(LENGTHS):
             requests.append(Request(list(prompts[step]), BlockTable(allocator)))
         logits = forward(model, requests, pool, allocator)
@@ -179,7 +181,7 @@ def test_padded_rows_change_nothing():
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_that_are_not_sampled_leave_out_the_last_layer_and_nothing_else(dtype):
+def test_rows_that_are_not_sampled_skip_the_last_layer_and_nothing_else(dtype):
     model = fast_model(dtype=dtype)
     prompts = [some_ids(length, model.config.vocab_size, seed=length) for length in (9, 1, 14)]
     results = []
@@ -193,21 +195,23 @@ def test_rows_that_are_not_sampled_leave_out_the_last_layer_and_nothing_else(dty
             results.append((chosen, rows, model(fed(requests), pool, meta, rows=rows), pool))
     *some, (_, _, every, full) = results
     for chosen, rows, logits, pool in some:
-        assert torch.equal(logits, every[rows]), f"sequences {chosen} alone have other bits than among all rows"
+        assert torch.equal(logits, every[rows]), f"sequences {chosen}: other bits than when all rows are computed"
         for ours, its in zip((*pool.K, *pool.V), (*full.K, *full.V), strict=True):
             assert torch.equal(ours.nan_to_num(7), its.nan_to_num(7)), "every token's K and V are needed in every layer"
 
 
-def test_sampled_rows_are_told_to_attention_as_one_query_each():
+def test_attention_sees_one_query_for_each_sampled_row():
     starts = torch.tensor([0, 9, 10, 10, 24], dtype=torch.int32)  # the third sequence feeds nothing
     told = starts_of(torch.tensor([9, 23]), starts)
-    assert told.tolist() == [0, 0, 1, 1, 2] and told.dtype == torch.int32, "the first and the third have no query now"
-    assert starts_of(torch.tensor([8, 12]), starts) is None, "row 12 is inside its sequence: it must not see all keys"
+    assert told.tolist() == [0, 0, 1, 1, 2] and told.dtype == torch.int32, "the first and the third have no query here"
+    assert starts_of(torch.tensor([8, 12]), starts) is None, (
+        "row 12 is not its sequence's last: it must not see all keys"
+    )
 
 
 @needs_compiler
 @pytest.mark.parametrize("rows", [[3], [8, 0], [23, 9, 8], [8, 8]])
-def test_rows_inside_a_sequence_or_in_another_order_may_be_asked_for(rows):
+def test_rows_inside_a_sequence_or_in_any_order_may_be_requested(rows):
     model = fast_model()
     pool, allocator = make_pool(model)
     prompts = [some_ids(length, model.config.vocab_size, seed=length) for length in (9, 1, 14)]
@@ -219,12 +223,12 @@ def test_rows_inside_a_sequence_or_in_another_order_may_be_asked_for(rows):
         assert torch.equal(model(fed(requests), pool, meta, rows=torch.tensor(rows)), every[rows])
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- rejected input
 
 
 @pytest.fixture
 def step():
-    """A fast model, a pool, a plan for 9 tokens, and the tokens."""
+    """Return a fast model, a pool, a plan for 9 tokens, and the tokens."""
     model = fast_model()
     pool, allocator = make_pool(model)
     request = Request(some_ids(9, model.config.vocab_size), BlockTable(allocator))
@@ -240,7 +244,7 @@ def test_slots_outside_the_pool_are_refused_before_anything_is_written(step, str
     slots[4] = stray
     with pytest.raises(ValueError, match=str(stray)):
         model(ids, pool, replace(meta, slot_mapping=slots))
-    assert pool.K[0].isnan().all(), "C++ would have written past the pool, or wrapped around"
+    assert pool.K[0].isnan().all(), "unchecked, C++ writes out of bounds"
 
 
 @needs_compiler
@@ -285,14 +289,14 @@ def test_an_unknown_backend_is_refused():
         speed_up(model, "faster")
     with pytest.raises(UserError, match="on meta"), torch.device("meta"):
         speed_up(Qwen3ForCausalLM(model.config))
-    assert type(model) is Qwen3ForCausalLM, "what is refused is left as it was"
+    assert type(model) is Qwen3ForCausalLM, "a rejected model must be unchanged"
 
 
 def test_a_model_is_made_fast_once():
     model = load_model(checkpoint(FAMILY))
     fast = speed_up(model)
     assert speed_up(fast) is fast
-    assert type(model) is Qwen3ForCausalLM, "the caller's object keeps its class"
+    assert type(model) is Qwen3ForCausalLM, "the caller's object must keep its class"
     assert (fast.dtype, fast.device.type) == (torch.float32, "cpu")
 
 

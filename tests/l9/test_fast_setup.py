@@ -1,4 +1,4 @@
-"""Lesson 9. Fast layers where there is no compiler, and the memory that making a model fast takes."""
+"""Lesson 9. Fast layers without a compiler, and the memory that `speed_up` needs."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ from tests.support import both, checkpoint, hf_greedy, some_ids, write_checkpoin
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_without_a_compiler_torch_does_the_work_and_says_so(tmp_path, monkeypatch, capfd):
+def test_without_a_compiler_the_torch_backend_is_used_and_says_so(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     for cached in (native._library, cpu._library):
@@ -44,7 +44,7 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.cpu import speed_up
 from mini_engine.weights import load_model
 
-def peak():  # not getrusage: there a child begins with its parent's peak
+def peak():  # not getrusage: a child starts with its parent's peak there
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
@@ -55,7 +55,7 @@ def answer(model, num_blocks):
         engine.step()
 
 small, large, backend = sys.argv[1:]
-answer(speed_up(load_model(small, torch.bfloat16), backend), 9)  # whatever is loaded at the first use
+answer(speed_up(load_model(small, torch.bfloat16), backend), 9)  # load everything that the first use loads
 before = peak()
 model = load_model(large, torch.bfloat16)
 found = {"weights": sum(p.nbytes for p in model.parameters()), "head": model.head_weight.nbytes}
@@ -66,7 +66,9 @@ print(json.dumps(found | {"took": peak() - before}))
 
 
 @LONG
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="NOT CHECKED: peak memory is asked of Linux")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="NOT CHECKED: peak memory, which is read from Linux's /proc"
+)
 @backends
 @pytest.mark.parametrize("tied", [True, False])
 def test_loading_and_packing_need_little_more_than_the_weights(tmp_path, tied, backend):
@@ -80,7 +82,7 @@ def test_loading_and_packing_need_little_more_than_the_weights(tmp_path, tied, b
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["weights"] > 100e6, "too small to tell a copy of the weights from what else there is"
+    assert found["weights"] > 100e6, "too small to tell a copy of the weights from other memory"
     second = found["head"] if backend == "torch" else 0  # oneDNN packs into new memory
     allowed = 1.3 * found["weights"] + second
-    assert found["weights"] < found["took"] < allowed, f"{found['took']} bytes for {found['weights']} of weights"
+    assert found["weights"] < found["took"] < allowed, f"{found['took']} bytes for {found['weights']} bytes of weights"

@@ -42,7 +42,7 @@ def test_on_the_cpu_fast_layers_are_the_default_and_change_no_token(reference, o
     assert answers(fast) == answers(reference)
 
 
-def test_a_backend_that_does_not_exist_is_one_sentence():
+def test_an_unknown_backend_is_rejected_in_one_sentence():
     with pytest.raises(UserError) as caught:
         llm(backend="fast")
-    assert caught.value.param == "backend" and "reference" in str(caught.value), "name those that exist"
+    assert caught.value.param == "backend" and "reference" in str(caught.value), "the error must list the backends"

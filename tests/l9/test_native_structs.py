@@ -1,4 +1,4 @@
-"""Lesson 9. The structs that Python fills are those that C++ reads: the same fields, in the same order, of one kind."""
+"""Lesson 9. Python's structs match those in C++: the same fields, in the same order, of the same types."""
 
 import ctypes
 import re
@@ -24,7 +24,7 @@ NUMBERS = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}
 
 
 def fields_in_cpp(name: str, source: str) -> list[tuple[str, str]]:
-    """(field, its type), a pointer's type being "pointer", of `struct name` in C++ source."""
+    """Return (field, type) for each field of `struct name` in C++ source; a pointer's type is "pointer"."""
     body = re.search(rf"^struct {name} \{{(.*?)^\}};", re.sub(r"//.*", "", source), re.DOTALL | re.MULTILINE)
     assert body, f"there is no struct {name}"
     found = []
@@ -36,7 +36,7 @@ def fields_in_cpp(name: str, source: str) -> list[tuple[str, str]]:
 
 
 def kind_of(ctype: type) -> str:
-    """As `fields_in_cpp` names it."""
+    """Return the type's name, as in `fields_in_cpp`."""
     if ctype is ctypes.c_void_p or issubclass(ctype, ctypes._Pointer):
         return "pointer"
     return next((name for name, number in NUMBERS.items() if number is ctype), ctype.__name__)
@@ -52,4 +52,4 @@ def test_the_reader_of_structs_on_its_own():
 def test_python_and_cpp_agree_on_every_field(struct):
     in_cpp = fields_in_cpp(struct.__name__, (PACKAGE / STRUCTS[struct]).read_text(encoding="utf-8"))
     in_python = [(name, kind_of(ctype)) for name, ctype in struct._fields_]
-    assert in_python == in_cpp, f"{struct.__name__} would be read with the bytes of one field in another's place"
+    assert in_python == in_cpp, f"{struct.__name__}: C++ would read the bytes of one field as another"

@@ -1,4 +1,4 @@
-"""Lesson 9. A packed linear layer: where each weight lies, and rows that do not know of each other."""
+"""Lesson 9. A packed linear layer: the place of each weight, and rows that do not affect each other."""
 
 import functools
 
@@ -14,9 +14,16 @@ from mini_engine.native_build import find_compiler
 from tests.l9.test_fast_model import LONG
 
 DTYPES = [torch.float32, torch.bfloat16]
-SHAPES = [(1, 1), (7, 5), (16, 64), (33, 50), (48, 77), (100, 131)]  # outputs, inputs: whole tiles and words, and not
+SHAPES = [
+    (1, 1),
+    (7, 5),
+    (16, 64),
+    (33, 50),
+    (48, 77),
+    (100, 131),
+]  # outputs, inputs: with and without padding of tiles and words
 QWEN_INPUTS = [1024, 2048, 3072]  # of Qwen3-0.6B's matrices
-INSTRUCTIONS = {  # what the compiler may use, in the same source
+INSTRUCTIONS = {  # compiler flags for the same source
     "plain": (),
     "AVX2": ("-march=x86-64-v3",),
     "AVX-512 without bfloat16": ("-march=native", "-mno-avx512bf16"),
@@ -38,7 +45,7 @@ def functions(dtype):
 
 
 def make(outputs, inputs, dtype, seed=0, bias=False):
-    """A weight, and its packed layer."""
+    """Return a weight, its bias, and its packed layer."""
     torch.manual_seed(seed)
     weight = torch.randn(outputs, inputs).to(dtype)
     extra = torch.randn(outputs).to(dtype) if bias else None
@@ -63,12 +70,14 @@ def test_every_weight_lies_where_the_layout_says(outputs, inputs, dtype):
     assert per_word == 4 // weight.element_size(), "a word is 4 bytes"
     for row in range(outputs):
         words = tiles[row // TILE, :, row % TILE].flatten()
-        assert torch.equal(words[:inputs], weight[row]), f"row {row} is not output {row % TILE} of its tile"
-        assert not words[inputs:].any(), "padding is zero, or it would be multiplied into the sums"
+        assert torch.equal(words[:inputs], weight[row]), (
+            f"row {row} is not output {row % TILE} of its tile: swap words and outputs"
+        )
+        assert not words[inputs:].any(), "padding must be zero: it is multiplied into the sums"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_whole_tiles_are_packed_where_they_lie(dtype):
+def test_whole_tiles_are_packed_in_place(dtype):
     weight = torch.randn(64, 32).to(dtype)
     place = weight.data_ptr()
     assert PackedWeight(weight).tiles.data_ptr() == place, "a second copy of the weights is a second model in memory"
@@ -79,14 +88,14 @@ def test_whole_tiles_are_packed_where_they_lie(dtype):
 def test_rows_come_back_out_of_the_tiles(outputs, inputs, dtype):
     weight, _, layer = make(outputs, inputs, dtype)
     ids = torch.tensor([outputs - 1, 0, outputs // 2, 0])
-    assert torch.equal(layer.packed.rows(ids), weight[ids]), "the embedding of a tied model is read in this way"
+    assert torch.equal(layer.packed.rows(ids), weight[ids]), "the embedding of a tied model is read this way"
     assert layer.packed.rows(ids[:0]).shape == (0, inputs)
 
 
 @pytest.mark.parametrize("stray", [-1, 33])
-def test_a_row_that_is_not_there_is_refused(stray):
+def test_a_row_outside_the_weight_is_refused(stray):
     _, _, layer = make(33, 50, torch.float32)
-    with pytest.raises(IndexError, match=str(stray)):  # 33 lies in the padding of the last tile
+    with pytest.raises(IndexError, match=str(stray)):  # 33 is in the padding of the last tile
         layer.packed.rows(torch.tensor([0, stray]))
 
 
@@ -95,7 +104,7 @@ def test_a_row_that_is_not_there_is_refused(stray):
 @pytest.mark.parametrize("bias", [False, True])
 def test_results_are_the_product(outputs, inputs, dtype, bias):
     weight, extra, layer = make(outputs, inputs, dtype, bias=bias)
-    for rows in (0, 1, 2, 5, 12, 13, 30, 64, 100, 203):  # 203: shared out by rows
+    for rows in (0, 1, 2, 5, 12, 13, 30, 64, 100, 203):  # 203: the threads divide the rows
         x = torch.randn(rows, inputs).to(dtype)
         got = layer(x)
         assert got.shape == (rows, outputs) and got.dtype == dtype
@@ -111,7 +120,7 @@ def test_a_row_gives_the_same_bits_in_every_batch(inputs, dtype):
     alone = torch.cat([layer(row[None]) for row in x])
     for rows in (*range(2, 41), 64, 100, 203):
         assert torch.equal(layer(x[:rows]), alone[:rows]), (
-            f"with {rows} rows the order of a sum is another one; it must depend on the number of inputs alone"
+            f"with {rows} rows the sums are added in another order; it may depend only on the number of inputs"
         )
 
 
@@ -121,7 +130,7 @@ def test_rows_of_activations_begin_an_odd_number_of_cache_lines_apart(width, dty
     rows = apart(torch.zeros(3, 1, dtype=dtype), width)
     assert rows.shape == (3, width) and rows.dtype == dtype
     lines, rest = divmod(rows.stride(0) * rows.element_size(), 64)
-    assert (lines % 2, rest) == (1, 0), "rows a power of two apart push each other out of the first-level cache"
+    assert (lines % 2, rest) == (1, 0), "rows a power of two apart evict each other from the first-level cache"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -135,7 +144,7 @@ def test_threads_change_no_bit(dtype):
             results.append(torch.cat([layer(x), layer(x[:17])]))
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(result, results[0]) for result in results), "a sum is one thread's work from end to end"
+    assert all(torch.equal(result, results[0]) for result in results), "each sum must be computed by a single thread"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -146,24 +155,24 @@ def test_a_row_of_nan_stays_a_row_of_nan(inputs, dtype):
     want = layer(x)
     x[4] = float("nan")
     got = layer(x)
-    assert got[4].isnan().all(), "what went wrong must be seen"
+    assert got[4].isnan().all(), "a NaN must not disappear"
     kept = [0, 1, 2, 3, 5, 6, 7, 8]
-    assert torch.equal(got[kept], want[kept]), "a row reads past its end, or into its neighbour"
+    assert torch.equal(got[kept], want[kept]), "NaN spread: a row reads past its end or into its neighbour"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_that_do_not_lie_together(dtype):
+def test_rows_and_weights_that_are_not_contiguous(dtype):
     weight, _, layer = make(33, 50, dtype)
     wide = torch.randn(9, 120).to(dtype)
     for x in (wide[:, 10:60], wide[::2, 10:60], wide.T[10:60].T, wide[:, ::2][:, :50]):
         assert torch.equal(layer(x), layer(x.clone(memory_format=torch.contiguous_format)))
-    odd = torch.randn(50, 33).to(dtype).T  # a weight that does not lie together
+    odd = torch.randn(50, 33).to(dtype).T  # a weight that is not contiguous
     x = wide[:, :50].contiguous()
     assert relative_error(PackedLinear(functions(dtype), odd)(x), x, odd) < rounding(dtype)
     assert relative_error(layer(x), x, weight) < rounding(dtype)
 
 
-def test_what_does_not_fit_is_refused():
+def test_inputs_of_the_wrong_shape_or_dtype_are_refused():
     _, _, layer = make(33, 50, torch.bfloat16)
     for x in (torch.zeros(2, 50), torch.zeros(2, 51).bfloat16(), torch.zeros(50).bfloat16()):
         with pytest.raises(ValueError, match=r"takes torch\.bfloat16"):

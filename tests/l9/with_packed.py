@@ -1,4 +1,4 @@
-"""Lesson 9. A pytest plugin: earlier lessons' tests, as they are, with every CPU model that is loaded made fast.
+"""Lesson 9. A pytest plugin that runs earlier lessons' tests unchanged with fast models.
 
 `MINI_ENGINE_BACKEND` says which backend: "packed" (the default) or "torch".
 """
@@ -16,4 +16,4 @@ def load_fast_model(*args, **kwargs):
 
 
 def pytest_configure(config):
-    weights.load_model = load_fast_model  # before any test, or lesson's module, takes it from there
+    weights.load_model = load_fast_model  # before a test or a lesson's module imports it
