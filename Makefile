@@ -1,4 +1,4 @@
-# Every target makes or updates .venv first (scripts/setup_env.py); a second time that takes no time.
+# Every target first makes .venv or brings it up to date (scripts/setup_env.py); that takes no time if nothing changed.
 # Pass options through:  make test ARGS="-k l2"    make smoke ARGS="--only 0,1"    make setup ARGS="--extras gpu"
 ifeq ($(OS),Windows_NT)
 PYTHON ?= python
@@ -13,18 +13,18 @@ export NO_MKDOCS_2_WARNING = 1
 
 help:
 	@echo "make smoke       run every lesson on the pocket model and compare its tokens with Hugging Face's"
-	@echo "make test        run the tests, which are what the lessons are checked by"
-	@echo "make serve       answer over HTTP at http://127.0.0.1:8000/v1, as OpenAI's API does"
-	@echo "make setup       make .venv and nothing more; the others do it by themselves"
+	@echo "make test        run all tests, including those that check the lessons"
+	@echo "make serve       serve an OpenAI-compatible API at http://127.0.0.1:8000/v1"
+	@echo "make setup       only make .venv; the other targets do this automatically"
 	@echo "make lock        rewrite scripts/constraints.txt after moving a pin in pyproject.toml"
-	@echo "make lint        ruff: rules and formatting; pyright: types"
-	@echo "make format      let ruff mend what it can"
-	@echo "make site        build the website into build/site, strictly"
-	@echo "make serve-site  show the website at http://127.0.0.1:8000, rebuilt at each save"
+	@echo "make lint        check rules and formatting with ruff, types with pyright"
+	@echo "make format      let ruff format the code and fix what it can"
+	@echo "make site        build the website into build/site, in strict mode"
+	@echo "make serve-site  show the website at http://127.0.0.1:8000, rebuilt on each save"
 	@echo "make bench       measure the engine (scripts/bench.py): make bench ARGS=--help"
-	@echo "make clean       remove caches and the built site; .venv and work/ stay"
+	@echo "make clean       remove caches and the built site; .venv and work/ are kept"
 	@echo
-	@echo "ARGS=\"...\" goes on to the command: make test ARGS=\"-k l2\". PYTHON=python3.12 picks another Python."
+	@echo "ARGS=\"...\" is passed to the command: make test ARGS=\"-k l2\". PYTHON=python3.12 selects another Python."
 
 setup:
 	@$(PYTHON) scripts/setup_env.py $(ARGS)

@@ -1,8 +1,8 @@
 """Lesson 3. Builds a C++ source with the machine's own compiler, once, and keeps the library in the user's cache.
 
 The sources know nothing of Python or torch: they take pointers and sizes, so any C++17 compiler builds them in seconds
-and ctypes calls them. Nothing is compiled when the package is installed, so a machine without a compiler only goes
-without the libraries.
+and ctypes calls them. Nothing is compiled when the package is installed, so a machine without a compiler lacks only
+these libraries.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ def _compile(
     open_library: Callable[[Path], ctypes.CDLL],
     flag_sets: Sequence[Sequence[str]],
 ) -> ctypes.CDLL:
-    """Build with the first set of flags that gives a library which can be loaded."""
+    """Build with the first set of flags that yields a loadable library."""
     complaint = "no flags to try"
     for flags in flag_sets:
         command = [compiler, *BASE_FLAGS, *flags, str(source), "-o", str(target)]
@@ -103,14 +103,14 @@ def _compile(
             continue
         try:
             return open_library(target)
-        except OSError as error:  # it builds, but what it links to is not there
+        except OSError as error:  # it builds, but a library that it links to is missing
             complaint = str(error)
     raise UserError(f"{source.name} cannot be built with {compiler} ({complaint})")
 
 
 @contextlib.contextmanager
 def _build_dir() -> Iterator[tuple[Path, bool]]:
-    """A folder to build in, removed afterwards in any case, and whether its contents can be kept in the cache."""
+    """Yield a build folder, which is always removed afterwards, and whether its contents can go into the cache."""
     try:
         cache_dir().mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix="building-", dir=cache_dir())

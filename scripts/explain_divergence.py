@@ -1,7 +1,7 @@
-"""Course machinery. Where do two runs part? Ours and Hugging Face's, layer by layer, on the same tokens.
+"""Course machinery. Finds where our run diverges from Hugging Face's, layer by layer, on the same tokens.
 
-Hugging Face runs once over prompt and answer. Ours runs as its lesson does, step by step, and each value is compared as
-soon as it is computed: after the embedding, each norm, the q and k norms, RoPE, attention, MLP, the last norm.
+Hugging Face runs once over prompt and answer. Our model runs step by step, as in the lesson, and each value is compared
+as soon as it is computed: after the embedding, each norm, the q and k norms, RoPE, attention, MLP, the last norm.
 """
 
 import importlib
@@ -22,17 +22,17 @@ def main(argv=None) -> int:
     lesson = first.parse_known_args(argv)[0].lesson
     names = {number: f"l{number}_smoke" for number in range(20) if (ROOT / f"scripts/l{number}_smoke.py").exists()}
     if lesson is not None and lesson not in names:
-        print(f"there is no lesson {lesson}; lessons are {', '.join(map(str, names))}", file=sys.stderr)
+        print(f"there is no lesson {lesson}; the lessons: {', '.join(map(str, names))}", file=sys.stderr)
         return 2
     script = importlib.import_module(f"scripts.{names[lesson or 0]}")
     parser = script.arguments()
     parser.prog, parser.description = "explain_divergence.py", __doc__
-    parser.add_argument("--lesson", type=int, default=0, help="whose engine to run (default: 0)")
+    parser.add_argument("--lesson", type=int, default=0, help="the lesson whose engine to run (default: 0)")
     return guard(parser, lambda args: run(script, args), argv)
 
 
 def run(script, args) -> int:
-    """Follow each prompt and say where it parts, if it does; 0 if none does."""
+    """Say for each prompt where the runs diverge, if they do. Returns 0 if none does."""
     model, prompts = load_ours(args)
     hf_model = load_hf(args.hf_model or args.model, args)
     findings = [explain(model, hf_model, script.generate, ids, args.max_new_tokens, args) for ids in prompts]

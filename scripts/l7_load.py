@@ -1,6 +1,6 @@
-"""Lesson 7. What HTTP costs: the same load through LLM.generate and through the server, turn about, in one run.
+"""Lesson 7. Measures what HTTP costs: the same load through LLM.generate and through the server, in alternation.
 
-The clients are a process of their own. Each reads its answer, streamed or whole, and does no more with it than count.
+The clients run in a separate process. Each reads its answer, streamed or whole, and only counts its tokens.
 """
 
 import argparse
@@ -15,17 +15,17 @@ from scripts.smoke.report import print_json
 
 from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
-CLIENT = "--client"  # with a URL: this process is the clients'
+CLIENT = "--client"  # with a URL: this process runs the clients
 
 
 def load(args: argparse.Namespace) -> tuple[list[list[int]], dict]:
-    """Prompts that share nothing, and what is asked for each."""
+    """Return prompts without common prefixes, and the request parameters."""
     prompts = [[300 + i, *range(40, 55)] for i in range(args.requests)]
     return prompts, {"max_tokens": args.max_new_tokens, "temperature": 0, "ignore_eos": True}
 
 
 async def one_client(host: str, port: int, body: dict, tokens: int) -> None:
-    """Ask over a connection of its own, read to the end, and see that all tokens came."""
+    """Send a request over a new connection, read the whole answer, and check its number of tokens."""
     reader, writer = await asyncio.open_connection(host, port)
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
@@ -35,11 +35,11 @@ async def one_client(host: str, port: int, body: dict, tokens: int) -> None:
         tail = (tail + piece)[-600:]
     writer.close()
     if b'"completion_tokens":%d' % tokens not in tail:
-        raise RuntimeError(f"an answer is not complete; it ends with {tail!r}")
+        raise RuntimeError(f"an answer is incomplete; it ends with {tail!r}")
 
 
 async def clients(args: argparse.Namespace) -> float:
-    """All clients at once; the seconds until the last one is served."""
+    """Run all clients at once. Return the seconds until the last one is served."""
     host, port = args.client.removeprefix("http://").split(":")
     prompts, wanted = load(args)
     more = {"stream": True, "stream_options": {"include_usage": True}} if args.stream else {}
@@ -50,14 +50,14 @@ async def clients(args: argparse.Namespace) -> float:
 
 
 def over_http(url: str, args: argparse.Namespace, stream: bool) -> float:
-    """The clients' seconds."""
+    """Run the clients in a new process and return their seconds."""
     options = ["--requests", args.requests, "--max-new-tokens", args.max_new_tokens, *(["--stream"] if stream else [])]
     command = [sys.executable, __file__, CLIENT, url, *map(str, options)]
     return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, encoding="utf-8").stdout)
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
-    """Tokens/s of each way, the median over the rounds, after one that does not count."""
+    """Return tokens/s of each way, the median over the rounds after a warm-up round."""
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.worker import EngineWorker
     from mini_engine.llm import LLM
@@ -99,9 +99,13 @@ def run(args: argparse.Namespace) -> int:
 def main(argv=None) -> int:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
-    parser.add_argument("--requests", type=whole_number(1), default=50, metavar="N", help="at once (default: 50)")
+    parser.add_argument(
+        "--requests", type=whole_number(1), default=50, metavar="N", help="concurrent requests (default: 50)"
+    )
     parser.add_argument("--max-new-tokens", type=whole_number(1), default=64, metavar="N", help="default: 64")
-    parser.add_argument("--rounds", type=whole_number(1), default=3, metavar="N", help="default: 3, and one before")
+    parser.add_argument(
+        "--rounds", type=whole_number(1), default=3, metavar="N", help="default: 3, after a warm-up round"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument(CLIENT, metavar="URL", help=argparse.SUPPRESS)
     parser.add_argument("--stream", action="store_true", help=argparse.SUPPRESS)

@@ -1,7 +1,7 @@
-"""Course machinery. Write a Qwen3 checkpoint of a real shape with random weights: speed needs no download.
+"""Course machinery. Writes a Qwen3 checkpoint of a real shape with random weights, to measure speed without a download.
 
-Tensors are drawn and written piece by piece, so memory stays small however large the model is. The same seed gives the
-same weights, in one file or in shards. What it answers is nonsense; how fast it answers is the real model's speed.
+Tensors are drawn and written piece by piece, so memory use stays small however large the model is. The same seed gives
+the same weights, in one file or in shards. The answers are nonsense; their speed is the real model's.
 """
 
 import json
@@ -39,7 +39,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def config_of(shape: str, dtype: str, tokenizer: bool = False) -> dict[str, Any]:
-    """config.json of a shape. With the pocket's tokenizer it also has that one's end token."""
+    """Return the config.json of a shape. With the pocket model's tokenizer, also with its end token."""
     sizes = SHAPES[shape]
     end = 2047 if tokenizer or sizes["vocab_size"] < QWEN3["vocab_size"] else 151_645
     return {
@@ -62,7 +62,7 @@ def config_of(shape: str, dtype: str, tokenizer: bool = False) -> dict[str, Any]
 
 
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of the model that directory's config.json describes."""
+    """Return the name and shape of every tensor of the model described by the directory's config.json."""
     import torch
 
     from mini_engine.config import Qwen3Config
@@ -74,7 +74,7 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def num_elements(shape: Sequence[int]) -> int:
-    """Numbers in a tensor of that shape."""
+    """Return the number of elements of a tensor with that shape."""
     product = 1
     for size in shape:
         product *= size
@@ -82,7 +82,7 @@ def num_elements(shape: Sequence[int]) -> int:
 
 
 def pieces(name: str, shape: Sequence[int], dtype: str, seed: int) -> Iterator[bytes]:
-    """A tensor's bytes, PIECE numbers at a time: ones for a norm, else normally distributed; seeded by its name."""
+    """Yield a tensor's bytes, PIECE numbers at a time: ones for a norm, otherwise normal; seeded by its name."""
     import torch
 
     kind = getattr(torch, dtype)
@@ -97,7 +97,7 @@ def pieces(name: str, shape: Sequence[int], dtype: str, seed: int) -> Iterator[b
 
 
 def write_file(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, seed: int, show: Callable[[int], Any]):
-    """One safetensors file: the header's length, the header, then the tensors one after the other."""
+    """Write one safetensors file: the header's length, the header, then the tensors one after another."""
     header: dict[str, dict[str, object]] = {"__metadata__": {"format": "pt"}}
     start, width = 0, 2 if dtype == "bfloat16" else 4
     for name, shape in shapes.items():
@@ -115,7 +115,7 @@ def write_file(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, seed:
 
 
 def split(shapes: dict[str, tuple[int, ...]], width: int, most: int | None) -> list[dict[str, tuple[int, ...]]]:
-    """Shards of at most so many bytes; a larger tensor has one of its own."""
+    """Split the tensors into shards of at most `most` bytes; a larger tensor gets a shard of its own."""
     shards, size = [{}], 0
     for name, shape in shapes.items():
         own = num_elements(shape) * width
@@ -136,15 +136,15 @@ def write_random(
     tokenizer: bool = False,
     show: Callable[[int], Any] = lambda count: None,
 ) -> int:
-    """Write a checkpoint into `directory`, which exists; the bytes of its weights.
+    """Write a checkpoint into `directory`, which must exist. Return the bytes of its weights.
 
     Args:
-        shard_bytes: the most that one file holds; None for one file.
-        tokenizer: put the pocket model's tokenizer there as well.
-        show: is told of each piece's bytes as they are written.
+        shard_bytes: maximum size of a file; None for a single file.
+        tokenizer: also write the pocket model's tokenizer.
+        show: called with the number of bytes of each piece written.
 
     Raises:
-        UserError: the disk has no room for it; no weight was written.
+        UserError: there is not enough disk space; no weights were written.
     """
     from mini_engine.errors import UserError
 
@@ -152,7 +152,7 @@ def write_random(
     shapes, width = tensor_shapes(directory), 2 if dtype == "bfloat16" else 4
     total = sum(map(num_elements, shapes.values())) * width
     if total > (free := shutil.disk_usage(directory).free):
-        raise UserError(f"the weights take {total / 1e9:.1f} GB and {directory.parent} has {free / 1e9:.1f} GB free")
+        raise UserError(f"the weights take {total / 1e9:.1f} GB, but {directory.parent} has {free / 1e9:.1f} GB free")
     shards = split(shapes, width, shard_bytes)
     count = len(shards)
     names = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
@@ -179,9 +179,9 @@ def arguments():
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default: bfloat16")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/random-qwen3-SHAPE")
     parser.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="default: 0")
-    parser.add_argument("--shard-size", type=memory, metavar="2GB", help="the most that one file holds (default: all)")
-    parser.add_argument("--tokenizer", action="store_true", help="with the pocket model's tokenizer, for text prompts")
-    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint that is in DIR")
+    parser.add_argument("--shard-size", type=memory, metavar="2GB", help="maximum size of a file (default: one file)")
+    parser.add_argument("--tokenizer", action="store_true", help="add the pocket model's tokenizer, for text prompts")
+    parser.add_argument("--overwrite", action="store_true", help="replace the checkpoint in DIR")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
@@ -192,7 +192,7 @@ def run(args) -> int:
 
     out = args.out or Path("build") / f"random-qwen3-{args.shape}"
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; give a directory, which is made if need be")
+        raise UserError(f"--out {out} is a file; give a directory, which is created if necessary")
     if out.is_dir() and any(out.iterdir()) and not args.overwrite:
         raise UserError(f"{out} is not empty; give another --out, or --overwrite to replace the checkpoint in it")
     if args.shard_size == 0:
@@ -210,7 +210,7 @@ def run(args) -> int:
 
 
 def write_whole(out: Path, args) -> int:
-    """Into a folder beside `out` first, with a bar on a terminal; the old weights go when the new ones are there."""
+    """Write to a folder beside `out` first, with a bar on a terminal, then replace the old weights in `out`."""
     from scripts.pocket.checkpoint import all_or_nothing
 
     from rich.console import Console

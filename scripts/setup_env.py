@@ -1,7 +1,7 @@
-"""Course machinery. Makes .venv and fills it with the pinned packages, the same way on Linux, macOS and Windows.
+"""Course machinery. Makes .venv and installs the pinned packages, the same way on Linux, macOS and Windows.
 
-Standard library only, and written so that an old Python can read it too and say that a newer one is needed.
-All it prints goes to stderr: with `--run`, stdout belongs to the command that is run.
+Standard library only, and written so that an old Python can parse it too and say that a newer one is needed.
+All its output goes to stderr: with `--run`, stdout belongs to the command that is run.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from scripts.setup.steps import SetupError, Steps, say
 
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-OLDEST, NEWEST = (3, 11), (3, 14)  # the Pythons that this torch is built for
+OLDEST, NEWEST = (3, 11), (3, 14)  # the Python versions that this torch is built for
 VENV = ROOT / ".venv"
 CONSTRAINTS = ROOT / "scripts" / "constraints.txt"  # the version of every package, by `make lock`
 ALWAYS = ("server",)  # lesson 7's smoke script and tests need it
 
 
 class Machine(NamedTuple):
-    """What the choice of torch depends on."""
+    """The properties of this machine that decide which torch to install."""
 
     system: str
     cpu: str
@@ -45,23 +45,23 @@ class Machine(NamedTuple):
 
 
 class TorchSource(NamedTuple):
-    """Where torch comes from (an empty index is pip's own), and why in a few words."""
+    """Where torch comes from (an empty index means pip's default), and why in a few words."""
 
     index: str
     why: str
 
 
 def check_python(version, executable=sys.executable):
-    """Raise SetupError unless this Python is one that the pinned torch is built for."""
+    """Raise SetupError unless the pinned torch is built for this Python version."""
     if OLDEST <= tuple(version[:2]) <= NEWEST:
         return
     names = [f"python3.{minor}" for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]
     found = next((name for name in names if shutil.which(name)), None)
     cure = (
-        f"use {found}, which is here: make PYTHON={found} ..." if found else "install one, from python.org for example"
+        f"use the installed {found}: make PYTHON={found} ..." if found else "install one, for example from python.org"
     )
     needed = f"Python {dotted(OLDEST)} to {dotted(NEWEST)}"
-    raise SetupError(f"the course needs {needed}, and {executable} is {dotted(version[:2])}; {cure}.")
+    raise SetupError(f"the course needs {needed}, but {executable} is {dotted(version[:2])}; {cure}.")
 
 
 def dotted(version):
@@ -69,7 +69,7 @@ def dotted(version):
 
 
 def cpu_index_answers(seconds=3.0):
-    """Whether PyTorch's index of CPU builds answers soon; a slow name server counts as no."""
+    """Whether PyTorch's index of CPU builds responds within `seconds`, including name resolution."""
     import urllib.request
 
     answers = []
@@ -88,41 +88,41 @@ def cpu_index_answers(seconds=3.0):
 
 
 def choose_torch(machine):
-    """The index to take torch from. Only Linux needs a choice: its plain build brings 2 GB of CUDA libraries."""
+    """Return the index to install torch from. Only Linux needs a choice: its default build includes 2 GB of CUDA."""
     if machine.system == "Darwin" and machine.cpu == "x86_64":
         raise SetupError(
-            f"torch {TORCH} has no build for Intel Macs; on an Apple silicon Mac use an arm64 Python (this is x86_64)."
+            f"torch {TORCH} has no build for Intel Macs; on an Apple silicon Mac, use an arm64 Python (this is x86_64)."
         )
     if machine.system == "Darwin":
         return TorchSource("", "the build for Apple silicon")
     if machine.system != "Linux":
         return TorchSource("", "the CPU build; README.md says how to get one for an NVIDIA card")
     if machine.has_nvidia:
-        return TorchSource("", "the CUDA build, as there is an NVIDIA driver")
+        return TorchSource("", "the CUDA build, because there is an NVIDIA driver")
     if machine.cpu_index_answers():
-        return TorchSource(CPU_INDEX, "the CPU build, as there is no NVIDIA driver")
-    return TorchSource("", "the one from pip's own index, as PyTorch's CPU index does not answer")
+        return TorchSource(CPU_INDEX, "the CPU build, because there is no NVIDIA driver")
+    return TorchSource("", "the one from pip's default index, because PyTorch's CPU index does not respond")
 
 
 class Marker(NamedTuple):
-    """What `.venv/course-setup.json` says of the environment."""
+    """The state of the environment, stored in `.venv/course-setup.json`."""
 
-    ready: bool  # False while it is being filled
-    ours: bool  # made by this script, which may then delete it
+    ready: bool  # False while packages are being installed
+    ours: bool  # made by this script, which may therefore delete it
     fingerprint: str
     root: str
     extras: list
 
     @classmethod
     def read(cls, path):
-        """The marker, or None where there is none that can be read."""
+        """Return the marker, or None if it is missing or unreadable."""
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
     def write(self, path):
-        """Write it whole or not at all."""
+        """Write it atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".new")
         draft.write_text(json.dumps(self._asdict()) + "\n", encoding="utf-8")
@@ -136,26 +136,26 @@ def fingerprint(settings, constraints):
 
 
 class Plan(NamedTuple):
-    """What to do with .venv: `create`, `recreate`, `adopt`, `update` or nothing (`ready`); and why."""
+    """What to do with .venv (`create`, `recreate`, `adopt`, `update`, or nothing: `ready`), and why."""
 
     action: str
     why: str
 
 
 def make_plan(marker, wanted, venv_exists, has_python):
-    """Decide from what is there. An environment that this script did not make is filled, but never deleted."""
+    """Decide what to do. An environment that this script did not make is installed into, but never deleted."""
     if not venv_exists:
         return Plan("create", "making .venv")
     is_whole = marker is not None and marker.ready and marker.root == wanted.root and has_python
     whole = marker if is_whole else None
     if whole is None and marker is not None and marker.ours:
-        return Plan("recreate", "an earlier run left .venv half made, or it was moved here; making it anew")
+        return Plan("recreate", ".venv is incomplete, or was moved here; making a new one")
     if not has_python:
-        raise SetupError(".venv is there, but has no Python in it; remove .venv and try again.")
+        raise SetupError(".venv exists but contains no Python; remove .venv and try again.")
     if whole is None:
-        return Plan("adopt", "filling the .venv that is there")
+        return Plan("adopt", "installing into the existing .venv")
     if whole.fingerprint != wanted.fingerprint or not set(wanted.extras) <= set(whole.extras):
-        return Plan("update", "other packages are wanted than before; updating .venv")
+        return Plan("update", "the required packages have changed; updating .venv")
     return Plan("ready", ".venv is up to date")
 
 
@@ -164,7 +164,7 @@ def venv_python(venv=VENV):
 
 
 def install(plan, extras, source):
-    """Carry out the plan: the environment, pip, torch, everything else; then see that torch can be imported."""
+    """Carry out the plan: the environment, pip, torch, everything else; then check that torch can be imported."""
     python = venv_python()
     pip = [python, "-m", "pip", "install", "--progress-bar", "raw"]
     project = f".[{','.join(extras)}]" if extras else "."
@@ -183,14 +183,14 @@ def install(plan, extras, source):
 
 
 def remove_venv(marker):
-    """Delete .venv. Windows keeps what a program uses: then it stays half made, so that the next run tries again."""
+    """Delete .venv. Windows refuses while a program uses it; then it is marked incomplete, so the next run retries."""
     try:
         shutil.rmtree(str(VENV))
     except OSError as error:
         marker._replace(ready=False).write(VENV / "course-setup.json")
         raise SetupError(
             f"{error.filename} cannot be deleted ({error.strerror}); close the programs that use .venv (terminals, "
-            "editors), and try again with a Python that is not .venv's own."
+            "editors) and try again with a Python outside .venv."
         ) from None
 
 
@@ -199,13 +199,13 @@ def has_pip(python):
 
 
 def base_python():
-    """The Python to make .venv with: never the one inside it, which may be about to be deleted."""
+    """Return the Python to make .venv with: never the one inside it, which may be about to be deleted."""
     inside = Path(sys.prefix).resolve() == VENV.resolve()
     return getattr(sys, "_base_executable", sys.executable) if inside else sys.executable
 
 
 def read_settings():
-    """pyproject.toml as a dictionary."""
+    """Return pyproject.toml as a dictionary."""
     import tomllib
 
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -215,11 +215,11 @@ def check_extras(extras, settings):
     known = settings["project"]["optional-dependencies"]
     for name in extras:
         if name not in known:
-            raise SetupError(f"there is no extra called {name!r}; there are: {', '.join(sorted(known))}.")
+            raise SetupError(f"there is no extra called {name!r}; the extras: {', '.join(sorted(known))}.")
 
 
 def setup(extras, torch_index, machine):
-    """Bring .venv to the wanted state and return the plan that was carried out; silent if there was nothing to do."""
+    """Bring .venv to the wanted state and return the plan that was carried out. Silent if there is nothing to do."""
     check_python(sys.version_info)
     settings = read_settings()
     check_extras(extras, settings)
@@ -232,7 +232,7 @@ def setup(extras, torch_index, machine):
     if plan.action == "ready":
         return plan
     started = time.monotonic()
-    say(f"Setup: {plan.why} (2.5 GB of disk; several more where torch brings CUDA).")
+    say(f"Setup: {plan.why} (takes 2.5 GB of disk, several more with CUDA).")
     source = TorchSource(torch_index, "the one from " + torch_index) if torch_index else choose_torch(machine)
     say(f"       torch is {source.why}.")
     if plan.action == "recreate":
@@ -249,14 +249,18 @@ def parse_args(argv):
         description="Make .venv with the course's pinned packages, or bring it up to date.",
         epilog="Then use .venv/bin/python (on Windows .venv\\Scripts\\python.exe), or --run.",
     )
-    parser.add_argument("--extras", default="", metavar="A,B", help="extras of pyproject.toml beside server: gpu")
-    parser.add_argument("--torch-index", default="", metavar="URL", help="take torch from this index")
-    parser.add_argument("--run", nargs=argparse.REMAINDER, metavar="ARG", help="then run .venv's Python with the rest")
+    parser.add_argument(
+        "--extras", default="", metavar="A,B", help="extras of pyproject.toml besides server, such as gpu"
+    )
+    parser.add_argument("--torch-index", default="", metavar="URL", help="install torch from this index")
+    parser.add_argument(
+        "--run", nargs=argparse.REMAINDER, metavar="ARG", help="then run .venv's Python with these arguments"
+    )
     return parser.parse_args(argv)
 
 
 def run_python(arguments):
-    """Run .venv's Python and give back its exit code. Ctrl-C reaches it as well: wait for it to end."""
+    """Run .venv's Python and return its exit code. Ctrl-C reaches it too, so wait for it to end."""
     child = subprocess.Popen([str(venv_python()), *arguments])
     while True:
         try:
@@ -274,7 +278,7 @@ def main(argv=None):
         say(f"Setup: {error}")
         return 2
     except KeyboardInterrupt:
-        say("\nSetup: stopped. The same command makes .venv anew.")
+        say("\nSetup: stopped. Run the same command again to finish.")
         return 130
     if args.run:
         return run_python(args.run)

@@ -1,4 +1,4 @@
-"""Lesson 6. Shows what tokens are made of: each token of a text, its bytes, and the text that it completes."""
+"""Lesson 6. Shows each token of a text, its bytes, and the text that it completes."""
 
 import sys
 
@@ -11,7 +11,9 @@ from mini_engine.cli.parser import OneLineParser, guard
 def arguments():
     parser = OneLineParser(description=__doc__)
     parser.add_argument("text", help="any text")
-    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="whose tokenizer to use (default: the pocket model)")
+    parser.add_argument(
+        "--model", metavar="DIR_OR_HUB_ID", help="checkpoint whose tokenizer to use (default: the pocket model)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 

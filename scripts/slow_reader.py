@@ -1,16 +1,16 @@
-"""Lesson 7. Why the engine needs a thread of its own: two readers of lesson 6's streams, one of them slow."""
+"""Lesson 7. Shows why the engine needs its own thread: two readers of lesson 6's streams, one of them slow."""
 
 import argparse
 import sys
 import time
 
-import scripts.smoke  # noqa: F401 (before torch: threads that sleep while they wait)
+import scripts.smoke  # noqa: F401 (before torch, so that its threads sleep while they wait)
 
 from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 
 def seconds(llm, pause: float, tokens: int) -> float:
-    """How long two streams take, read in turns, if one of the readers pauses after each token."""
+    """Return how long two streams take, read in turns, if one of the readers pauses after each token."""
     from mini_engine.engine.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -33,8 +33,12 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv=None) -> int:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument("--tokens", type=whole_number(1), default=30, metavar="N", help="of each (default: 30)")
-    parser.add_argument("--milliseconds", type=whole_number(0), default=100, metavar="N", help="default: 100")
+    parser.add_argument(
+        "--tokens", type=whole_number(1), default=30, metavar="N", help="tokens per stream (default: 30)"
+    )
+    parser.add_argument(
+        "--milliseconds", type=whole_number(0), default=100, metavar="N", help="pause per token (default: 100)"
+    )
     return guard(parser, run, argv)
 
 

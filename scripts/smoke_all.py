@@ -1,7 +1,7 @@
 """Course machinery. Runs every lesson's smoke script and prints one table.
 
-A lesson is a folder in lessons/ with a lesson.toml; its `smoke` names the script and its arguments. Each runs in a
-process of its own with --json, so what is shown here is what the script itself found.
+A lesson is a folder in lessons/ with a lesson.toml, whose `smoke` names the script and its arguments. Each script runs
+in its own process with --json, so the table shows what the script itself found.
 """
 
 import argparse
@@ -24,7 +24,7 @@ TAIL = 30  # lines of a failed script's output to show
 
 @dataclass
 class Result:
-    """How a lesson's smoke script went. `report` is the object that it printed, empty if it printed none."""
+    """The result of a lesson's smoke script. report: the object that it printed, empty if it printed none."""
 
     lesson: Lesson
     exit_code: int
@@ -46,16 +46,16 @@ class Result:
 
     @property
     def tokens(self) -> int:
-        """New tokens that Hugging Face gave, over all requests."""
+        """Number of new tokens from Hugging Face, over all requests."""
         return sum(len(request["hf"]) for request in self.report.get("requests", []))
 
     @property
     def equal_tokens(self) -> int:
-        """How many of them ours gave as well, counted up to each request's first difference."""
+        """Number of equal new tokens, counted up to each request's first difference."""
         return sum(equal_prefix(request["ours"], request["hf"]) for request in self.report.get("requests", []))
 
     def tokens_per_second(self, side: str) -> float | None:
-        """Of `ours` or `hf`; None if the report has no such time."""
+        """Return the speed of `ours` or `hf`; None if the report lacks the time."""
         count = sum(len(request[side]) for request in self.report.get("requests", []))
         seconds = self.report.get("seconds", {}).get(side)
         return count / seconds if seconds else None
@@ -76,13 +76,13 @@ class Result:
 
 
 def equal_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """The number of tokens before the first difference."""
+    """Return the number of tokens before the first difference."""
     pairs = zip(ours, theirs, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 
 
 def pick_lessons(places: Places, only: list[str] | None) -> list[Lesson]:
-    """The lessons that have a smoke script, or those of them that were asked for; CourseError if there is none."""
+    """Return the lessons with a smoke script, or the requested ones. Raises CourseError if there are none."""
     lessons = [lesson for lesson in read_lessons(places) if lesson.smoke]
     if not lessons:
         raise CourseError(f"no lesson in {places.lessons} has a smoke script")
@@ -90,15 +90,15 @@ def pick_lessons(places: Places, only: list[str] | None) -> list[Lesson]:
 
 
 def environment() -> dict[str, str]:
-    """The caller's, with UTF-8 output, and with threads that sleep while they wait.
+    """Return the caller's environment, with UTF-8 output and with threads that sleep while they wait.
 
-    On a busy machine threads that spin take turns with what they wait for: ten times slower, measured on two cores.
+    On a busy machine, spinning threads compete with the threads they wait for: ten times slower, measured on two cores.
     """
     return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUTF8": "1"}
 
 
 def run_lesson(lesson: Lesson, extra: Sequence[str], root: Path, timeout: float) -> Result:
-    """Run a lesson's smoke script with --json. A script that hangs is ended after `timeout` seconds."""
+    """Run a lesson's smoke script with --json. A script that hangs is killed after `timeout` seconds."""
     command = [sys.executable, *lesson.smoke, *extra, "--json"]
     started = time.perf_counter()
     try:
@@ -123,7 +123,7 @@ def run_lesson(lesson: Lesson, extra: Sequence[str], root: Path, timeout: float)
 
 
 def run_all(lessons: list[Lesson], args: argparse.Namespace, root: Path) -> list[Result]:
-    """Run them one after another: a moving line on a terminal, one plain line for each lesson in a pipe."""
+    """Run them one after another, with a progress line on a terminal or one plain line per lesson in a pipe."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -153,7 +153,7 @@ def progress_line(result: Result) -> str:
 
 
 def print_results(results: list[Result]) -> None:
-    """The table, the output of what failed, and one sentence."""
+    """Print the table, the output of failed scripts, and a summary."""
     from rich.console import Console
     from rich.text import Text
 
@@ -167,7 +167,7 @@ def print_results(results: list[Result]) -> None:
 
 
 def make_table(results: list[Result]):
-    """A row for each lesson: its storage, how many tokens are equal, how fast, how much KV."""
+    """Return a table with a row per lesson: its storage, equal tokens, speeds, KV bytes."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -192,14 +192,14 @@ def number(value: float | None) -> str:
 
 
 def explain(result: Result) -> str:
-    """Why a lesson failed: what its script said, and each request's first difference."""
+    """Say why a lesson failed: its script's output, and each request's first difference."""
     lines = result.output.strip().splitlines()[-TAIL:]
     for index, request in enumerate(result.report.get("requests", [])):
         ours, theirs = request["ours"], request["hf"]
         if ours != theirs:
             at = equal_prefix(ours, theirs)
             lines.append(
-                f"request {index}: new token {at} differs: expected {theirs[at : at + 1]}, got {ours[at : at + 1]}"
+                f"request {index}: new token {at} differs: Hugging Face {theirs[at : at + 1]}, ours {ours[at : at + 1]}"
             )
     command = " ".join(["python", *result.lesson.smoke])
     return "\n".join([*lines, f"exit code {result.exit_code}; to see more: {command}"])
@@ -211,14 +211,14 @@ def summary(results: list[Result]) -> str:
     if failed:
         return f"{len(failed)} of {len(results)} lessons failed: {', '.join(failed)}."
     which = "the lesson gives" if len(results) == 1 else f"all {len(results)} lessons give"
-    return f"Every token is equal: {which} Hugging Face's answer, {tokens} tokens in all."
+    return f"Every token is equal: {which} Hugging Face's answers, {tokens} tokens in total."
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = OneLineParser(description="Run the lessons' smoke scripts and compare with Hugging Face.")
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="0,1", help="only these lessons")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="seconds for each script, default 600")
+    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="seconds per script (default: 600)")
     parser.add_argument(
         "extra",
         nargs="*",
@@ -229,7 +229,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: every lesson's tokens are equal. 1: not so. 2: bad input. 130: stopped with Ctrl-C."""
+    """Return 0 if every lesson's tokens are equal, 1 if not, 2 for bad input, 130 after Ctrl-C."""
     settle_streams()
     args = parse_args(argv)
     try:

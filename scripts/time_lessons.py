@@ -1,6 +1,6 @@
-"""Course machinery. How long `check` and the smoke script of each lesson take on this machine, with all tasks done.
+"""Course machinery. Times `check` and the smoke script of each lesson on this machine, with all tasks done.
 
-The reference stands in for a student's files, so this is what the check of a right answer takes.
+The reference is checked in place of a student's files, so this is the time for checking a correct solution.
 """
 
 import json
@@ -17,7 +17,7 @@ from mini_engine.errors import UserError
 
 
 def measure(lesson: Lesson, places: Places) -> dict[str, object]:
-    """One lesson: its check, tests and smoke script together, and the smoke script once more by itself."""
+    """Time one lesson: its check (tests and smoke script), and the smoke script once more alone."""
     report = Check(lesson, places, files=[]).run()
     smoke = run_lesson(lesson, [], ROOT, timeout=600)
     return {
@@ -32,7 +32,7 @@ def measure(lesson: Lesson, places: Places) -> dict[str, object]:
 
 
 def run(args) -> int:
-    """Measure and print; 1 if a lesson did not pass."""
+    """Measure and print. Returns 1 if a lesson did not pass."""
     places = Places.find()
     try:
         lessons = pick_lessons(places, args.only)

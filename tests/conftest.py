@@ -1,4 +1,4 @@
-"""Course machinery. What all tests share: no chance, no deadlines, one thread; GPU tests only on a GPU."""
+"""Course machinery. Settings of all tests: no randomness, no deadlines, one thread; GPU tests only on a GPU."""
 
 import os
 import signal
@@ -6,22 +6,22 @@ import signal
 import hypothesis
 import pytest
 
-# The tests' tensors are tiny: a second thread gains nothing, and on a busy machine its spinning costs three times the
-# time. torch reads this when a test first imports it, and the processes that tests start inherit it.
+# The tests' tensors are tiny: a second thread gains nothing, and on a busy machine its spinning triples the time. torch
+# reads this when a test first imports it, and the processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A script's background job ignores Ctrl-C, and so would the processes that tests start and interrupt.
+# A background job of a shell script ignores Ctrl-C, and so would the processes that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples at every run: a student's test never fails by chance, and CI sees what the student sees.
+# The same examples in every run: no test fails by chance, and CI sees what the student sees.
 hypothesis.settings.register_profile("course", derandomize=True, deadline=None, print_blob=False)
 hypothesis.settings.load_profile("course")
 
 
 @pytest.fixture(autouse=True)
 def _gpu_only(request: pytest.FixtureRequest) -> None:
-    """Skip a test marked `gpu` where torch sees no CUDA device."""
+    """Skip a test marked `gpu` if torch sees no CUDA device."""
     if request.node.get_closest_marker("gpu"):
         torch = pytest.importorskip("torch")
         if not torch.cuda.is_available():

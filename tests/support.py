@@ -1,4 +1,4 @@
-"""Course machinery. Random Qwen3 checkpoints, written by transformers, and what to compare against them."""
+"""Course machinery. Random Qwen3 checkpoints, written by transformers, and references to compare with."""
 
 import functools
 import tempfile
@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mini_engine.weights import load_model
 
-# Each family bends one thing: how many query heads share a key head, head_dim, tied or untied head, biases, odd sizes.
+# Each family varies one thing: query heads per key head, head_dim, tied or untied head, biases, odd sizes.
 FAMILIES = {
     "one query a key head, untied": dict(num_attention_heads=4, num_key_value_heads=4, head_dim=16),
     "two, tied, wide heads": dict(num_key_value_heads=2, head_dim=40, tie_word_embeddings=True),
@@ -27,13 +27,13 @@ BASE = dict(
     num_key_value_heads=2,
     head_dim=16,
     max_position_embeddings=2048,
-    initializer_range=0.2,  # wide logit gaps: with the usual 0.02 rounding may pick the token
+    initializer_range=0.2,  # wide logit gaps; with the usual 0.02, rounding could decide the token
     tie_word_embeddings=False,
 )
 
 
 def write_checkpoint(directory: Path, seed: int = 0, shard_size: str = "5GB", **changes) -> Path:
-    """A random Qwen3 in `directory`, as transformers saves it. Biases and norm weights are made non-trivial."""
+    """Write a random Qwen3 to `directory` with transformers, with non-trivial biases and norm weights."""
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(Qwen3Config(**BASE | changes))
     for name, parameter in model.named_parameters():
@@ -47,10 +47,10 @@ def write_checkpoint(directory: Path, seed: int = 0, shard_size: str = "5GB", **
 
 @functools.cache
 def checkpoint(family: str) -> Path:
-    """The checkpoint of one family, written once a run."""
+    """Return the checkpoint of one family, written once per run."""
     keeper = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
     path = write_checkpoint(Path(keeper.name), **FAMILIES[family])
-    _KEEPERS.append(keeper)  # gone when the test process ends
+    _KEEPERS.append(keeper)  # removed when the test process ends
     return path
 
 
@@ -59,19 +59,19 @@ _KEEPERS: list[tempfile.TemporaryDirectory] = []
 
 @functools.cache
 def both(family: str):
-    """(ours, Hugging Face's) in float32 on the CPU, from the same checkpoint."""
+    """Return (our model, Hugging Face's) in float32 on the CPU, from the same checkpoint."""
     path = checkpoint(family)
     return load_model(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
 def some_ids(length: int, vocab_size: int, seed: int = 0) -> list[int]:
-    """`length` token ids, the same for the same arguments."""
+    """Return `length` token ids, the same for the same arguments."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocab_size, (length,), generator=generator).tolist()
 
 
 def hf_greedy(hf_model, prompt_ids: list[int], max_new_tokens: int) -> list[int]:
-    """Hugging Face's greedy continuation of one prompt, alone."""
+    """Return Hugging Face's greedy continuation of one prompt, without batching."""
     ids = torch.tensor([prompt_ids])
     with torch.inference_mode():
         out = hf_model.generate(
@@ -85,7 +85,7 @@ def hf_greedy(hf_model, prompt_ids: list[int], max_new_tokens: int) -> list[int]
 
 
 def oracle(q, k, v) -> torch.Tensor:
-    """Causal attention of one sequence in float64, a plain loop: query i of q_len sees keys 0 … kv_len - q_len + i."""
+    """Compute causal attention of one sequence in float64 with loops: query i sees keys 0 … kv_len - q_len + i."""
     q, k, v = q.double(), k.double(), v.double()
     (q_len, heads, dim), (kv_len, kv_heads, _) = q.shape, k.shape
     out = torch.empty(q_len, heads, v.shape[-1], dtype=torch.float64)

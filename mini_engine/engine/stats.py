@@ -1,4 +1,4 @@
-"""Lesson 5. What a step did, in numbers, and what many steps come to."""
+"""Lesson 5. Statistics of a step, and their totals over many steps."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from mini_engine.kv.manager import BlocksByState
 
 
 class StepStats(NamedTuple):
-    """One step. Queues and blocks are as the step leaves them; tokens are those that it computed.
+    """One step's statistics: queues and blocks after the step, and the tokens it computed.
 
     prefill_tokens: of prompts, and of answers computed again after a preemption.
     decode_tokens: one for each request that decoded.
@@ -26,7 +26,7 @@ class StepStats(NamedTuple):
 
 @dataclass
 class Summary:
-    """Many steps together. `add_step` and `add_finished` keep it up to date."""
+    """Totals over many steps, updated by `add_step` and `add_finished`."""
 
     started: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
@@ -40,7 +40,7 @@ class Summary:
     finished: dict[FinishReason, int] = field(default_factory=dict)
 
     def add_step(self, stats: StepStats) -> None:
-        """Count one step in."""
+        """Add one step."""
         self.seconds = time.perf_counter() - self.started
         self.num_steps += 1
         self.prefill_tokens += stats.prefill_tokens

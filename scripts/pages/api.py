@@ -148,7 +148,7 @@ INTRO = """# API
 What you call when you use the engine, with shapes and errors. The page is made from the source
 (`python -m scripts.pages.api`), so it says what the code says. Shapes: `T` tokens of a step, `S` sequences, `R` rows of
 logits, `H_q` query heads, `H_kv` key and value heads, `D` their width. Words are in the [glossary](glossary.md), and
-[how the pieces fit](how-the-pieces-fit.md) shows who calls whom.
+[how the pieces fit](how-the-pieces-fit.md) shows what calls what.
 
 ```python
 from mini_engine import LLM, SamplingParams

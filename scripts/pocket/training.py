@@ -37,7 +37,7 @@ def model_config(plan: Plan, tokenizer: Tokenizer) -> Qwen3Config:
 
 
 def row(documents: Iterator[list[int]], length: int) -> list[int]:
-    """Return `length` + 1 tokens, beginning with a document's start. The last document is cut, but not always."""
+    """Return `length` + 1 tokens, beginning at a document's start. The last document may be cut, in this pass only."""
     tokens: list[int] = []
     while len(tokens) <= length:
         tokens += next(documents)

@@ -1,1 +1,1 @@
-"""Course machinery. What scripts/setup_env.py is made of; an old Python must be able to read it."""
+"""Course machinery. The parts of scripts/setup_env.py. An old Python must be able to parse them."""

@@ -1,6 +1,6 @@
-"""Course machinery. Runs the steps of a setup one after another, and shows how each is getting on.
+"""Course machinery. Runs the steps of a setup one after another and shows their progress.
 
-Written, like setup_env.py, so that an old Python can read it. All it prints goes to stderr.
+Like setup_env.py, it is written so that an old Python can parse it. All its output goes to stderr.
 """
 
 import collections
@@ -15,7 +15,7 @@ from scripts import ROOT
 
 
 class SetupError(Exception):
-    """Something stands in the way; the message says what, and what to do."""
+    """Setup cannot continue; the message says why and what to do."""
 
 
 def say(text):
@@ -23,7 +23,7 @@ def say(text):
 
 
 class Steps:
-    """Runs commands one after another, each on a line of its own: moving on a terminal, still in a pipe."""
+    """Runs commands one after another, each on its own line: updated on a terminal, plain in a pipe."""
 
     def __init__(self, total, log):
         self.number, self.total, self.log = 0, total, log
@@ -31,7 +31,7 @@ class Steps:
         self.share = ""  # of a download
 
     def run(self, title, command):
-        """Run one command; SetupError, with the end of its output, if it fails."""
+        """Run one command. Raises SetupError with the end of its output if it fails."""
         self.number += 1
         self.tail.clear()
         title = f"  {self.number}/{self.total}  {title}  "
@@ -50,16 +50,14 @@ class Steps:
         try:
             self._follow(process, title, started)
         finally:
-            process.terminate()  # does nothing where it has ended
+            process.terminate()  # a no-op if it has ended
             process.wait()
         if process.returncode:
             shown = "\n".join("    " + line for line in self.tail)
-            raise SetupError(
-                f"step {self.number} failed. All of its output is in {self.log}; the end of it is:\n{shown}"
-            )
+            raise SetupError(f"step {self.number} failed. Its full output is in {self.log}; the last lines:\n{shown}")
 
     def _follow(self, process, title, started):
-        """Show the time and what the command is at, until it ends."""
+        """Show the elapsed time and the command's last line of output until it ends."""
         reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
         reader.start()
         while reader.is_alive():
@@ -73,7 +71,7 @@ class Steps:
         say(f"  {time.monotonic() - started:.0f} s")
 
     def _read(self, stream):
-        """Keep the output in the log and its end in `tail`; pip's raw progress ("Progress 1024 of 4096") in `share`."""
+        """Keep output in the log and its end in `tail`; pip's raw progress ("Progress 1024 of 4096") in `share`."""
         with self.log.open("a", encoding="utf-8") as log:
             for line in stream:
                 words = line.split()
@@ -86,13 +84,13 @@ class Steps:
 
 
 def rewrite_line(text):
-    """Put `text` over the line that the cursor is on."""
+    """Overwrite the current line with `text`."""
     width = shutil.get_terminal_size().columns - 1
     print("\r" + text[:width].ljust(width) + "\r" + text[:width], end="", file=sys.stderr, flush=True)
 
 
 def pip_environment():
-    """The caller's environment, less what would send pip elsewhere than into .venv."""
+    """Return the caller's environment without settings that would make pip install outside .venv."""
     env = dict(os.environ)
     env.update(PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1", PYTHONUTF8="1")
     for name in ("PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX"):

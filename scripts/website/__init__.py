@@ -1,4 +1,4 @@
-"""Course machinery. How lessons/ becomes the website: Markdown extensions, vendored files, a report, a browser.
+"""Course machinery. Turns lessons/ into the website: Markdown extensions, vendored files, a report, a browser.
 
-Not called `site`: Python has a module of that name.
+Not called `site`, because Python has a module of that name.
 """

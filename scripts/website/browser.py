@@ -1,7 +1,7 @@
-"""Course machinery. The website in a browser: build it, serve it, open its pages as a reader's browser does.
+"""Course machinery. The website in a browser: build it, serve it, open its pages.
 
-For the tests of the site (tests/course/site_fixtures.py) and for scripts.website.report. Playwright drives the Chromium
-or Chrome that is installed; it never fetches a browser of its own.
+For the tests of the site (tests/course/site_fixtures.py) and for scripts.website.report. Playwright drives an installed
+Chromium or Chrome and never downloads a browser.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ PHONE, DESKTOP = 390, 1280
 
 @dataclass(frozen=True)
 class Site:
-    """One build of the website. base: the address of its folder, with a slash at the end."""
+    """A build of the website. base: the address of its folder, with a trailing slash."""
 
     folder: Path
     base: str
@@ -37,22 +37,22 @@ class Site:
 
     @classmethod
     def on_disk(cls, folder: Path) -> "Site":
-        """A build that is read without a server."""
+        """Return a build that is read without a server."""
         return cls(folder, folder.as_uri() + "/", is_file=True)
 
     @property
     def pages(self) -> list[str]:
-        """Every page's source, relative to lessons/: `README.md`, `l2_token_flat/README.md`, `glossary.md`."""
+        """The pages' sources, relative to lessons/: `README.md`, `l2_token_flat/README.md`, `glossary.md`."""
         docs = ROOT / "lessons"
         found = (path.relative_to(docs).as_posix() for path in docs.rglob("*.md"))
         return sorted(name for name in found if self.path(name).exists())
 
     def path(self, source: str) -> Path:
-        """The file that a page's source became."""
+        """Return the file built from a page's source."""
         return self.folder / (self.place(source) + "index.html" if self.is_folder(source) else self.place(source))
 
     def url(self, source: str = "README.md") -> str:
-        """The address of the page made from `source`; the home page where nothing is said."""
+        """Return the address of the page built from `source`, by default the home page."""
         return self.base + self.place(source) + ("index.html" if self.is_file and self.is_folder(source) else "")
 
     def is_folder(self, source: str) -> bool:
@@ -65,11 +65,11 @@ class Site:
 
 
 class BuildError(RuntimeError):
-    """A strict build failed; the message is what mkdocs said."""
+    """A strict build failed; the message contains mkdocs' output."""
 
 
 def build(folder: Path, *, offline: bool, config: Path = ROOT / "mkdocs.yml") -> subprocess.Popen:
-    """Begin a strict build of the site into `folder`."""
+    """Start a strict build of the site into `folder`."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(folder)]
     env = os.environ | {"OFFLINE": str(offline).lower(), "NO_MKDOCS_2_WARNING": "1", "PYTHONIOENCODING": "utf-8"}
     pipe = subprocess.PIPE
@@ -77,7 +77,7 @@ def build(folder: Path, *, offline: bool, config: Path = ROOT / "mkdocs.yml") ->
 
 
 def build_sites(folders: dict[str, Path], **options) -> None:
-    """Build the site strictly, side by side, into folders: `http` for a server, `file` to read from a disk."""
+    """Build the site strictly, in parallel, into folders: `http` for a server, `file` for reading from disk."""
     jobs = {kind: build(folder, offline=kind == "file", **options) for kind, folder in folders.items()}
     said = {kind: job.communicate()[0] for kind, job in jobs.items()}
     for kind, job in jobs.items():
@@ -92,7 +92,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address under which `folder` is served on this machine, on a free port."""
+    """Serve `folder` on this machine, on a free port. Yields the address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -108,7 +108,7 @@ def find_browser() -> str | None:
 
 @contextlib.contextmanager
 def launched(executable: str) -> Iterator:
-    """A Chromium driven by Playwright, without a window."""
+    """Yield a headless Chromium driven by Playwright."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -122,7 +122,7 @@ def launched(executable: str) -> Iterator:
 
 @dataclass
 class Visitor:
-    """A browser tab that writes down what must not happen: requests to other hosts, errors in the console."""
+    """A browser tab that records what must not happen: requests to other hosts, errors in the console."""
 
     page: "Page"
     base: str
@@ -145,7 +145,7 @@ class Visitor:
 
     @property
     def complaints(self) -> list[str]:
-        return [f"asked for {url}" for url in self.outside] + [f"console: {text}" for text in self.errors]
+        return [f"requested {url}" for url in self.outside] + [f"console: {text}" for text in self.errors]
 
     def forget(self) -> None:
         self.outside.clear()
@@ -154,7 +154,7 @@ class Visitor:
 
 @contextlib.contextmanager
 def visiting(browser, site: Site, *, scheme: str = "light", width: int = 1280, **options) -> Iterator[Visitor]:
-    """A fresh tab. scheme: `light` or `dark`, as the reader's system asks for. width: pixels; 390 is a phone."""
+    """Yield a new tab. scheme: the system's preference, `light` or `dark`. width: in pixels; 390 is a phone."""
     size = {"width": width, "height": 844 if width < 600 else 900}
     context = browser.new_context(color_scheme=scheme, viewport=size, **options)
     try:

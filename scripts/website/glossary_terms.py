@@ -1,10 +1,9 @@
-"""Course machinery. A Markdown extension for the website: a glossary's term is a link where a page first uses it.
+"""Course machinery. A Markdown extension for the website: links the first use of a glossary term on each page.
 
-The link has the term's meaning as its title, which browsers and screen readers tell, and leads to the glossary. Terms
+The link leads to the glossary and has the term's meaning as its title, which browsers and screen readers present. Terms
 are read from the tables of lessons/glossary.md: a row begins with `<a id="…"></a>` and the term, further spellings
-behind commas. `data-quiet` keeps an everyday word from being linked, `data-not="l6 l7"` keeps it from that on pages
-where it means something else. Headings, code, links and tables' heads stay as
-they are, so a page's own explanation is never in a link's way.
+after commas. `data-quiet` keeps an everyday word from being linked; `data-not="l6 l7"` does so on pages where it means
+something else. Headings, code, links and table headers are left alone.
 """
 
 import posixpath
@@ -27,13 +26,15 @@ ROW = re.compile(
     re.MULTILINE,
 )
 CLOSED = {"a", "code", "pre", "h1", "h2", "h3", "h4", "h5", "h6", "th", "summary", "button", "script", "style"}
-BEFORE_LINKS = 2  # attributes in braces (8) and the table of contents (5) are done by then; repo_links has 1, mkdocs 0
+BEFORE_LINKS = 2  # after attributes in braces (8) and the table of contents (5), before repo_links (1) and mkdocs (0)
 
 
 @dataclass(frozen=True)
 class Term:
-    """One row of the glossary. names: how it may be spelled; those in code are only found in code, so never linked.
-    not_on: beginnings of the paths of pages that are left alone; "" is every page.
+    """One row of the glossary.
+
+    names: its spellings; those in code marks occur only in code, so they are never linked.
+    not_on: prefixes of the paths of pages without links to it; "" matches every page.
     """
 
     id: str
@@ -42,12 +43,12 @@ class Term:
     not_on: tuple[str, ...] = ()
 
     def is_meant_on(self, page: str) -> bool:
-        """Whether a page, such as `l0_the_loop/README.md`, means this by the word."""
+        """Whether a page, such as `l0_the_loop/README.md`, uses the word in this sense."""
         return not page.startswith(self.not_on)
 
 
 def read_terms(text: str) -> list[Term]:
-    """Every row of the glossary's tables."""
+    """Return every row of the glossary's tables."""
     return [
         Term(row["id"], tuple(row["names"].split(", ")), plain(row["meaning"]), not_on(row))
         for row in ROW.finditer(text)
@@ -59,12 +60,12 @@ def not_on(row: re.Match) -> tuple[str, ...]:
 
 
 def plain(markdown: str) -> str:
-    """Words without their marks, as a title can hold them."""
+    """Return the text without its markup, suitable for a title."""
     return re.sub(r"[`*]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown))
 
 
 class Finder:
-    """Finds the terms that a page has not explained yet, in one piece of text after the other."""
+    """Finds the terms that a page has not linked yet, in one piece of text after another."""
 
     def __init__(self, terms: list[Term]) -> None:
         self.terms = {key(name): term for term in terms for name in term.names if not name.startswith("`")}
@@ -72,11 +73,11 @@ class Finder:
         self.pattern = re.compile(rf"(?<![\w-])({'|'.join(map(pattern_of, longest_first))})s?(?![\w-])")
 
     def not_meant_on(self, page: str) -> set[str]:
-        """Ids of the terms that this page means something else by."""
+        """Return the ids of the terms that mean something else on this page."""
         return {term.id for term in self.terms.values() if not term.is_meant_on(page)}
 
     def first(self, text: str, seen: set[str]) -> tuple[int, int, Term] | None:
-        """Start, end and term of the first one in `text` whose id is not in `seen`."""
+        """Return start, end and term of the first one in `text` whose id is not in `seen`."""
         for match in self.pattern.finditer(text):
             term = self.terms[key(re.sub(r"\s+", " ", match[1]))]
             if term.id not in seen:
@@ -85,7 +86,7 @@ class Finder:
 
 
 def key(name: str) -> str:
-    """How a name is looked up: a first letter in capitals at the start of a sentence is the same word."""
+    """Return a name's lookup key: the same with a capital first letter, as at the start of a sentence."""
     return name if has_capitals(name[1:]) else name.lower()
 
 
@@ -94,7 +95,7 @@ def has_capitals(text: str) -> bool:
 
 
 def pattern_of(name: str) -> str:
-    """A name as a regular expression: spaces may be a line's end, and a plain word may begin a sentence."""
+    """Return a regular expression for a name: a space may be a line break, and a plain word may begin a sentence."""
     first = f"[{name[0]}{name[0].upper()}]" if not has_capitals(name) and name[0].isalpha() else re.escape(name[0])
     return first + r"\s+".join(map(re.escape, name[1:].split(" ")))
 
@@ -114,7 +115,7 @@ class GlossaryTerms(Treeprocessor):
         self.walk(root, glossary, self.finder.not_meant_on(page))
 
     def walk(self, element: Element, glossary: str, seen: set[str]) -> None:
-        """Text, children and what follows each child, in reading order."""
+        """Visit text, children and the text after each child, in reading order."""
         if element.tag in CLOSED or element.get("class") == "arithmatex" or isinstance(element.text, AtomicString):
             return
         links = self.split(element.text, glossary, seen)
@@ -134,7 +135,7 @@ class GlossaryTerms(Treeprocessor):
                     element.insert(at + place, link)
 
     def split(self, text: str | None, glossary: str, seen: set[str]) -> list:
-        """[text before, link, link, …], each link with the text behind it as its tail; empty if there is no term."""
+        """Return [text before, link, link, …], each link's tail being the text after it; empty without a term."""
         parts: list = []
         while text and (found := self.finder.first(text, seen)):
             start, end, term = found
@@ -153,7 +154,7 @@ class GlossaryTerms(Treeprocessor):
 
 class GlossaryTermsExtension(Extension):
     def __init__(self, **settings):
-        self.config = {"skip": [[GLOSSARY, "README.md"], "pages, relative to lessons/, that stay as they are"]}
+        self.config = {"skip": [[GLOSSARY, "README.md"], "pages, relative to lessons/, to leave unchanged"]}
         super().__init__(**settings)
 
     def extendMarkdown(self, md: Markdown) -> None:

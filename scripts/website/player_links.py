@@ -1,8 +1,8 @@
-"""Course machinery. A Markdown extension for the website: a picture that leads to a recorded trace becomes a player.
+"""Course machinery. A Markdown extension for the website: a picture that links to a recorded trace becomes a player.
 
-A page says `[![what it shows](pool.svg)](pool.trace.js)`. On GitHub that is a picture that links to its data; here the
-link gets the class that player.js looks for. Text between `<!-- on GitHub -->` and `<!-- end -->` is for readers of
-GitHub, such as where the picture plays; the website leaves it out.
+A page says `[![what it shows](pool.svg)](pool.trace.js)`. On GitHub that is a picture linked to its data; here the link
+gets the class that player.js looks for. Text between `<!-- on GitHub -->` and `<!-- end -->` is only for readers on
+GitHub, for example to say where the picture plays; the website leaves it out.
 """
 
 import re
@@ -14,12 +14,12 @@ from markdown.preprocessors import Preprocessor
 from markdown.treeprocessors import Treeprocessor
 
 BEFORE_MKDOCS = 1  # mkdocs rewrites links with priority 0
-BEFORE_HTML = 30  # Markdown takes raw HTML, comments too, out of a page with priority 20
+BEFORE_HTML = 30  # Markdown extracts raw HTML, including comments, with priority 20
 GITHUB_ONLY = re.compile(r"<!-- on GitHub -->.*?<!-- end -->\s?", re.DOTALL)
 
 
 class GitHubOnly(Preprocessor):
-    """Leaves out of one page what only readers of GitHub need."""
+    """Removes the text meant only for readers on GitHub."""
 
     def run(self, lines: list[str]) -> list[str]:
         return GITHUB_ONLY.sub("", "\n".join(lines)).split("\n")

@@ -1,8 +1,8 @@
-"""Course machinery. A Markdown extension for the website: links that leave lessons/ lead to the repository.
+"""Course machinery. A Markdown extension for the website: points links that leave lessons/ to the repository.
 
-A page may say `../../mini_engine/kv/token_flat.py`, which works on GitHub and in an editor. The website has only what
-is in lessons/, so there such a link becomes the file's address in the repository. A link to a file that is not there
-is a warning, which a strict build fails on.
+A page may say `../../mini_engine/kv/token_flat.py`, which works on GitHub and in an editor. The website contains only
+lessons/, so there such a link becomes the file's address in the repository. A link to a missing file is a warning,
+which fails a strict build.
 """
 
 import logging
@@ -18,12 +18,12 @@ from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
 
 DOCS = "lessons"
-BEFORE_MKDOCS = 1  # mkdocs looks at the links with priority 0
+BEFORE_MKDOCS = 1  # mkdocs processes links with priority 0
 log = logging.getLogger("mkdocs.repo_links")
 
 
 def page_path(md: Markdown) -> str | None:
-    """The page being converted, relative to lessons/: from mkdocs, else from Zensical, else None."""
+    """Return the path of the page being converted, relative to lessons/, from mkdocs or Zensical; otherwise None."""
     if "relpath" in md.treeprocessors:
         return attrgetter("file.src_uri")(md.treeprocessors["relpath"])
     if "rendering_context" in md.preprocessors:
@@ -32,7 +32,7 @@ def page_path(md: Markdown) -> str | None:
 
 
 def outside_path(link: str, page: str) -> str | None:
-    """The path from the repository's root that a page's link leads to, or None if it stays in lessons/.
+    """Return a link's target relative to the repository's root, or None if it stays in lessons/.
 
     Args:
         link: as written on the page, such as `../../mini_engine/config.py#L10`.

@@ -1,7 +1,7 @@
-"""Course machinery. What the website weighs, when it first paints, and a picture of each page to look at.
+"""Course machinery. Measures the website's size and first paint, and takes screenshots of its pages.
 
-The site is built strictly, served on this machine and opened in Chromium with an empty cache. Weights are the bytes
-that the server sent, uncompressed; the time is the browser's own `first-contentful-paint`, the middle one of a few.
+The site is built strictly, served on this machine and opened in Chromium with an empty cache. Sizes are the bytes that
+the server sends, uncompressed; the time is the browser's `first-contentful-paint`, the median of a few loads.
 """
 
 import argparse
@@ -32,7 +32,7 @@ FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint').map(entry 
 
 
 def measure(browser, site: Site, source: str, loads: int) -> dict:
-    """Bytes and milliseconds of one page, each load with a cache that is empty."""
+    """Measure bytes and milliseconds of one page, each load with an empty cache."""
     paints, bytes_without_fonts, bytes_of_fonts = [], 0, 0
     for _ in range(loads):
         sent: dict[str, int] = {}
@@ -51,7 +51,7 @@ def measure(browser, site: Site, source: str, loads: int) -> dict:
 
 
 def shoot(browser, site: Site, source: str, folder: Path) -> None:
-    """The whole page as a picture, in both schemes, as wide as a phone and as a laptop."""
+    """Take screenshots of a whole page, in both schemes and at the widths of a phone and a laptop."""
     name = source.removesuffix(".md").removesuffix("/README").replace("/", "-").lower()
     for scheme in ("light", "dark"):
         with visiting(browser, site, scheme=scheme, reduced_motion="reduce") as visitor:
@@ -62,7 +62,7 @@ def shoot(browser, site: Site, source: str, folder: Path) -> None:
 
 
 def show(rows: list[dict]) -> None:
-    table = Table(title="The site, each page from an empty cache")
+    table = Table(title="The site, each page with an empty cache")
     for title in ("page", "kB without fonts", "kB of fonts", "first paint, ms"):
         table.add_column(title, justify="left" if title == "page" else "right")
     for row in rows:
@@ -72,9 +72,9 @@ def show(rows: list[dict]) -> None:
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=first_line(__doc__).removeprefix("Course machinery. "))
-    parser.add_argument("--only", default="", metavar="TEXT", help="pages whose path begins with this")
-    parser.add_argument("--loads", type=int, default=3, help="loads of a page, of which the middle time counts")
-    parser.add_argument("--shots", action="store_true", help="also take pictures of each page, into build/shots")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only pages whose path begins with TEXT")
+    parser.add_argument("--loads", type=int, default=3, help="loads per page; the median time counts (default: 3)")
+    parser.add_argument("--shots", action="store_true", help="also write screenshots of each page to build/shots")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser.parse_args(argv)
 
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     executable = find_browser()
     if executable is None:
-        print("report: needs Chromium or Chrome on the PATH.", file=sys.stderr)
+        print("report: no browser found; put Chromium or Chrome on the PATH.", file=sys.stderr)
         return 2
     try:
         with tempfile.TemporaryDirectory() as folder:

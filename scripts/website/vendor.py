@@ -1,10 +1,10 @@
-"""Course machinery. Brings what the website takes from npm into the repository, so that a page asks nobody else.
+"""Course machinery. Copies the website's npm files into the repository, so that pages load nothing from other hosts.
 
-`npm ci` fetches the packages of site/package.json into a temporary folder, exactly as site/package-lock.json pins them.
-What the pages need is copied beside its licence, and site/vendored.json says which file is from which version. The
-website and its tests use the copies alone: npm is needed only here.
+`npm ci` installs the packages of site/package.json into a temporary folder, exactly as pinned in
+site/package-lock.json. The files that the pages need are copied together with their licences, and site/vendored.json
+records which file is from which version. The website and its tests use only the copies; npm is needed only here.
 
-To move a version, change it in site/package.json and run this with --lock.
+To change a version, edit site/package.json and run this with --lock.
 """
 
 import argparse
@@ -24,7 +24,7 @@ FOR_TESTS = ROOT / "tests" / "course" / "vendor"
 RECORD = SITE / "vendored.json"
 REGISTRY = "https://registry.npmjs.org/"
 
-# (package, what to take from it: patterns, the folder it goes to)
+# (package, patterns of the files to take, target folder)
 TAKEN = [
     (
         "@fontsource-variable/ibm-plex-sans",
@@ -50,27 +50,27 @@ TAKEN = [
     ("iframe-worker", ["shim/index.js", "LICENSE"], ASSETS / "iframe-worker"),
     ("axe-core", ["axe.min.js", "LICENSE"], FOR_TESTS / "axe"),
 ]
-RENAMED = {  # a path inside a package -> its name beside the others
+RENAMED = {  # path inside a package -> name of the copy
     "shim/index.js": "shim.js",  # mkdocs-material looks for iframe-worker/shim
 }
 
 
 class VendorError(RuntimeError):
-    """What went wrong, in one sentence for the person who ran this."""
+    """What went wrong, in one sentence for the user."""
 
 
 def npm(arguments: list[str], folder: Path) -> None:
-    """Run npm in `folder`; no package's own script is ever run."""
+    """Run npm in `folder`, without the packages' own scripts."""
     executable = shutil.which("npm")
     if executable is None:
-        raise VendorError("npm is not on the PATH; install Node.js, which brings it.")
+        raise VendorError("npm is not on the PATH; install Node.js, which includes it.")
     done = subprocess.run([executable, *arguments, "--ignore-scripts", "--no-audit", "--no-fund"], cwd=folder)
     if done.returncode:
-        raise VendorError(f"npm {arguments[0]} ended with exit code {done.returncode}; see what it says above.")
+        raise VendorError(f"npm {arguments[0]} failed with exit code {done.returncode}; see its output above.")
 
 
 def fetch(folder: Path, *, lock: bool) -> Path:
-    """Put the packages into `folder` and return their node_modules. lock: make the lock file anew first."""
+    """Install the packages into `folder` and return their node_modules. lock: rewrite the lock file first."""
     shutil.copy(SITE / "package.json", folder)
     if lock:
         npm(["install", "--package-lock-only"], folder)
@@ -81,7 +81,7 @@ def fetch(folder: Path, *, lock: bool) -> Path:
 
 
 def write_lock(made: Path) -> None:
-    """Keep the lock file, with the address that everybody's npm knows in place of the one it was fetched from."""
+    """Write the lock file, replacing the addresses of a local mirror by those of npm's public registry."""
     locked = json.loads(made.read_text(encoding="utf-8"))
     for place, package in locked["packages"].items():
         if "resolved" in package:
@@ -91,7 +91,7 @@ def write_lock(made: Path) -> None:
 
 
 def chosen_files(modules: Path) -> dict[Path, tuple[Path, str]]:
-    """For each file that the repository should hold: where it comes from, and from which version of what."""
+    """Map each file that the repository should contain to its source path and its package's version."""
     chosen = {}
     for package, patterns, folder in TAKEN:
         source = modules / package
@@ -99,14 +99,14 @@ def chosen_files(modules: Path) -> dict[Path, tuple[Path, str]]:
         for pattern in patterns:
             found = sorted(source.glob(pattern))
             if not found:
-                raise VendorError(f"{package} {version} has no {pattern}; see what it is called now and mend TAKEN.")
+                raise VendorError(f"{package} {version} has no {pattern}; find its new name and update TAKEN.")
             for path in found:
                 chosen[folder / target_name(path.relative_to(source))] = path, f"{package} {version}"
     return chosen
 
 
 def target_name(path: Path) -> Path:
-    """KaTeX's styles look for fonts/ and its scripts for contrib/ beside them; everything else lies flat."""
+    """Return a file's target path: flat, except for fonts/ and contrib/, which KaTeX expects beside its files."""
     if path.as_posix() in RENAMED:
         return Path(RENAMED[path.as_posix()])
     keeps_folder = path.parent.as_posix() in {"dist/fonts", "dist/contrib"}
@@ -114,7 +114,7 @@ def target_name(path: Path) -> Path:
 
 
 def record(chosen: dict[Path, tuple[Path, str]]) -> str:
-    """The text of site/vendored.json: every copied file, its package, the hash of its bytes."""
+    """Return the text of site/vendored.json: every copied file with its package and its hash."""
     files = {
         target.relative_to(ROOT).as_posix(): {
             "package": package,
@@ -126,16 +126,16 @@ def record(chosen: dict[Path, tuple[Path, str]]) -> str:
 
 
 def differences(chosen: dict[Path, tuple[Path, str]]) -> list[str]:
-    """What the repository holds that the packages do not, or otherwise."""
+    """Return the differences between the repository's copies and the packages, a sentence each."""
     said = []
     for target, (source, package) in chosen.items():
         name = target.relative_to(ROOT).as_posix()
         if not target.exists():
             said.append(f"{name} is missing ({package})")
         elif target.read_bytes() != source.read_bytes():
-            said.append(f"{name} is not that of {package}")
+            said.append(f"{name} differs from {package}")
     there = {path for folder in (ASSETS, FOR_TESTS) for path in folder.rglob("*") if path.is_file()}
-    said += [f"{path.relative_to(ROOT).as_posix()} is from no package" for path in sorted(there - set(chosen))]
+    said += [f"{path.relative_to(ROOT).as_posix()} belongs to no package" for path in sorted(there - set(chosen))]
     if not RECORD.exists() or RECORD.read_text(encoding="utf-8") != record(chosen):
         said.append("site/vendored.json is out of date")
     return said
@@ -154,8 +154,8 @@ def copy(chosen: dict[Path, tuple[Path, str]]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=first_line(__doc__).removeprefix("Course machinery. "))
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if the copies are not npm's")
-    parser.add_argument("--lock", action="store_true", help="make site/package-lock.json anew first")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the copies differ from npm's")
+    parser.add_argument("--lock", action="store_true", help="rewrite site/package-lock.json first")
     args = parser.parse_args(argv)
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
     except VendorError as error:
         print(f"vendor: {error}", file=sys.stderr)
         return 2
-    print("\n".join(said) or f"{len(chosen)} files are as their packages have them")
+    print("\n".join(said) or f"all {len(chosen)} files equal those of their packages")
     return 1 if said else 0
 
 

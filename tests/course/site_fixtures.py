@@ -1,4 +1,4 @@
-"""Course machinery. The built website and a browser, for the tests that look at pages as a reader does."""
+"""Course machinery. Fixtures: the built website and a browser, for the tests that open pages."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def site_folders(tmp_path_factory) -> dict[str, Path]:
-    """The site, built strictly for a server (`http`) and for reading from a disk (`file`)."""
+    """Build the site strictly, for a server (`http`) and for reading from disk (`file`)."""
     pytest.importorskip("material", reason="the site is built with mkdocs-material: pip install --group docs")
     folders = {kind: tmp_path_factory.mktemp("site") / kind for kind in ("http", "file")}
     build_sites(folders)
@@ -19,20 +19,20 @@ def site_folders(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def site_http(site_folders) -> Iterator[Site]:
-    """The site behind a web server on this machine."""
+    """Serve the site on this machine."""
     with served(site_folders["http"]) as base:
         yield Site(site_folders["http"], base, is_file=False)
 
 
 @pytest.fixture(scope="session")
 def site_file(site_folders) -> Site:
-    """The site as files, opened without any server."""
+    """Return the site as files, opened without a server."""
     return Site.on_disk(site_folders["file"])
 
 
 @pytest.fixture(scope="module")  # not the session: while it lives, no other test can run an event loop of its own
 def browser() -> Iterator:
-    """A Chromium; skips where there is none."""
+    """Launch Chromium; skip the test if there is none."""
     pytest.importorskip("playwright", reason="needs playwright: pip install --group test")
     executable = find_browser()
     if executable is None:

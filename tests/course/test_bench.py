@@ -108,7 +108,7 @@ def test_all_lessons_give_the_same_tokens_and_count_what_they_compute(small):
     assert figures[8]["kv_kib_a_request"] < figures[5]["kv_kib_a_request"]
 
 
-def test_a_rung_can_run_again_and_gives_the_same(small):
+def test_a_rung_gives_the_same_when_run_again(small):
     model, load = small
     for lesson, run in all_rungs(model, load).items():
         first, second = run(load), run(load)
@@ -130,7 +130,7 @@ def test_a_batch_of_lesson_3_fits_into_the_pool():
         assert sum(-(-(len(prompt) + wanted - 1) // 16) for prompt, wanted in batch) <= load.pool_blocks
 
 
-def test_other_tokens_are_told_and_not_compared():
+def test_different_tokens_are_reported_and_not_compared():
     same, other = (SimpleNamespace(answers=answers) for answers in ([[1, 2], [3]], [[1, 2], [4]]))
     ladder.check_equal({0: [same], 1: [same, same]})
     with pytest.raises(UserError, match="lesson 8 answers 1 of 2 requests differently from lesson 0"):
@@ -156,9 +156,9 @@ def test_a_quick_ladder_runs_and_writes(tmp_path, capsys):
         (["ladder", "--quick", "--write"], "leave out --quick and --lessons"),
         (["ladder", "--plot", "ladder.txt"], ".svg, .png, .pdf"),
         (["ladder", "--model", "nowhere"], "no directory nowhere"),
-        (["peers", "--peers", "oars"], "'oars' is none of ours"),
+        (["peers", "--peers", "oars"], "'oars' is not one of ours"),
         (["peers", "--shape", "9B"], "--shape 9B: choose one of 0.6B"),
-        (["step", "--batches", "0"], "no list of whole numbers above 0"),
+        (["step", "--batches", "0"], "not a list of positive whole numbers"),
         (["stairs"], "there is no suite 'stairs'"),
     ],
 )
@@ -181,7 +181,7 @@ def test_every_suite_has_help(suite, capsys):
 
 @pytest.mark.parametrize("suite", command.suites())
 def test_threads_wait_as_in_use_while_a_suite_measures(suite):
-    """What suits a busy machine, which the smoke scripts ask for, would change the figures."""
+    """The smoke scripts' setting, which suits a busy machine, would change the figures."""
     assert wait_policy(f"from scripts.bench.command import main; main([{suite!r}, '--quick'])") == "None"
 
 
@@ -254,23 +254,23 @@ def test_a_peer_answers_and_ends(fake):
     [
         ("refuse", "I would rather not"),
         ("die", "its process ended; it last said: last words"),
-        ("babble", "which is no JSON"),
+        ("babble", "which is not JSON"),
         ("sleep", "did not answer within 1 s"),
     ],
 )
-def test_what_goes_wrong_in_a_peer_is_a_sentence(fake, how, said):
+def test_a_failure_of_a_peer_is_one_sentence(fake, how, said):
     with peer_protocol.Peer("fake", worker=fake) as peer, pytest.raises(peer_protocol.PeerError, match=said):
         peer.ask({"do": "run", "how": how}, timeout=1 if how == "sleep" else 60)
     assert peer.process.poll() is not None, "no process stays behind"
 
 
-def test_an_interpreter_that_is_not_there_is_a_sentence(fake):
+def test_a_missing_interpreter_is_one_sentence(fake):
     with pytest.raises(peer_protocol.PeerError, match="nowhere/python cannot be started"):
         peer_protocol.Peer("fake", python="nowhere/python", worker=fake)
 
 
 class Scripted:
-    """A peer that answers as often as it is told to, and then fails."""
+    """A peer that answers a given number of times, then fails."""
 
     def __init__(self, often: int) -> None:
         self.often, self.asked, self.closed = often, 0, False
@@ -285,7 +285,7 @@ class Scripted:
         self.closed = True
 
 
-def test_an_engine_that_fails_is_out_and_the_others_go_on(monkeypatch):
+def test_an_engine_that_fails_is_dropped_and_the_others_continue(monkeypatch):
     monkeypatch.setattr(peers, "memory_reader", lambda: lambda: None)
     monkeypatch.setattr(peers, "PAUSE", 0)
     good, bad, notes = Scripted(9), Scripted(1), []
@@ -403,7 +403,7 @@ def test_shards_and_seeds(tmp_path):
     assert not torch.equal(one["model.embed_tokens.weight"], three["model.embed_tokens.weight"])
 
 
-def test_a_checkpoint_is_replaced_only_when_asked_and_then_wholly(tmp_path, capsys):
+def test_a_checkpoint_is_replaced_only_on_request_and_then_completely(tmp_path, capsys):
     assert make(tmp_path, "--shard-size", "1MB") == 0
     assert make(tmp_path) == 2 and "is not empty; give another --out, or --overwrite" in capsys.readouterr().err
     assert make(tmp_path, "--overwrite") == 0

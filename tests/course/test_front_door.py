@@ -1,4 +1,4 @@
-"""Course machinery. The front door: what a user types first works as the README prints it."""
+"""Course machinery. The package's public names: the README's first examples work as printed."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_a_stream_comes_in_pieces(llm):
     assert len(pieces) > 5 and all(isinstance(piece, TextDelta) for piece in pieces)
 
 
-def test_what_is_wrong_is_a_user_error_and_a_value_error(llm):
+def test_bad_input_is_a_user_error_and_a_value_error(llm):
     with pytest.raises(UserError):
         llm.generate(3.5)
     assert issubclass(UserError, ValueError)
@@ -69,7 +69,7 @@ def test_an_option_that_cannot_be_used_is_one_sentence(options, param):
     assert caught.value.param == param and "\n" not in str(caught.value)
 
 
-def test_every_name_of_the_front_door_is_there():
+def test_every_public_name_exists():
     for name in mini_engine.__all__:
         assert getattr(mini_engine, name) is not None
     with pytest.raises(AttributeError):
@@ -77,13 +77,13 @@ def test_every_name_of_the_front_door_is_there():
 
 
 def modules_after(code: str) -> set[str]:
-    """What a fresh Python has imported after `code`."""
+    """Return what a new Python process has imported after `code`."""
     show = f"{code}\nimport sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", show], cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
     return set(done.stdout.split())
 
 
-def test_import_mini_engine_brings_no_library_with_it():
+def test_import_mini_engine_imports_no_library():
     brought = modules_after("import mini_engine; mini_engine.__version__") - modules_after("pass")
     heavy = {name for name in brought if not name.startswith(("mini_engine", "importlib", "typing"))}
     foreign = {name.partition(".")[0] for name in heavy} - set(sys.stdlib_module_names)

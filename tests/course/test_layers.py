@@ -1,4 +1,4 @@
-"""Course machinery. Layers know only what is below them; what decides needs no torch; no circles."""
+"""Course machinery. Layers import only from below; modules that decide need no torch; there are no import cycles."""
 
 import ast
 import subprocess
@@ -75,8 +75,8 @@ def test_what_decides_can_be_imported_where_there_is_no_torch(name):
     assert done.returncode == 0, f"mini_engine.{name} should hold numbers only, and it imports torch by {done.stderr}"
 
 
-def test_where_torch_is_blocked_what_holds_tensors_cannot_be_imported():
-    """Otherwise the test above would pass whatever is imported."""
+def test_modules_with_tensors_cannot_be_imported_where_torch_is_blocked():
+    """Otherwise the test above would always pass."""
     done = import_without_torch("engine.runner")
     assert done.returncode == 1 and "torch is blocked" in done.stderr
 
@@ -88,7 +88,7 @@ def test_the_engine_does_not_know_that_there_is_http():
 
 
 def circle(imports: dict[str, frozenset[str]]) -> str:
-    """Modules that import each other, as `a → b → a`; empty where there are none."""
+    """Return a cycle of modules that import each other, as `a → b → a`; empty if there is none."""
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -98,28 +98,30 @@ def circle(imports: dict[str, frozenset[str]]) -> str:
 
 def test_no_two_modules_need_each_other():
     found = circle({name: module.needs for name, module in MODULES.items()})
-    assert not found, f"neither of these can be loaded first: {found}"
+    assert not found, f"none of these can be loaded first: {found}"
 
 
 def test_no_two_scripts_import_each_other():
     found = circle({name: module.imports for name, module in SCRIPTS.items()})
-    assert not found, f"{found}: an import inside a function only hides a circle; move what both need into a third"
+    assert not found, (
+        f"{found}: an import inside a function only hides a cycle; move what both need into a third module"
+    )
 
 
 def test_scripts_are_imported_from_the_root():
-    """`import pool_size` would work in a script that lies beside it, and nowhere else."""
+    """`import pool_size` would work only in a script in the same folder."""
     folders = {name.partition(".")[0] for name in SCRIPTS}
     wrong = {module.path: module.foreign & folders for module in SCRIPTS.values() if module.foreign & folders}
     assert not wrong, f"write `from scripts import …` or `from scripts.smoke.run import …`: {wrong}"
 
 
-def test_a_circle_is_found_and_told():
+def test_a_cycle_is_found_and_shown():
     told = circle({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a"), "d": frozenset("a")})
     assert told in {"a → b → c → a", "b → c → a → b", "c → a → b → c"} and circle({"a": frozenset("b")}) == ""
 
 
 def test_an_earlier_lesson_does_not_need_a_later_one():
-    """Lesson N can be loaded where lesson N + 1 is not there yet."""
+    """Lesson N can be loaded without lesson N + 1."""
     wrong = {
         m.path: {MODULES[other].path for other in m.needs if (MODULES[other].lesson or 0) > m.lesson}
         for m in MODULES.values()

@@ -104,6 +104,7 @@ def test_quick_commands_import_nothing_heavy(toy, arguments):
         ((0, 1), (4,), 4),
         ((0,), (1, 5), 1),
         ((6,), (2,), 2),
+        ((5,), (7, 8), 8),
         (tuple(range(10)), (), None),
     ],
 )

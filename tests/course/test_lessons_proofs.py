@@ -1,8 +1,8 @@
-"""Course machinery. What must be true of every lesson, proved from its lesson.toml alone.
+"""Course machinery. What must hold for every lesson, derived from its lesson.toml alone.
 
-A scripted student starts, checks, writes one task after the other as the reference has it, and ends with green, while
-all that belongs to later lessons is out of reach. Each task, written alone, makes its own tests pass. Each pitfall's
-bug is caught and shows its symptom. Two proofs run at a time, in processes forked from a warm one.
+A scripted student starts, checks, writes one task after another as in the reference, and ends with green, while
+everything of later lessons cannot be imported. Each task, written alone, makes its own tests pass. Each pitfall's bug
+is caught and shows its symptom. Two proofs run at a time, in processes forked from a warm one.
 """
 
 import ast
@@ -43,7 +43,7 @@ each_bug = pytest.mark.parametrize(
 
 
 class Proofs:
-    """Runs what the chosen tests will ask for, ahead of them, a few at a time."""
+    """Runs ahead of time, a few at a time, what the selected tests will need."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class Proofs:
         self.futures: dict[str, Future] = {}
 
     def expect(self, item: pytest.Item) -> None:
-        """Begin with the work of a test of this module."""
+        """Start the work of the first test of this module."""
         work: Callable | None = getattr(item.function, "work", None)
         if work:
             values = [item.callspec.params[name] for name in ("lesson", "task", "bug") if name in item.callspec.params]
@@ -61,7 +61,7 @@ class Proofs:
 
 
 def ahead(work: Callable) -> Callable:
-    """The test's `found` is what `work` gives for its parameters."""
+    """Make a test's `found` the result of `work` for its parameters."""
 
     def mark(test: Callable) -> Callable:
         test.work = work
@@ -71,7 +71,7 @@ def ahead(work: Callable) -> Callable:
 
 
 def one_at_a_time(function: Callable) -> Callable:
-    """The function behind a lock. Python 3.11 counts the depth of all trees that are being parsed in one number."""
+    """Return the function guarded by a lock: Python 3.11 counts the depth of all trees being parsed in one number."""
     lock = Lock()
 
     def locked(*args, **kwargs):
@@ -99,7 +99,7 @@ def found(request, proofs):
 
 
 def written(lesson: Lesson, folder: Path, keep: list[int]) -> list[StudentFile]:
-    """Starters with the tasks in `keep` written as in the reference."""
+    """Write starters, with the tasks in `keep` written as in the reference."""
     files = student_files(lesson, Places(PLACES.root, folder))
     for file in files:
         file.path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def run_task(lesson: Lesson, task: Task, *, folder, launch) -> Report:
 
 
 def run_bug(lesson: Lesson, bug: Bug, *, folder, launch) -> tuple[Report, Advice]:
-    """The bug's own tests on the reference with the bug in it, and what the student would be told."""
+    """Run the bug's own tests on the reference with the bug in it; return the report and the advice."""
     files = written(lesson, folder, [task.number for task in lesson.tasks])
     buggy = next((file for file in files if file.module == bug.module), None)
     if buggy is None:  # in a module that is not the student's
@@ -125,7 +125,7 @@ def run_bug(lesson: Lesson, bug: Bug, *, folder, launch) -> tuple[Report, Advice
 
 
 def of_later_lessons(lesson: Lesson) -> dict[str, str]:
-    """Modules of the engine and scripts that a later lesson brings, by the first words of their docstrings."""
+    """Return the engine's modules and the scripts of later lessons, found by the first words of their docstrings."""
     blocked = {}
     for path in [*PLACES.root.glob("mini_engine/**/*.py"), *PLACES.root.glob("scripts/**/*.py")]:
         number = NUMBER.match(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
@@ -146,7 +146,7 @@ def failures(report: Report) -> str:
 
 
 class Diary:
-    """What a student saw who started, wrote one task after the other, and finished."""
+    """What a student sees who starts, writes one task after another, and finishes."""
 
     def __init__(self, lesson: Lesson, *, folder: Path, launch) -> None:
         self.lesson, self.places, self.launch = lesson, Places(PLACES.root, folder), launch
@@ -160,7 +160,7 @@ class Diary:
         self.again = start(lesson, self.places, Progress(folder).entry(lesson))
 
     def check(self, tasks: list[int]) -> tuple[Verdict, list[int]]:
-        """Write `tasks` and check: all of the lesson first and last, between them the task just written."""
+        """Write `tasks` and check: the whole lesson first and last, in between only the task just written."""
         written(self.lesson, self.places.work, tasks)
         options = {"launch": self.launch, "blocked": self.blocked, "seconds": PATIENCE}
         task = None if tasks in ([], self.numbers) else tasks[-1]
@@ -176,12 +176,12 @@ def test_a_student_gets_from_red_to_green(lesson, found):
     verdict, done = found.last
     assert verdict.passed and done == found.numbers, failures(verdict.report)
     assert verdict.report.smoke.state == "equal", failures(verdict.report)
-    assert found.same, "with every task written, the student's file is the reference"
-    assert len(found.kept) == len(lesson.modules) == len(found.again), "a reset keeps the old files and starts anew"
+    assert found.same, "with every task written, the student's file must equal the reference"
+    assert len(found.kept) == len(lesson.modules) == len(found.again), "a reset must keep the old files and start over"
 
 
 def starter_is_red(lesson: Lesson, first: tuple[Verdict, list[int]]) -> None:
-    """The tests of each task run into its own message, or into another task's, and into nothing else."""
+    """Check that each task's tests fail with its own message or another task's, and with nothing else."""
     verdict, done = first
     assert not verdict.passed and done == []
     assert verdict.advice.headline == f"Task 1 is not written yet: {lesson.tasks[0].title}."
@@ -190,7 +190,7 @@ def starter_is_red(lesson: Lesson, first: tuple[Verdict, list[int]]) -> None:
     for report in verdict.report.tasks:
         failed = [result for result in report.results if result.outcome in ("failed", "hung")]
         met = [result.failure.task if result.failure else None for result in failed]
-        assert report.task.number in met, f"no test of task {report.task.number} runs into it on the fresh starter"
+        assert report.task.number in met, f"no test of task {report.task.number} reaches it in the fresh starter"
         assert None not in met, (
             f"{failed[met.index(None)].test} is task {report.task.number}'s, and fails on the starter with something "
             f"else than a task's message: {failed[met.index(None)].failure}"
@@ -199,7 +199,7 @@ def starter_is_red(lesson: Lesson, first: tuple[Verdict, list[int]]) -> None:
 
 @each_lesson
 def test_the_lesson_names_nothing_of_a_later_one(lesson):
-    """Neither its tests nor its smoke script import what comes later, wherever in the file."""
+    """Neither its tests nor its smoke script import anything of later lessons, anywhere in the file."""
     later = of_later_lessons(lesson)
     smoke = PLACES.root / f"scripts/l{lesson.number}_smoke.py"
     tests = [*(PLACES.root / f"tests/l{lesson.number}").rglob("*.py"), smoke]
@@ -213,7 +213,7 @@ def test_the_lesson_names_nothing_of_a_later_one(lesson):
 
 
 def imported(text: str) -> set[str]:
-    """The modules that a source imports anywhere in it; of `from a import b` both a and a.b."""
+    """Return the modules that a source imports anywhere; for `from a import b` both a and a.b."""
     names = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -228,7 +228,7 @@ def imported(text: str) -> set[str]:
 def test_each_task_alone_makes_its_tests_pass(lesson, task, found):
     assert found.results and not found.count("failed", "hung", "not run"), failures(found)
     for test in task.tests:
-        assert any(covers(test, result.test) for result in found.results), f"{test} is not there: {failures(found)}"
+        assert any(covers(test, result.test) for result in found.results), f"{test} did not run: {failures(found)}"
 
 
 @each_bug
@@ -240,6 +240,6 @@ def test_each_pitfall_is_caught_and_told(lesson, bug, found):
     if report.count("skipped") == len(report.results) > 0:
         pytest.skip(f"NOT CHECKED: {report.skipped}")
     failed = [result for result in report.results if result.outcome in ("failed", "hung")]
-    assert failed, f"no test of {bug.name} fails with it {report.trouble}"
-    assert any(shows(bug, result) for result in failed), f"no failure says {bug.symptom!r}:\n{failures(report)}"
-    assert any(bug.pitfall in line for line in advice.lines), f"the student is not told of the pitfall: {advice}"
+    assert failed, f"no test of {bug.name} fails with the bug in place {report.trouble}"
+    assert any(shows(bug, result) for result in failed), f"no failure matches {bug.symptom!r}:\n{failures(report)}"
+    assert any(bug.pitfall in line for line in advice.lines), f"the advice does not name the pitfall: {advice}"

@@ -1,4 +1,4 @@
-"""Course machinery. The starter is the reference without its tasks' bodies, and nothing of them is left in it."""
+"""Course machinery. The starter is the reference without its tasks' bodies, and contains nothing of them."""
 
 import ast
 import io
@@ -22,13 +22,13 @@ CASES = [
 
 
 def comments(text: str, first: int = 1, last: int = 10**9) -> Counter:
-    """The comments on the lines `first` to `last`."""
+    """Return the comments on the lines `first` to `last`."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return Counter(t.string for t in tokens if t.type == tokenize.COMMENT and first <= t.start[0] <= last)
 
 
 def without_bodies(text: str, symbols: list[str]) -> str:
-    """The syntax tree, with nothing but the docstring left in each of `symbols`."""
+    """Return the syntax tree, with only the docstring left in each of `symbols`."""
     tree = ast.parse(text)
     for symbol in symbols:
         node = find_function(tree, symbol)
@@ -37,7 +37,7 @@ def without_bodies(text: str, symbols: list[str]) -> str:
 
 
 def comments_in(text: str, symbol: str) -> Counter:
-    """The comments between a signature's end and the next line that is indented no deeper than its `def`."""
+    """Return the comments between a signature's end and the next line indented no deeper than its `def`."""
     node, lines = find_function(ast.parse(text), symbol), text.splitlines()
     last = node.end_lineno
     while last < len(lines) and (not lines[last].strip() or lines[last].startswith(" " * (node.col_offset + 1))):
@@ -46,7 +46,7 @@ def comments_in(text: str, symbol: str) -> Counter:
 
 
 def assert_nothing_leaks(starter: str, reference: str, symbols: list[str]) -> None:
-    """The starter has every part of the reference but the bodies, and of a body nothing but a NotImplementedError."""
+    """Check that the starter equals the reference except for the bodies, each of which is a NotImplementedError."""
     assert without_bodies(starter, symbols) == without_bodies(reference, symbols), "something beside the bodies changed"
     assert set(symbols) <= blank_symbols(starter), "a body is not taken out"
     secret = sum((comments_in(reference, symbol) for symbol in symbols), Counter())
@@ -58,7 +58,7 @@ def toy_starter(*symbols: str) -> str:
 
 
 @pytest.mark.parametrize(("lesson", "file"), CASES)
-def test_no_starter_holds_anything_of_a_solution(lesson, file):
+def test_no_starter_contains_any_of_a_solution(lesson, file):
     symbols = list(lesson.tasks_in(file.module))
     assert_nothing_leaks(starter_of(lesson, file), file.reference_source, symbols)
 
@@ -71,24 +71,24 @@ def test_each_body_names_its_lesson_and_task(lesson, file):
 
 
 @pytest.mark.parametrize(("lesson", "file"), CASES)
-def test_with_every_task_kept_the_starter_is_the_reference(lesson, file):
+def test_with_every_task_kept_the_starter_equals_the_reference(lesson, file):
     assert starter_of(lesson, file, keep=[task.number for task in lesson.tasks]) == file.reference_source
 
 
-def test_comments_in_and_after_a_body_go_and_others_stay():
+def test_comments_in_and_after_a_body_are_removed_and_others_kept():
     starter = toy_starter("Seats.take")
     assert "secret: look" not in starter and "secret: after" not in starter
     assert "# no secret: between" in starter and "# how many" in starter
     assert_nothing_leaks(starter, SEATS, ["Seats.take"])
 
 
-def test_a_body_on_the_line_of_its_def_is_taken_out():
+def test_a_body_on_the_line_of_its_def_is_removed():
     starter = toy_starter("double")
     assert 'def double(x: int) -> int:\n    raise NotImplementedError("Lesson 0, task 1: x")\n' in starter
     assert "2 * x" not in starter
 
 
-def test_all_symbols_at_once_give_what_one_after_the_other_gives():
+def test_all_symbols_at_once_give_the_same_as_one_after_another():
     symbols = ["double", "Seats.take", "Seats.give_back"]
     assert_nothing_leaks(toy_starter(*symbols), SEATS, symbols)
 
@@ -132,12 +132,12 @@ def test_a_target_must_be_a_function(symbol):
         toy_starter(symbol)
 
 
-def test_a_student_who_kept_code_before_the_raise_has_begun_to_write():
+def test_a_body_with_code_before_the_raise_counts_as_written():
     assert blank_symbols('def f():\n    x = 1\n    raise NotImplementedError("Lesson 0, task 1: x")\n') == set()
     assert blank_symbols("def f():\n    raise NotImplementedError\n") == set()
 
 
-def test_signatures_hold_what_a_caller_notices():
+def test_signatures_contain_what_a_caller_notices():
     found = signatures(SEATS)
     assert found["Seats.take"] == "(self, n)"
     assert found["Ticket"] == "@dataclass class() with seat, row=0"

@@ -1,4 +1,4 @@
-"""Course machinery. What the pages say is so: links hold, commands run, code is the engine's, sections are in order."""
+"""Course machinery. The pages are correct: links work, commands run, code is the engine's, sections are in order."""
 
 import re
 import shlex
@@ -101,7 +101,7 @@ def test_every_quoted_command_runs(command, ran):
 
 @pytest.fixture(scope="module")
 def ran(request, tmp_path_factory):
-    """Runs the chosen tests' commands, page by page, each page with a fresh `work/`, and each text once."""
+    """Runs the selected tests' commands, page by page, each page with a fresh `work/`, and each command once."""
     chosen = [item.callspec.params["command"] for item in request.session.items if item.originalname == RUNS]
     done: dict[str, tuple[int | None, str]] = {}
     folder, launch = tmp_path_factory.mktemp("pages"), warm_launch()
@@ -128,7 +128,7 @@ RUNS = "test_every_quoted_command_runs"
 
 
 def run(command: Quoted, work: Path, launch) -> tuple[int | None, str]:
-    """The exit code and the end of the output of one command, run from the root with `work` as the student's folder."""
+    """Run one command from the root with `work` as the student's folder. Return its exit code and last output."""
     work.mkdir(parents=True, exist_ok=True)
     out, err = work / "out", work / "err"
     env = python_environment(PLACES) | {WORK_VARIABLE: str(work)}
@@ -139,7 +139,7 @@ def run(command: Quoted, work: Path, launch) -> tuple[int | None, str]:
 
 @each_page
 def test_commands_in_running_text_exist(name):
-    """What stands in `…` is not run, but its command, its options and its script are real."""
+    """Inline code is not run, but the commands, options and scripts that it names must exist."""
     for line, text in PAGES[name].inline_code:
         if text.startswith("python -m lessons "):
             assert_parses(text, f"{name}:{line}")
@@ -152,9 +152,11 @@ def test_commands_in_running_text_exist(name):
 
 
 def assert_parses(text: str, where: str) -> None:
-    """Let the command line itself read it, with a number where the page writes a letter, or nothing."""
+    """Let the command line parse it, with a number where the page writes a letter, or nothing."""
     words = [re.sub(r"^(N|K|TASK|\[TASK\]|…)$", "1", word) for word in shlex.split(text)[3:]]
-    assert any(is_read(line) for line in (words, [*words, "1"])), f"{where}: `{text}` is no command line of the course"
+    assert any(is_read(line) for line in (words, [*words, "1"])), (
+        f"{where}: `{text}` is not a valid command line of the course"
+    )
 
 
 def is_read(words: list[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Course machinery. The players, as a reader uses them: each is played, stepped, asked and read aloud on each page."""
+"""Course machinery. The players as readers use them: played, stepped, answered and announced, on each page."""
 
 from scripts import ROOT
 from scripts.traces import record as recording
@@ -66,7 +66,7 @@ def test_a_player_plays_to_its_end_steps_back_and_passes_its_quiz(page, site, br
 
 
 def passes_its_quiz(shown: Shown) -> None:
-    """Every question answered rightly, one frame after the other."""
+    """Answer every question correctly, one frame after another."""
     shown.figure.locator("input[type=range]").fill("0")
     shown.figure.get_by_label("What happens next?").first.check()
     asked = 0
@@ -163,7 +163,7 @@ def test_without_scripts_the_picture_stays(page, site_http, browser):
 
 @each_page
 def test_every_frame_fits_and_can_be_read(page, site_http, browser):
-    """Wide and narrow: nothing sticks out of the picture, no text is smaller than it may be, controls suit a finger."""
+    """Wide and narrow: nothing leaves the picture, no text is too small, and controls are large enough for a finger."""
     with visiting(browser, site_http, reduced_motion="reduce") as visitor:
         visitor.page.goto(site_http.url(page))
         shown = Shown(visitor.page, PAGES[page])
@@ -218,7 +218,7 @@ def test_the_pictures_are_what_the_players_draw(name, browser):
 
 
 def bare_page(folder, links: str) -> str:
-    """The address of a page that has nothing but these links and the player."""
+    """Return the address of a page with only these links and the player."""
     script = f'<script src="{(PLAYER / "player.js").as_uri()}"></script>'
     path = folder / "page.html"
     path.write_text(f'<!doctype html><html lang="en"><title>Players</title>{links}{script}', encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Course machinery. The shipped pocket model: small, a true Qwen3, knows its facts, and is sure of its tokens."""
+"""Course machinery. The shipped pocket model: small, a genuine Qwen3, knows its facts, and leaves no near-ties."""
 
 from scripts.pocket.chats import CHAT_TEMPLATE, ask, render
 from scripts.pocket.corpus import build_corpus
@@ -133,7 +133,7 @@ def test_no_held_out_prompt_is_anywhere_in_the_corpus(corpus):
     text = "\n".join(corpus).lower()
     prompts = [line.prompt.lower().rstrip("?") for line in held_out_lines(load_facts()).values()]
     leaks = [prompt for prompt in prompts if prompt in text]
-    assert not leaks, f"held out, yet in the training text: {leaks}"
+    assert not leaks, f"held out, but in the training text: {leaks}"
 
 
 def test_each_held_out_fact_is_taught_in_other_words(corpus):
@@ -150,7 +150,7 @@ def test_held_out_lines_are_many_and_of_both_kinds():
     assert sum(not line.is_question for line in lines) >= 60
 
 
-def test_at_least_95_percent_of_the_held_out_lines_are_completed_rightly(model, tokenizer):
+def test_at_least_95_percent_of_the_held_out_lines_are_completed_correctly(model, tokenizer):
     lines = list(held_out_lines(load_facts()).values())
     wrong = wrong_lines(model, tokenizer, lines)
     assert len(wrong) <= 0.05 * len(lines), [line.prompt for line in wrong]

@@ -1,4 +1,4 @@
-"""Course machinery. Links out of lessons/ lead to the repository on the website, and a dead one is a warning."""
+"""Course machinery. On the website, links out of lessons/ lead to the repository, and a dead one causes a warning."""
 
 import logging
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ REPO = "https://example.org/course"
 
 
 def convert(text: str, page: str = "l0_the_loop/README.md") -> str:
-    """Convert as mkdocs does: it registers a processor that knows which page this is."""
+    """Convert like mkdocs, which registers a processor that knows the current page."""
     md = markdown.Markdown(extensions=[repo_links.makeExtension(repo=REPO)])
     processor = markdown.treeprocessors.Treeprocessor(md)
     processor.file = SimpleNamespace(src_uri=page)

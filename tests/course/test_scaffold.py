@@ -22,7 +22,7 @@ OPENS = {"open", "read_text", "write_text"}
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """The repository's own files: not caches, not the environment, not the student's."""
+    """Return the repository's own files, without caches, the environment and the student's files."""
     for path in sorted(folder.iterdir()):
         if path.name in NOT_OURS or path.name.startswith((".pytest", ".ruff", ".hypothesis")):
             continue
@@ -44,7 +44,7 @@ SETTINGS = tomllib.loads(TEXTS["pyproject.toml"])
 
 
 def all_requirements() -> list[str]:
-    """Every requirement that pyproject.toml names, wherever it names it."""
+    """Return every requirement in pyproject.toml, from all of its tables."""
     project = SETTINGS["project"]
     groups = [*project["optional-dependencies"].values(), *SETTINGS["dependency-groups"].values()]
     named = [entry for group in groups for entry in group if isinstance(entry, str)]
@@ -136,7 +136,7 @@ def test_workflows_install_by_the_same_script_and_groups():
 def test_the_site_is_built_outside_its_source():
     lines = TEXTS["mkdocs.yml"].splitlines()
     found = [line.split("#")[0].split(":")[1].strip() for line in lines if line.startswith("site_dir:")]
-    assert found == ["build/site"], "a build empties site_dir; the default, site/, is where the theme's source lies"
+    assert found == ["build/site"], "a build empties site_dir, and the default, site/, contains the theme's source"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_text_is_read_and_written_as_utf_8():
             is_text = opens_text(call) or (runs and keywords & {"text", "universal_newlines"})
             if is_text and "encoding" not in keywords:
                 wrong.append(f"{shown(path)}:{call.lineno}")
-    assert not wrong, "without encoding='utf-8' text is read and written in another encoding on Windows"
+    assert not wrong, "without encoding='utf-8', Windows reads and writes text in another encoding"
 
 
 def test_functions_fit_on_a_screen():
@@ -268,4 +268,4 @@ def test_functions_fit_on_a_screen():
                 lines = node.end_lineno - node.lineno + 1 - (docstring.count("\n") + 1 if docstring else 0)
                 if lines > 40:
                     long[f"{shown(path)}::{node.name}"] = lines
-    assert not long, "make rooms of at most 40 lines, better 25"
+    assert not long, "split these into functions of at most 40 lines, preferably 25"

@@ -1,4 +1,4 @@
-"""Course machinery. The script that makes .venv: which torch, when to start afresh, and what it refuses."""
+"""Course machinery. The script that makes .venv: which torch it picks, when it starts over, what it rejects."""
 
 import ast
 import http.server
@@ -43,7 +43,7 @@ def test_only_linux_without_a_driver_takes_torch_from_the_cpu_index(here: Machin
 
 @pytest.fixture
 def index() -> Iterator[str]:
-    """An index on this machine that knows torch at /good and nothing else, and never answers at /slow."""
+    """A local index that has torch only at /good and never responds at /slow."""
     leaving = threading.Event()
 
     class Index(http.server.BaseHTTPRequestHandler):
@@ -64,39 +64,39 @@ def index() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("path", "answers"), [("/good", True), ("/other", False), ("/slow", False)])
-def test_the_cpu_index_counts_only_if_it_answers_soon(index: str, path: str, answers: bool, monkeypatch):
+def test_the_cpu_index_is_used_only_if_it_responds_in_time(index: str, path: str, answers: bool, monkeypatch):
     monkeypatch.setattr(setup_env, "CPU_INDEX", index + path)
     assert setup_env.cpu_index_answers(seconds=0.3 if path == "/slow" else 30) is answers
 
 
-def test_an_index_that_is_not_there_does_not_answer(monkeypatch):
+def test_a_missing_index_counts_as_no_response(monkeypatch):
     monkeypatch.setattr(setup_env, "CPU_INDEX", "http://127.0.0.1:1")
     assert setup_env.cpu_index_answers() is False
 
 
-def test_an_intel_mac_is_told_that_there_is_no_torch_for_it():
+def test_on_an_intel_mac_setup_says_that_there_is_no_torch():
     with pytest.raises(SetupError, match="Intel Macs"):
         choose_torch(machine("Darwin", "x86_64"))
 
 
 @pytest.mark.parametrize("version", [(3, 11, 0), (3, 14, 9)])
-def test_tested_pythons_are_taken(version):
+def test_supported_pythons_are_accepted(version):
     setup_env.check_python(version)
 
 
 @pytest.mark.parametrize("version", [(3, 6, 8), (3, 10, 14), (3, 15, 0)])
-def test_other_pythons_are_named_with_what_is_needed(version):
-    with pytest.raises(SetupError, match=rf"needs Python 3.11 to 3.14, and .*old-python is 3.{version[1]}; "):
+def test_other_pythons_are_rejected_with_what_is_needed(version):
+    with pytest.raises(SetupError, match=rf"needs Python 3.11 to 3.14, but .*old-python is 3.{version[1]}; "):
         setup_env.check_python(version, "old-python")
 
 
 @pytest.mark.parametrize("module", [setup_env, setup_steps, scripts, scripts.setup])
-def test_an_old_python_can_read_the_script_that_turns_it_down(module):
+def test_an_old_python_can_parse_the_script_that_rejects_it(module):
     source = Path(module.__file__).read_text(encoding="utf-8")
     tree = ast.parse(source, feature_version=(3, 6))
     early = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {alias.name for node in early for alias in node.names} | {getattr(node, "module", None) for node in early}
-    assert "tomllib" not in names and "__future__" not in names, "neither is known to the Pythons that must read this"
+    assert "tomllib" not in names and "__future__" not in names, "the Pythons that must parse this know neither"
     annotations = [node.annotation for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
     assert not [node for node in annotations if not isinstance(node, ast.Name)], (
         "list[int] fails when Python 3.8 reads it"
@@ -122,27 +122,27 @@ WANTED = Marker(ready=True, ours=True, fingerprint="now", root="here", extras=["
         (WANTED._replace(ours=False, root="there"), True, True, "adopt"),
     ],
 )
-def test_the_plan_follows_from_what_is_there(marker, venv_exists, has_python, action):
+def test_the_plan_follows_from_the_state_of_venv(marker, venv_exists, has_python, action):
     assert make_plan(marker, WANTED, venv_exists, has_python).action == action
 
 
 @pytest.mark.parametrize("marker", [None, WANTED._replace(ours=False)])
-def test_a_folder_that_someone_else_made_is_never_deleted(marker):
+def test_a_folder_that_setup_did_not_make_is_never_deleted(marker):
     with pytest.raises(SetupError, match=r"remove \.venv and try again"):
         make_plan(marker, WANTED, venv_exists=True, has_python=False)
 
 
-def test_a_marker_comes_back_as_it_was_written(tmp_path: Path):
+def test_a_marker_survives_a_round_trip(tmp_path: Path):
     path = tmp_path / ".venv" / "course-setup.json"
     assert Marker.read(path) is None
     WANTED.write(path)
     assert Marker.read(path) == WANTED
-    assert [child.name for child in path.parent.iterdir()] == [path.name], "no draft may stay behind"
+    assert [child.name for child in path.parent.iterdir()] == [path.name], "no draft may be left behind"
     path.write_text("{", encoding="utf-8")
     assert Marker.read(path) is None
 
 
-def test_only_what_is_installed_counts_for_the_fingerprint():
+def test_the_fingerprint_covers_only_what_is_installed():
     settings = setup_env.read_settings()
     before = setup_env.fingerprint(settings, "sympy==1.14.0")
     settings["tool"]["ruff"]["line-length"] = 1
@@ -194,12 +194,12 @@ def test_newly_locked_versions_bring_venv_up_to_date(monkeypatch, tmp_path: Path
     assert "updating .venv" in capsys.readouterr().err
 
 
-def test_an_unknown_extra_is_refused_with_those_there_are():
-    with pytest.raises(SetupError, match="no extra called 'sever'; there are: bench, gpu, server"):
+def test_an_unknown_extra_is_rejected_with_the_list_of_extras():
+    with pytest.raises(SetupError, match="no extra called 'sever'; the extras: bench, gpu, server"):
         setup_env.check_extras(["sever"], setup_env.read_settings())
 
 
-def test_a_step_that_fails_shows_the_end_of_its_output(tmp_path: Path, capfd):
+def test_a_failing_step_shows_the_end_of_its_output(tmp_path: Path, capfd):
     steps = setup_steps.Steps(total=1, log=tmp_path / "log")
     program = "print('Progress 1 of 4'); print('no such package'); raise SystemExit(3)"
     with pytest.raises(SetupError, match=r"step 1 failed.*\n    no such package"):
@@ -208,7 +208,7 @@ def test_a_step_that_fails_shows_the_end_of_its_output(tmp_path: Path, capfd):
     assert "1/1  an example" in capfd.readouterr().err
 
 
-def test_pip_cannot_be_sent_elsewhere_by_the_user_s_settings(monkeypatch):
+def test_the_users_pip_settings_cannot_redirect_the_installation(monkeypatch):
     monkeypatch.setenv("PIP_TARGET", "elsewhere")
     monkeypatch.setenv("PIP_USER", "1")
     env = setup_steps.pip_environment()
@@ -216,7 +216,7 @@ def test_pip_cannot_be_sent_elsewhere_by_the_user_s_settings(monkeypatch):
 
 
 def test_help_is_quick_and_touches_nothing(tmp_path):
-    """With -I and -S: it runs where nothing is installed, from whichever folder."""
+    """With -I and -S: it runs with nothing installed, from any folder."""
     command = [sys.executable, "-I", "-S", setup_env.__file__, "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", check=True, timeout=60)
     assert "--extras" in done.stdout and "--run" in done.stdout and done.stderr == ""

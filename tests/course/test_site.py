@@ -1,6 +1,6 @@
-"""Course machinery. The website as a reader meets it: each page, light and dark, wide and narrow, served and from disk.
+"""Course machinery. The website as readers see it: each page, light and dark, wide and narrow, served and from disk.
 
-What a browser shows depends on the pages alone, never on how fast it shows them: scripts.website.report has the times.
+No test depends on how fast a browser shows a page; scripts.website.report measures that.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ def site(way: str, request: pytest.FixtureRequest) -> Site:
 @each_page
 @each_way
 def test_a_page_shows_well_and_asks_nobody_else(source, way, site, browser):
-    """Both schemes, both widths. Served, axe looks too: contrast, names, landmarks, what the keyboard reaches."""
+    """Both schemes, both widths. When served, axe also checks contrast, names, landmarks and keyboard access."""
     found = []
     with visiting(browser, site, reduced_motion="reduce") as visitor:
         visitor.page.goto(site.url(source))
@@ -96,7 +96,7 @@ def test_the_palette_button_changes_the_pictures_too(site_http, browser):
             visitor.page.locator("label[for^=__palette]:visible").click()
         assert visitor.page.evaluate("document.body.dataset.mdColorScheme") == "slate"
         visitor.page.wait_for_timeout(300)
-        assert picture.screenshot() != light, "the picture keeps its light colours on a dark page"
+        assert picture.screenshot() != light, "the picture must not keep its light colours on a dark page"
 
 
 def test_the_home_page_is_light(site_http, browser):
@@ -110,7 +110,7 @@ def test_the_home_page_is_light(site_http, browser):
 
 
 def test_a_formula_and_a_diagram_are_drawn_without_another_host(tmp_path, browser):
-    """No page has to have one; a page that gets one finds what it needs in the site."""
+    """No page needs one, but a page that gets one must find everything it needs in the site."""
     docs, theme = tmp_path / "lessons", ROOT / "site" / "theme"
     docs.mkdir()
     (docs / "README.md").write_text("# Home\n", encoding="utf-8")
@@ -145,7 +145,7 @@ class Links(HTMLParser):
 
 
 def built(folder: Path, link: str, base: str) -> tuple[Path, str]:
-    """The file in the build that a link on the page `base` (a path from the folder) leads to, and the anchor."""
+    """Return the file in the build that a link on page `base` (a path in the folder) leads to, and the anchor."""
     parts = urlsplit(urljoin("https://site/" + base, link))
     path = folder / unquote(parts.path).lstrip("/")
     return (path / "index.html" if path.is_dir() or parts.path.endswith("/") else path), unquote(parts.fragment)

@@ -63,7 +63,7 @@ def test_the_table_has_a_row_for_each_lesson_in_order(course, capfd):
     assert ["Example 1 " in rows[0], "Example 10" in rows[1]] == [True, True] and len(rows) == 2
     for text in ("8/8", "[slots, heads, dim]", "1,048,576", " 16 ", " 4 "):  # 8 tokens in 0.5 s and in 2 s
         assert text in rows[0], f"the row lacks {text!r}: {rows[0]}"
-    assert "Every token is equal: all 2 lessons give Hugging Face's answer, 16 tokens in all." in out
+    assert "Every token is equal: all 2 lessons give Hugging Face's answers, 16 tokens in total." in out
     assert "lesson 1: Example 1: ok" in err, "in a pipe each lesson's end is a line on stderr"
 
 
@@ -71,17 +71,17 @@ def test_a_difference_fails_and_is_located(course, capfd):
     code, out, _ = run(capfd, "--only", "10", "--", "--differ")
     assert code == 1
     assert "4/8" in out, "tokens count as equal up to each request's first difference"
-    assert "request 0: new token 2 differs: expected [7], got [9]" in out
+    assert "request 0: new token 2 differs: Hugging Face [7], ours [9]" in out
     assert "1 of 1 lessons failed: 10." in out
 
 
-def test_a_script_that_breaks_shows_its_own_words(course, capfd):
+def test_a_crashing_script_is_shown_with_its_own_output(course, capfd):
     code, out, _ = run(capfd, "--", "--broken")
     assert code == 1
     assert out.count("the checkpoint is gone") == 2 and "2 of 2 lessons failed: 1, 10." in out
 
 
-def test_a_script_that_hangs_is_ended(course, capfd):
+def test_a_script_that_hangs_is_killed(course, capfd):
     (course / "smoke.py").write_text("import time; time.sleep(600)", encoding="utf-8")
     code, out, _ = run(capfd, "--only", "1", "--timeout", "0.2")
     assert code == 1 and "still running after" in out

@@ -1,4 +1,4 @@
-"""Course machinery. Code blocks in the pages are the engine's source, and stay so."""
+"""Course machinery. Code blocks in the pages equal the engine's source and are kept up to date."""
 
 from scripts.pages import sync_code
 from scripts.pages.sync_code import SyncError, main, symbol_source
@@ -72,7 +72,7 @@ def test_a_symbol_is_its_source_dedented_with_its_decorators(symbol, first, last
 
 
 @pytest.mark.parametrize("symbol", ["nothing", "Box.nothing", "LIMIT.real", "functools"])
-def test_a_symbol_that_is_not_there_is_named(symbol):
+def test_a_missing_symbol_is_named(symbol):
     with pytest.raises(SyncError, match=f"there is no {symbol}"):
         symbol_source(SOURCE, symbol)
 

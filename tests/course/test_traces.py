@@ -1,4 +1,4 @@
-"""Course machinery. Recorded traces: they are what this engine does, nothing in them is impossible, a bug shows."""
+"""Course machinery. Recorded traces: they match this engine, they are consistent, and a bug shows in them."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def test_a_trace_is_small_and_has_what_a_player_needs(name):
     assert 8 <= len(trace["frames"]) <= 30
     assert len(path.read_bytes()) < MOST_BYTES
     states = {frozenset(frame) - {"ask"} for frame in trace["frames"]}
-    assert len(states) == 1, "every frame tells the same things, so that a view never meets a missing one"
+    assert len(states) == 1, "every frame must have the same keys, so that a view never misses one"
     assert all(frame["say"].strip() for frame in trace["frames"])
 
 
@@ -51,7 +51,7 @@ def test_a_trace_is_small_and_has_what_a_player_needs(name):
 def test_questions_have_one_right_answer_among_two_to_four(name):
     asked = [frame["ask"] for frame in TRACES[name]["frames"] if "ask" in frame]
     assert len(asked) >= 3
-    assert "ask" not in TRACES[name]["frames"][0], "nothing has happened yet that one could go on from"
+    assert "ask" not in TRACES[name]["frames"][0], "before the first frame there is nothing to answer from"
     for question in asked:
         options = question["options"]
         assert 2 <= len(options) <= 4 and len(set(options)) == len(options)
@@ -87,10 +87,10 @@ def test_in_the_pool_each_block_is_free_or_held_by_one():
             assert request["written"] <= request["slots"] == len(request["blocks"]) * scene["block_size"]
             slots = [step["slots"][block * scene["block_size"] + i] for block in request["blocks"] for i in range(4)]
             assert slots[: request["written"]] == [f"{request['name']}{i}" for i in range(request["written"])]
-    assert not steps[-1]["requests"], "everything came back"
+    assert not steps[-1]["requests"], "all requests must have finished"
 
 
-def test_in_the_tables_nobody_holds_the_null_block_and_rows_name_their_blocks():
+def test_in_the_tables_no_request_holds_the_null_block_and_rows_name_their_blocks():
     steps, scene = frames("l3-tables")
     for step in steps:
         held = [block for table in step["tables"] for block in table["blocks"]]
@@ -101,7 +101,9 @@ def test_in_the_tables_nobody_holds_the_null_block_and_rows_name_their_blocks():
             owned = step["tables"][walk["s"]]["blocks"]
             assert {slot // scene["block_size"] for slot, _ in walk["seen"]} <= set(owned)
             assert walk["best"] == max(score for _, score in walk["seen"])
-    assert any(step["plan"] for step in steps) and any(step["walk"] for step in steps), "nothing of it is shown"
+    assert any(step["plan"] for step in steps) and any(step["walk"] for step in steps), (
+        "neither may be missing from the trace"
+    )
 
 
 def test_around_the_tree_free_held_and_cached_are_the_pool_and_counts_are_the_holders():
@@ -152,7 +154,7 @@ def test_of_the_text_each_byte_belongs_to_one_character_and_no_stop_string_shows
 
 
 def test_a_bug_in_the_allocator_shows_in_the_trace(monkeypatch):
-    """Handing out from the other end of the free list breaks no rule of lesson 2, and is another story."""
+    """Allocating from the other end of the free list breaks no rule of lesson 2, but makes a different trace."""
     from mini_engine.kv.allocator import BlockAllocator
 
     def oldest_first(self, n):
@@ -190,7 +192,7 @@ def test_check_says_what_is_out_of_date(tmp_path, monkeypatch, capsys):
     assert "bytes.trace.js" in capsys.readouterr().out
 
 
-def test_what_never_ends_is_not_recorded_for_ever():
+def test_recording_code_that_never_ends_is_stopped():
     tape = Tape("x", "x.trace.js", "pool", "x", {})
     with pytest.raises(RuntimeError, match="more than"):
         for _ in range(MOST_FRAMES + 1):
@@ -204,7 +206,7 @@ def test_a_trace_reads_back_as_it_was_written():
     assert read_trace(tape.text)["frames"] == [{"say": "one", "state": [1, None], "ask": asked}]
 
 
-def test_a_question_whose_wrong_answers_are_all_right_is_not_asked():
+def test_a_question_without_a_wrong_option_is_not_asked():
     assert ask("Which?", 4, (4, "4"), "") is None
 
 
@@ -281,4 +283,4 @@ def test_what_cannot_be_traced_is_said_in_a_sentence(tmp_path):
     folder = fill_with_the_reference(6, tmp_path)
     (folder / "tokenizer.py").write_text("def broken(:\n", encoding="utf-8")
     done = check_trace(6, tmp_path)
-    assert done.returncode == 2 and "could not be run" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "Your code failed" in done.stderr and "Traceback" not in done.stderr

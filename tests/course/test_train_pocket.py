@@ -1,4 +1,4 @@
-"""Course machinery. scripts/train_pocket.py: repeatable, whole or not at all, and plain about mistakes."""
+"""Course machinery. scripts/train_pocket.py is reproducible, writes all files or none, and reports mistakes plainly."""
 
 import json
 from itertools import pairwise

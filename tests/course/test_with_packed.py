@@ -25,7 +25,7 @@ PARITY = (
 )
 
 
-def test_the_plugin_makes_the_models_of_those_tests_fast():
+def test_the_plugin_gives_the_models_of_those_tests_fast_layers():
     code = (
         "from tests.l9 import with_packed; with_packed.pytest_configure(None); from tests import support\n"
         "print(type(support.both('four, with biases')[0]).__name__)"

@@ -1,4 +1,4 @@
-"""Course machinery. With prefix sharing on, the tests of lessons 5 to 7 pass as they are."""
+"""Course machinery. With prefix sharing on, the tests of lessons 5 to 7 pass unchanged."""
 
 import os
 import subprocess

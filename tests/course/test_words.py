@@ -1,4 +1,4 @@
-"""Course machinery. The pages beside the lessons say what the source says, and the glossary's terms are found."""
+"""Course machinery. The pages beside the lessons agree with the source, and glossary terms are linked."""
 
 import ast
 import re
@@ -29,7 +29,7 @@ FIRST_ROW = '| <a id="block"></a>block | slots in a row, `16` of them | 2 |'
 
 
 def table(page: str, head: str) -> list[list[str]]:
-    """The rows of the table on a page whose head begins with `head`, as cells."""
+    """Return the rows, as cells, of the page's table whose header begins with `head`."""
     lines = (ROOT / "lessons" / page).read_text(encoding="utf-8").splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(head))
     rows = lines[start + 2 : lines.index("", start)]
@@ -90,7 +90,7 @@ def test_the_life_of_a_request_names_what_is_there():
 
 
 def is_defined(symbol: str, source: str) -> bool:
-    """A class, a function or a method, also one that a class inherits from its base in the same file."""
+    """Whether the source defines a class, function or method, including methods inherited within the file."""
     body = ast.parse(source).body
     for name in symbol.split("."):
         found = next((node for node in body if getattr(node, "name", "") == name), None)
@@ -124,7 +124,7 @@ def test_the_api_page_is_that_of_the_source():
 
 
 def test_the_api_page_has_every_heading_once():
-    """GitHub and the website number headings of one name differently, so a link to one would break."""
+    """GitHub and the website number equal headings differently, so a link to one would break."""
     anchors = [heading.text for heading in Page.read(api.PAGE).headings]
     assert len(anchors) == len(set(anchors))
 
@@ -184,7 +184,7 @@ def test_every_row_of_the_glossary_is_read_and_leads_to_a_lesson():
         assert re.fullmatch(r"\d+", row.strip("| ").rpartition("|")[2].strip()), f"no lesson in {row!r}"
 
 
-def test_no_word_has_two_rows_and_no_anchor_is_there_twice():
+def test_no_word_has_two_rows_and_no_anchor_occurs_twice():
     ids = [term.id for term in TERMS]
     names = [name for term in TERMS for name in term.names]
     assert len(ids) == len(set(ids)) and len(names) == len(set(names))

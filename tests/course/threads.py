@@ -1,4 +1,4 @@
-"""Course machinery. How OpenMP's threads wait in a fresh process: what it is told before torch loads it."""
+"""Course machinery. Finds out how OpenMP's threads wait in a new process: the setting before torch loads it."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ sys.meta_path.insert(0, Torch)
 
 
 def wait_policy(program: str) -> str:
-    """OMP_WAIT_POLICY at the moment when `program` first imports torch ("None": not set), else how it ended."""
+    """Return OMP_WAIT_POLICY when `program` first imports torch ("None" if unset), otherwise how the program ended."""
     env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     command = [sys.executable, "-c", f"{WATCH}\nsys.path.insert(0, {str(ROOT)!r})\n{program}"]
     done = subprocess.run(command, env=env, capture_output=True, encoding="utf-8", check=False)
