@@ -1,4 +1,4 @@
-"""Lesson 5. Prompts that arrive one after another, in a pool too small for all: each gets the answer it gets alone."""
+"""Lesson 5. Prompts arrive one by one at a pool too small for all; each answer must equal the one it gets alone."""
 
 import sys
 
@@ -19,20 +19,20 @@ LONG_PROMPTS = (
 
 
 def default_prompts() -> list[str]:
-    """Twenty prompts of 3 to 60 tokens; the long ones come in the middle of the others."""
+    """Return twenty prompts of 3 to 58 tokens, with the long ones in the middle."""
     from mini_engine.pocket import COURSE_PROMPTS
 
     return [*COURSE_PROMPTS[8:16], *LONG_PROMPTS, *COURSE_PROMPTS[18:]]
 
 
 def generate(model, prompts, args) -> Outcome:
-    """A prompt comes every few steps; none is refused, and whoever does not fit waits or gives way."""
-    num_blocks = args.num_blocks or blocks_for(prompts, args) + 1  # the null block comes on top
+    """Add a prompt every few steps until all have answers. Requests that do not fit wait or are preempted."""
+    num_blocks = args.num_blocks or blocks_for(prompts, args) + 1  # plus the null block
     limits = SchedulerConfig(
         max_num_seqs=min(64, args.max_num_batched_tokens),
         max_num_batched_tokens=args.max_num_batched_tokens,
         chunked_prefill_size=args.chunk_size,
-        watermark=0,  # take whoever fits: here preemptions are wanted
+        watermark=0,  # admit everything that fits: this script wants preemptions
     )
     engine = Engine.for_model(
         model, num_blocks=num_blocks, block_size=args.block_size, kernel=args.kernel, scheduler_config=limits
@@ -48,7 +48,7 @@ def generate(model, prompts, args) -> Outcome:
 
 
 def blocks_for(prompts, args) -> int:
-    """A quarter of what all prompts would hold together, but enough for the largest."""
+    """Return a quarter of the blocks that all prompts need together, but enough for the largest."""
     needs = [-(-(len(ids) + args.max_new_tokens - 1) // args.block_size) for ids in prompts]
     return max(max(needs), sum(needs) // 4)
 
@@ -72,20 +72,22 @@ def figures(engine, requests, summary) -> dict:
 
 def leaks(engine) -> list[str]:
     held = engine.scheduler.manager.blocks_by_state.held
-    return [f"{held} blocks are still held though every request has ended"] if held else []
+    return [f"{held} blocks are still held, although every request has ended"] if held else []
 
 
 def arguments():
     parser = make_parser(__doc__)
-    parser.add_argument("--num-blocks", type=whole_number(2), metavar="N", help="default: a quarter of what all need")
-    parser.add_argument("--block-size", type=whole_number(1), default=8, metavar="N", help="default: 8")
     parser.add_argument(
-        "--every", type=whole_number(1), default=2, metavar="STEPS", help="between arrivals, default: 2"
+        "--num-blocks", type=whole_number(2), metavar="N", help="with the null block; default: 1/4 of the need"
+    )
+    parser.add_argument("--block-size", type=whole_number(1), default=8, metavar="N", help="slots (default: 8)")
+    parser.add_argument("--every", type=whole_number(1), default=2, metavar="N", help="steps per arrival (default: 2)")
+    parser.add_argument(
+        "--max-num-batched-tokens", type=whole_number(1), default=32, metavar="N", help="tokens per step (default: 32)"
     )
     parser.add_argument(
-        "--max-num-batched-tokens", type=whole_number(1), default=32, metavar="N", help="default: 32 a step"
+        "--chunk-size", type=whole_number(1), default=32, metavar="N", help="tokens per prompt and step (default: 32)"
     )
-    parser.add_argument("--chunk-size", type=whole_number(1), default=32, metavar="N", help="of a prompt, default: 32")
     parser.add_argument(
         "--kernel", default="auto", metavar="NAME", help="auto, reference, torch, cpu or triton (default: auto)"
     )

@@ -1,4 +1,4 @@
-"""Lesson 8. A chat, a shared system prompt, branches, a pool too small: each answer is that of a cold run."""
+"""Lesson 8. Runs a chat, a shared system prompt, branches, and a pool that is too small; compares with cold runs."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ COMMON_BLOCKS = 5
 
 @dataclass
 class Scenario:
-    """One engine with its pool, and all that it was asked, in order."""
+    """An engine with its pool, and all its requests in order."""
 
     name: str
     engine: Engine
@@ -28,7 +28,7 @@ class Scenario:
     requests: list
 
     def ask(self, prompts) -> list[list[int]]:
-        """Let all prompts run together; their answers."""
+        """Run all prompts together; return their answers."""
         params = SamplingParams(temperature=0, max_tokens=self.args.max_new_tokens)
         first = len(self.requests)
         self.requests += [self.engine.add_request(str(first + i), ids, params) for i, ids in enumerate(prompts)]
@@ -53,11 +53,11 @@ class Scenario:
     def faults(self) -> list[str]:
         held = self.engine.scheduler.manager.blocks_by_state.held
         errors = [f"{self.name}: request {r.id} ended with an error: {r.error}" for r in self.requests if r.error]
-        return errors + ([f"{self.name}: {held} blocks are still held though all have ended"] if held else [])
+        return errors + ([f"{self.name}: {held} blocks are still held after all requests have ended"] if held else [])
 
 
 def begin(name, model, args, prompts, share=1.0) -> Scenario:
-    """An engine whose pool holds `share` of what the prompts and answers need, at least the largest."""
+    """Return a scenario whose pool holds `share` of what all prompts and answers need, but at least the largest."""
     needs = [-(-(len(ids) + args.max_new_tokens) // args.block_size) for ids in prompts]
     blocks = max(max(needs), int(sum(needs) * share)) + 1
     engine = Engine.for_model(
@@ -67,7 +67,7 @@ def begin(name, model, args, prompts, share=1.0) -> Scenario:
 
 
 def chat(model, prompts, args) -> Scenario:
-    """Each turn's prompt is the whole conversation so far."""
+    """Run a chat; each turn's prompt is the whole conversation so far."""
     longest = sum(map(len, prompts)) + len(prompts) * args.max_new_tokens
     scenario, history = begin("chat", model, args, [[0] * longest] * 2), []
     for ids in prompts:
@@ -77,7 +77,7 @@ def chat(model, prompts, args) -> Scenario:
 
 
 def system_prompt(model, prompts, args) -> Scenario:
-    """All at once behind the same beginning, and then the first once more: the whole prompt is found."""
+    """Run all prompts behind one system prompt at once, then the first again: its prompt is cached by then."""
     asked = [common(prompts, args) + ids for ids in prompts]
     scenario = begin("shared system prompt", model, args, asked)
     scenario.ask(asked)
@@ -86,7 +86,7 @@ def system_prompt(model, prompts, args) -> Scenario:
 
 
 def branches(model, prompts, args) -> Scenario:
-    """Prompts that part inside a block, and answers that are continued in two ways."""
+    """Run prompts that diverge inside a block, then continue one answer in two ways."""
     trunk = common(prompts, args)[: 2 * args.block_size + args.block_size // 2]
     asked = [trunk + ids for ids in prompts]
     scenario = begin("branching", model, args, [*asked, *asked])
@@ -96,7 +96,7 @@ def branches(model, prompts, args) -> Scenario:
 
 
 def too_small(model, prompts, args) -> Scenario:
-    """Beginnings that take turns in a pool that cannot keep them all: every hit has to survive evictions."""
+    """Alternate between beginnings in a pool that cannot keep them all, so that every hit must survive evictions."""
     start = common(prompts, args)
     asked = [start[shift:] + start[:shift] + prompts[0] for shift in range(4)]
     scenario = begin("eviction", model, args, asked, share=0.6)
@@ -106,20 +106,20 @@ def too_small(model, prompts, args) -> Scenario:
 
 
 def common(prompts, args) -> list[int]:
-    """A beginning of some blocks, put together from the prompts."""
+    """Return a common beginning of a few whole blocks, made from the prompts."""
     tokens = [token for ids in prompts for token in ids]
     length = COMMON_BLOCKS * args.block_size
     return (tokens * (length // len(tokens) + 1))[:length]
 
 
 def generate(model, prompts, args) -> Outcome:
-    """The prompts together, as one scenario: for `explain_divergence.py`."""
+    """Run the prompts together as one scenario, for `explain_divergence.py`."""
     scenario = begin("prompts", model, args, prompts)
     return Outcome(scenario.ask(prompts), scenario.figures(), scenario.faults())
 
 
 def compare(args) -> tuple[Report, dict]:
-    """Every scenario, and for each of its requests Hugging Face's cold run."""
+    """Run every scenario, and Hugging Face's cold run of each of its requests. Return the report and figures."""
     started = time.perf_counter()
     model, prompts = load_ours(args)
     ready = time.perf_counter()
@@ -146,7 +146,7 @@ def compare(args) -> tuple[Report, dict]:
 
 
 def smoke(args) -> int:
-    """Compare and report; 0 if all is equal, else 1."""
+    """Compare and report. Return 0 if everything matches, otherwise 1."""
     report, figures = compare(args)
     if args.json:
         print_json(asdict(report) | {"scenarios": figures})

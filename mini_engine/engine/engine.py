@@ -1,9 +1,9 @@
-"""Lesson 5. The engine: requests come, steps run, tokens go out, whatever happens to one of them.
+"""Lesson 5. The engine: adds and aborts requests and runs steps. One failed request or step does not stop it.
 
     schedule -> run the model -> choose tokens -> update
 
-An engine belongs to one thread. Other threads hand their wishes to that one, which adds and aborts between two steps.
-An abort from within a step (the model or the sampler calls back) is honoured when the step ends.
+An engine belongs to one thread. Other threads pass their requests to that thread, which adds and aborts between steps.
+An abort from within a step (a callback from the model or the sampler) takes effect when the step ends.
 """
 
 import functools
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class StepResult(NamedTuple):
-    """What a step gave: request id to new token; the requests it ended, with their reasons; figures."""
+    """The result of a step: request id to new token, the requests that finished, and the step's statistics."""
 
     new_tokens: dict[str, Sampled]
     finished: list[Request]
@@ -43,12 +43,12 @@ class StepResult(NamedTuple):
 
 
 def one_at_a_time(step: Callable[["Engine"], StepResult]) -> Callable[["Engine"], StepResult]:
-    """Let `step` refuse to begin while it runs: two at once would write over each other's KV."""
+    """Make `step` raise RuntimeError while another one runs: concurrent steps would overwrite each other's KV."""
 
     @functools.wraps(step)
     def guarded(engine: "Engine") -> StepResult:
         if not engine.stepping.acquire(blocking=False):
-            raise RuntimeError("a step runs already, and an engine belongs to one thread; EngineWorker serves several")
+            raise RuntimeError("another step is running; an engine belongs to one thread, EngineWorker serves several")
         try:
             return step(engine)
         finally:
@@ -58,11 +58,11 @@ def one_at_a_time(step: Callable[["Engine"], StepResult]) -> Callable[["Engine"]
 
 
 class Engine:
-    """Serves requests in steps. `Engine.for_model(model)` builds one; tests put together their own.
+    """Serves requests in steps. `Engine.for_model(model)` builds one; tests assemble their own.
 
     Args:
-        config: the model's, by which prompts are checked.
-        runner: chunks to logits `[R, vocab_size]`, a row for each chunk that samples.
+        config: the model's configuration, used to check prompts.
+        runner: turns chunks into logits `[R, vocab_size]`, one row for each chunk that samples.
     """
 
     def __init__(self, config: Qwen3Config, scheduler: Scheduler, runner: ModelRunner) -> None:
@@ -83,13 +83,13 @@ class Engine:
         scheduler_config: SchedulerConfig | None = None,
         manager: Callable[..., KvCacheManager] = KvCacheManager,
     ) -> "Engine":
-        """An engine with a pool of its own.
+        """Build an engine with its own pool.
 
         Args:
-            kv_bytes: memory for the pool; None takes `default_kv_bytes`.
-            num_blocks: blocks of the pool instead, the null block included.
+            kv_bytes: memory for the pool; by default `default_kv_bytes`.
+            num_blocks: size of the pool in blocks, including the null block; takes precedence over kv_bytes.
             kernel: a name that `load_kernel` knows.
-            manager: makes the KV manager: num_blocks, block_size, copy.
+            manager: creates the KV manager from num_blocks, block_size and copy.
         """
         if num_blocks is None:
             budget = default_kv_bytes(model.device) if kv_bytes is None else kv_bytes
@@ -101,7 +101,7 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Somebody waits or runs."""
+        """Whether any request is waiting or running."""
         return bool(self.scheduler.requests)
 
     def add_request(
@@ -112,16 +112,16 @@ class Engine:
         priority: int = 0,
         namespace: Hashable = None,
     ) -> Request:
-        """Let a prompt wait for its turn. Look at the request as it goes; change nothing in it.
+        """Put a prompt in the waiting queue and return its request. Callers may read the request but not modify it.
 
         Args:
             priority: with the policy "priority", smaller numbers go first.
-            namespace: it shares prefixes with requests of the same namespace only (lesson 8).
+            namespace: the request shares prefixes only with requests of the same namespace (lesson 8).
 
         Raises:
             UserError: the prompt is empty, too long for the model or for the whole pool, or has ids outside the
-                vocabulary; the params ask for what the model cannot do; the id is in use; the priority is no whole
-                number or the namespace cannot be hashed. Nothing was changed.
+                vocabulary; the params ask for something the model cannot do; the id is in use; the priority is not a
+                whole number, or the namespace is not hashable. Nothing was changed.
         """
         check_place(priority, namespace)
         self.config.check_prompt(prompt_ids, params.max_tokens)
@@ -132,7 +132,7 @@ class Engine:
         return request
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
-        """End a request now, in whatever state, and give back its blocks. False if there is none by that id."""
+        """End a request now, whatever its state, and free its blocks. Return False if no unfinished one has this id."""
         request = self.scheduler.requests.get(request_id)
         if request:
             self.scheduler.finish(request, reason)
@@ -140,7 +140,7 @@ class Engine:
 
     @one_at_a_time
     def step(self) -> StepResult:
-        """Run one step. If it fails, its requests end with an error, what they held is free, and the others go on."""
+        """Run one step. If it fails, its requests end with an error, their blocks are freed; other requests go on."""
         scheduler = self.scheduler
         preempted = scheduler.num_preemptions
         chunks = scheduler.schedule()
@@ -165,24 +165,24 @@ class Engine:
         return StepResult(new_tokens, finished, stats)
 
     def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
-        """What the model and the sampler choose, a token for each chunk that samples."""
+        """Run the model and the sampler; return one token for each chunk that samples."""
         if not chunks:
             return []
         return sample(self.runner.run(chunks), [chunk.request for chunk in chunks if chunk.samples])
 
 
 def check_place(priority: int, namespace: Hashable) -> None:
-    """Raise UserError for what queues and the tree of prefixes could not be ordered or searched by."""
+    """Raise UserError unless the queues can be sorted by `priority` and prefixes looked up by `namespace`."""
     if not isinstance(priority, int):
-        raise UserError(f"priority is {priority!r}; give a whole number, smaller ones go first")
+        raise UserError(f"priority is {priority!r}; give a whole number; smaller ones go first")
     try:
         hash(namespace)
     except TypeError:
-        raise UserError(f"namespace is {namespace!r}, which cannot be hashed; give a text, for instance") from None
+        raise UserError(f"namespace is {namespace!r}, which is not hashable; use a string, for example") from None
 
 
 def default_kv_bytes(device: torch.device) -> int:
-    """What a pool may take unless told otherwise: most of what is free on a GPU, 1 GiB of main memory."""
+    """The default size of a pool: 80% of the free memory on a GPU, 1 GiB of main memory on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE)
     return CPU_KV_BYTES

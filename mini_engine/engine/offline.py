@@ -1,4 +1,4 @@
-"""Lesson 5. Offline use: all prompts at once, all answers at the end. A function over an engine; no text is needed."""
+"""Lesson 5. Offline use: submit all prompts at once, return all answers at the end. No tokenizer is needed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +19,8 @@ class Completion:
 
     prompt_token_ids, token_ids: prompt and answer. text: the answer as text, without its stop string; "" if the engine
         has no tokenizer.
-    finish_reason: "stop", "length", or "error", and then `error` says why and token_ids holds what there was by then.
-    logprobs: an entry for each token of the answer, or None if the parameters ask for none.
+    finish_reason: "stop", "length" or "error"; after an error, `error` says why and token_ids has the tokens so far.
+    logprobs: one entry for each token of the answer, or None unless the parameters ask for them.
     num_cached_tokens: tokens of the prompt that were found in the prefix cache (lesson 8).
     """
 
@@ -35,7 +35,7 @@ class Completion:
 
     @classmethod
     def of(cls, request: Request, text: str) -> "Completion":
-        """The completion of a finished request."""
+        """Build the completion of a finished request."""
         return cls(
             request.prompt_ids,
             request.output_ids,
@@ -49,12 +49,12 @@ class Completion:
 
 
 class Reader(Protocol):
-    """Follows one request while it is answered. `text` is what the answer reads so far."""
+    """Follows one request while it is answered. `text` is the answer's text so far."""
 
     text: str
 
     def read(self) -> bool:
-        """Take in the tokens that have been added. True if the answer ends here, whatever the engine would do."""
+        """Read the tokens added since the last call. Return True if the answer must end here."""
         ...
 
 
@@ -62,7 +62,7 @@ class NoText:
     """The reader of an engine without a tokenizer.
 
     Raises:
-        UserError: the request has stop strings, which only text can contain.
+        UserError: the request has stop strings, which can only be found in text.
     """
 
     text = ""
@@ -70,7 +70,7 @@ class NoText:
     def __init__(self, request: Request) -> None:
         if request.params.stop:
             raise UserError(
-                f"stop is {request.params.stop!r}, but this engine makes no text; use stop_token_ids, or LLM",
+                f"stop is {request.params.stop!r}, but this engine produces no text; use stop_token_ids or LLM",
                 param="stop",
             )
 
@@ -86,16 +86,16 @@ def generate_all(
     progress: bool = True,
     reader: Callable[[Request], Reader] = NoText,
 ) -> list[Completion]:
-    """Answer every prompt, in their order. A prompt that cannot run gets its error; the others run.
+    """Answer all prompts; return the answers in the same order. An invalid prompt gets an error; the others run.
 
     Args:
         prompts: token ids.
-        params: for all prompts, or one for each.
-        progress: show a bar on a terminal and one line of figures at the end, both on stderr.
-        reader: makes what follows each request.
+        params: one SamplingParams for all prompts, or one for each.
+        progress: show a progress bar (on a terminal) and a summary line at the end, both on stderr.
+        reader: creates the Reader that follows a request.
 
     Raises:
-        UserError: `params` are of the wrong type or number; nothing has run.
+        UserError: `params` has the wrong type or length; nothing has run.
     """
     each = params_for(prompts, params)
     with _submitted(engine, prompts, each) as jobs, progress_bar(len(prompts), progress) as show:
@@ -117,7 +117,7 @@ def generate_all(
 def params_for(
     prompts: Sequence[object], params: SamplingParams | Sequence[SamplingParams]
 ) -> Sequence[SamplingParams]:
-    """One SamplingParams for each prompt; UserError if their number or type does not fit."""
+    """Return one SamplingParams for each prompt. Raises UserError if `params` has the wrong type or length."""
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     if isinstance(each, str) or not isinstance(each, Sequence) or not all(isinstance(p, SamplingParams) for p in each):
         raise UserError(
@@ -134,7 +134,7 @@ def params_for(
 def _submitted(
     engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
 ) -> Iterator[list[Request | Completion]]:
-    """The engine's request for each prompt, or the error that it got. None stays behind, however this ends."""
+    """Yield the engine's request for each prompt, or its error. On exit, abort all requests that are not finished."""
     jobs: list[Request | Completion] = []
     try:
         for i, (prompt_ids, wanted) in enumerate(zip(prompts, params, strict=True)):
@@ -152,7 +152,7 @@ def _submitted(
 
 @contextmanager
 def progress_bar(total: int, wanted: bool) -> Iterator[Callable[[int, Summary], None]]:
-    """A function `show(done, summary)`; the last summary is printed at the end."""
+    """Yield a function `show(done, summary)`. Prints the last summary at the end."""
     if not wanted:
         yield lambda done, summary: None
         return

@@ -1,4 +1,4 @@
-"""Lesson 5. A request is its tokens, how many of them have their KV, and what was asked for. The rest follows."""
+"""Lesson 5. A request: its tokens, how many of them have KV, and its parameters. Everything else is derived."""
 
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from mini_engine.engine.sampling_params import SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `stop`: a stop token or text; `length`: it has all the tokens that were asked for."""
+    """Why a request ended. `stop`: a stop token or stop string; `length`: the answer has max_tokens tokens."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -19,15 +19,15 @@ class FinishReason(StrEnum):
 
 @dataclass(eq=False)
 class Request:
-    """One prompt on its way to an answer. The sampler reads it as a row of its own.
+    """One prompt and its answer so far. The sampler reads it as one row of the batch.
 
     priority: with the scheduler's policy "priority", smaller numbers go first.
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
-    namespace: with whom it shares what it computes: requests of the same namespace (lesson 8).
-    token_ids: the prompt and behind it the answer so far, `output_ids`; only `append` adds to them.
-    arrival: its place among all requests that ever came; the scheduler numbers them.
-    num_computed_tokens: leading tokens whose KV is written. A preemption sets it back to 0.
-    num_cached_tokens: leading tokens that were there already when it was first admitted (lesson 8).
+    namespace: requests of the same namespace share computed prefixes (lesson 8).
+    token_ids: the prompt followed by the answer so far, `output_ids`; only `append` adds to either.
+    arrival: its position in the order of arrival, assigned by the scheduler.
+    num_computed_tokens: leading tokens whose KV is written. A preemption resets it to 0.
+    num_cached_tokens: leading tokens whose KV was cached when it was first admitted (lesson 8).
     """
 
     id: str
@@ -52,7 +52,7 @@ class Request:
         self.seed = self.params.request_seed()
 
     def append(self, sampled: Sampled) -> None:
-        """Take the next token of the answer."""
+        """Append the next token of the answer."""
         self.token_ids.append(sampled.token_id)
         self.output_ids.append(sampled.token_id)
         if sampled.logprobs is not None:
@@ -60,17 +60,17 @@ class Request:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens whose KV is missing: all at first, one while it decodes, all again after a preemption."""
+        """Number of tokens without KV: all at first, one while decoding, all again after a preemption."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def is_prefilling(self) -> bool:
-        """It has more to compute than the token it chose last."""
+        """Whether it has more to compute than the token it sampled last."""
         return self.num_computed_tokens < max(len(self.prompt_ids), len(self.token_ids) - 1)
 
     @property
     def max_kv_tokens(self) -> int:
-        """Tokens whose KV it may ever need: the last token of an answer is chosen and never fed."""
+        """The most tokens that can need KV: the last token of an answer is sampled but never fed."""
         return len(self.prompt_ids) + self.params.max_tokens - 1
 
     @property
@@ -80,5 +80,5 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """It has ended, for whatever reason."""
+        """Whether it has ended, for any reason."""
         return self.finish_reason is not None

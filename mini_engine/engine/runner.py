@@ -1,7 +1,7 @@
-"""Lesson 5. From a step's chunks to one packed forward pass, and back to the logits that choose tokens.
+"""Lesson 5. Runs a step's chunks in one packed forward pass and returns the logits that choose tokens.
 
-The plan is lesson 3's, made another way: a handful of array operations over all tokens at once, because a step may hold
-thousands of tokens and Python must not look at each.
+The plan is the same as in lesson 3 but built differently: with a few array operations over all tokens at once, because
+a step may contain thousands of tokens, far too many for a Python loop.
 """
 
 from array import array
@@ -19,11 +19,11 @@ from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 
 class Step(NamedTuple):
-    """What the model is given.
+    """The model's input for one step.
 
-    token_ids: `[T]` int64, all chunks' tokens, one chunk after the other.
+    token_ids: `[T]` int64, the tokens of all chunks, one chunk after another.
     meta: their plan; sequence s is chunk s.
-    rows: `[R]` int64, the tokens whose logits are wanted: the last one of each chunk that samples.
+    rows: `[R]` int64, the rows whose logits are needed: the last one of each chunk that samples.
     """
 
     token_ids: Tensor
@@ -32,9 +32,9 @@ class Step(NamedTuple):
 
 
 def plan_step(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step:
-    """Chunk s feeds tokens start … stop - 1 of its request, and sees all of its tokens before stop.
+    """Plan one packed step. Chunk s feeds tokens start … stop - 1 of its request and attends to all tokens before stop.
 
-    Python looks at each chunk; what there is for each token comes from array operations.
+    Loops in Python run over chunks; everything per token is computed by array operations.
     """
     starts = int64([chunk.start for chunk in chunks])
     stops = int64([chunk.stop for chunk in chunks])
@@ -59,12 +59,12 @@ def plan_step(chunks: Sequence[Chunk], block_size: int, device: torch.device) ->
 
 
 def int64(values: Sequence[int]) -> Tensor:
-    """`values` as a tensor, over an array's own memory: for short lists that takes a third of torch.tensor's time."""
+    """Return `values` as a tensor that shares an array's memory: for short lists, 3 times as fast as torch.tensor."""
     return torch.frombuffer(array("q", values), dtype=torch.int64)
 
 
 def padded_table(rows: Sequence[Sequence[int]]) -> Tensor:
-    """`[S, max_blocks]` int32 from rows of different lengths, filled up with null blocks."""
+    """Return `[S, max_blocks]` int32 from rows of different lengths, padded with null blocks."""
     width = max(map(len, rows))
     nulls = array("i", [NULL_BLOCK]) * width
     flat = array("i")
@@ -75,7 +75,7 @@ def padded_table(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 class ModelRunner:
-    """Runs the model over chunks, through one pool. It knows neither queues nor why a chunk is as long as it is."""
+    """Runs the model over chunks, with one pool. It knows nothing of queues or of how chunk lengths are chosen."""
 
     def __init__(self, model: Qwen3ForCausalLM, pool: KvPool) -> None:
         self.model = model
@@ -84,6 +84,6 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """One forward pass: logits `[R, vocab_size]`, a row for each chunk that samples, in order."""
+        """Run one forward pass; return logits `[R, vocab_size]`, one row for each chunk that samples, in order."""
         step = plan_step(chunks, self.block_size, self.pool.device)
         return self.model(step.token_ids, self.pool, step.meta, rows=step.rows)

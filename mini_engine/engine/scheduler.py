@@ -1,12 +1,12 @@
-"""Lesson 5. Who runs in the next step, and how many tokens of each. Numbers only: no tensors, no model.
+"""Lesson 5. Chooses which requests run in the next step and how many tokens each one gets. No tensors, no model.
 
-A step is a list of chunks. Those who decode come first, a token each; what is left of the step's token budget goes to
-prompts, in pieces as large as still fit, and then to requests that wait. The pool promises everybody it admits room for
-all tokens that are known by then. Who decodes grows past that, a block at a time, and when the promises no longer fit,
-the last come gives way: its blocks are freed, and it computes its tokens again later.
+A step is a list of chunks. Decoding requests come first, one token each; the rest of the step's token budget goes to
+prompts, in chunks as large as still fit, and then to waiting requests. The pool promises every request it admits room
+for all tokens known so far. Answers outgrow that promise block by block. When the promises no longer fit, the newest
+running request is preempted: its blocks are freed, and its tokens are computed again later.
 
-Steps as the unit of scheduling: Yu et al., Orca, 2022. Chunks beside decodes: Agrawal et al., Sarathi-Serve, 2024.
-Preemption by computing again: Kwon et al., vLLM, 2023.
+Scheduling step by step: Yu et al., Orca, 2022. Chunks beside decodes: Agrawal et al., Sarathi-Serve, 2024.
+Preemption by recomputation: Kwon et al., vLLM, 2023.
 """
 
 from array import array
@@ -29,11 +29,11 @@ POLICIES = {"fcfs": attrgetter("arrival"), "priority": attrgetter("priority", "a
 class SchedulerConfig:
     """The limits of a step.
 
-    max_num_seqs: requests that hold blocks at the same time.
-    max_num_batched_tokens: tokens computed in one step; at least max_num_seqs, so that all who decode always can.
+    max_num_seqs: requests that may hold blocks at the same time.
+    max_num_batched_tokens: tokens computed in one step; at least max_num_seqs, so that every request can decode.
     chunked_prefill_size: tokens of one prompt computed in one step.
-    watermark: blocks that an admission leaves free for each request that runs, because it will soon want one.
-    reserve_answers: promise room for the whole answer. Nobody is preempted then, and fewer run at once.
+    watermark: blocks per running request that an admission leaves free, because running requests will soon need more.
+    reserve_answers: promise room for the whole answer. No request is preempted then, but fewer run at once.
     policy: "fcfs", first come first served, or "priority", smaller numbers first.
     """
 
@@ -53,15 +53,15 @@ class SchedulerConfig:
             raise UserError(f"watermark is {self.watermark}; give a number of 0 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise UserError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs {self.max_num_seqs}; "
-                "every running request needs a token a step, so make the first at least the second"
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, but max_num_seqs is {self.max_num_seqs}; "
+                "every running request needs one token per step, so raise the first or lower the second"
             )
         if self.policy not in POLICIES:
             raise UserError(f"there is no policy {self.policy!r}; choose one of {', '.join(POLICIES)}")
 
 
 class Chunk(NamedTuple):
-    """Tokens start … stop - 1 of a request, to be computed in one step. `blocks` are the request's, in order."""
+    """Tokens start … stop - 1 of a request, computed in one step. `blocks` are all blocks of the request, in order."""
 
     request: Request
     start: int
@@ -70,31 +70,31 @@ class Chunk(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """It ends with the request's newest token, so its last row chooses the next one."""
+        """Whether it ends with the request's newest token, so that the logits of its last row choose the next one."""
         return self.stop == len(self.request.token_ids)
 
 
 class Scheduler:
-    """Queues and decisions. `waiting` and `running` are kept in the policy's order; the last who runs gives way first.
+    """Queues and decisions. `waiting` and `running` are kept in the policy's order; preemption takes from the end.
 
-    One thread calls it. A request may be aborted at any time between two calls, a step in flight included.
+    One thread calls it. A request may be aborted between any two calls, even while a step is in flight.
     """
 
     def __init__(self, manager: KvCacheManager, config: SchedulerConfig | None = None) -> None:
         self.manager = manager
         self.config = config or SchedulerConfig()
         self.order = POLICIES[self.config.policy]
-        self.requests: dict[str, Request] = {}  # all that have not finished
+        self.requests: dict[str, Request] = {}  # all unfinished ones
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.arrivals = count()
         self.num_preemptions = 0
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn.
+        """Put a request in the waiting queue.
 
         Raises:
-            UserError: it could never fit, even alone, or its id is in use; nothing was changed.
+            UserError: it could not fit even alone, or its id is in use; nothing was changed.
         """
         if request.id in self.requests:
             raise UserError(f"request id {request.id!r} is in use; give each unfinished request an id of its own")
@@ -110,7 +110,7 @@ class Scheduler:
         insort(self.waiting, request, key=self.order)
 
     def schedule(self) -> list[Chunk]:
-        """The next step's chunks, with room for them; empty if nobody has anything to compute."""
+        """Return the next step's chunks, with blocks for them; empty if there is nothing to compute."""
         spare = self.make_room()
         chunks = self.continue_running(self.config.max_num_batched_tokens)
         if self.waiting:
@@ -119,25 +119,25 @@ class Scheduler:
         return chunks
 
     def promised_tokens(self, request: Request) -> int:
-        """Tokens that a request is promised room for: those known now, or all to come."""
+        """Number of tokens that a request is promised room for: those known now, or all with `reserve_answers`."""
         return request.max_kv_tokens if self.config.reserve_answers else len(request.token_ids)
 
     def promised_blocks(self, request: Request) -> int:
-        """Blocks that the pool still owes a running request."""
+        """Number of blocks that the pool still owes a running request."""
         return self.manager.missing_blocks(request.id, self.promised_tokens(request))
 
     def make_room(self) -> int:
-        """Preempt the last come until the promises to those who run can be kept.
+        """Preempt the newest requests until the pool can keep its promises to the running ones.
 
         Returns:
-            free blocks that are promised to nobody.
+            the number of free blocks that are promised to no request.
         """
         while (spare := self.manager.num_free_blocks - sum(map(self.promised_blocks, self.running))) < 0:
             self.preempt(self.running[-1])
         return spare
 
     def preempt(self, request: Request) -> None:
-        """Take a running request's blocks. It waits again, in its old place, and will compute all its tokens anew."""
+        """Take back a running request's blocks. It waits in its old place and will compute all its tokens again."""
         self.running.remove(request)
         self.manager.free(request.id, request.computed_ids)
         request.num_computed_tokens = 0
@@ -146,7 +146,7 @@ class Scheduler:
         insort(self.waiting, request, key=self.order)
 
     def continue_running(self, budget: int) -> list[Chunk]:
-        """Chunks for those who run: a token for each that decodes, then what is left for prompts, in order."""
+        """Return chunks for running requests: one token for each that decodes; prompts share the rest, in order."""
         chunks, prompts = [], []
         for request in self.running:
             start, stop = request.num_computed_tokens, len(request.token_ids)
@@ -162,16 +162,19 @@ class Scheduler:
         return chunks
 
     def chunk(self, request: Request, budget: int) -> Chunk:
-        """The request's next tokens, as many as limits allow, and blocks to hold them."""
+        """Return the request's next tokens, as many as the limits allow, with blocks to hold them."""
         start = request.num_computed_tokens
         stop = min(len(request.token_ids), start + min(budget, self.config.chunked_prefill_size))
         return Chunk(request, start, stop, self.manager.grow(request.id, stop))
 
     def admit(self, budget: int, spare: int) -> list[Chunk]:
-        """First chunks for waiting requests, in order, while there is budget and `spare` blocks cover the promises.
+        """Admit waiting requests, in order, as long as budget is left and `spare` blocks cover the promises.
 
-        The first that does not fit ends it: none overtakes, so none waits for ever. A request that should wait a step
-        stays at the head of the queue, and those behind it get only what is left once its room is set aside.
+        Stop at the first one that does not fit: none overtakes it, so none waits forever. A request that should wait
+        a step stays at the head of the queue, and its blocks are set aside before the next one is considered.
+
+        Returns:
+            the first chunk of each admitted request.
         """
         chunks, num_held = [], 0
         while budget > 0 and num_held < len(self.waiting) and len(self.running) + num_held < self.config.max_num_seqs:
@@ -196,13 +199,13 @@ class Scheduler:
         insort(self.running, request, key=self.order)
 
     def update(self, chunks: Iterable[Chunk], sampled: Sequence[Sampled]) -> dict[str, Sampled]:
-        """The step has run: its tokens have their KV, and each chunk that samples has chosen a token.
+        """Record a step that has run: its tokens now have KV, and each chunk that samples has a new token.
 
         Args:
             sampled: one for each chunk that samples, in order.
 
         Returns:
-            request id to new token. Requests that the token ends are finished.
+            request id to new token. Requests that end with this token are finished.
         """
         choices, new_tokens = iter(sampled), {}
         for chunk in chunks:
@@ -220,14 +223,14 @@ class Scheduler:
         return new_tokens
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
-        """End an unfinished request in whatever state it is, and give back all that it holds."""
+        """End an unfinished request, whatever its state, and free everything it holds."""
         request.finish_reason, request.error = reason, error
         del self.requests[request.id]
         (self.running if request in self.running else self.waiting).remove(request)
         self.manager.free(request.id, () if reason == FinishReason.ERROR else request.computed_ids)
 
     def fail(self, requests: Iterable[Request], error: Exception) -> None:
-        """End those of `requests` that have not ended yet with an error."""
+        """End all unfinished `requests` with an error."""
         for request in requests:
             if not request.is_finished:
                 self.finish(request, FinishReason.ERROR, f"{type(error).__name__}: {error}")

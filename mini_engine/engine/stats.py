@@ -1,4 +1,4 @@
-"""Lesson 5. Statistics of a step, and their totals over many steps."""
+"""Lesson 5. Statistics of one step, and their summary over many steps."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from mini_engine.kv.manager import BlocksByState
 
 
 class StepStats(NamedTuple):
-    """One step's statistics: queues and blocks after the step, and the tokens it computed.
+    """Statistics of one step. Queues and blocks are counted after the step; tokens are those it computed.
 
-    prefill_tokens: of prompts, and of answers computed again after a preemption.
+    prefill_tokens: tokens of prompts, and of answers computed again after a preemption.
     decode_tokens: one for each request that decoded.
-    num_preempted: requests whose blocks were taken before the step.
+    num_preempted: requests preempted while the step was scheduled.
     """
 
     num_waiting: int = 0
@@ -50,9 +50,9 @@ class Summary:
         self.most_blocks_held = max(self.most_blocks_held, stats.blocks.held)
 
     def add_finished(self, request: Request) -> None:
-        """Count a request that has ended; ValueError if it has not."""
+        """Add a finished request. Raises ValueError if it has not finished."""
         if request.finish_reason is None:
-            raise ValueError(f"request {request.id!r} has not ended; count it when it has")
+            raise ValueError(f"request {request.id!r} has not finished; add it when it has")
         self.num_new_tokens += len(request.output_ids)
         self.finished[request.finish_reason] = self.finished.get(request.finish_reason, 0) + 1
 

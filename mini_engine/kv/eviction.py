@@ -1,8 +1,8 @@
-"""Lesson 8. Which cached prefix goes first: a policy of one method, and a heap that may be out of date.
+"""Lesson 8. Chooses which cached prefix to evict next: a policy with one method, and a lazily updated heap.
 
-The heap holds leaves that nobody uses. Finding a prefix changes its rank, and its entry in the heap is left as it is: a
-rank only ever grows, so an entry that is out of date comes up too early, never too late, and is put back then. So a
-lookup costs nothing here, and an eviction O(log n).
+The heap holds unlocked leaves. Finding a prefix changes its rank but not its entry in the heap. Ranks never decrease,
+so a stale entry reaches the top too early, never too late, and is then pushed again with its current rank. A lookup
+therefore costs nothing here, and an eviction O(log n).
 """
 
 from heapq import heappop, heappush
@@ -11,11 +11,11 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Leaf(Protocol):
-    """What a policy and the heap know of a node of the tree. Times are numbers that the tree counts up.
+    """What a policy and the heap need to know about a node. Times are ticks of the tree's own counter.
 
-    created: when its tokens came in. last_used: when they were last found or put in.
+    created: when its tokens were inserted. last_used: when they were last found or inserted.
     num_hits: how often they were found.
-    is_evictable: it is in the tree, nothing hangs below it and nobody has locked it.
+    is_evictable: the node is in the tree, has no children and is not locked.
     queued: it has an entry in the heap.
     """
 
@@ -29,26 +29,26 @@ class Leaf(Protocol):
 
 
 class LRU:
-    """The prefix that was not used for the longest time."""
+    """Least recently used: evict the prefix that has gone unused the longest."""
 
     def rank(self, leaf: Leaf) -> tuple[int, ...]:
-        """What is smallest goes first. It may grow while the leaf lives, and must never fall."""
+        """Return a sort key; the smallest is evicted first. It may increase during the leaf's life, never decrease."""
         return (leaf.last_used,)
 
 
 class LFU:
-    """The prefix that was found least often; of several, the one not used for the longest time."""
+    """Least frequently used: evict the prefix found least often; among equals, the least recently used."""
 
     def rank(self, leaf: Leaf) -> tuple[int, ...]:
-        """As for LRU."""
+        """See `LRU.rank`."""
         return (leaf.num_hits, leaf.last_used)
 
 
 class FIFO:
-    """The prefix that came first, used or not."""
+    """First in, first out: evict the oldest prefix, used since or not."""
 
     def rank(self, leaf: Leaf) -> tuple[int, ...]:
-        """As for LRU."""
+        """See `LRU.rank`."""
         return (leaf.created,)
 
 
@@ -58,7 +58,7 @@ POLICIES = {"lru": LRU, "lfu": LFU, "fifo": FIFO}
 
 
 class EvictionQueue(Generic[LeafT]):
-    """Leaves by rank, each at most once. What is no longer evictable is dropped when it comes up."""
+    """A heap of leaves by rank, each at most once. Leaves no longer evictable are dropped when they reach the top."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
@@ -66,13 +66,13 @@ class EvictionQueue(Generic[LeafT]):
         self.ties = count()
 
     def add(self, leaf: LeafT) -> None:
-        """Let an evictable leaf wait for its end; O(log n)."""
+        """Queue a leaf for eviction, unless it is queued already or not evictable; O(log n)."""
         if leaf.is_evictable and not leaf.queued:
             leaf.queued = True
             heappush(self.heap, (self.policy.rank(leaf), next(self.ties), leaf))
 
     def pop(self) -> LeafT | None:
-        """The evictable leaf with the smallest rank, taken out; None if there is none. O(log n) for each entry met."""
+        """Remove and return the evictable leaf with the smallest rank, or None. O(log n) per entry popped."""
         while self.heap:
             rank, _, leaf = heappop(self.heap)
             leaf.queued = False

@@ -1,8 +1,8 @@
-"""Lesson 5. Whose blocks are whose: the bookkeeping between the scheduler, which knows requests, and the block tables.
+"""Lesson 5. Keeps track of which request holds which blocks: it stands between the scheduler and the block tables.
 
-The manager holds numbers, no tensors. It is also the seam for prefix sharing (lesson 8): a scheduler that asks
-`allocate` how many leading tokens are already there, and tells `commit` and `free` which tokens have been computed,
-need not know whether anything is kept. This manager keeps nothing, so its answer is always 0.
+The manager holds numbers, no tensors. It is also where prefix sharing plugs in (lesson 8): `allocate` tells the
+scheduler how many leading tokens already have KV, and `commit` and `free` tell the manager which tokens have been
+computed, so the scheduler need not know whether anything is cached. This manager caches nothing: it always answers 0.
 """
 
 from array import array
@@ -17,7 +17,7 @@ CopyBlocks = Callable[[Sequence[int], Sequence[int]], None]
 
 
 class BlocksByState(NamedTuple):
-    """Where the pool's blocks are. The null block is not counted; `cached` stays 0 until lesson 8 keeps prefixes."""
+    """The pool's blocks by state, without the null block. `cached` stays 0 until lesson 8 keeps prefixes."""
 
     free: int
     held: int
@@ -25,10 +25,10 @@ class BlocksByState(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What admitting a request would take: `num_blocks` of the free blocks.
+    """The cost of admitting a request: `num_blocks` of the free blocks.
 
-    should_wait: the step being planned computes more of its prefix, which it can share one step later. Never set here:
-        lesson 8's manager sets it.
+    should_wait: the step being planned computes more of its prefix, which it can share one step later. Only lesson 8's
+        manager sets it.
     """
 
     num_blocks: int
@@ -36,11 +36,11 @@ class Cost(NamedTuple):
 
 
 def no_store(sources: Sequence[int], targets: Sequence[int]) -> None:
-    """The block copier of a manager that has no pool behind it: there is nothing to copy."""
+    """Copy nothing: the block copier of a manager without a pool."""
 
 
 class RequestTable(BlockTable):
-    """A block table with its blocks a second time as int32, `row`, so that a step's table is made by copying memory."""
+    """A block table that also keeps its blocks as int32, `row`, so that building a step's table is a memory copy."""
 
     def __init__(self, allocator: BlockAllocator) -> None:
         super().__init__(allocator)
@@ -58,12 +58,12 @@ class RequestTable(BlockTable):
 
 
 class KvCacheManager:
-    """Request id to BlockTable. Each method changes everything it says, or raises and changes nothing.
+    """Maps request ids to block tables. Each method either succeeds completely, or raises and changes nothing.
 
     Args:
-        num_blocks: blocks of the pool, the null block included.
-        block_size: slots in a block.
-        copy: copies blocks in the pool, `KvPool.copy_blocks`: it reads all sources before it writes a target.
+        num_blocks: blocks in the pool, including the null block.
+        block_size: slots per block.
+        copy: copies blocks in the pool, `KvPool.copy_blocks`: it reads all sources before it writes any target.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16, copy: CopyBlocks = no_store) -> None:
@@ -73,24 +73,24 @@ class KvCacheManager:
 
     @property
     def block_size(self) -> int:
-        """Slots in a block."""
+        """Slots per block."""
         return self.allocator.block_size
 
     @property
     def num_usable_blocks(self) -> int:
-        """Blocks that requests can hold, all together: the pool without the null block."""
+        """Number of blocks that requests can hold in total: the pool without the null block."""
         return self.allocator.num_blocks - 1
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that `grow` can give now. A manager that keeps prefixes counts those it could evict as well."""
+        """Number of blocks that `grow` can hand out now. A manager that caches prefixes includes those it can evict."""
         return self.allocator.num_free
 
     def cost(self, token_ids: Sequence[int], num_tokens: int, namespace: Hashable = None) -> Cost:
-        """Return what it would take to admit a request now and promise it room. Changes nothing.
+        """Return the cost of admitting a request now and promising it room. Changes nothing.
 
         Args:
-            num_tokens: how many tokens it is promised room for, those of `token_ids` or more.
+            num_tokens: the number of tokens it is promised room for, at least len(token_ids).
             namespace: as for `allocate`.
         """
         return Cost(-(-num_tokens // self.block_size))
@@ -99,25 +99,25 @@ class KvCacheManager:
         """Begin a table for a request that has none.
 
         Args:
-            namespace: with whom it may share what it computes, for a manager that keeps prefixes.
+            namespace: requests of the same namespace may share prefixes, if the manager caches them.
 
         Returns:
-            how many of its leading tokens already have their KV, in blocks that the table now holds: 0 here.
+            the number of leading tokens that already have KV, in blocks that the table now holds: 0 here.
 
         Raises:
             ValueError: the request has a table; nothing was changed.
         """
         if request_id in self.tables:
-            raise ValueError(f"request {request_id!r} has a block table already; free it, or grow it")
+            raise ValueError(f"request {request_id!r} has a block table already; free it or grow it")
         self.tables[request_id] = RequestTable(self.allocator)
         return 0
 
     def missing_blocks(self, request_id: str, num_tokens: int) -> int:
-        """How many more blocks the request needs before `num_tokens` of its tokens have a slot."""
+        """Return how many more blocks the request needs to have slots for `num_tokens` tokens in total."""
         return max(0, -(-num_tokens // self.allocator.block_size) - len(self.tables[request_id].blocks))
 
     def grow(self, request_id: str, num_tokens: int) -> array:
-        """Let the request hold slots for `num_tokens` tokens, those it holds counted in.
+        """Ensure that the request has slots for `num_tokens` tokens in total. Never takes any away.
 
         Returns:
             its blocks, in order, as int32.
@@ -129,50 +129,50 @@ class KvCacheManager:
         table = self.tables[request_id]
         if num_tokens > len(table.blocks) * self.allocator.block_size:
             table.append(num_tokens - table.num_tokens)
-        elif num_tokens > table.num_tokens:  # most decode steps: no block to take, nobody to ask
+        elif num_tokens > table.num_tokens:  # most decode steps: the last block still has room
             table.num_tokens = num_tokens
         return table.row
 
     def commit(self, request_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """The KV of the first `num_computed` tokens is written. A manager that keeps prefixes can share them now."""
+        """Report that the first `num_computed` tokens have KV. A manager that caches prefixes can share them now."""
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
-        """Keep the request's first `num_tokens` tokens; the blocks that hold none of them go back.
+        """Keep the request's first `num_tokens` tokens; free the blocks that hold none of them.
 
         Raises:
-            ValueError: it does not hold that many; nothing was changed.
+            ValueError: it holds fewer tokens, or num_tokens is negative; nothing was changed.
             KeyError: the request has no table.
         """
         self.tables[request_id].truncate(num_tokens)
 
     def free(self, request_id: str, computed_ids: Sequence[int] = ()) -> None:
-        """Give back all that a request holds; an id without a table is no mistake.
+        """Free all blocks of a request; unknown ids are ignored.
 
         Args:
-            computed_ids: its leading tokens whose KV is written, for a manager that keeps prefixes.
+            computed_ids: its leading tokens whose KV is written, for a manager that caches prefixes.
         """
         if table := self.tables.pop(request_id, None):
             table.free()
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy blocks, as if all sources were read before any target is written: chains and swaps come out right.
+        """Copy blocks as if all sources were read before any target is written, so chains and swaps are correct.
 
         Raises:
-            ValueError: lengths differ, a target is named twice, or a block is held by nobody; nothing was copied.
+            ValueError: lengths differ, a target is named twice, or no request holds a block; nothing was copied.
         """
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources and {len(targets)} targets; give one target for each source")
         if len(set(targets)) != len(targets):
             raise ValueError(f"a target is named twice in {list(targets)}; which copy should win?")
         if stray := sorted({*sources, *targets} - self.allocator.held):
-            raise ValueError(f"blocks {stray} are held by nobody; copy between blocks that requests hold")
+            raise ValueError(f"blocks {stray} are not held; copy only between blocks that requests hold")
         self.copy(sources, targets)
 
     def fork(self, parent_id: str, child_id: str) -> None:
-        """Give `child_id` what the parent holds, in blocks of its own: what one writes the other never sees.
+        """Copy the parent's tokens into new blocks for `child_id`: neither sees what the other writes afterwards.
 
         Raises:
-            OutOfBlocks: there are not as many free blocks; nothing was changed.
+            OutOfBlocks: there are not enough free blocks; nothing was changed.
             ValueError: the child has a table already. KeyError: the parent has none.
         """
         parent = self.tables[parent_id]
@@ -185,7 +185,7 @@ class KvCacheManager:
 
     @property
     def blocks_by_state(self) -> BlocksByState:
-        """Free and held blocks, counted without a look at any table."""
+        """Free and held blocks, counted without reading any table."""
         return BlocksByState(free=self.allocator.num_free, held=len(self.allocator.held))
 
     @property
@@ -200,10 +200,10 @@ class KvCacheManager:
 
 
 def blocks_in_budget(budget_bytes: int, bytes_per_token: int, block_size: int) -> int:
-    """Blocks that a memory budget pays for, the null block included.
+    """Return how many blocks fit in a memory budget, including the null block.
 
     Raises:
-        OutOfBlocks: not even two, so that nobody could hold one.
+        OutOfBlocks: fewer than two fit, which leaves none for requests.
         UserError: the block size is not at least 1.
     """
     if block_size < 1:
@@ -211,7 +211,7 @@ def blocks_in_budget(budget_bytes: int, bytes_per_token: int, block_size: int) -
     num_blocks = int(budget_bytes // (bytes_per_token * block_size))
     if num_blocks < 2:
         raise OutOfBlocks(
-            f"{budget_bytes} bytes pay for {num_blocks} blocks of {block_size} tokens at {bytes_per_token} bytes each; "
+            f"{num_blocks} blocks of {block_size} tokens ({bytes_per_token} bytes each) fit in {budget_bytes} bytes; "
             f"give {2 * bytes_per_token * block_size} or more"
         )
     return num_blocks

@@ -1,7 +1,7 @@
-"""Lesson 8. A radix tree over token ids: which prefixes have their KV in the pool, and in which blocks.
+"""Lesson 8. A radix tree over token ids: records which prefixes have their KV in the pool, and in which blocks.
 
-Nodes and keys are in `radix_node.py`. What a request uses is locked along the whole way to the root and never evicted;
-what nobody uses stays until its room is needed. Radix trees for KV: Zheng et al., SGLang, 2024.
+Nodes and keys are in `radix_node.py`. A request locks the whole path from its prefix to the root, and locked nodes are
+never evicted; unlocked prefixes stay until their blocks are needed. Radix trees for KV: Zheng et al., SGLang, 2024.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -15,28 +15,28 @@ from mini_engine.kv.radix_node import TOKEN_BYTES, Label, Match, Node, Peek, com
 
 
 class BlockHolder(Protocol):
-    """Who counts the holders of blocks: a RefCountedAllocator, or nobody."""
+    """Reference counting for the tree's blocks: a RefCountedAllocator, or a no-op when the tree is used alone."""
 
     def share(self, blocks: Collection[int]) -> None:
-        """The tree holds these blocks as well."""
+        """Record that the tree holds these blocks as well."""
 
     def free(self, blocks: Collection[int]) -> None:
-        """The tree does not hold them any more."""
+        """Record that the tree no longer holds them."""
 
 
-class NobodyCounts:
-    """The BlockHolder of a tree that is used alone."""
+class NoCounts:
+    """The BlockHolder of a tree that is used alone: a no-op."""
 
     def share(self, blocks: Collection[int]) -> None:
-        """There is no count to raise."""
+        """Do nothing: there is no count to raise."""
 
     def free(self, blocks: Collection[int]) -> None:
-        """There is no count to lower."""
+        """Do nothing: there is no count to lower."""
 
 
 @dataclass
 class HitStats:
-    """What was asked for, and how much of it was there."""
+    """How many tokens were looked up, and how many of them were found."""
 
     num_lookups: int = 0
     num_hits: int = 0
@@ -44,7 +44,7 @@ class HitStats:
     found_tokens: int = 0
 
     def count(self, asked: int, found: int) -> None:
-        """One more lookup, of `asked` tokens, of which the first `found` were there."""
+        """Count a lookup of `asked` tokens that found the first `found` of them."""
         self.num_lookups += 1
         self.num_hits += found > 0
         self.asked_tokens += asked
@@ -52,23 +52,23 @@ class HitStats:
 
     @property
     def hit_rate(self) -> float:
-        """Found tokens / asked tokens; 0 where nothing was asked for."""
+        """Found tokens / asked tokens; 0 before the first lookup."""
         return self.found_tokens / self.asked_tokens if self.asked_tokens else 0.0
 
 
 class RadixTree:
-    """Prefixes and their blocks. Works alone, or with whoever counts the blocks; safe to call from several threads.
+    """Stored prefixes and their blocks. Works alone or with a reference-counting allocator; thread-safe.
 
     Args:
-        block_size: tokens in a block.
-        holder: is told which blocks the tree holds and lets go.
-        capacity: the most blocks it may hold; None for as many as come.
-        policy: which leaf is evicted first.
+        block_size: tokens per block.
+        holder: notified of the blocks that the tree takes and releases.
+        capacity: the maximum number of blocks in the tree; None for no limit.
+        policy: chooses the leaf to evict next; LRU if None.
 
     Attributes:
         num_blocks: blocks in the tree, `num_evictable + num_protected`.
-        num_protected: blocks that somebody has locked. num_evicted: blocks evicted so far.
-        stats: of all lookups.
+        num_protected: blocks of locked nodes. num_evicted: blocks evicted so far.
+        stats: statistics of all calls of `match`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RadixTree:
         if isinstance(policy, str | type):
             raise UserError(f"policy is {policy!r}; give an instance, such as LRU()")
         self.block_size, self.width = block_size, block_size * TOKEN_BYTES
-        self.holder = holder or NobodyCounts()
+        self.holder = holder or NoCounts()
         self.capacity = capacity
         self.root = Node(None, (None, b""), b"", [])
         self.queue: EvictionQueue[Node] = EvictionQueue(policy or LRU())
@@ -93,16 +93,16 @@ class RadixTree:
 
     @property
     def num_evictable(self) -> int:
-        """Blocks that `evict` could give, all together."""
+        """How many blocks `evict` could free in total."""
         with self.mutex:
             return self.num_blocks - self.num_protected
 
     def match(self, token_ids: Sequence[int] | bytes, namespace: Hashable = None, lock: bool = False) -> Match:
-        """The longest stored prefix of `token_ids`, in whole blocks. It counts as used now.
+        """Return the longest stored prefix of `token_ids`, in whole blocks, and mark it as used now.
 
         Args:
-            namespace: whose tree is searched; what one namespace stores no other finds.
-            lock: lock it before anybody else can evict it; the caller must `unlock` the node.
+            namespace: search only prefixes stored under this namespace; the others are invisible.
+            lock: also lock the node, before any other thread can evict it; the caller must `unlock` it.
         """
         key = key_of(token_ids)
         with self.mutex:
@@ -115,7 +115,7 @@ class RadixTree:
             return self._use(node)
 
     def peek(self, token_ids: Sequence[int] | bytes, namespace: Hashable = None) -> Peek:
-        """What `match` would find. Nothing is split, counted or marked as used."""
+        """Return what `match` would find, without splitting, counting or marking anything as used."""
         key = key_of(token_ids)
         with self.mutex:
             node, depth, child, common = self._walk(key, namespace)
@@ -127,18 +127,19 @@ class RadixTree:
     def insert(
         self, token_ids: Sequence[int] | bytes, blocks: Sequence[int], namespace: Hashable = None, lock: bool = False
     ) -> Match:
-        """Store a prefix. For those of its blocks that the tree has already, it keeps its own.
+        """Store a prefix. Where the tree already has the same tokens, it keeps its own blocks.
 
-        Over capacity, other prefixes are evicted; if that is not enough, the end of this one is left out.
+        Over capacity, other prefixes are evicted; if that is not enough, this one is stored without its end.
 
         Args:
             token_ids: tokens that fill `blocks` exactly, all with their KV written.
+            namespace, lock: as for `match`.
 
         Returns:
-            what the tree has of it now. Where its blocks are not the ones given, the given ones are duplicates.
+            what the tree now has of the prefix. Where its blocks differ from the given ones, those are duplicates.
 
         Raises:
-            ValueError: tokens and blocks do not fit each other; nothing was changed.
+            ValueError: the tokens do not fill the blocks exactly; nothing was changed.
         """
         key = key_of(token_ids)
         if len(key) != len(blocks) * self.width:
@@ -160,28 +161,28 @@ class RadixTree:
             return match
 
     def lock(self, node: Node) -> None:
-        """Protect a node and all above it until `unlock`. May be called several times.
+        """Protect a node and all nodes above it from eviction until `unlock`. Locks are counted.
 
         Raises:
-            ValueError: the node was evicted before; nothing was changed.
+            ValueError: the node has already been evicted; nothing was changed.
         """
         with self.mutex:
             if node.parent is None and node is not self.root:
-                raise ValueError("this prefix was evicted before it was locked; match and lock in one call")
+                raise ValueError("this prefix was evicted before it was locked; call match with lock=True")
             for part in node.path():
                 part.locks += 1
                 if part.locks == 1:
                     self.num_protected += len(part.blocks)
 
     def unlock(self, node: Node) -> None:
-        """Take back one `lock` of this node.
+        """Undo one `lock` of this node.
 
         Raises:
-            ValueError: it is not locked; nothing was changed.
+            ValueError: the node is not locked; nothing was changed.
         """
         with self.mutex:
             if not node.locks and node is not self.root:
-                raise ValueError("this prefix is not locked; unlock it once for each time that it was locked")
+                raise ValueError("this prefix is not locked; unlock it once per lock")
             for part in node.path():
                 part.locks -= 1
                 if part.locks == 0:
@@ -189,10 +190,10 @@ class RadixTree:
             self.queue.add(node)
 
     def evict(self, num_blocks: int) -> list[int]:
-        """Let go of `num_blocks` blocks, or of as many as nobody has locked: leaves only, each from its end.
+        """Release `num_blocks` blocks, or all unlocked ones if there are fewer: from leaves only, each from its end.
 
         Returns:
-            the blocks, which the tree does not hold any more.
+            the released blocks.
         """
         with self.mutex:
             gone: list[int] = []
@@ -203,10 +204,10 @@ class RadixTree:
             return gone
 
     def clear(self) -> None:
-        """Forget everything.
+        """Evict everything.
 
         Raises:
-            ValueError: somebody has locked a prefix; nothing was changed.
+            ValueError: a prefix is locked; nothing was changed.
         """
         with self.mutex:
             if self.num_protected:
@@ -214,9 +215,11 @@ class RadixTree:
             self.evict(self.num_blocks)
 
     def _walk(self, key: bytes, namespace: Hashable) -> tuple[Node, int, Node | None, int]:
-        """Down as far as `key` goes: the last node reached, its depth, and the child and blocks of it that fit as well.
+        """Walk down as far as `key` is stored.
 
-        Depth and blocks are counted in blocks.
+        Returns:
+            the last node that matches in full, and its depth in blocks; then the child that matches in part, if any,
+            and how many of its blocks match.
         """
         node, depth, width = self.root, 0, self.width
         while child := node.children.get(self._label(key, depth, namespace)):
@@ -230,12 +233,12 @@ class RadixTree:
         return namespace, key[depth * self.width : (depth + 1) * self.width]
 
     def _descend(self, key: bytes, namespace: Hashable) -> tuple[Node, int]:
-        """The node where the stored part of `key` ends, made by a split if that is inside an edge, and its depth."""
+        """Return the node where the stored part of `key` ends, and its depth in blocks; split an edge if necessary."""
         node, depth, child, common = self._walk(key, namespace)
         return (child.split(common, self.width), depth + common) if child and common else (node, depth)
 
     def _use(self, node: Node) -> Match:
-        """The way to `node`, used now."""
+        """Mark the path to `node` as used now and return it as a Match."""
         self.now += 1
         blocks: list[int] = []
         path = list(node.path())
@@ -245,7 +248,7 @@ class RadixTree:
         return Match(node, blocks, len(blocks) * self.block_size)
 
     def _room(self, wanted: int, node: Node) -> int:
-        """How many of `wanted` blocks the capacity lets in below `node`, others evicted if need be."""
+        """Return how many of `wanted` new blocks fit below `node` within the capacity, evicting others if necessary."""
         if self.capacity is None:
             return wanted
         self.lock(node)
@@ -254,7 +257,7 @@ class RadixTree:
         return min(wanted, self.capacity - self.num_blocks)
 
     def _cut(self, leaf: Node, num_blocks: int) -> list[int]:
-        """Take up to `num_blocks` blocks from a leaf's end. Without blocks it is gone, and its parent may be a leaf."""
+        """Remove up to `num_blocks` blocks from a leaf's end. An empty leaf is removed; its parent may be next."""
         gone = leaf.blocks[-num_blocks:][::-1]
         del leaf.blocks[-num_blocks:], leaf.key[-num_blocks * self.width :]
         self.num_blocks -= len(gone)

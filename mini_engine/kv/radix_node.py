@@ -1,10 +1,10 @@
-"""Lesson 8. The nodes of the radix tree, and token ids as keys that compare in one go.
+"""Lesson 8. The nodes of the radix tree, and token ids packed into keys that a single memcmp compares.
 
     root ── [system prompt, 3 blocks] ─┬─ [question A, 1 block]
                                        └─ [question B, 2 blocks] ── [answer, 1 block]
 
-An edge holds whole blocks, so nodes are split at block edges and nowhere else. A child is found by all tokens of its
-first block: every chat begins with the same token, so one token tells nothing.
+An edge holds whole blocks, so nodes are split at block boundaries only. A child is looked up by all tokens of its first
+block: every chat begins with the same token, so the first token alone tells nothing apart.
 """
 
 from array import array
@@ -15,16 +15,16 @@ TOKEN_BYTES = 4
 
 
 def key_of(token_ids: Sequence[int] | bytes) -> bytes:
-    """Token ids as bytes, 4 each, so that comparing thousands of tokens compares memory. A key stays as it is."""
+    """Pack token ids into 4 bytes each, so that one memcmp compares thousands of them. Keys are returned unchanged."""
     return token_ids if isinstance(token_ids, bytes) else array("I", token_ids).tobytes()
 
 
 def common_blocks(edge: bytes | bytearray, key: bytes, at: int, width: int) -> int:
-    """How many whole blocks of `width` bytes `edge` has in common with what `key` holds from byte `at` on."""
+    """Count the whole blocks of `width` bytes that `edge` shares with `key[at:]`, from the start of both."""
     low, high = 0, min(len(edge), len(key) - at) // width
     if key.startswith(edge[: high * width], at):
         return high
-    while low < high:  # all before low are equal; the first that differs comes before high
+    while low < high:  # the first `low` blocks are equal; at most `high` are
         middle = (low + high + 1) // 2
         if edge[low * width : middle * width] == key[at + low * width : at + middle * width]:
             low = middle
@@ -33,15 +33,15 @@ def common_blocks(edge: bytes | bytearray, key: bytes, at: int, width: int) -> i
     return low
 
 
-Label = tuple[Hashable, bytes]  # by which a node finds a child: the namespace, and the child's first block of tokens
+Label = tuple[Hashable, bytes]  # how a node looks up a child: the namespace, and the tokens of the child's first block
 
 
 class Node:
-    """The edge that leads here, and what goes on from here.
+    """A node together with the edge that leads to it.
 
-    key: the edge's tokens as bytes. blocks: which hold their KV.
-    label: by which the parent finds it. created, last_used: when, by the tree's own count of time.
-    locks: users of this node and of all below it. num_hits: how often it was found.
+    key: the edge's tokens as bytes. blocks: the blocks that hold their KV.
+    label: this node's key in `parent.children`. created, last_used: ticks of the tree's own counter.
+    locks: locks on this node and on all nodes below it. num_hits: how often it was found.
     queued: the tree's eviction queue has an entry for it.
     """
 
@@ -58,22 +58,23 @@ class Node:
 
     @property
     def is_evictable(self) -> bool:
-        """A leaf that nobody uses, in the tree."""
+        """Whether this is an unlocked leaf that is still in the tree."""
         return not self.locks and not self.children and self.parent is not None
 
     def path(self) -> "Iterator[Node]":
-        """This node and those above it, the root left out."""
+        """Yield this node and those above it, without the root."""
         node = self
         while node.parent is not None:
             yield node
             node = node.parent
 
     def split(self, num_blocks: int, width: int) -> "Node":
-        """Cut the edge after `num_blocks` blocks of `width` bytes. Users who have locked this node keep it: it is the
-        lower part, and as old as it was.
+        """Split the edge after its first `num_blocks` blocks of `width` bytes each.
+
+        This node remains as the lower part and keeps its age, so requests that have locked it need no update.
 
         Returns:
-            the new node above it, which everybody who uses this one uses as well.
+            the new upper node, used by every request that uses this one.
 
         Raises:
             ValueError: this is the root, which has no edge; nothing was changed.
@@ -90,14 +91,14 @@ class Node:
 
 
 class Peek(NamedTuple):
-    """What a lookup would find: `num_tokens` tokens, and of their blocks `num_evictable` that no request has locked."""
+    """What a lookup would find: `num_tokens` tokens. `num_evictable` of their blocks are not locked by any request."""
 
     num_tokens: int
     num_evictable: int
 
 
 class Match(NamedTuple):
-    """A way from the root. `blocks` hold its `num_tokens` tokens, in order; `node` is where it ends."""
+    """A path from the root to `node`. `blocks` hold its `num_tokens` tokens, in order."""
 
     node: Node
     blocks: list[int]

@@ -1,6 +1,7 @@
-"""Lesson 8. Blocks with a count: how many tables and trees hold each. A block is free exactly when its count is 0.
+"""Lesson 8. Reference-counted blocks: each block's count is the number of its holders, tables or the tree.
 
-A block table needs no change for it. It allocates and frees as before; what `free` now means is "I no longer hold it".
+A block is free exactly when its count is 0. Block tables work unchanged: they allocate and free as before, but `free`
+now means "I no longer hold it".
 """
 
 from collections.abc import Collection
@@ -10,10 +11,10 @@ from mini_engine.kv.allocator import BlockAllocator
 
 
 class RefCountedAllocator(BlockAllocator):
-    """Lesson 2's free list, for blocks that several hold. Safe to call from several threads.
+    """Lesson 2's free list for blocks with several holders. Thread-safe.
 
     Attributes:
-        counts: for each block of the pool, how many hold it.
+        counts: the number of holders of each block of the pool.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16, reserved: int = 1) -> None:
@@ -22,7 +23,7 @@ class RefCountedAllocator(BlockAllocator):
         self.mutex = Lock()
 
     def alloc_blocks(self, n: int) -> list[int]:
-        """Hand out n free blocks, each with a count of 1; errors as in lesson 2."""
+        """Return n free blocks, each with a count of 1; errors as in lesson 2."""
         with self.mutex:
             blocks = super().alloc_blocks(n)
             for block in blocks:
@@ -30,31 +31,31 @@ class RefCountedAllocator(BlockAllocator):
         return blocks
 
     def share(self, blocks: Collection[int]) -> None:
-        """One more holds each of `blocks`.
+        """Add a holder to each of `blocks`.
 
         Raises:
-            ValueError: one of them is held by nobody, so that there is nothing to share. Nothing was changed.
+            ValueError: a block is not held, so there is nothing to share. Nothing was changed.
         """
         with self.mutex:
             if not self.held.issuperset(blocks):
                 raise ValueError(
-                    f"blocks {sorted(set(blocks) - self.held)} are held by nobody; only held ones are shared"
+                    f"blocks {sorted(set(blocks) - self.held)} are not held; only held blocks can be shared"
                 )
             for block in blocks:
                 self.counts[block] += 1
 
     def free(self, blocks: Collection[int]) -> None:
-        """One holder less for each of `blocks`; those that nobody holds any more are free.
+        """Remove a holder from each of `blocks`; those without holders become free.
 
         Raises:
-            ValueError: a block is named twice or is not held. Nothing was changed.
+            ValueError: a block is named twice or is not held (already freed, or never allocated). Nothing was changed.
         """
         with self.mutex:
             if len(set(blocks)) != len(blocks):
-                raise ValueError(f"a block is named twice in {list(blocks)}; a holder lets go of a block once")
+                raise ValueError(f"a block is named twice in {list(blocks)}; each holder frees a block once")
             if not self.held.issuperset(blocks):
                 raise ValueError(
-                    f"blocks {sorted(set(blocks) - self.held)} are not held; they were freed or never given"
+                    f"blocks {sorted(set(blocks) - self.held)} are not held; they were already freed or never allocated"
                 )
             for block in blocks:
                 self.counts[block] -= 1

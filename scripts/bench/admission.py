@@ -1,4 +1,4 @@
-"""Lesson 5. Suite `admission`: how much room to promise requests: steps, preemptions, repeated work. No model."""
+"""Lesson 5. Suite `admission`: steps, preemptions and repeated work, by how much room is promised. No model."""
 
 import random
 

@@ -1,7 +1,8 @@
-"""Lesson 8. Suite `prefix`: shared prefixes and chats, with and without prefix sharing, and two ways of transformers.
+"""Lesson 8. Suite `prefix`: shared prefixes and chats, with and without prefix sharing, and two modes of transformers.
 
 All contenders run the same weights in the same process, in interleaved rounds, each from an empty cache. A chat's turns
-are fixed in advance, so all run the same prompts. End tokens are ignored, so that all do the same work.
+are fixed in advance, so that all contenders run the same prompts, and end tokens are ignored, so that all do the same
+work.
 """
 
 import logging
@@ -159,7 +160,7 @@ def continuous(hf_model, num_blocks: int):
 
 
 def contenders(model, load_hf, waves: Waves, alone: bool) -> dict:
-    """Return the contenders of a load. transformers' two need a model each, because one of them modifies it.
+    """Return the contenders of a load. Each of the two from transformers needs its own model, because one modifies it.
 
     alone: only ours with and without sharing.
     """
@@ -174,7 +175,7 @@ def contenders(model, load_hf, waves: Waves, alone: bool) -> dict:
     try:
         ready["transformers generate_batch"] = continuous(load_hf(), blocks // 2)
         ready["transformers generate_batch"]([waves[0][:2]])
-    except Exception as error:  # it may lack anything here
+    except Exception as error:  # optional: any of its requirements may be missing
         ready.pop("transformers generate_batch", None)
         sys.stderr.write(f"left out: transformers generate_batch; it cannot run here ({str(error).splitlines()[0]})\n")
     return ready
@@ -224,7 +225,7 @@ def match_times(quick: bool) -> list[str]:
             tree.insert(new, list(range(256)))
             storing.append(time.perf_counter() - begun)
         lines.append(
-            f"{stored} prefixes stored: {median(found) * 1e6:.0f} µs to find 4,096 tokens, "
+            f"{stored} prefix{'es' * (stored > 1)} stored: {median(found) * 1e6:.0f} µs to find 4,096 tokens, "
             f"{median(storing) * 1e6:.0f} µs to store 16 more behind 4,080"
         )
     return lines

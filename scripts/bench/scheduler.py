@@ -1,4 +1,4 @@
-"""Lesson 5. Suite `scheduler`: the cost of a decode step apart from the model, by batch, history and pool size."""
+"""Lesson 5. Suite `scheduler`: the cost of a decode step without the model, by batch, history and pool size."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.scheduler import Chunk
 
 STEPS = 4  # per measurement
-ROOM = 2048  # tokens by which a request may grow while it is measured
+ROOM = 2048  # tokens a request may grow by during the measurement
 RUNNING, HISTORY = 64, 256
 BATCHES = (1, 16, 64, 128, 256)
 HISTORIES = (64, 256, 1024, 4096)

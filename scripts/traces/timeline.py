@@ -10,7 +10,7 @@ BLOCKS, BLOCK_SIZE, BUDGET = 9, 4, 8
 
 @dataclass(frozen=True)
 class Job:
-    """A request: before which step it comes, its prompt's length, the tokens it wants, when its reader leaves."""
+    """A request: the step before which it arrives, prompt and answer lengths, the step before which it is aborted."""
 
     name: str
     arrival: int
@@ -36,7 +36,7 @@ def tape() -> Tape:
 
 
 class Recorder:
-    """Takes the place of a runner's `run`: notes what each step computes, and who holds how much, before it runs."""
+    """Replaces a runner's `run`: records what each step computes and what each request holds, before it runs."""
 
     def __init__(self, engine) -> None:
         self.engine, self.compute = engine, engine.runner.run
@@ -99,7 +99,7 @@ def record(tape: Tape) -> None:
 
 
 def show(tape: Tape, step: int, recorder: Recorder, came: list[str], gone: list[str], ended: list[str]) -> None:
-    """One step as a frame."""
+    """Add one step as a frame."""
     cells, held = recorder.cells, recorder.held
     for name in gone:
         cells[name] = {"kind": "aborted"}
@@ -108,27 +108,27 @@ def show(tape: Tape, step: int, recorder: Recorder, came: list[str], gone: list[
 
 
 def sentences(step, cells, out, came, gone, ended) -> list[str]:
-    """What happened, in the order in which the scheduler decides."""
+    """Say what happened, in the order of the scheduler's decisions."""
     of_kind = {
         kind: [name for name, cell in cells.items() if cell["kind"] == kind]
         for kind in ("decode", "prefill", "again", "waits")
     }
-    said = [f"{listed(came)} {'comes' if len(came) == 1 else 'come'}." if came else ""]
-    said += [f"{listed(gone)}'s reader has left: the request is aborted, its blocks are free." if gone else ""]
-    said += [f"The pool cannot keep all its promises: {listed(out)}, the last to come, is preempted." if out else ""]
+    said = [f"{listed(came)} {'arrives' if len(came) == 1 else 'arrive'}." if came else ""]
+    said += [f"{listed(gone)} is aborted because its client disconnected; its blocks are freed." if gone else ""]
+    said += [f"The pool cannot keep all its promises: {listed(out)}, the newest, is preempted." if out else ""]
     if names := of_kind["decode"]:
-        each = ", a token each" if len(names) > 1 else ""
+        each = ", one token each" if len(names) > 1 else ""
         said.append(f"{listed(names)} {'decode' if len(names) > 1 else 'decodes'}{each}.")
-    for kind, verb in (("prefill", "computes"), ("again", "computes again")):
+    for kind, verb, again in (("prefill", "computes", ""), ("again", "computes", " again")):
         for name in of_kind[kind]:
             cell = cells[name]
-            said.append(f"{name} {verb} {part_of(cell)}.")
+            said.append(f"{name} {verb} {part_of(cell)}{again}.")
     said += [
         f"{listed(of_kind['waits'])} {'waits' if len(of_kind['waits']) == 1 else 'wait'}." if of_kind["waits"] else ""
     ]
     said += [f"{listed(ended)} {'has' if len(ended) == 1 else 'have'} ended." if ended else ""]
     total = sum(cell["stop"] - cell["start"] for cell in cells.values() if "stop" in cell)
-    return [f"Step {step}:", *filter(None, said), f"{plural(total, 'token')} in all."]
+    return [f"Step {step}:", *filter(None, said), f"{plural(total, 'token')} in total."]
 
 
 def part_of(cell: dict[str, Any]) -> str:
@@ -142,17 +142,16 @@ def part_of(cell: dict[str, Any]) -> str:
 def budget_question(name: str, cell: dict[str, Any], decodes: list[str]):
     count = cell["stop"] - cell["start"]
     return ask(
-        f"The budget: {listed(decodes)} decode, {name} comes with {cell['of']} tokens. How many of them run in this "
-        "step?",
+        f"The budget: {listed(decodes)} decode, and {name} arrives with {cell['of']} tokens. How many of its tokens "
+        "run in this step?",
         count,
         (cell["of"], BUDGET, 1),
-        f"Who decodes comes first: {plural(len(decodes), 'token')}. What is left of the {BUDGET} goes to {name}'s "
-        "prompt.",
+        f"Decodes come first: {plural(len(decodes), 'token')}. The rest of the {BUDGET} goes to {name}'s prompt.",
     )
 
 
 def question(tape: Tape, cells, held, out, gone):
-    """Once for each of the scheduler's rules, where it is seen for the first time."""
+    """Ask about each of the scheduler's rules once, where it first applies."""
     asked = {frame["ask"]["question"].split(":")[0] for frame in tape.frames if "ask" in frame}
     decodes = [name for name, cell in cells.items() if cell["kind"] == "decode"]
     chunk = next(
@@ -162,25 +161,23 @@ def question(tape: Tape, cells, held, out, gone):
         return budget_question(*chunk, decodes)
     if out and "The pool" not in asked:
         others = [name for name in held if name not in out]
-        why = (
-            "The last to come gives way. It has the least to compute again, and nobody who came before is made to wait."
+        why = "The newest request is preempted: requests that arrived earlier never lose their place to it."
+        return ask(
+            "The pool: the step needs more blocks than are free. Which request is preempted?", out[0], others[:3], why
         )
-        return ask("The pool: the next step needs more blocks than are free. Who gives way?", out[0], others[:3], why)
     again = next((cell for cell in cells.values() if cell["kind"] == "again"), None)
     if again and "Back again" not in asked:
-        why = (
-            "Its blocks were given away, so its keys and values are lost: prompt and answer so far are computed again."
-        )
+        why = "Its blocks were freed, so its KV is lost: the prompt and the answer so far are computed again."
         return ask(
-            "Back again: the preempted request has room now. Where does it go on?",
+            "Back again: the preempted request has room now. Where does it resume?",
             f"at token {again['start']}",
             ("where it stopped",),
             why,
         )
-    if gone and "The reader" not in asked:
-        why = "An abort gives everything back between two steps. The others do not notice."
+    if gone and "The client" not in asked:
+        why = "An abort takes effect between two steps and frees everything at once. Other requests are unaffected."
         return ask(
-            f"The reader: {gone[0]}'s reader leaves. When are its blocks free?",
+            f"The client: {gone[0]}'s client disconnects. When are its blocks free?",
             "before this step",
             ("when its answer would have ended", "after this step"),
             why,

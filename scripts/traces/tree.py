@@ -1,14 +1,19 @@
-"""Course machinery. Lesson 8's trace: chats that begin alike share blocks; the tree splits, caches, and evicts."""
+"""Course machinery. Lesson 8's trace: chats that begin alike share blocks; the tree splits, caches and evicts."""
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scripts.traces.tape import Tape, ask, listed, plural
 
+if TYPE_CHECKING:
+    from mini_engine.kv.prefix_manager import PrefixCacheManager as Manager
+else:
+    Manager = object  # `watched` mixes the real one in: importing this module must not import the code to be recorded
+
 BLOCK_SIZE, NUM_BLOCKS = 4, 20
 ANSWER = 7  # tokens of an answer
-HEAD_START, STEPS = 2, 40  # steps before B comes to join A; more than any of the others takes
+HEAD_START, STEPS = 2, 40  # steps before B joins A; more steps than any later arrival takes
 ARRIVALS = ("A", "B", "C", "DE", "F")
 SYSTEM = "You are a helpful assistant."
 PROMPTS = {
@@ -27,54 +32,62 @@ def tape() -> Tape:
 
 
 def watched(story: "Story"):
-    """Lesson 8's manager, which tells the story what it did."""
+    """Return a subclass of lesson 8's manager that reports its calls to the story."""
     from mini_engine.kv.prefix_manager import PrefixCacheManager
 
-    class Watched(PrefixCacheManager):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            story.manager, evict = self, self.tree.evict
-
-            def watched_evict(num_blocks):
-                gone = evict(num_blocks)
-                story.evicted(gone)
-                return gone
-
-            self.tree.evict = watched_evict
-
-        def cost(self, token_ids, *rest, **options):
-            cost = super().cost(token_ids, *rest, **options)
-            if cost.should_wait:
-                story.waits(token_ids)
-            return cost
-
-        def allocate(self, request_id, token_ids, *rest, **options):
-            nodes = story.num_nodes
-            found = super().allocate(request_id, token_ids, *rest, **options)
-            story.came(request_id, len(token_ids), found, story.num_nodes > nodes)
-            return found
-
-        def grow(self, request_id, num_tokens):
-            story.growing = request_id
-            return super().grow(request_id, num_tokens)
-
-        def commit(self, request_id, token_ids, num_computed):
-            stored = self.tree.num_blocks
-            super().commit(request_id, token_ids, num_computed)
-            story.stored(request_id, self.tree.num_blocks - stored)
-
-        def free(self, request_id, computed_ids=()):
-            blocks = list(self.tables[request_id].blocks) if request_id in self.tables else None
-            stored, free = self.tree.num_blocks, self.allocator.num_free
-            super().free(request_id, computed_ids)
-            if blocks is not None:
-                story.left(request_id, self.tree.num_blocks - stored, self.allocator.num_free - free)
+    class Watched(Reporting, PrefixCacheManager):
+        teller = story
 
     return Watched
 
 
+class Reporting(Manager):
+    """A mixin for a prefix cache manager: each method does the manager's work and then reports to `teller`, a Story."""
+
+    teller: "Story"
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.teller.manager, evict = self, self.tree.evict
+
+        def watched_evict(num_blocks):
+            gone = evict(num_blocks)
+            self.teller.evicted(gone)
+            return gone
+
+        self.tree.evict = watched_evict
+
+    def cost(self, token_ids, *rest, **options):
+        cost = super().cost(token_ids, *rest, **options)
+        if cost.should_wait:
+            self.teller.waits(token_ids)
+        return cost
+
+    def allocate(self, request_id, token_ids, *rest, **options):
+        nodes = self.teller.num_nodes
+        found = super().allocate(request_id, token_ids, *rest, **options)
+        self.teller.came(request_id, len(token_ids), found, self.teller.num_nodes > nodes)
+        return found
+
+    def grow(self, request_id, num_tokens):
+        self.teller.growing = request_id
+        return super().grow(request_id, num_tokens)
+
+    def commit(self, request_id, token_ids, num_computed):
+        stored = self.tree.num_blocks
+        super().commit(request_id, token_ids, num_computed)
+        self.teller.stored(request_id, self.tree.num_blocks - stored)
+
+    def free(self, request_id, computed_ids=()):
+        blocks = list(self.tables[request_id].blocks) if request_id in self.tables else None
+        stored, free = self.tree.num_blocks, self.allocator.num_free
+        super().free(request_id, computed_ids)
+        if blocks is not None:
+            self.teller.left(request_id, self.tree.num_blocks - stored, self.allocator.num_free - free)
+
+
 class Story:
-    """What happened, told from what the manager shows of itself after each call."""
+    """Turns what the manager did into frames, from its state after each call."""
 
     def __init__(self, tape: Tape, tokenizer) -> None:
         self.tape, self.tokenizer = tape, tokenizer
@@ -84,7 +97,7 @@ class Story:
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
-        """The tree, parents before children; a node is named by its first block, and 0 is the root."""
+        """The tree's nodes, parents before children. `parent` is the first block of the parent, or 0 for the root."""
         found = []
 
         def visit(node, parent: int) -> None:
@@ -122,11 +135,11 @@ class Story:
         blocks = self.manager.tables[name].blocks
         if not found:
             self.show(
-                f"{name} asks “{PROMPTS[name]}”: {tokens} tokens with the system prompt. The tree is empty: nothing "
-                "is found."
+                f"{name} asks “{PROMPTS[name]}”: {tokens} tokens with the system prompt. The tree is empty, so "
+                "nothing is found."
             )
             return
-        split = " The edge is split where the two part." if was_split else ""
+        split = " The edge is split where the two prompts diverge." if was_split else ""
         twin = self.twin_of(name)
         if twin:
             say = (
@@ -135,34 +148,34 @@ class Story:
             )
         else:
             say = (
-                f"{name} asks “{PROMPTS[name]}”. {found} of its {tokens} tokens are there, in "
+                f"{name} asks “{PROMPTS[name]}”. {found} of its {tokens} tokens are in the tree, in "
                 f"{plural(len(blocks), 'block')}: locked now, not computed again.{split}"
             )
         self.show(say, self.question_of(name, tokens, found, bool(twin)), marked=blocks)
 
     def twin_of(self, name: str) -> str | None:
-        """A running request that asked the same."""
+        """Return a running request with the same prompt, if there is one."""
         return next((other for other in self.manager.tables if other != name and PROMPTS[other] == PROMPTS[name]), None)
 
     def waits(self, token_ids: Sequence[int]) -> None:
-        """A request that has not been admitted yet waits for its twin."""
+        """Tell that a request not yet admitted waits for its twin."""
         text = self.tokenizer.decode(token_ids)
         name = next(name for name, prompt in PROMPTS.items() if prompt in text and name not in self.asked)
         twin = self.twin_of(name)
         why = (
-            f"When this step is over, {twin}'s blocks are in the tree. Computing them a second time would take as long "
-            "again, and more blocks."
+            f"After this step, {twin}'s blocks are in the tree. Computing them a second time would take just as long, "
+            "and more blocks."
         )
         question = ask(
-            f"{name} came in the same step as {twin} and asks the same. Nothing of the question is computed yet. What "
+            f"{name} arrived in the same step as {twin} and asks the same. The question is not computed yet. What "
             f"does {name} do?",
             "waits a step",
-            ("computes it as well", "reads the empty blocks"),
+            ("computes it too", "reads the empty blocks"),
             why,
         )
         self.show(
-            f"{name} asks the same in the same step. {twin} is just computing what {name} needs, so {name} waits a "
-            "step: it keeps its place, and computes nothing twice.",
+            f"{name} asks the same in the same step. {twin} is computing what {name} needs, so {name} waits a step: it "
+            "keeps its place in the queue, and nothing is computed twice.",
             question,
             marked=self.manager.tables[twin].blocks,
         )
@@ -170,26 +183,26 @@ class Story:
     def question_of(self, name: str, tokens: int, found: int, is_twin: bool):
         if is_twin:
             why = (
-                f"Its twin's whole blocks are there; the last, unfinished one is not stored. {found} = "
+                f"Its twin's whole blocks are in the tree; the last one, partly filled, is not. {found} = "
                 f"{found // BLOCK_SIZE} × {BLOCK_SIZE}."
             )
             question = f"{name} has waited a step. How many of its {tokens} tokens does it find now?"
             return ask(question, found, (0, 16, tokens), why)
         if name == "B":
             why = (
-                f"Its first 19 tokens are A's, and blocks are shared whole: 19 / {BLOCK_SIZE} rounded down is "
+                f"Its first 19 tokens are A's, and only whole blocks are shared: 19 / {BLOCK_SIZE} rounded down is "
                 f"{found // BLOCK_SIZE} blocks."
             )
             return ask(
-                "B's question differs from A's from token 19 on. How many tokens are found?",
+                "B's prompt differs from A's from token 19 on. How many of its tokens are found?",
                 found,
                 (19, tokens, 0),
                 why,
             )
         if name == "F":
-            why = "Its end was evicted, its beginning was not: a prefix is of use without its tail."
+            why = "Its end was evicted, its beginning was not: a prefix is useful without its tail."
             return ask(
-                "F asks what A asked. A's answer was evicted meanwhile. How many tokens are found?",
+                "F asks what A asked, but A's answer has been evicted since. How many tokens are found?",
                 found,
                 (0, 24, tokens),
                 why,
@@ -201,24 +214,25 @@ class Story:
             return
         stay = [node["blocks"][-1] for node in self.nodes if node["locks"]]
         young = [node["blocks"][-1] for node in self.nodes if not node["locks"]]
-        why = (
-            "The leaf that nobody uses and that was not used for the longest time loses its end. What is locked stays."
-        )
+        why = "The least recently used unlocked leaf gives up blocks from its end. Locked blocks stay."
         question = None
         if not any("question" in frame.get("ask", {}) and frame["evicted"] for frame in self.tape.frames):
             wrong = (1, *stay[-1:], *young[-1:])
             question = ask(
-                f"{self.growing} needs a block, and none is free. Which cached block goes?", listed(gone), wrong, why
+                f"{self.growing} needs a block and none is free. Which cached block is evicted?",
+                listed(gone),
+                wrong,
+                why,
             )
         self.show(
-            f"{self.growing} needs a block and none is free. The least recently used leaf gives its last one: block "
+            f"{self.growing} needs a block and none is free. The least recently used leaf gives up its last block: "
             f"{listed(gone)}.",
             question,
             evicted=gone,
         )
 
     def stored(self, name: str, count: int) -> None:
-        """Only a prompt's blocks: an answer's come in when it ends."""
+        """Tell which of a prompt's blocks were stored; an answer's are stored when the request ends."""
         if not count:
             return
         tokens, found = self.asked[name]
@@ -228,38 +242,38 @@ class Story:
         rest = tokens - found
         self.show(
             f"{name}'s prefill: {plural(rest, 'token')} computed. {plural(count, 'whole block')} of them "
-            f"{'goes' if count == 1 else 'go'} into the tree: {listed(new)}. Whoever comes now finds "
+            f"{'goes' if count == 1 else 'go'} into the tree: {listed(new)}. Later requests can find "
             f"{'it' if count == 1 else 'them'}.",
             marked=new,
         )
 
     def left(self, name: str, count: int, freed: int) -> None:
-        """A request has ended."""
+        """Tell that a request has ended."""
         sums = self.manager.blocks_by_state
         if count:
             say = (
-                f"{name} has ended. Whole blocks with its answer stay too: {count} more. Nobody runs with them, so "
-                "they can be evicted."
+                f"{name} has ended. The whole blocks that hold its answer stay too: {count} more. No running request uses "
+                "them, so they can be evicted."
             )
         else:
             say = (
-                f"{name} has ended. Its answer is stored already, so its own copies are duplicates: "
-                f"{plural(freed, 'block')} given back."
+                f"{name} has ended. Its answer is already stored, so its own copies are duplicates: "
+                f"{plural(freed, 'block')} freed."
             )
         question = None
         if name == "A":
-            why = "They stay until their room is needed. To the scheduler they count as free."
+            why = "They stay until the pool needs them. The scheduler counts them as free."
             question = ask(
-                "A has ended. What becomes of the blocks that only A used?",
+                "A has ended. What happens to the blocks that only A used?",
                 "cached, evictable",
-                ("free at once", "locked for ever"),
+                ("free at once", "locked forever"),
                 why,
             )
         self.show(f"{say} Free {sums.free}, held {sums.held}, cached {sums.cached}.", question)
 
 
 def record(tape: Tape) -> None:
-    """Chats come one after the other, two of them as twins, until the pool is short."""
+    """Run chats one after another, two of them as twins, until the pool runs short."""
     from mini_engine.engine.engine import Engine
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.scheduler import SchedulerConfig
@@ -272,8 +286,8 @@ def record(tape: Tape) -> None:
     options = {"kernel": "reference", "manager": watched(story), "scheduler_config": SchedulerConfig(watermark=0)}
     engine = Engine.for_model(load_model(POCKET_DIR), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, **options)
     story.show(
-        f"An empty tree and a pool of {NUM_BLOCKS - 1} blocks of {BLOCK_SIZE} tokens. Six chats will come, all with "
-        "one system prompt."
+        f"An empty tree and a pool of {NUM_BLOCKS - 1} blocks of {BLOCK_SIZE} tokens. Six chats will arrive, all "
+        "with the same system prompt."
     )
     for names in ARRIVALS:
         for name in names:
@@ -284,6 +298,6 @@ def record(tape: Tape) -> None:
                 engine.step()
     stats = story.manager.stats
     story.show(
-        f"All have ended. {stats.found_tokens} of {stats.asked_tokens} prompt tokens were found, not computed: "
-        f"{100 * stats.hit_rate:.0f} %. The tree keeps what fits."
+        f"All have ended. {stats.found_tokens} of {stats.asked_tokens} prompt tokens were found rather than "
+        f"computed: {100 * stats.hit_rate:.0f} %. The tree keeps what fits."
     )

@@ -1,4 +1,4 @@
-"""Lesson 5. What the tests share: a manager that only counts, and a model that writes token ids where KV would go."""
+"""Lesson 5. Shared by the tests: a manager that only counts, and a model that stores token ids in place of KV."""
 
 from array import array
 
@@ -18,12 +18,12 @@ EOS = 0
 
 
 def greedy(max_tokens=8, **more):
-    """Parameters of a request that always takes the best token."""
+    """Return parameters for greedy decoding."""
     return SamplingParams(temperature=0, max_tokens=max_tokens, **more)
 
 
 def request_of(prompt_len, max_tokens=8, name="a", computed=0, outputs=(), stop_ids=(EOS,), priority=0):
-    """A request that has come as far as it says, built by hand. Its tokens are 1, 2, 3, …"""
+    """Build a request by hand, with as much progress as the arguments say. Its prompt is 1, 2, 3, …"""
     request = Request(name, list(range(1, prompt_len + 1)), greedy(max_tokens), priority, stop_ids)
     for token in outputs:
         request.append(Sampled(token, None))
@@ -32,9 +32,9 @@ def request_of(prompt_len, max_tokens=8, name="a", computed=0, outputs=(), stop_
 
 
 class CountingManager:
-    """What the scheduler needs of a manager, as counts. Blocks are numbered anew for each request.
+    """The part of a manager that the scheduler uses, as counts. Block numbers start at 1 for each request.
 
-    A prompt of `held_back` tokens should wait a step, until that is None.
+    `cost` tells a prompt of `held_back` tokens to wait a step, until `held_back` is None.
     """
 
     def __init__(self, usable=8, block_size=4, cached=0, held_back=None):
@@ -51,7 +51,7 @@ class CountingManager:
         return BlocksByState(self.num_free_blocks, sum(self.held.values()))
 
     def holding(self, request, num_tokens):
-        """As if `grow` had been called before."""
+        """Hold blocks for a request as if `grow` had been called."""
         self.held[request.id] = -(-num_tokens // self.block_size)
         return request
 
@@ -81,7 +81,7 @@ class CountingManager:
 
 
 def scheduler_with(manager=None, running=(), waiting=(), **limits):
-    """A scheduler whose queues are put together by hand, oldest first."""
+    """Return a scheduler with hand-made queues, oldest request first."""
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "chunked_prefill_size": 16, "watermark": 0} | limits
     scheduler = Scheduler(manager or CountingManager(), SchedulerConfig(**limits))
     scheduler.running, scheduler.waiting = list(running), list(waiting)
@@ -92,12 +92,12 @@ def scheduler_with(manager=None, running=(), waiting=(), **limits):
 
 
 def spans(chunks):
-    """Chunks as (id, start, stop), easy to compare."""
+    """Return chunks as (id, start, stop), which are easy to compare."""
     return [(chunk.request.id, chunk.start, chunk.stop) for chunk in chunks]
 
 
 def next_token(history):
-    """The stub model's answer: it depends on every token of the history and on its place."""
+    """Return the stub model's next token, which depends on every token of the history and its position."""
     total = 7
     for token in history:
         total = (total * 31 + token + 1) % 10_007
@@ -105,7 +105,7 @@ def next_token(history):
 
 
 def expected_answer(prompt, max_tokens, stop_ids=(EOS,)):
-    """What the stub model answers when it is run alone and without a cache."""
+    """Return the stub model's answer when it runs alone and without a cache."""
     history = list(prompt)
     while len(history) < len(prompt) + max_tokens:
         history.append(next_token(history))
@@ -115,9 +115,9 @@ def expected_answer(prompt, max_tokens, stop_ids=(EOS,)):
 
 
 class StubRunner:
-    """Stands in for model and pool. A token that is read where nobody or a neighbour wrote changes the answer.
+    """Replaces model and pool. Reading a slot that is unwritten or that another request wrote changes the answer.
 
-    `during` is called once while the next step is in flight.
+    `during` is called once, while the next step is in flight.
     """
 
     def __init__(self, block_size):
@@ -141,7 +141,7 @@ class StubRunner:
 
 
 def stub_config(max_positions=8192):
-    """The shape of a model that is never run."""
+    """Return the configuration of a model that never runs."""
     return Qwen3Config(
         vocab_size=VOCAB,
         hidden_size=8,
@@ -155,7 +155,7 @@ def stub_config(max_positions=8192):
 
 
 def stub_engine(usable=16, block_size=4, max_positions=8192, **limits):
-    """A real engine, scheduler and manager around the stub model."""
+    """Return a real engine, scheduler and manager around the stub model."""
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "chunked_prefill_size": 16, "watermark": 0} | limits
     manager = KvCacheManager(usable + 1, block_size)
     scheduler = Scheduler(manager, SchedulerConfig(**limits))
@@ -163,26 +163,26 @@ def stub_engine(usable=16, block_size=4, max_positions=8192, **limits):
 
 
 def drain(engine, limit=2000):
-    """Step until nobody is left; the finished requests by id."""
+    """Step until no request is left; return the finished ones by id."""
     finished = {}
     for _ in range(limit):
         if not engine.has_unfinished:
             return finished
         finished |= {request.id: request for request in engine.step().finished}
-    raise AssertionError(f"after {limit} steps {len(engine.scheduler.requests)} requests have not ended")
+    raise AssertionError(f"after {limit} steps {len(engine.scheduler.requests)} requests have not finished")
 
 
 def check_books(engine):
-    """Free and held blocks make up the pool, nobody shares one, and only those who run hold any."""
+    """Check that free and held blocks make up the pool, none is shared, and only running requests hold any."""
     scheduler, manager = engine.scheduler, engine.scheduler.manager
     held = [block for table in manager.tables.values() for block in table.blocks]
     assert len(held) == len(set(held)), "two requests hold the same block"
     assert sorted(held + manager.allocator.free_blocks) == list(range(1, manager.num_usable_blocks + 1)), (
         f"free + held is not the pool: {len(held)} held, {manager.num_free_blocks} free of {manager.num_usable_blocks}"
     )
-    assert set(manager.tables) == {r.id for r in scheduler.running}, "only requests that run may hold blocks"
+    assert set(manager.tables) == {r.id for r in scheduler.running}, "only running requests may hold blocks"
     for table in manager.tables.values():
-        assert table.row.tolist() == table.blocks, "a table's row is not its blocks"
+        assert table.row.tolist() == table.blocks, "a table's row differs from its blocks"
     for queue in (scheduler.waiting, scheduler.running):
         assert [scheduler.order(r) for r in queue] == sorted(scheduler.order(r) for r in queue), (
             "a queue is out of order"
@@ -191,7 +191,7 @@ def check_books(engine):
 
 
 def check_empty(engine):
-    """After all is done nobody holds anything."""
+    """Check that no request is left and no block is held."""
     check_books(engine)
     assert not engine.scheduler.manager.tables and not engine.has_unfinished
     assert engine.scheduler.manager.num_free_blocks == engine.scheduler.manager.num_usable_blocks, "blocks leaked"

@@ -1,4 +1,4 @@
-"""Lesson 5. The engine around a stub model: every way in which a request can end, and nothing left behind by any."""
+"""Lesson 5. The engine around a stub model: every way a request can end, with nothing left behind."""
 
 import logging
 import threading
@@ -31,7 +31,7 @@ LENGTHS = {"a": 5, "b": 11, "c": 2, "d": 30}
 
 
 def with_requests(max_tokens=12, **limits):
-    """An engine with four requests of different lengths, and their prompts."""
+    """Return an engine with four requests of different lengths, and their prompts."""
     engine = stub_engine(**limits)
     prompts = {name: [(i * 7 + n) % (VOCAB - 1) + 1 for i in range(n)] for name, n in LENGTHS.items()}
     for name, prompt in prompts.items():
@@ -39,11 +39,11 @@ def with_requests(max_tokens=12, **limits):
     return engine, prompts
 
 
-# --- one step, on parts put together by hand
+# --- one step, with hand-made parts
 
 
 class FixedScheduler:
-    """A scheduler that has decided already; it notes what it is told."""
+    """A scheduler with a fixed schedule that logs its calls."""
 
     def __init__(self, chunks, fails=False):
         self.chunks, self.fails, self.log = chunks, fails, []
@@ -66,7 +66,7 @@ class FixedScheduler:
 
 
 def fixed(run):
-    """An engine whose scheduler hands out a decode, a prompt's last chunk and a chunk in mid-prompt."""
+    """Return an engine whose scheduler has a decode, a prompt's last chunk and a chunk in mid-prompt."""
     requests = [request_of(4, name="a", computed=4, outputs=[9]), request_of(6, name="b"), request_of(9, name="c")]
     chunks = [Chunk(request, *span, [1, 2]) for request, span in zip(requests, [(4, 5), (0, 6), (0, 4)], strict=True)]
     scheduler = FixedScheduler(chunks)
@@ -77,7 +77,7 @@ def one_hot(*tokens):
     return torch.nn.functional.one_hot(torch.tensor(tokens), VOCAB).float()
 
 
-def test_a_step_gives_new_tokens_the_requests_it_ended_and_figures():
+def test_a_step_returns_new_tokens_finished_requests_and_statistics():
     engine, scheduler, requests = fixed(lambda chunks: one_hot(7, 8))
     result = engine.step()
     assert result.new_tokens == {"a": Sampled(7, None), "b": Sampled(8, None)}
@@ -88,11 +88,11 @@ def test_a_step_gives_new_tokens_the_requests_it_ended_and_figures():
 def test_a_step_counts_queues_tokens_by_kind_and_blocks_by_state():
     stats = fixed(lambda chunks: one_hot(7, 8))[0].step().stats
     assert (stats.num_running, stats.num_waiting, stats.num_preempted) == (2, 1, 2)
-    assert (stats.prefill_tokens, stats.decode_tokens) == (10, 1), "6 and 4 tokens of prompts, one of a decode"
+    assert (stats.prefill_tokens, stats.decode_tokens) == (10, 1), "prompts have 6 and 4 tokens, the decode has one"
     assert stats.blocks == BlocksByState(free=3, held=5, cached=0)
 
 
-def test_a_step_that_fails_is_told_to_the_requests_in_it(caplog):
+def test_a_failed_step_ends_its_requests_with_the_error(caplog):
     error = RuntimeError("the device is on fire")
 
     def burn(chunks):
@@ -100,9 +100,11 @@ def test_a_step_that_fails_is_told_to_the_requests_in_it(caplog):
 
     engine, scheduler, requests = fixed(burn)
     result = engine.step()
-    assert scheduler.log == [("fail", requests, error)], "all requests of the step end, with the error"
+    assert scheduler.log == [("fail", requests, error)], "all requests of the step end with the error"
     assert result.finished == requests and result.new_tokens == {}
-    assert "a step failed" in caplog.text and "on fire" in caplog.text, "the log keeps what the clients need not see"
+    assert "a step failed" in caplog.text and "on fire" in caplog.text, (
+        "the log has the details that clients need not see"
+    )
 
 
 def test_ctrl_c_in_a_step_is_not_a_failed_step():
@@ -115,7 +117,7 @@ def test_ctrl_c_in_a_step_is_not_a_failed_step():
     assert scheduler.log == []
 
 
-def test_a_step_with_nothing_to_do_asks_nothing_of_the_model():
+def test_a_step_without_chunks_does_not_call_the_model():
     engine, scheduler, _ = fixed(lambda chunks: 1 / 0)
     scheduler.chunks = []
     scheduler.update = lambda chunks, sampled: {}
@@ -125,7 +127,7 @@ def test_a_step_with_nothing_to_do_asks_nothing_of_the_model():
 # --- whole runs
 
 
-def test_all_answers_are_those_of_a_request_alone():
+def test_each_answer_equals_that_of_the_request_alone():
     engine, prompts = with_requests()
     finished = drain(engine)
     for name, prompt in prompts.items():
@@ -134,9 +136,9 @@ def test_all_answers_are_those_of_a_request_alone():
 
 
 @pytest.mark.parametrize("usable", [11, 12, 14, 20])
-def test_a_pool_too_small_for_all_finishes_all(usable):
+def test_a_pool_too_small_for_all_requests_finishes_them_all(usable):
     engine, prompts = with_requests(usable=usable)
-    assert sum(-(-(n + 11) // 4) for n in LENGTHS.values()) > usable, "they all fit at once: no test of anything"
+    assert sum(-(-(n + 11) // 4) for n in LENGTHS.values()) > usable, "they all fit at once, so this tests nothing"
     finished = drain(engine)
     for name, prompt in prompts.items():
         assert finished[name].output_ids == expected_answer(prompt, 12, ()), f"{name}: wrong after a preemption"
@@ -155,13 +157,13 @@ def test_the_oldest_is_never_preempted():
     assert drain(engine)["a"].num_preemptions == 0
 
 
-def test_with_whole_answers_reserved_nobody_is_preempted():
+def test_with_whole_answers_reserved_no_request_is_preempted():
     engine, _ = with_requests(max_tokens=40, usable=18, reserve_answers=True)
     assert all(request.finish_reason == "length" for request in drain(engine).values())
     assert engine.scheduler.num_preemptions == 0
 
 
-def test_a_prompt_of_4000_tokens_among_15_who_decode_makes_none_of_them_wait():
+def test_a_prompt_of_4000_tokens_delays_none_of_15_decoding_requests():
     engine = stub_engine(usable=2000, max_num_seqs=16, max_num_batched_tokens=64, chunked_prefill_size=64)
     for i in range(15):
         engine.add_request(f"d{i}", [i + 1, 2, 3], greedy(200, ignore_eos=True))
@@ -182,10 +184,12 @@ def test_a_flood_of_prompts_does_not_starve_decoding():
     engine.step()
     for step in range(29):
         engine.add_request(f"p{step}", [3] * 20, greedy(1))
-        assert "first" in engine.step().new_tokens, f"step {step}: prompts took the step from the one who decodes"
+        assert "first" in engine.step().new_tokens, (
+            f"step {step}: the decoding request got no token because prompts filled the step"
+        )
 
 
-# --- requests that cannot be
+# --- requests that are refused
 
 
 @pytest.mark.parametrize(
@@ -198,7 +202,7 @@ def test_a_flood_of_prompts_does_not_starve_decoding():
         ([1, -1], 4, "token id -1 is not in the vocabulary"),
     ],
 )
-def test_a_request_that_can_never_fit_is_answered_at_once_and_its_neighbours_run(prompt, max_tokens, words):
+def test_a_request_that_can_never_fit_is_refused_on_arrival_and_others_run(prompt, max_tokens, words):
     engine = stub_engine(usable=16, max_positions=100)
     engine.add_request("a", [1, 2, 3], greedy(5, ignore_eos=True))
     engine.step()
@@ -209,7 +213,7 @@ def test_a_request_that_can_never_fit_is_answered_at_once_and_its_neighbours_run
     check_empty(engine)
 
 
-def test_a_stop_token_that_the_model_does_not_have_is_refused():
+def test_a_stop_token_outside_the_vocabulary_is_refused():
     engine = stub_engine()
     with pytest.raises(UserError, match="stop token id 99"):
         engine.add_request("a", [1], greedy(4, stop_token_ids=[99]))
@@ -219,7 +223,7 @@ def test_a_stop_token_that_the_model_does_not_have_is_refused():
 @pytest.mark.parametrize(
     "place, words",
     [
-        (dict(namespace=["tenant"]), r"namespace is \['tenant'\], which cannot be hashed"),
+        (dict(namespace=["tenant"]), r"namespace is \['tenant'\]"),
         (dict(priority=None), "priority is None; give a whole number"),
         (dict(priority=float("nan")), "priority is nan"),
     ],
@@ -234,7 +238,7 @@ def test_a_request_that_could_not_be_queued_or_found_is_refused(place, words):
     check_empty(engine)
 
 
-def test_a_second_step_at_the_same_time_is_refused_and_the_first_goes_on():
+def test_a_concurrent_second_step_is_refused_and_the_first_goes_on():
     engine, met = stub_engine(), []
     engine.add_request("a", [1, 2, 3], greedy(5, ignore_eos=True))
 
@@ -251,7 +255,7 @@ def test_a_second_step_at_the_same_time_is_refused_and_the_first_goes_on():
 
     engine.runner.during = during
     assert drain(engine)["a"].output_ids == expected_answer([1, 2, 3], 5, ())
-    assert met and "an engine belongs to one thread" in met[0], "two steps at once compute one request twice"
+    assert met and "an engine belongs to one thread" in met[0], "concurrent steps would compute one request twice"
     check_empty(engine)
 
 
@@ -262,16 +266,16 @@ def test_a_request_that_fills_the_pool_to_the_last_slot_runs():
     check_empty(engine)
 
 
-def test_a_pool_full_of_what_can_be_evicted_admits():
+def test_a_pool_full_of_evictable_blocks_admits():
     class Evicting(CountingManager):
         @property
-        def blocks_by_state(self):  # nothing lies idle: what nobody holds is a kept prefix, and can be evicted
+        def blocks_by_state(self):  # no block is free: those not held are cached prefixes, which can be evicted
             return BlocksByState(free=0, held=sum(self.held.values()), cached=self.num_free_blocks)
 
     engine = stub_engine()
     engine.scheduler.manager = Evicting(usable=8)
     engine.add_request("a", [1] * 9, greedy(3, ignore_eos=True))
-    assert drain(engine)["a"].finish_reason == "length", "num_free_blocks is what can be had, not what lies idle"
+    assert drain(engine)["a"].finish_reason == "length", "num_free_blocks includes blocks that can be evicted"
 
 
 # --- ends
@@ -286,7 +290,7 @@ def test_max_tokens_of_one_is_one_token():
 
 
 def first_token_is(token):
-    """A prompt whose first answer token it is."""
+    """Return a prompt whose answer begins with `token`."""
     return next([1, i, j] for i in range(VOCAB) for j in range(VOCAB) if expected_answer([1, i, j], 1) == [token])
 
 
@@ -338,13 +342,13 @@ def state_of(engine, name, state):
 
 
 @pytest.mark.parametrize("state, usable", [("waiting", 30), ("mid-chunk", 30), ("decoding", 30), ("preempted", 14)])
-def test_an_abort_frees_all_and_leaves_the_neighbours_alone(state, usable):
+def test_an_abort_frees_everything_and_leaves_other_requests_alone(state, usable):
     engine, prompts = with_requests(usable=usable, max_num_batched_tokens=8)
     request = state_of(engine, "d", state)
     assert engine.abort("d") is True
     assert "d" not in engine.scheduler.manager.tables, f"a request aborted while {state} still holds blocks"
     check_books(engine)
-    assert engine.abort("d") is False, "a second abort finds nobody"
+    assert engine.abort("d") is False, "a second abort finds no request"
     finished = drain(engine)
     assert "d" not in finished and request.finish_reason == "abort"
     for other in "abc":
@@ -357,7 +361,7 @@ def test_an_abort_frees_all_and_leaves_the_neighbours_alone(state, usable):
 def test_an_abort_of_a_finished_or_unknown_request_changes_nothing():
     engine, _ = with_requests()
     finished = drain(engine)
-    assert engine.abort("a") is False and engine.abort("nobody") is False
+    assert engine.abort("a") is False and engine.abort("unknown") is False
     assert finished["a"].finish_reason == "length"
     check_empty(engine)
 
@@ -376,7 +380,7 @@ def test_an_abort_while_the_step_is_in_flight():
 
 def test_finish_and_abort_in_one_step_end_a_request_once():
     engine, _ = with_requests(max_tokens=1, max_num_batched_tokens=64, chunked_prefill_size=64)
-    engine.runner.during = lambda: engine.abort("a")  # in the step that would have given it its last token
+    engine.runner.during = lambda: engine.abort("a")  # in the step that would have sampled its last token
     result = engine.step()
     assert "a" not in result.new_tokens and [r.finish_reason for r in result.finished] == ["length"] * 3
     assert engine.abort("b") is False
@@ -394,7 +398,7 @@ def test_a_reason_other_than_abort_can_be_given():
     engine, _ = with_requests()
     request = state_of(engine, "a", "decoding")
     engine.abort("a", FinishReason.STOP)
-    assert request.finish_reason == "stop", "text that ends an answer is found outside of the engine"
+    assert request.finish_reason == "stop", "stop strings are found outside the engine"
 
 
 # --- failures
@@ -417,7 +421,7 @@ def test_an_exception_in_a_step_releases_everything_and_the_engine_goes_on(caplo
     finished = drain(engine)
     assert {name: finished[name].output_ids for name in spared} == {
         name: expected_answer(prompts[name], 12, ()) for name in spared
-    }, "those who were not in the step must not notice"
+    }, "requests outside the failed step must not be affected"
     engine.add_request("late", [4, 5], greedy(3, ignore_eos=True))
     assert drain(engine)["late"].output_ids == expected_answer([4, 5], 3, ())
     check_empty(engine)
@@ -447,12 +451,12 @@ def test_the_pool_is_sized_from_a_memory_budget():
     model = both("two, tied, wide heads")[0]
     per_token = model.config.kv_bytes_per_token(torch.float32)
     engine = Engine.for_model(model, kv_bytes=100 * 16 * per_token + 5, kernel="reference")
-    assert engine.scheduler.manager.num_usable_blocks == 99, "the null block is paid for too"
+    assert engine.scheduler.manager.num_usable_blocks == 99, "the budget pays for the null block too"
     assert engine.runner.pool.bytes == 100 * 16 * per_token
     assert default_kv_bytes(torch.device("cpu")) == 2**30
 
 
-def test_the_manager_can_be_another_one():
+def test_the_manager_can_be_replaced():
     from tests.support import both
 
     class Mine(KvCacheManager):

@@ -1,4 +1,4 @@
-"""Lesson 5. Anything may happen in any order, and the books are right after every step; hypothesis picks the order."""
+"""Lesson 5. Random sequences of events, chosen by hypothesis, with a check of all blocks and queues after each step."""
 
 import logging
 import random
@@ -16,11 +16,11 @@ USABLE, SIZE = 12, 4
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog):
-    caplog.set_level(logging.CRITICAL)  # the failures that are put in its way are the engine's to report, not ours
+    caplog.set_level(logging.CRITICAL)  # the engine logs the failures that these tests inject
 
 
 class World:
-    """An engine, and what each of its requests should come to."""
+    """An engine and the expected outcome of each of its requests."""
 
     def __init__(self, **limits):
         self.engine = stub_engine(
@@ -60,17 +60,17 @@ class World:
         decoding = {r.id: r.num_preemptions for r in running if r.num_uncomputed_tokens == 1}
         result = self.engine.step()
         for request in result.finished:
-            assert request.id not in self.ended, f"{request.id} has ended twice"
+            assert request.id not in self.ended, f"{request.id} ended twice"
             self.ended.add(request.id)
             self.check_answer(request)
         spared = {name for name, times in decoding.items() if self.added[name].num_preemptions == times}
         if not any(r.error for r in result.finished):
             missed = spared - set(result.new_tokens) - {n for n in spared if self.added[n].finish_reason == "abort"}
-            assert not missed, f"{missed} decode and got no token"
+            assert not missed, f"{missed} were decoding but got no token"
         stats = result.stats
-        assert stats.prefill_tokens + stats.decode_tokens <= 7, "the step was larger than its budget"
+        assert stats.prefill_tokens + stats.decode_tokens <= 7, "the step exceeded its budget"
         assert stats.num_running <= 4 and sum(stats.blocks) == USABLE
-        # each forced preemption may have cost a growth more, which was given back with the blocks
+        # a forced preemption frees the blocks that an answer grew by, which may then be needed again
         assert self.engine.scheduler.num_preemptions - self.forced <= self.growth, "preemptions are not bounded"
 
     def check_answer(self, request):
@@ -80,7 +80,7 @@ class World:
             assert request.finish_reason == ("stop" if want[-1] == EOS else "length")
 
     def fail(self):
-        raise RuntimeError("put in its way")
+        raise RuntimeError("injected failure")
 
     def finish(self):
         self.engine.runner.during = None
@@ -88,13 +88,13 @@ class World:
             if not self.engine.has_unfinished:
                 break
             self.step()
-        assert not self.engine.has_unfinished, f"{self.alive()} never ended"
-        assert self.ended == set(self.added), "everybody must finish or be answered"
+        assert not self.engine.has_unfinished, f"{self.alive()} never finished"
+        assert self.ended == set(self.added), "every request must end"
         check_empty(self.engine)
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Requests come, go, fail and are preempted, in a pool that holds about two of them."""
+    """Requests arrive, end, fail and are preempted, in a pool with room for about two of them."""
 
     def __init__(self):
         super().__init__()

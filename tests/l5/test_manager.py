@@ -1,4 +1,4 @@
-"""Lesson 5. The manager: tables by request id, nothing changed by what is refused, copies and forks that do not mix."""
+"""Lesson 5. The manager: tables by request id, refused calls that change nothing, correct copies, separate forks."""
 
 import random
 
@@ -12,7 +12,7 @@ from mini_engine.kv.manager import BlocksByState, KvCacheManager, RequestTable, 
 
 
 def manager_with(blocks=8, block_size=4, **tables):
-    """A manager whose tables are put together by hand: name=(blocks, num_tokens)."""
+    """Return a manager with hand-made tables: name=(blocks, num_tokens)."""
     manager = KvCacheManager(blocks + 1, block_size)
     for name, (held, num_tokens) in tables.items():
         table = RequestTable(manager.allocator)
@@ -29,18 +29,18 @@ def books(manager):
     return tables, list(manager.allocator.free_blocks), set(manager.allocator.held)
 
 
-def test_a_new_request_has_nothing_there_yet_and_holds_nothing():
+def test_a_new_request_has_no_kv_and_holds_nothing():
     manager = manager_with()
-    assert manager.allocate("a", [1, 2, 3]) == 0, "this manager keeps no prefixes: 0 tokens are already there"
+    assert manager.allocate("a", [1, 2, 3]) == 0, "this manager caches no prefixes: no token has KV yet"
     assert manager.tables["a"].blocks == [] and manager.num_free_blocks == 8
 
 
 @pytest.mark.parametrize("tokens, blocks", [(1, 1), (4, 1), (5, 2), (13, 4)])
-def test_the_cost_of_a_request_is_room_for_what_it_is_promised(tokens, blocks):
+def test_the_cost_of_a_request_is_the_blocks_it_is_promised(tokens, blocks):
     manager = manager_with(a=([3, 5], 7))
     before = books(manager)
-    assert manager.cost([1], tokens) == (blocks, False), "this manager keeps no prefixes: there is nothing to wait for"
-    assert books(manager) == before, "asking must change nothing"
+    assert manager.cost([1], tokens) == (blocks, False), "this manager caches no prefixes: there is nothing to wait for"
+    assert books(manager) == before, "asking for the cost must change nothing"
 
 
 def test_a_second_table_for_a_request_is_refused():
@@ -53,16 +53,16 @@ def test_a_second_table_for_a_request_is_refused():
 
 def test_grow_takes_a_block_only_when_the_held_ones_are_full():
     manager = manager_with(a=([3], 2))
-    assert manager.grow("a", 4).tolist() == [3], "four tokens fit in the block of four that is held"
+    assert manager.grow("a", 4).tolist() == [3], "four tokens fit in the block that is held"
     assert len(manager.grow("a", 5)) == 2, "the fifth token needs a second block"
-    assert manager.tables["a"].num_tokens == 5, "the table counts the tokens it has slots for"
+    assert manager.tables["a"].num_tokens == 5, "num_tokens counts the tokens that the table has slots for"
     assert manager.num_free_blocks == 6
 
 
-def test_grow_counts_in_tokens_of_the_request_not_in_additional_ones():
+def test_grow_takes_the_total_length_not_the_additional_tokens():
     manager = manager_with(a=([3, 5], 7))
-    assert manager.grow("a", 7).tolist() == [3, 5], "grow names the length to reach: 7 tokens are there already"
-    assert manager.grow("a", 3).tolist() == [3, 5] and manager.tables["a"].num_tokens == 7, "grow never takes away"
+    assert manager.grow("a", 7).tolist() == [3, 5], "grow takes the total length, and 7 tokens have slots already"
+    assert manager.grow("a", 3).tolist() == [3, 5] and manager.tables["a"].num_tokens == 7, "grow never shrinks a table"
 
 
 def test_grow_that_fails_changes_nothing():
@@ -70,12 +70,12 @@ def test_grow_that_fails_changes_nothing():
     before = books(manager)
     with pytest.raises(OutOfBlocks, match="need 3 blocks, 2 free"):
         manager.grow("a", 13)
-    assert books(manager) == before, "a request that cannot grow must hold what it held"
+    assert books(manager) == before, "a request that cannot grow must keep what it holds"
 
 
 def test_grow_of_a_request_without_a_table_is_a_key_error():
     with pytest.raises(KeyError):
-        manager_with().grow("nobody", 1)
+        manager_with().grow("unknown", 1)
 
 
 @pytest.mark.parametrize("tokens, missing", [(0, 0), (5, 0), (8, 0), (9, 1), (12, 1), (13, 2)])
@@ -83,27 +83,27 @@ def test_missing_blocks_are_those_beyond_what_is_held(tokens, missing):
     assert manager_with(a=([3, 5], 5)).missing_blocks("a", tokens) == missing
 
 
-def test_free_gives_everything_back_and_a_second_time_is_no_mistake():
+def test_free_gives_everything_back_and_is_idempotent():
     manager = manager_with(a=([3, 5], 7), b=([1], 1))
     manager.free("a", [1, 2, 3])
     manager.free("a")
-    manager.free("nobody")
+    manager.free("unknown")
     assert set(manager.tables) == {"b"} and manager.num_free_blocks == 7
 
 
 @pytest.mark.parametrize(
     "keep, blocks", [(0, []), (1, [7]), (3, [7]), (4, [7]), (5, [7, 2]), (8, [7, 2]), (9, [7, 2, 5])]
 )
-def test_truncate_to_nothing_mid_block_and_a_block_edge(keep, blocks):
+def test_truncate_to_nothing_to_mid_block_and_to_a_block_boundary(keep, blocks):
     manager = manager_with(a=([7, 2, 5], 9))
     manager.truncate("a", keep)
     table = manager.tables["a"]
     assert (table.blocks, table.row.tolist(), table.num_tokens) == (blocks, blocks, keep)
-    assert manager.num_free_blocks == 8 - len(blocks), "blocks that hold nothing more go back"
+    assert manager.num_free_blocks == 8 - len(blocks), "blocks that hold no token any more are freed"
 
 
 @pytest.mark.parametrize("keep", [-1, 10])
-def test_truncate_to_a_length_it_does_not_have_changes_nothing(keep):
+def test_truncate_to_an_invalid_length_changes_nothing(keep):
     manager = manager_with(a=([7, 2, 5], 9))
     before = books(manager)
     with pytest.raises(ValueError, match=f"cannot keep {keep} tokens of 9"):
@@ -111,11 +111,11 @@ def test_truncate_to_a_length_it_does_not_have_changes_nothing(keep):
     assert books(manager) == before
 
 
-def test_blocks_by_state_and_what_is_wasted():
+def test_blocks_by_state_and_waste():
     manager = manager_with(a=([7, 2, 5], 9), b=([1], 4))
     assert manager.blocks_by_state == BlocksByState(free=4, held=4, cached=0)
     assert manager.fragmentation_ratio == 1 / 4, "one of four held blocks is partly filled"
-    assert manager.waste_ratio == 3 / 16, "13 of 16 held slots have a token"
+    assert manager.waste_ratio == 3 / 16, "13 of 16 held slots are used"
     empty = manager_with()
     assert empty.fragmentation_ratio == empty.waste_ratio == 0.0
 
@@ -132,7 +132,7 @@ CONFIG = Qwen3Config(
 
 
 def with_pool(**tables):
-    """A manager and a real pool in which block b holds the number b everywhere."""
+    """Return a manager and a real pool in which block b is filled with the number b."""
     manager = manager_with(**tables)
     pool = KvPool(CONFIG, 9, 4, kernel=None)
     for layer in (*pool.K, *pool.V):
@@ -142,9 +142,9 @@ def with_pool(**tables):
 
 
 def contents(pool, blocks):
-    """The number that each block holds in every layer."""
+    """Return the number that each block contains, the same in every layer."""
     layers = torch.stack([x[:, 0, 0, 0] for x in (*pool.K, *pool.V)])
-    assert (layers == layers[0]).all(), "a copy left out a layer"
+    assert (layers == layers[0]).all(), "a copy skipped a layer"
     return layers[0, blocks].tolist()
 
 
@@ -152,9 +152,9 @@ def contents(pool, blocks):
     "sources, targets, want",
     [
         ([1], [4], {1: 1, 4: 1}),
-        ([1, 2], [2, 3], {1: 1, 2: 1, 3: 2}),  # a chain: 3 gets what 2 was, not what it becomes
+        ([1, 2], [2, 3], {1: 1, 2: 1, 3: 2}),  # a chain: 3 gets the old contents of 2
         ([1, 2, 3], [2, 3, 1], {1: 3, 2: 1, 3: 2}),  # a ring
-        ([1, 2, 3], [3, 4, 2], {2: 3, 3: 1, 4: 2}),  # overlap, no order in which one copy after the other would do
+        ([1, 2, 3], [3, 4, 2], {2: 3, 3: 1, 4: 2}),  # overlap: no sequential order of copies works
         ([1, 1], [2, 3], {2: 1, 3: 1}),
         ([4], [4], {4: 4}),
         ([], [], {1: 1}),
@@ -171,24 +171,24 @@ def test_copies_read_all_sources_before_they_write(sources, targets, want):
     [
         ([1], [2, 3], "1 sources and 2 targets"),
         ([1, 2], [3, 3], "named twice"),
-        ([1], [7], r"blocks \[7\] are held by nobody"),
-        ([8], [1], r"blocks \[8\] are held by nobody"),
-        ([0], [1], r"blocks \[0\] are held by nobody"),
+        ([1], [7], r"blocks \[7\] are not held"),
+        ([8], [1], r"blocks \[8\] are not held"),
+        ([0], [1], r"blocks \[0\] are not held"),
     ],
 )
-def test_a_copy_that_makes_no_sense_is_refused_and_copies_nothing(sources, targets, words):
+def test_an_invalid_copy_is_refused_and_copies_nothing(sources, targets, words):
     manager, pool = with_pool(a=([1, 2], 8), b=([3, 4], 8))
     with pytest.raises(ValueError, match=words):
         manager.copy_blocks(sources, targets)
     assert contents(pool, list(range(9))) == list(range(9))
 
 
-def test_what_a_fork_writes_its_parent_never_sees():
+def test_a_parent_never_sees_what_its_fork_writes():
     manager, pool = with_pool(a=([3, 1], 6))
     manager.fork("a", "b")
     child = manager.tables["b"]
-    assert contents(pool, child.blocks) == [3, 1], "the child begins with what the parent holds"
-    assert not set(child.blocks) & {3, 1}, "parent and child share a block: one would write into the other's"
+    assert contents(pool, child.blocks) == [3, 1], "the child starts with the parent's contents"
+    assert not set(child.blocks) & {3, 1}, "parent and child share a block, so one would overwrite the other's KV"
     slots = torch.tensor(child.slots(0, 6))
     pool.set_kv(0, slots, torch.full((6, 1, 4), 99.0), torch.full((6, 1, 4), 99.0))
     assert pool.K[0][3].eq(3).all() and pool.K[0][1].eq(1).all(), "the parent's KV changed when the child wrote"
@@ -197,7 +197,7 @@ def test_what_a_fork_writes_its_parent_never_sees():
 
 
 @pytest.mark.parametrize("child, error", [("b", OutOfBlocks), ("c", ValueError)])
-def test_a_fork_that_cannot_be_changes_nothing(child, error):
+def test_a_fork_that_fails_changes_nothing(child, error):
     manager, pool = with_pool(a=([3, 1, 2], 9), c=([4, 5, 6], 9))
     before = books(manager)
     with pytest.raises(error):
@@ -205,9 +205,9 @@ def test_a_fork_that_cannot_be_changes_nothing(child, error):
     assert books(manager) == before and contents(pool, list(range(9))) == list(range(9))
 
 
-def test_a_memory_budget_pays_for_whole_blocks_with_the_null_block_among_them():
+def test_a_memory_budget_buys_whole_blocks_including_the_null_block():
     assert blocks_in_budget(10_000, bytes_per_token=64, block_size=16) == 9
-    assert blocks_in_budget(1e4, bytes_per_token=64, block_size=16) == 9, "a budget of 2e9 bytes is a number too"
+    assert blocks_in_budget(1e4, bytes_per_token=64, block_size=16) == 9, "a float such as 2e9 is a valid budget"
     assert type(blocks_in_budget(1e4, bytes_per_token=64, block_size=16)) is int
     with pytest.raises(OutOfBlocks, match="give 2048 or more"):
         blocks_in_budget(2047, bytes_per_token=64, block_size=16)
@@ -237,4 +237,4 @@ def test_20_000_random_operations_keep_free_and_held_disjoint_and_complete():
         held = [block for table in manager.tables.values() for block in table.blocks]
         free = manager.allocator.free_blocks
         assert len(held) + len(free) == 40 and set(held).isdisjoint(free), f"step {step}: free + held is not the pool"
-        assert len(set(held)) == len(held), f"step {step}: two requests hold one block"
+        assert len(set(held)) == len(held), f"step {step}: two requests hold the same block"

@@ -1,4 +1,4 @@
-"""Lesson 5. generate_all: answers in the prompts' order, an error for one that cannot run, nothing left behind."""
+"""Lesson 5. generate_all: answers in the order of the prompts, errors for invalid ones, nothing left behind."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_answers_come_in_the_order_of_the_prompts():
     check_empty(engine)
 
 
-def test_a_prompt_that_cannot_run_gets_its_error_and_its_neighbours_run():
+def test_an_invalid_prompt_gets_its_error_and_others_run():
     engine = make_engine()
     got = generate_all(engine, [[1, 2], [], [3] * 500, [4]], greedy(3), progress=False)
     assert [c.finish_reason for c in got] == ["length", "error", "error", "length"]
@@ -39,7 +39,7 @@ def test_a_prompt_that_cannot_run_gets_its_error_and_its_neighbours_run():
     check_empty(engine)
 
 
-def test_a_prompt_of_another_kind_gets_its_error_and_its_neighbours_run():
+def test_a_prompt_of_the_wrong_type_gets_its_error_and_others_run():
     engine = make_engine()
     got = generate_all(engine, [[1, 2], "one", [1, 2.5], 7], greedy(3), progress=False)
     assert [c.finish_reason for c in got] == ["length", "error", "error", "error"]
@@ -47,7 +47,7 @@ def test_a_prompt_of_another_kind_gets_its_error_and_its_neighbours_run():
     check_empty(engine)
 
 
-def test_logprobs_come_if_asked_for():
+def test_logprobs_are_returned_when_requested():
     plain, told = generate_all(
         make_engine(),
         [[1, 2], [1, 2]],
@@ -58,13 +58,13 @@ def test_logprobs_come_if_asked_for():
     assert [top[0][0] for _, top in told.logprobs] == told.token_ids, "greedy takes the most likely token"
 
 
-def test_as_many_params_as_prompts():
+def test_the_number_of_params_must_match_the_prompts():
     with pytest.raises(UserError, match="2 prompts and 3 params"):
         generate_all(make_engine(), [[1], [2]], [greedy(1)] * 3)
 
 
 @pytest.mark.parametrize("params", [None, [None], "greedy", 3, [greedy(1), None]])
-def test_params_of_another_type_are_refused_before_anything_runs(params):
+def test_params_of_the_wrong_type_are_refused_before_anything_runs(params):
     engine = make_engine()
     with pytest.raises(UserError) as caught:
         generate_all(engine, [[1]], params, progress=False)
@@ -72,7 +72,7 @@ def test_params_of_another_type_are_refused_before_anything_runs(params):
     check_empty(engine)
 
 
-def test_stop_strings_need_text_and_are_refused_without():
+def test_stop_strings_are_refused_without_text():
     engine = make_engine()
     with pytest.raises(UserError) as caught:
         generate_all(engine, [[1], [2]], SamplingParams(stop="x"), progress=False)
@@ -114,11 +114,11 @@ def test_an_interrupted_run_leaves_nothing_behind():
     assert generate_all(engine, [[1, 2]], greedy(2), progress=False)[0].finish_reason == "length"
 
 
-def test_no_prompts_no_answers():
+def test_no_prompts_give_no_answers():
     assert generate_all(make_engine(), [], greedy(1), progress=False) == []
 
 
-def test_a_line_of_figures_at_the_end(capsys):
+def test_a_summary_line_is_printed_at_the_end(capsys):
     generate_all(make_engine(), [[1, 2], [3]], greedy(4))
     out, err = capsys.readouterr()
     assert out == "" and "2 prompts: 8 new tokens" in err and "2 length" in err and "0 preemptions" in err

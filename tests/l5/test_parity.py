@@ -1,4 +1,4 @@
-"""Lesson 5. Tokens equal Hugging Face's alone: batched, in chunks of every size, preempted at any moment, abandoned."""
+"""Lesson 5. Tokens equal Hugging Face's: batched, in chunks of any size, preempted after any step, beside aborts."""
 
 import functools
 
@@ -17,7 +17,7 @@ NEW = 16
 
 @functools.cache
 def prompt_and_answer(family, length, new_tokens=NEW):
-    """A prompt and what Hugging Face makes of it alone."""
+    """Return a prompt and Hugging Face's answer to it alone."""
     _, hf = both(family)
     prompt = some_ids(length, hf.config.vocab_size, seed=length)
     return prompt, hf_greedy(hf, prompt, new_tokens)
@@ -33,7 +33,7 @@ def engine_for(family=FAMILY, num_blocks=64, block_size=8, **limits):
         scheduler_config=SchedulerConfig(**limits),
     )
     for tensor in (*engine.runner.pool.K, *engine.runner.pool.V):
-        tensor.fill_(float("nan"))  # the null block, and every slot that nobody has written
+        tensor.fill_(float("nan"))  # the null block and every unwritten slot
     return engine
 
 
@@ -47,7 +47,7 @@ def check_answers(finished, lengths, family=FAMILY, new_tokens=NEW):
     for length in lengths:
         got, want = finished[str(length)].output_ids, prompt_and_answer(family, length, new_tokens)[1]
         where = next((i for i, pair in enumerate(zip(got, want, strict=False)) if pair[0] != pair[1]), None)
-        assert got == want, f"the prompt of {length} tokens: new token {where} is not the one it gets alone"
+        assert got == want, f"the prompt of {length} tokens: new token {where} differs from the one it gets alone"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -64,7 +64,7 @@ def test_a_pool_at_a_quarter_of_the_load_finishes_all(block_size):
     engine = engine_for(num_blocks=max(max(need), sum(need) // 4) + 1, block_size=block_size)
     add(engine, LENGTHS)
     check_answers(drain(engine), LENGTHS)
-    assert engine.scheduler.num_preemptions > 0, "nobody was preempted: no test of it"
+    assert engine.scheduler.num_preemptions > 0, "no request was preempted, so this tests nothing"
     check_empty(engine)
 
 
@@ -87,7 +87,7 @@ def test_requests_that_arrive_at_different_steps():
 
 @pytest.mark.parametrize("steps", range(1, 13))
 def test_the_only_request_preempted_after_any_step(steps):
-    # 21 tokens in chunks of 5 in blocks of 8: after step 1 to 4 it is in mid-chunk, the 4th new token fills a block
+    # 21 tokens, chunks of 5, blocks of 8: in mid-prompt after steps 1 to 4; the 4th new token fills a block
     engine = engine_for(chunked_prefill_size=5)
     add(engine, [21], new_tokens=10)
     for _ in range(steps):
@@ -100,7 +100,7 @@ def test_the_only_request_preempted_after_any_step(steps):
     check_empty(engine)
 
 
-def test_preempted_again_and_again():
+def test_one_request_preempted_again_and_again():
     engine, finished = engine_for(chunked_prefill_size=16), {}
     add(engine, [21], new_tokens=20)
     for step in range(100):

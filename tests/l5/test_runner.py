@@ -1,4 +1,4 @@
-"""Lesson 5. The runner: a step's plan by array operations, equal to lesson 3's, and the rows that choose tokens."""
+"""Lesson 5. The runner: a step's plan, equal to lesson 3's, and the rows that need logits."""
 
 import random
 from array import array
@@ -36,9 +36,9 @@ def test_prefills_chunks_and_decodes_share_one_plan():
     )
     assert meta.slot_mapping.tolist() == [20, 21, 22, 28, 14, 15, 4, 5], "slot = block * 4 + offset"
     assert meta.seq_lens_kv.tolist() == [3, 5, 6], (
-        "a chunk sees what is before it and itself, not the rest of its prompt"
+        "a chunk sees itself and everything before it, not the rest of its prompt"
     )
-    assert meta.block_table.tolist() == [[5, 0], [2, 7], [3, 1]], "short rows are filled up with the null block"
+    assert meta.block_table.tolist() == [[5, 0], [2, 7], [3, 1]], "short rows are padded with the null block"
     assert meta.block_size == 4
 
 
@@ -46,8 +46,8 @@ def test_the_tokens_fed_are_those_of_the_chunks():
     assert plan_step(MIXED, 4, CPU).token_ids.tolist() == [1, 2, 3, 5, 3, 4, 5, 6]
 
 
-def test_logits_are_wanted_for_the_last_row_of_each_chunk_that_samples():
-    assert plan_step(MIXED, 4, CPU).rows.tolist() == [2, 3], "the third chunk ends in mid-prompt and chooses no token"
+def test_logits_are_computed_for_the_last_row_of_each_chunk_that_samples():
+    assert plan_step(MIXED, 4, CPU).rows.tolist() == [2, 3], "the third chunk ends in mid-prompt and samples no token"
     assert plan_step(MIXED[2:], 4, CPU).rows.tolist() == []
 
 
@@ -63,7 +63,7 @@ def test_kernel_tables_are_int32_and_torch_indices_int64():
         assert tensor.dtype == torch.int64, f"{name} is {tensor.dtype}; torch indexes with int64"
 
 
-def test_blocks_that_a_chunk_does_not_reach_yet_are_in_the_table_and_not_in_the_slots():
+def test_blocks_beyond_a_chunk_are_in_the_table_but_not_in_the_slots():
     meta = plan_step([chunk(30, 4, 6, [9, 8, 7, 6])], 4, CPU).meta
     assert meta.block_table.tolist() == [[9, 8, 7, 6]] and meta.slot_mapping.tolist() == [32, 33]
 
@@ -74,7 +74,7 @@ def test_blocks_that_a_chunk_does_not_reach_yet_are_in_the_table_and_not_in_the_
     spans=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=9),
     seed=st.integers(0, 99),
 )
-def test_the_plan_is_lesson_3_s(size, spans, seed):
+def test_the_plan_equals_lesson_3_s(size, spans, seed):
     allocator = BlockAllocator(800, size)
     random.Random(seed).shuffle(allocator.free_blocks)
     simple, chunks = [], []
@@ -89,7 +89,7 @@ def test_the_plan_is_lesson_3_s(size, spans, seed):
 
 
 class Echo:
-    """A model that gives back what it was called with."""
+    """A model that returns its arguments."""
 
     def __call__(self, token_ids, kv, meta, rows=None):
         return token_ids, kv, meta, rows

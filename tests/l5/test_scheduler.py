@@ -1,4 +1,4 @@
-"""Lesson 5. The scheduler's decisions, one at a time, on queues put together by hand."""
+"""Lesson 5. The scheduler's decisions, one at a time, on hand-made queues."""
 
 import pytest
 
@@ -10,19 +10,19 @@ from tests.l5.helpers import EOS, CountingManager, greedy, request_of, scheduler
 
 
 def decoding(manager, name, tokens=5):
-    """A request that runs and has one token to compute, `tokens` in all."""
+    """Return a running request with one token left to compute, `tokens` in total."""
     return manager.holding(request_of(tokens - 1, name=name, computed=tokens - 1, outputs=[9]), tokens - 1)
 
 
 def prefilling(manager, name, prompt_len, computed):
-    """A request that runs and is in the middle of its prompt."""
+    """Return a running request in the middle of its prompt."""
     return manager.holding(request_of(prompt_len, name=name, computed=computed), computed)
 
 
-# --- who goes on, and with how much
+# --- which requests continue, and with how many tokens
 
 
-def test_each_who_decodes_gets_one_token():
+def test_each_decoding_request_gets_one_token():
     manager = CountingManager()
     scheduler = scheduler_with(manager, running=[decoding(manager, "a"), decoding(manager, "b", tokens=8)])
     assert spans(scheduler.continue_running(16)) == [("a", 4, 5), ("b", 7, 8)]
@@ -33,16 +33,18 @@ def test_a_prompt_gets_what_the_decodes_leave_of_the_budget():
     running = [prefilling(manager, "a", 20, computed=4), decoding(manager, "b"), decoding(manager, "c")]
     chunks = scheduler_with(manager, running=running).continue_running(8)
     assert spans(chunks) == [("b", 4, 5), ("c", 4, 5), ("a", 4, 10)], (
-        "of a budget of 8 the two decodes take 2, first; the prompt, though it came before, takes the 6 that are left"
+        "of a budget of 8 the two decodes take 2 first; the prompt, although it arrived earlier, gets the remaining 6"
     )
 
 
-def test_a_long_prompt_does_not_starve_those_who_decode():
+def test_a_long_prompt_does_not_starve_decoding_requests():
     manager = CountingManager(usable=80)
     running = [prefilling(manager, "a", 200, computed=0), *(decoding(manager, name) for name in "bcdefgh")]
     chunks = scheduler_with(manager, running=running).continue_running(8)
     got = {chunk.request.id for chunk in chunks}
-    assert got >= set("bcdefgh"), f"{sorted(set('bcdefgh') - got)} decode and got no token: the prompt took the budget"
+    assert got >= set("bcdefgh"), (
+        f"{sorted(set('bcdefgh') - got)} should decode but got no token: the prompt took the budget"
+    )
     assert sum(stop - start for _, start, stop in spans(chunks)) <= 8, "the step is larger than its token budget"
 
 
@@ -51,18 +53,18 @@ def test_no_step_is_larger_than_its_budget():
     running = [prefilling(manager, name, 10, computed=0) for name in "ab"]
     assert spans(scheduler_with(manager, running=running).continue_running(13)) == [("a", 0, 10), ("b", 0, 3)]
     assert spans(scheduler_with(manager, running=running).continue_running(10)) == [("a", 0, 10)], (
-        "a chunk of no tokens is none"
+        "do not make empty chunks"
     )
 
 
-def test_a_chunk_is_at_most_max_chunk_tokens():
+def test_a_chunk_has_at_most_chunked_prefill_size_tokens():
     manager = CountingManager()
     running = [prefilling(manager, name, 10, computed=2) for name in "ab"]
     chunks = scheduler_with(manager, running=running, chunked_prefill_size=3).continue_running(16)
     assert spans(chunks) == [("a", 2, 5), ("b", 2, 5)]
 
 
-def test_chunks_bring_blocks_for_their_tokens():
+def test_chunks_hold_blocks_for_their_tokens():
     manager = CountingManager()
     running = [decoding(manager, "a", tokens=5), prefilling(manager, "b", 9, computed=0)]
     chunks = scheduler_with(manager, running=running).continue_running(16)
@@ -78,161 +80,167 @@ def test_only_a_chunk_that_ends_with_the_newest_token_samples():
 # --- promises and preemption
 
 
-def test_promises_that_fit_preempt_nobody():
+def test_promises_that_fit_preempt_no_request():
     manager = CountingManager(usable=5)
     running = [decoding(manager, "a", tokens=5), prefilling(manager, "b", 12, computed=4)]
     scheduler = scheduler_with(manager, running=running)
-    assert scheduler.make_room() == 0, "5 blocks, 2 held, 1 owed to a's fifth token, 2 to the rest of b's prompt"
+    assert scheduler.make_room() == 0, (
+        "of 5 blocks 2 are held, 1 is owed to a's fifth token and 2 to the rest of b's prompt"
+    )
     assert scheduler.running == running
 
 
-def test_the_free_blocks_that_nobody_was_promised_are_the_answer():
+def test_make_room_returns_the_free_blocks_that_are_not_promised():
     manager = CountingManager(usable=9)
     running = [decoding(manager, "a", tokens=5), prefilling(manager, "b", 12, computed=4)]
     assert scheduler_with(manager, running=running).make_room() == 4
 
 
-def test_the_last_come_gives_way():
+def test_the_newest_request_is_preempted():
     manager = CountingManager(usable=3)
     running = [decoding(manager, name, tokens=5) for name in "abc"]
     scheduler = scheduler_with(manager, running=running)
     scheduler.make_room()
-    assert [r.id for r in scheduler.running] == ["a"], "a and b each want one more block; c gives way, and then b"
+    assert [r.id for r in scheduler.running] == ["a"], "a and b each need one more block; c is preempted, and then b"
     assert [r.id for r in scheduler.waiting] == ["b", "c"], (
-        "the last come gives way, never the first: b and c wait again"
+        "preempt the newest request, never the oldest: b and c wait again"
     )
 
 
-def test_only_as_many_give_way_as_must():
+def test_no_more_requests_are_preempted_than_necessary():
     manager = CountingManager(usable=4)
     running = [decoding(manager, name, tokens=5) for name in "abc"]
     scheduler = scheduler_with(manager, running=running)
     assert scheduler.make_room() == 0
-    assert [r.id for r in scheduler.running] == ["a", "b"], "c's block is what a and b need, with the one that is free"
+    assert [r.id for r in scheduler.running] == ["a", "b"], "a and b need two blocks: the free one and c's"
 
 
-def test_who_is_preempted_will_compute_all_its_tokens_again():
+def test_a_preempted_request_computes_all_its_tokens_again():
     manager = CountingManager()
     request = manager.holding(request_of(6, computed=7, outputs=[11, 12]), 7)
     scheduler = scheduler_with(manager, running=[request])
     scheduler.preempt(request)
-    assert request.num_computed_tokens == 0, "its blocks are gone, and its KV with them: nothing is computed any more"
+    assert request.num_computed_tokens == 0, "its blocks are gone, and its KV with them: no token counts as computed"
     assert request.token_ids == [1, 2, 3, 4, 5, 6, 11, 12], (
-        "the answer so far stays: it is computed again as a prompt is"
+        "the answer so far stays: it is computed again like a prompt"
     )
     assert (scheduler.running, scheduler.waiting, request.num_preemptions) == ([], [request], 1)
-    assert manager.log == [("free", "a", [1, 2, 3, 4, 5, 6, 11])], "blocks go back; 7 tokens had their KV written"
+    assert manager.log == [("free", "a", [1, 2, 3, 4, 5, 6, 11])], "the blocks are freed; 7 tokens had KV"
 
 
-def test_who_is_preempted_waits_before_all_who_came_later():
+def test_a_preempted_request_waits_ahead_of_later_arrivals():
     manager = CountingManager()
     running = [decoding(manager, name) for name in "ab"]
     scheduler = scheduler_with(manager, running=running, waiting=[request_of(3, name=name) for name in "cd"])
     scheduler.preempt(running[1])
-    assert [r.id for r in scheduler.waiting] == ["b", "c", "d"], "b came before c: it must not queue at the end"
+    assert [r.id for r in scheduler.waiting] == ["b", "c", "d"], (
+        "b arrived before c: it must not go to the end of the queue"
+    )
 
 
 # --- admission
 
 
-def test_who_waits_is_admitted_in_order_with_a_first_chunk():
+def test_waiting_requests_are_admitted_in_order_with_a_first_chunk():
     scheduler = scheduler_with(waiting=[request_of(6, name="a"), request_of(5, name="b")])
-    assert spans(scheduler.admit(budget=8, spare=8)) == [("a", 0, 6), ("b", 0, 2)], "the budget of 8 ends in b's prompt"
+    assert spans(scheduler.admit(budget=8, spare=8)) == [("a", 0, 6), ("b", 0, 2)], (
+        "the budget of 8 runs out in b's prompt"
+    )
     assert [r.id for r in scheduler.running] == ["a", "b"] and scheduler.waiting == []
 
 
-def test_nobody_is_admitted_without_a_token_to_compute():
+def test_no_request_is_admitted_without_a_token_to_compute():
     scheduler = scheduler_with(waiting=[request_of(8, name="a"), request_of(5, name="b")])
     assert spans(scheduler.admit(budget=8, spare=8)) == [("a", 0, 8)]
     assert [r.id for r in scheduler.waiting] == ["b"]
 
 
-def test_several_prompts_admitted_in_one_step_count_what_is_promised_to_each():
+def test_admissions_in_one_step_count_every_promise():
     waiting = [request_of(20, name="a"), request_of(12, name="b"), request_of(4, name="c")]
     scheduler = scheduler_with(CountingManager(usable=7), waiting=waiting, chunked_prefill_size=4)
     admitted = scheduler.admit(budget=16, spare=7)
     assert spans(admitted) == [("a", 0, 4)], (
-        "a was promised 5 of 7 blocks though its first chunk took one; b needs 3 of 2, and c must not overtake"
+        "a was promised 5 of 7 blocks, although its first chunk took one; b needs 3 of the other 2; c must not overtake"
     )
     assert [r.id for r in scheduler.waiting] == ["b", "c"]
 
 
-def test_who_is_not_admitted_holds_nothing():
+def test_a_request_that_is_not_admitted_holds_nothing():
     manager = CountingManager(usable=7)
     scheduler = scheduler_with(manager, waiting=[request_of(20, name="a"), request_of(12, name="b")])
     scheduler.admit(budget=64, spare=7)
     assert set(manager.held) == {"a"}, "b does not fit: ask for its cost first, so that nothing has to be undone"
 
 
-def test_room_that_is_promised_to_those_who_run_is_not_given_away():
+def test_blocks_promised_to_running_requests_are_not_given_away():
     scheduler = scheduler_with(CountingManager(usable=8), waiting=[request_of(12, name="a")])
-    assert scheduler.admit(budget=16, spare=2) == [], "8 blocks are free, but only 2 of them are promised to nobody"
+    assert scheduler.admit(budget=16, spare=2) == [], "8 blocks are free, but 6 of them are promised"
 
 
-def test_not_more_than_max_running_run():
+def test_no_more_than_max_num_seqs_run():
     manager = CountingManager()
     waiting = [request_of(1, name=name) for name in "bcd"]
     scheduler = scheduler_with(manager, running=[decoding(manager, "a")], waiting=waiting, max_num_seqs=3)
     assert spans(scheduler.admit(budget=16, spare=6)) == [("b", 0, 1), ("c", 0, 1)]
 
 
-def test_watermark_is_left_for_those_who_run_and_none_is_needed_alone():
+def test_the_watermark_stays_free_per_running_request():
     manager = CountingManager(usable=8)
     running = [decoding(manager, name, tokens=4) for name in "ab"]
     scheduler = scheduler_with(manager, running=running, waiting=[request_of(20, name="c")], watermark=1.0)
-    assert scheduler.admit(budget=16, spare=6) == [], "c needs 5 of 6, and a and b will soon want one block each"
+    assert scheduler.admit(budget=16, spare=6) == [], "c needs 5 of 6, and a and b will soon need one block each"
     assert spans(scheduler.admit(budget=16, spare=7)) == [("c", 0, 16)]
     alone = scheduler_with(CountingManager(usable=5), waiting=[request_of(20, name="c")], watermark=1.0)
     assert spans(alone.admit(budget=16, spare=5)) == [("c", 0, 16)]
 
 
-def test_tokens_that_are_there_already_are_not_computed():
+def test_tokens_that_already_have_kv_are_not_computed():
     manager = CountingManager(usable=8, cached=8)
     scheduler = scheduler_with(manager, waiting=[request_of(12, name="a")])
-    assert spans(scheduler.admit(budget=16, spare=3)) == [("a", 8, 12)], "allocate said that 8 of 12 are there"
+    assert spans(scheduler.admit(budget=16, spare=3)) == [("a", 8, 12)], "allocate said that 8 of 12 tokens have KV"
     assert scheduler.running[0].num_cached_tokens == 8
 
 
-def test_a_request_that_should_wait_a_step_keeps_its_place_and_the_next_may_begin():
+def test_a_request_told_to_wait_keeps_its_place_and_the_next_may_start():
     manager = CountingManager(held_back=6)
     scheduler = scheduler_with(manager, waiting=[request_of(6, name="a"), request_of(5, name="b")])
     assert spans(scheduler.admit(budget=16, spare=8)) == [("b", 0, 5)], (
-        "a should wait a step, and b has nothing to wait for"
+        "a should wait a step, b has nothing to wait for"
     )
     assert [r.id for r in scheduler.waiting] == ["a"] and set(manager.held) == {"b"}, (
         "a request that waits holds nothing"
     )
     manager.held_back = None
-    assert spans(scheduler.admit(budget=16, spare=6)) == [("a", 0, 6)], "a step later there is nothing to wait for"
-    assert [r.id for r in scheduler.running] == ["a", "b"], "a came first and still has its place"
+    assert spans(scheduler.admit(budget=16, spare=6)) == [("a", 0, 6)], "one step later a has nothing to wait for"
+    assert [r.id for r in scheduler.running] == ["a", "b"], "a arrived first and has kept its place"
 
 
-def test_the_next_gets_no_block_that_a_request_which_waits_a_step_will_need():
+def test_blocks_for_a_request_told_to_wait_are_set_aside():
     manager = CountingManager(usable=7, held_back=20)
     waiting = [request_of(20, name="a"), request_of(12, name="b"), request_of(4, name="c")]
     assert scheduler_with(manager, waiting=waiting).admit(budget=32, spare=7) == [], (
-        "a waits a step and will need 5 of 7 blocks: set them aside, then b's 3 do not fit, and c must not overtake b"
+        "a waits a step and will need 5 of 7 blocks: set them aside; then b's 3 do not fit, and c must not overtake b"
     )
 
 
-def test_the_next_gets_no_seat_and_no_watermark_of_a_request_that_waits_a_step():
+def test_the_seat_and_watermark_of_a_request_told_to_wait_are_set_aside():
     waiting = [request_of(6, name="a"), request_of(5, name="b"), request_of(4, name="c")]
     scheduler = scheduler_with(CountingManager(held_back=6), waiting=list(waiting), max_num_seqs=2)
-    assert spans(scheduler.admit(budget=16, spare=8)) == [("b", 0, 5)], "of two seats one is a's: c has to wait for it"
+    assert spans(scheduler.admit(budget=16, spare=8)) == [("b", 0, 5)], "one of the two seats is a's, so c has to wait"
     for spare, admitted in ((5, ["b"]), (4, [])):
         scheduler = scheduler_with(CountingManager(held_back=6), waiting=waiting[:2], watermark=1.0)
         assert [c.request.id for c in scheduler.admit(budget=16, spare=spare)] == admitted, (
-            "2 blocks for a, 2 for b, and one is left free for a, which will run beside b"
+            "2 blocks for a, 2 for b, and one left free for a, which will run beside b"
         )
 
 
-def test_with_the_whole_answer_promised_fewer_are_admitted():
+def test_with_whole_answers_promised_fewer_requests_are_admitted():
     waiting = [request_of(4, max_tokens=9, name=name) for name in "ab"]
     scheduler = scheduler_with(CountingManager(usable=5), waiting=waiting, reserve_answers=True)
-    assert spans(scheduler.admit(budget=16, spare=5)) == [("a", 0, 4)], "4 + 9 - 1 tokens are 3 blocks each"
+    assert spans(scheduler.admit(budget=16, spare=5)) == [("a", 0, 4)], "each needs 3 blocks for 4 + 9 - 1 tokens"
 
 
-# --- what a step brings
+# --- recording a step
 
 
 def test_a_token_for_each_chunk_that_samples():
@@ -244,7 +252,7 @@ def test_a_token_for_each_chunk_that_samples():
     assert {name: s.token_id for name, s in new.items()} == {"a": 21, "c": 22}, (
         "b's chunk is not the last of its prompt, so the second token is c's"
     )
-    assert [r.num_computed_tokens for r in running] == [5, 4, 6], "each chunk's tokens have their KV now"
+    assert [r.num_computed_tokens for r in running] == [5, 4, 6], "the tokens of each chunk have KV now"
     assert [r.output_ids for r in running] == [[9, 21], [], [22]]
     assert [entry for entry in manager.log if entry[0] == "commit"] == [
         ("commit", n, k) for n, k in zip("abc", (5, 4, 6), strict=True)
@@ -260,14 +268,16 @@ def test_an_answer_ends_with_its_stop_token_or_its_length(max_tokens, token, rea
     request = manager.holding(request_of(4, max_tokens, computed=4, outputs=[9]), 5)
     scheduler = scheduler_with(manager, running=[request])
     scheduler.update([Chunk(request, 4, 5, [])], [Sampled(token, None)])
-    assert request.finish_reason == reason, "a stop token is the reason even where it is the last one allowed"
+    assert request.finish_reason == reason, "a stop token is the reason even if it is also the last token allowed"
     assert request.output_ids == [9, token], "the stop token is part of the answer"
     if reason:
         assert not scheduler.requests and not scheduler.running
-        assert manager.log[-1] == ("free", "a", [1, 2, 3, 4, 9]), "the last token was chosen, and its KV never written"
+        assert manager.log[-1] == ("free", "a", [1, 2, 3, 4, 9]), (
+            "the last token was sampled, but its KV was never written"
+        )
 
 
-def test_what_was_aborted_while_the_step_ran_gets_no_token():
+def test_a_request_aborted_during_the_step_gets_no_token():
     manager = CountingManager()
     running = [decoding(manager, name) for name in "ab"]
     scheduler = scheduler_with(manager, running=running)
@@ -282,7 +292,7 @@ def test_what_was_aborted_while_the_step_ran_gets_no_token():
 
 
 @pytest.mark.parametrize("state", ["waiting", "mid-chunk", "decoding"])
-def test_whoever_ends_gives_everything_back_in_every_state(state):
+def test_a_request_frees_everything_when_it_ends_in_any_state(state):
     manager = CountingManager()
     request = request_of(9, name="a") if state == "waiting" else None
     request = request or (prefilling(manager, "a", 9, 4) if state == "mid-chunk" else decoding(manager, "a"))
@@ -293,7 +303,7 @@ def test_whoever_ends_gives_everything_back_in_every_state(state):
     assert (scheduler.running, scheduler.waiting, scheduler.requests) == ([], [], {})
 
 
-# --- who may come at all
+# --- which requests are accepted
 
 
 def test_a_request_that_can_never_fit_is_refused_at_once():
@@ -301,7 +311,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once():
     with pytest.raises(UserError, match="20 prompt tokens and 14 new ones need 9 blocks of 4; the whole pool has 8"):
         scheduler.add(request_of(20, max_tokens=14))
     assert scheduler.requests == {} and scheduler.waiting == []
-    scheduler.add(request_of(20, max_tokens=13))  # 32 tokens with KV: the last one needs none
+    scheduler.add(request_of(20, max_tokens=13))  # 32 tokens need KV: the last one does not
 
 
 def test_an_id_in_use_is_refused():
@@ -312,17 +322,15 @@ def test_an_id_in_use_is_refused():
     assert len(scheduler.waiting) == 1
 
 
-def test_first_come_first_served_and_priority_if_asked_for():
+def test_the_queue_is_first_come_first_served_or_by_priority():
     for policy, want in (("fcfs", ["a", "b", "c", "d"]), ("priority", ["c", "b", "d", "a"])):
         scheduler = scheduler_with(policy=policy)
         for name, priority in (("a", 5), ("b", 1), ("c", 0), ("d", 1)):
             scheduler.add(request_of(3, name=name, priority=priority))
-        assert [r.id for r in scheduler.waiting] == want, (
-            f"{policy}: smaller numbers first, and first come among equals"
-        )
+        assert [r.id for r in scheduler.waiting] == want, f"{policy}: smaller numbers first; equals in order of arrival"
 
 
-def test_with_priority_the_least_urgent_gives_way():
+def test_with_priorities_the_least_urgent_request_is_preempted():
     manager = CountingManager(usable=3)
     scheduler = scheduler_with(manager, policy="priority")
     for name, priority in (("a", 2), ("b", 0), ("c", 1)):
@@ -342,19 +350,19 @@ def test_with_priority_the_least_urgent_gives_way():
         (dict(max_num_batched_tokens="512"), "max_num_batched_tokens is '512'"),
         (dict(watermark=-1), "watermark is -1"),
         (dict(watermark=float("nan")), "watermark is nan"),
-        (dict(max_num_seqs=64, max_num_batched_tokens=63), "max_num_batched_tokens is 63 and max_num_seqs 64"),
+        (dict(max_num_seqs=64, max_num_batched_tokens=63), "max_num_batched_tokens is 63, but max_num_seqs is 64"),
         (dict(policy="lifo"), "no policy 'lifo'; choose one of fcfs, priority"),
     ],
 )
-def test_limits_that_cannot_be_kept_are_refused(limits, words):
+def test_invalid_limits_are_refused(limits, words):
     with pytest.raises(UserError, match=words):
         SchedulerConfig(**limits)
 
 
-def test_a_request_knows_from_few_numbers_where_it_stands():
+def test_a_request_derives_its_state_from_a_few_numbers():
     request = request_of(5, max_tokens=4, computed=5, outputs=[9])
     assert (request.num_uncomputed_tokens, request.is_prefilling, request.max_kv_tokens) == (1, False, 8)
     request.num_computed_tokens = 0
     assert request.num_uncomputed_tokens == 6 and request.is_prefilling, "after a preemption it prefills again"
-    assert request_of(1).is_prefilling, "a prompt of one token is a prompt"
+    assert request_of(1).is_prefilling, "a prompt of one token is a prefill too"
     assert Scheduler(CountingManager()).config.policy == "fcfs" and greedy().max_tokens == 8

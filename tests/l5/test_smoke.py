@@ -1,4 +1,4 @@
-"""Lesson 5. The smoke script and the lesson's pictures and figures."""
+"""Lesson 5. The smoke script and the lesson's figures."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_sixteen_prompts_through_a_pool_too_small_for_all(capsys):
     code, report = smoke(capsys, "--max-new-tokens", "12")
     assert code == 0 and report["match"] and len(report["requests"]) == 16
     kv = report["kv"]
-    assert kv["preemptions"] > 0, "nobody had to give way: the pool was not too small"
+    assert kv["preemptions"] > 0, "no request was preempted: the pool was not too small"
     assert kv["free_at_end"] == kv["blocks"] and kv["most_running"] > 1
 
 
@@ -45,12 +45,12 @@ def test_tokens_are_equal_in_chunks_of_any_size(capsys, options):
         (["--kernel", "fast"], "no attention kernel 'fast'"),
     ],
 )
-def test_what_will_not_do_exits_2_with_one_line(capsys, options, words):
+def test_invalid_options_exit_with_code_2_and_one_line(capsys, options, words):
     code, error = smoke(capsys, *options)
     assert code == 2 and words in error and len(error.strip().splitlines()) == 1, error
 
 
-def test_a_long_prompt_keeps_nobody_waiting_for_more_than_a_step(capsys):
+def test_a_long_prompt_delays_no_token_by_more_than_a_step(capsys):
     arguments = ["--decoders", "3", "--prompt-tokens", "200", "--steps", "12", "--budget", "32", "--json"]
     assert long_prompt.main(arguments) == 0
     report = json.loads(capsys.readouterr().out)
@@ -58,7 +58,7 @@ def test_a_long_prompt_keeps_nobody_waiting_for_more_than_a_step(capsys):
     assert set(report) == {"lesson 3, one step", "chunks, 32 tokens a step"}
 
 
-def test_what_admission_promises_decides_how_much_is_computed_twice():
+def test_larger_promises_mean_less_repeated_work():
     load = admission.load_of(48, seed=1)
     needs = [admission.blocks_of(*job) for job in load]
     bare, spare, whole = (
@@ -67,4 +67,4 @@ def test_what_admission_promises_decides_how_much_is_computed_twice():
     )
     assert bare["preemptions"] > spare["preemptions"] > whole["preemptions"] == 0
     assert bare["computed again, %"] > spare["computed again, %"] > whole["computed again, %"] == 0
-    assert bare["steps"] < whole["steps"], "who promises everything runs fewer at once"
+    assert bare["steps"] < whole["steps"], "promising whole answers admits fewer requests at once"

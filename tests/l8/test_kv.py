@@ -1,4 +1,4 @@
-"""Lesson 8. What lies in shared blocks is what the request that computed it wrote, and the answers are a cold run's."""
+"""Lesson 8. Shared blocks hold what the request that computed them wrote, and answers equal a cold run's."""
 
 import random
 
@@ -26,7 +26,7 @@ def greedy(max_tokens):
 
 
 class Driver:
-    """A manager, a pool and a model, driven by hand. `written` holds every row ever computed, by its prefix."""
+    """A manager, a pool and a model, driven by hand. `written` maps each prefix to every row ever computed for it."""
 
     def __init__(self, usable=40, kernel="auto"):
         self.model, self.hf = both(FAMILY)
@@ -41,14 +41,14 @@ class Driver:
         return request
 
     def chunk(self, name, count=None):
-        """Room for the next `count` tokens, or for all; the chunk to be run."""
+        """Reserve room for the next `count` tokens, or for all; return the chunk to run."""
         request = self.requests[name]
         start = request.num_computed_tokens
         stop = len(request.token_ids) if count is None else start + count
         return Chunk(request, start, stop, self.manager.grow(name, stop))
 
     def run(self, *chunks):
-        """One step; the logits of each chunk that samples."""
+        """Run one step; return the logits of each chunk that samples."""
         logits = self.runner.run(chunks)
         for chunk in chunks:
             for position in range(chunk.start, chunk.stop):
@@ -60,7 +60,7 @@ class Driver:
         return logits
 
     def row(self, block, offset):
-        """K and V of one slot in all layers, copied."""
+        """Return a copy of K and V of one slot in all layers."""
         return torch.stack([x[block, offset] for x in (*self.pool.K, *self.pool.V)])
 
     def end(self, *names):
@@ -69,7 +69,7 @@ class Driver:
             self.manager.free(name, request.computed_ids)
 
     def serve(self, name, tokens, count=None):
-        """A prompt from beginning to end, `count` tokens a step; the logits of its last token."""
+        """Run a prompt from beginning to end, `count` tokens per step; return the logits of its last token."""
         self.begin(name, tokens)
         while self.requests[name].num_uncomputed_tokens > (count or len(tokens)):
             self.run(self.chunk(name, count))
@@ -78,14 +78,14 @@ class Driver:
         return logits[0]
 
     def cold(self, tokens):
-        """Logits of the last token, and K and V rows of all tokens, as a pool of its own gives them."""
+        """Return the logits of the last token, and K and V rows of all tokens, computed in a fresh pool."""
         other = Driver()
         other.begin("cold", tokens)
         logits = other.run(other.chunk("cold"))
         return logits[0], [other.written[tuple(tokens[: i + 1])][0] for i in range(len(tokens))]
 
     def check(self):
-        """Every stored block holds, bit for bit, rows that were computed for these tokens; to rounding a cold run's."""
+        """Assert that stored blocks hold rows computed for their tokens, bit for bit, and near a cold run's."""
         stored = contents(self.manager.tree)
         longest = [key for _, key in stored if not any(o != key and o.startswith(key) for _, o in stored)]
         for key in longest:
@@ -96,7 +96,7 @@ class Driver:
                 row = self.row(block, position % SIZE)
                 made = self.written[tuple(tokens[: position + 1])]
                 assert any(torch.equal(row, other) for other in made), (
-                    f"block {block} holds at position {position} what nobody computed for these tokens"
+                    f"block {block} holds at position {position} a row that was never computed for these tokens"
                 )
                 torch.testing.assert_close(row, cold[position], rtol=1e-5, atol=1e-5)
 
@@ -128,7 +128,7 @@ def test_a_suffix_behind_a_cached_prefix_sees_no_future(kernel):
         reference,
         rtol=1e-4,
         atol=1e-4,
-        msg="eleven queries behind eight keys: the mask hangs from the bottom right",
+        msg="eleven queries behind eight keys: the mask must be aligned to the bottom right",
     )
 
 
@@ -152,7 +152,7 @@ def test_twins_that_did_not_wait_end_with_one_copy():
     driver.begin("b", prompt)
     a, b = driver.run(driver.chunk("a"), driver.chunk("b"))
     close(b, a)
-    assert driver.manager.tables["a"].blocks[:3] == driver.manager.tables["b"].blocks[:3], "b's own went back"
+    assert driver.manager.tables["a"].blocks[:3] == driver.manager.tables["b"].blocks[:3], "b's own blocks were freed"
     driver.end("a", "b")
     driver.check()
 
@@ -181,7 +181,7 @@ def test_stored_blocks_survive_a_write_behind_a_fork_and_behind_a_truncation():
     parent = driver.requests["a"]
     parent.token_ids.append(5)
     close(driver.run(driver.chunk("a"))[0], driver.cold([*prompt, 5])[0])
-    driver.manager.truncate("a", 6)  # into a block that is stored
+    driver.manager.truncate("a", 6)  # into a stored block
     parent.token_ids[6:], parent.num_computed_tokens = [7, 8, 9], 6
     close(driver.run(driver.chunk("a"))[0], driver.cold([*prompt[:6], 7, 8, 9])[0])
     driver.end("a", "b")
@@ -190,7 +190,7 @@ def test_stored_blocks_survive_a_write_behind_a_fork_and_behind_a_truncation():
 
 
 def turns(engine, rounds=4):
-    """A chat: each prompt is all that was said before, and something new."""
+    """Run a chat; each prompt is the whole conversation so far and something new."""
     history, asked = [], []
     for turn in range(rounds):
         history = history + some_ids(7, 160, turn)
@@ -216,7 +216,7 @@ def test_answers_are_hugging_face_s_in_chats_branches_and_small_pools(blocks, ch
         answers = [done.token_ids for done in generate_all(engine, prompts, greedy(9), progress=False)]
         asked += zip(prompts, answers, strict=True)
     for prompt, answer in asked:
-        assert answer == hf_greedy(hf, prompt, 9), "behind a cached prefix the tokens must be those of a cold run"
+        assert answer == hf_greedy(hf, prompt, 9), "behind a cached prefix, the tokens must equal a cold run's"
     manager = engine.scheduler.manager
     assert manager.stats.num_hits >= 6 and manager.blocks_by_state.held == 0
 
@@ -228,7 +228,7 @@ def test_the_last_token_of_an_answer_is_not_cached():
     [done] = generate_all(engine, [prompt], greedy(7), progress=False)  # 12 tokens in all: three whole blocks
     answer = done.token_ids
     assert engine.scheduler.manager.tree.peek(prompt + answer).num_tokens == 8, (
-        "the last token was chosen and never fed: its KV was never written, so its block must not be cached"
+        "the last token was sampled but never fed: its KV was never written, so its block must not be cached"
     )
     follow = prompt + answer + [3]
     assert generate_all(engine, [follow], greedy(5), progress=False)[0].token_ids == hf_greedy(hf, follow, 5)
@@ -245,4 +245,4 @@ def test_a_preempted_request_finds_what_it_had_computed():
     assert sum(each.num_preemptions for each in done) > 0
     for prompt, each in zip(prompts, done, strict=True):
         assert each.token_ids == hf_greedy(hf, prompt, 14)
-    assert engine.scheduler.manager.stats.num_hits > 0, "its blocks were stored when it gave way"
+    assert engine.scheduler.manager.stats.num_hits > 0, "its blocks were stored when it was preempted"

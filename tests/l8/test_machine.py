@@ -1,7 +1,7 @@
-"""Lesson 8. Tree, manager, counts and pool beside a plain dictionary of prefixes, through 100,000 calls.
+"""Lesson 8. Tree, manager, counts and pool alongside a plain dictionary of prefixes, through 100,000 calls.
 
-The pool is a dictionary of slots. A token's KV stands for all tokens up to it, as in a model: reading a block that
-holds anything else shows at once.
+The pool is a dictionary of slots. A token's KV is a digest of all tokens up to it, so reading a block with the wrong
+contents is noticed at once.
 """
 
 import random
@@ -24,7 +24,7 @@ FAMILIES = [random.Random(seed).choices(range(2), k=60) for seed in range(3)]
 
 
 class WatchedTree(RadixTree):
-    """Tells the world what it evicts, block by block, before anybody can take it."""
+    """Reports each evicted block to the world before it can be allocated again."""
 
     def evict(self, num_blocks):
         gone = super().evict(num_blocks)
@@ -34,7 +34,7 @@ class WatchedTree(RadixTree):
 
 
 class One:
-    """A request as the world sees it. `digests[i]` stands for the tokens 0 … i."""
+    """A request as the world sees it. `digests[i]` stands for tokens 0 … i."""
 
     def __init__(self, name, namespace, tokens):
         self.name, self.namespace, self.computed, self.is_landing = name, namespace, 0, False
@@ -51,13 +51,13 @@ class One:
         self.computed = min(self.computed, length)
 
     def prefixes(self, num_tokens):
-        """(namespace, tokens of the first 1, 2, … whole blocks)."""
+        """Return (namespace, tokens of the first 1, 2, … whole blocks) for each whole block."""
         key = key_of(self.tokens[:num_tokens])
         return [(self.namespace, key[: end * 4]) for end in range(SIZE, num_tokens + 1, SIZE)]
 
 
 class World:
-    """A manager, what it should have stored, and what its blocks should hold. `calls` counts what was asked of it."""
+    """A manager, what it should have stored, and what its blocks should hold. `calls` counts the manager's calls."""
 
     def __init__(self, policy=None):
         self.manager = PrefixCacheManager(USABLE + 1, SIZE, self.copy, policy=policy)
@@ -73,16 +73,16 @@ class World:
 
     def on_evicted(self, block):
         prefix = next((prefix for prefix, stored in self.stored.items() if stored == block), None)
-        assert prefix is not None, f"block {block} was evicted and had not been stored"
+        assert prefix is not None, f"block {block} was evicted but had never been stored"
         del self.stored[prefix]
         self.evicted += 1
         left = [p for p in self.stored if p[0] == prefix[0] and p[1].startswith(prefix[1])]
         assert not left, "a parent was evicted before its children"
-        assert self.manager.allocator.counts[block] == 0, f"block {block} was evicted while somebody holds it"
+        assert self.manager.allocator.counts[block] == 0, f"block {block} was evicted while it still has holders"
         assert block in self.manager.allocator.free_blocks, "an evicted block must really be free"
 
     def found(self, one, num_tokens):
-        """The stored blocks that a prompt begins with, by asking the dictionary for longer and longer prefixes."""
+        """Return the stored blocks that a prompt begins with, by looking up ever longer prefixes in the dictionary."""
         blocks = []
         for prefix in one.prefixes(num_tokens):
             if prefix not in self.stored:
@@ -93,7 +93,7 @@ class World:
     # What may happen
 
     def step(self, chance):
-        """Admit some, compute a chunk of everybody who fits, and commit, abort or finish each, as an engine does."""
+        """Admit some, compute a chunk of each request that fits, then commit, abort or finish it, as an engine does."""
         flying = [one for one in self.alive.values() if chance.random() < 0.7 and self.grow(one, chance)]
         for _ in range(chance.randrange(3)):
             one = self.admit(chance)
@@ -101,7 +101,7 @@ class World:
                 flying.append(one)
             elif one:
                 self.drop(one, computed=False)
-        if chance.random() < 0.05:  # the step fails: nobody's KV can be trusted
+        if chance.random() < 0.05:  # the step fails: no KV of it can be trusted
             for one in flying:
                 self.drop(one, computed=False)
             return
@@ -134,12 +134,12 @@ class World:
         assert manager.tables[one.name].blocks == want, "the tree must find what the dictionary finds"
         assert one.computed == len(want) * SIZE < len(one.tokens), "at least one token must be computed"
         taken = free - manager.num_free_blocks + manager.missing_blocks(one.name, len(one.tokens))
-        assert taken == cost.num_blocks, "an admission must take what it was said to cost"
+        assert taken == cost.num_blocks, "an admission must take exactly what `cost` returned"
         self.alive[one.name] = one
         return one
 
     def is_coming(self, one, index):
-        """Whether somebody writes block `index` of this prompt, and will store it."""
+        """Whether a running request is writing block `index` of this prompt and will store it."""
         end = (index + 1) * SIZE
         tables = [(other, self.manager.tables[name]) for name, other in self.alive.items()]
         return end < len(one.tokens) and any(
@@ -159,7 +159,7 @@ class World:
         )
 
     def grow(self, one, chance):
-        """Room for a chunk; False if there is none, and then nothing has changed."""
+        """Reserve room for a chunk. Return False, with nothing changed, if there is none."""
         if one.computed == len(one.tokens):
             one.extend(chance.choices(range(2)))
         one.stop = min(len(one.tokens), one.computed + chance.choice([1, 3, 4, 8, 40]))
@@ -176,7 +176,7 @@ class World:
         return True
 
     def write(self, one, stop):
-        """The forward pass of one chunk. What it writes nobody else may hold."""
+        """Run the forward pass of one chunk. The blocks it writes must have no other holders."""
         blocks = self.manager.tables[one.name].blocks
         for position in range(one.computed, stop):
             block, offset = blocks[position // SIZE], position % SIZE
@@ -202,7 +202,7 @@ class World:
         return None
 
     def store(self, one, num_tokens):
-        """Enter what is new; at its end, only up to the first block that a fork of it uses and has not locked."""
+        """Record newly stored blocks; at a request's end, only those before the first one that a fork shares."""
         table = self.manager.tables[one.name]
         others = {b for name, other in self.manager.tables.items() if name != one.name for b in other.blocks}
         for index, (prefix, block) in enumerate(zip(one.prefixes(num_tokens), table.blocks, strict=False)):
@@ -211,7 +211,7 @@ class World:
             self.stored.setdefault(prefix, block)
 
     def drop(self, one, computed):
-        """End it, in whatever state. What it computed is stored, unless it failed."""
+        """End a request in any state. What it computed is stored, unless it failed."""
         ids = one.tokens[: one.computed] if computed else []
         self.store(one, len(ids) // SIZE * SIZE)
         self.manager.free(one.name, ids)
@@ -274,20 +274,24 @@ class World:
         assert len(allocator.free_blocks) + len(allocator.held) == USABLE
 
     def check(self):
-        """Everything, by walking all there is."""
+        """Check everything, by walking all of it."""
         manager = self.manager
         self.check_counts()
         check_tree(manager.tree)
         locked = Counter(part for table in manager.tables.values() for part in table.node.path())
-        assert all(node.locks == locked[node] for node in nodes(manager.tree)), "a lock for each request, no more"
+        assert all(node.locks == locked[node] for node in nodes(manager.tree)), (
+            "each request must have exactly one lock on its path"
+        )
         assert contents(manager.tree) == self.stored, "the tree must hold what the dictionary holds"
         tables = [block for table in manager.tables.values() for block in table.blocks]
         for block in range(1, USABLE + 1):
             holders = tables.count(block) + (block in self.stored.values())
             assert manager.allocator.counts[block] == holders, f"block {block} has {holders} holders"
-            assert (block in manager.allocator.free_blocks) == (holders == 0), "free exactly when nobody holds it"
+            assert (block in manager.allocator.free_blocks) == (holders == 0), (
+                "a block is free exactly when it has no holders"
+            )
         cached = len(set(self.stored.values()) - set(tables))
-        assert manager.blocks_by_state.cached == cached, "what only the tree holds can be evicted, and nothing else"
+        assert manager.blocks_by_state.cached == cached, "exactly the blocks that only the tree holds are cached"
         self.check_kv()
 
     def check_kv(self):
@@ -296,7 +300,9 @@ class World:
             for index, token in enumerate(memoryview(key).cast("I")):
                 digest = hash((digest, token))
                 if index >= len(key) // 4 - SIZE:
-                    assert self.slots.get(block * SIZE + index % SIZE) == digest, "a stored block holds something else"
+                    assert self.slots.get(block * SIZE + index % SIZE) == digest, (
+                        "a stored block holds the KV of other tokens"
+                    )
         for one in self.alive.values():
             blocks = self.manager.tables[one.name].blocks
             for position in range(one.computed):
@@ -312,7 +318,7 @@ class World:
 
 
 class PrefixMachine(RuleBasedStateMachine):
-    """Hypothesis chooses the policy and what happens. A rule may be hundreds of calls: 100,000 are soon made."""
+    """Hypothesis chooses the policy and what happens. One rule may make hundreds of calls, to reach 100,000 quickly."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Lesson 8. The manager: what a request finds, what it leaves, and what happens between the two."""
+"""Lesson 8. The manager: what a request finds, what it leaves behind, and what happens in between."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.l8.trees import SIZE, contents, hang, tokens
 
 
 class StubTree:
-    """A tree that finds what it is told to, and notes what is asked of it."""
+    """A tree that finds what it is told to find, and records its calls."""
 
     def __init__(self, found=(), stored=None):
         self.width, self.num_evictable, self.log = SIZE * 4, 0, []
@@ -33,7 +33,7 @@ class StubTree:
 
 
 def manager_of(usable=12, cached=(), **options):
-    """A manager whose tree has each prompt of `cached`, put in by requests that have ended."""
+    """Return a manager whose tree has each prompt of `cached`, stored by requests that have ended."""
     manager = PrefixCacheManager(usable + 1, SIZE, **options)
     for prompt in cached:
         serve(manager, "before", prompt)
@@ -41,7 +41,7 @@ def manager_of(usable=12, cached=(), **options):
 
 
 def serve(manager, name, prompt, computed=None, end=True, **where):
-    """One request from its admission to its end; how many tokens it found."""
+    """Run one request from admission to its end; return how many tokens it found."""
     found = manager.allocate(name, prompt, **where)
     manager.grow(name, len(prompt))
     manager.commit(name, prompt, len(prompt))
@@ -51,7 +51,7 @@ def serve(manager, name, prompt, computed=None, end=True, **where):
 
 
 class PlainCounts(RefCountedAllocator):
-    """Lets go of blocks without a check."""
+    """Frees blocks without checks."""
 
     def free(self, blocks):
         for block in blocks:
@@ -62,7 +62,7 @@ class PlainCounts(RefCountedAllocator):
 
 
 def by_hand(counts, found=(), stored=None):
-    """A manager over a stub of a tree, with blocks that are held as often as `counts` says."""
+    """Return a manager over a stub tree, with blocks that have the reference counts of `counts`."""
     manager = manager_of()
     manager.allocator, manager.tree = PlainCounts(13, SIZE), StubTree(found, stored)
     for block, count in counts.items():
@@ -73,7 +73,7 @@ def by_hand(counts, found=(), stored=None):
 
 
 def table_of(manager, name, blocks, *names):
-    """A table that holds `blocks`, put together by hand; it was admitted with the tokens of `names`."""
+    """Return a table built by hand that holds `blocks`; it was admitted with the tokens of `names`."""
     table = PrefixTable(manager.allocator, key_of(tokens(*names)), None, manager.tree.node)
     table.blocks, table.num_tokens = list(blocks), len(blocks) * SIZE
     table.row.fromlist(table.blocks)
@@ -89,14 +89,14 @@ def test_a_request_begins_with_the_blocks_that_are_found():
     assert manager.allocate("a", tokens(1, 2, 3)) == 8, "two blocks of four tokens need not be computed"
     table = manager.tables["a"]
     assert (table.blocks, table.row.tolist(), table.num_tokens) == ([5, 6], [5, 6], 8)
-    assert manager.allocator.counts[5:7] == [2, 2], "the request holds what it found, beside the tree"
+    assert manager.allocator.counts[5:7] == [2, 2], "the request must hold the blocks it found, alongside the tree"
 
 
 def test_what_is_found_is_locked_by_the_same_call():
     manager = by_hand({})
     manager.allocate("a", tokens(1, 2, 3))
     assert manager.tree.log == [("match", 11, True)] or manager.tree.log == [("match", 8, True)], (
-        "match with lock=True: between a match and a later lock an eviction may take the blocks"
+        "match with lock=True: between a match and a later lock, an eviction may take the blocks"
     )
 
 
@@ -107,7 +107,7 @@ def test_at_least_one_token_of_a_cached_prompt_is_computed(length, most):
     assert manager.allocate("a", prompt) == most, "without a computed token there are no logits to choose from"
 
 
-def test_a_request_that_is_there_already_is_refused():
+def test_an_id_in_use_is_refused():
     manager = by_hand({})
     manager.allocate("a", tokens(1))
     with pytest.raises(ValueError, match="has a block table already"):
@@ -121,7 +121,7 @@ def test_an_eviction_between_match_and_allocation_spares_what_was_matched():
     assert manager.allocate("b", tokens(7, 8, 9, 6)) == 0
     manager.grow("b", 16)
     assert manager.tables["a"].blocks == mine and set(mine).isdisjoint(manager.tables["b"].blocks), (
-        "b needs room between a's match and a's own blocks; what a has matched must not be given away"
+        "b grows after a's match and before a's own growth: the blocks that a has matched must not be given to b"
     )
     with pytest.raises(OutOfBlocks, match="need 1 blocks, 0 free of 6"):
         manager.grow("a", 12)
@@ -133,17 +133,19 @@ def test_asking_for_the_cost_changes_nothing(prompt):
     before = contents(manager.tree), list(manager.allocator.counts), manager.blocks_by_state, manager.tree.now
     manager.cost(prompt, len(prompt))
     assert (contents(manager.tree), list(manager.allocator.counts), manager.blocks_by_state, manager.tree.now) == before
-    assert manager.tables == {} and manager.stats.num_lookups == 2, "a request that was not admitted is no lookup"
+    assert manager.tables == {} and manager.stats.num_lookups == 2, (
+        "a request that was not admitted does not count as a lookup"
+    )
 
 
 @pytest.mark.parametrize(
     "prompt, cost, what",
     [
         (tokens(8, 9), 2, "nothing is stored: two blocks"),
-        (tokens(1, 2, 6), 1, "a running request has locked both that are found: only the third"),
-        (tokens(3, 4, 6), 3, "two are found and could have been evicted: they are not free any more"),
+        (tokens(1, 2, 6), 1, "a running request has locked both blocks that are found: only the third"),
+        (tokens(3, 4, 6), 3, "two are found that were evictable: they no longer count as free"),
         (tokens(3, 6), 2, "one of the two on that edge is found, and the other can still be evicted"),
-        (tokens(1, 2, 7, 6), 2, "two are locked, one could be evicted, one is missing"),
+        (tokens(1, 2, 7, 6), 2, "two are locked, one is evictable, one is missing"),
     ],
 )
 def test_the_cost_is_what_an_admission_takes(prompt, cost, what):
@@ -163,7 +165,7 @@ def test_namespaces_keep_requests_apart():
     assert serve(manager, "c", tokens(1, 2, 3), namespace="one") == 8
 
 
-def test_the_hit_rate_is_of_requests_that_ran():
+def test_the_hit_rate_counts_admitted_requests():
     manager = manager_of()
     serve(manager, "a", tokens(1, 2, 3))
     serve(manager, "b", tokens(1, 2, 4, 5))
@@ -179,8 +181,8 @@ def test_chunks_are_stored_as_they_are_computed():
     manager.allocate("a", prompt)
     manager.grow("a", 6)
     manager.commit("a", prompt, 6)
-    assert len(contents(manager.tree)) == 1, "of six computed tokens one whole block can be shared"
-    assert manager.allocate("b", prompt) == 4, "a request that comes while a is in prefill finds a's first chunk"
+    assert len(contents(manager.tree)) == 1, "six computed tokens fill one block, which can be shared"
+    assert manager.allocate("b", prompt) == 4, "a request that arrives during a's prefill finds a's first chunk"
     manager.grow("a", 12)
     manager.commit("a", prompt, 12)
     assert len(contents(manager.tree)) == 3
@@ -191,7 +193,7 @@ def test_a_block_that_is_not_full_yet_is_not_stored():
     manager.allocate("a", prompt)
     manager.grow("a", 7)
     manager.commit("a", prompt, 7)
-    assert len(contents(manager.tree)) == 1, "the eighth token's KV is not written, so block 2 must not be found"
+    assert len(contents(manager.tree)) == 1, "the eighth token's KV is not written yet, so its block must not be found"
 
 
 def test_on_finish_only_tokens_with_kv_are_stored():
@@ -218,20 +220,20 @@ def test_duplicates_are_given_back_and_the_table_points_at_what_the_tree_has():
     table = table_of(manager, "b", [7, 8], 1, 2)
     manager.store(table, 2)
     assert (table.blocks, table.row.tolist()) == ([5, 6], [5, 6]), "the table must point at the blocks that stay"
-    assert manager.allocator.counts[5:9] == [2, 2, 0, 0], "b holds the tree's blocks now, and its own are free"
+    assert manager.allocator.counts[5:9] == [2, 2, 0, 0], "b must hold the tree's blocks now, and its own must be free"
     assert {7, 8} <= set(manager.allocator.free_blocks)
 
 
-def test_blocks_that_are_no_duplicates_stay():
+def test_only_duplicates_are_replaced():
     manager = by_hand({5: 1, 6: 1, 7: 1}, stored=[5, 6])
     table = table_of(manager, "b", [7, 6], 1, 2)
     manager.store(table, 2)
     assert table.blocks == [5, 6] and manager.allocator.counts[5:8] == [2, 1, 0]
 
 
-def test_two_that_computed_the_same_end_with_one_copy():
+def test_requests_that_computed_the_same_tokens_end_with_one_copy():
     manager, prompt = manager_of(), tokens(1, 2)
-    for name in "ab":  # both have computed three tokens, too few for a block that the other could find
+    for name in "ab":  # both have computed three tokens: no whole block that the other could find
         manager.allocate(name, prompt)
         manager.grow(name, 3)
     for name in "ab":
@@ -241,7 +243,7 @@ def test_two_that_computed_the_same_end_with_one_copy():
     for name in "ab":
         manager.commit(name, prompt, 8)
     assert manager.tables["a"].blocks == manager.tables["b"].blocks
-    assert manager.blocks_by_state == BlocksByState(free=10, held=2, cached=0), "the duplicates went back to the pool"
+    assert manager.blocks_by_state == BlocksByState(free=10, held=2, cached=0), "the duplicates must be freed"
     manager.free("a", prompt)
     assert manager.blocks_by_state.held == 2, "b still uses them"
     manager.free("b", prompt)
@@ -252,7 +254,7 @@ def test_two_that_computed_the_same_end_with_one_copy():
 
 
 def computing(prompt, num_tokens, **options):
-    """A manager in the middle of a step that computes the first tokens of request "a"."""
+    """Return a manager in the middle of a step that computes the first `num_tokens` tokens of request "a"."""
     manager = manager_of(**options)
     manager.allocate("a", prompt, "ours")
     manager.grow("a", num_tokens)
@@ -263,7 +265,7 @@ def test_a_twin_should_wait_until_the_tree_has_what_the_first_computes():
     manager = computing(tokens(1, 2, 3), 12)
     assert manager.cost(tokens(1, 2, 3), 12, "ours") == (3, True), "a computes these very blocks in this step"
     manager.commit("a", tokens(1, 2, 3), 12)
-    assert manager.cost(tokens(1, 2, 3), 12, "ours") == (1, False), "a step later two of three are there"
+    assert manager.cost(tokens(1, 2, 3), 12, "ours") == (1, False), "one step later, two of three are there"
 
 
 def test_a_twin_should_wait_for_each_chunk_of_what_it_shares():
@@ -275,7 +277,9 @@ def test_a_twin_should_wait_for_each_chunk_of_what_it_shares():
         manager.grow("a", stop)
         waits.append(manager.cost(twin, 20).should_wait)
         manager.commit("a", prompt, stop)
-    assert waits == [True, True, True, True, False, False], "three blocks are a's as well; what comes behind is its own"
+    assert waits == [True, True, True, True, False, False], (
+        "the twin shares its first three blocks with a; the rest is its own"
+    )
     assert manager.cost(twin, 20).num_blocks == 2
 
 
@@ -283,9 +287,9 @@ def test_a_twin_should_wait_for_each_chunk_of_what_it_shares():
     "other, namespace, why",
     [
         (tokens(1, 2), "theirs", "requests of another namespace share nothing"),
-        (tokens(6, 2), "ours", "other tokens have another KV"),
-        ([10, 11, 12, 99, *tokens(2)], "ours", "blocks are shared whole"),
-        (tokens(1), "ours", "its one block holds its last token, which it has to compute"),
+        (tokens(6, 2), "ours", "different tokens have different KV"),
+        ([10, 11, 12, 99, *tokens(2)], "ours", "only whole blocks are shared"),
+        (tokens(1), "ours", "its only block holds its last token, which it must compute itself"),
     ],
 )
 def test_only_a_twin_should_wait(other, namespace, why):
@@ -295,7 +299,7 @@ def test_only_a_twin_should_wait(other, namespace, why):
 
 
 def test_no_request_waits_for_what_the_tree_will_not_have():
-    answering = computing(tokens(1, 2)[:6], 6)  # an answer goes into its second block
+    answering = computing(tokens(1, 2)[:6], 6)  # its answer goes into its second block
     answering.commit("a", tokens(1, 2)[:6], 6)
     answering.grow("a", 8)
     assert not answering.cost(tokens(1, 2, 3), 12, "ours").should_wait, "an answer is stored when its request ends"
@@ -303,20 +307,22 @@ def test_no_request_waits_for_what_the_tree_will_not_have():
     cut.truncate("a", 6)
     assert cut.cost(tokens(1, 2, 3), 12, "ours").should_wait, "the first block still holds the prompt's tokens"
     cut.commit("a", tokens(1, 2, 3), 6)
-    assert not cut.cost(tokens(1, 2, 3), 12, "ours").should_wait, "what is written behind a cut may be anything"
+    assert not cut.cost(tokens(1, 2, 3), 12, "ours").should_wait, "what is written after a truncation may be anything"
     full = computing(tokens(1, 2, 3), 12, capacity=1)
     full.commit("a", tokens(1, 2, 3), 12)
-    assert not full.cost(tokens(1, 2, 3), 12, "ours").should_wait, "the tree has no room for the rest: it never comes"
+    assert not full.cost(tokens(1, 2, 3), 12, "ours").should_wait, (
+        "the tree has no room for the rest: it will never be stored"
+    )
 
 
 def test_no_request_waits_for_one_that_lags_behind_the_tree():
     manager = computing(tokens(1, 2, 3), 8)
-    serve(manager, "b", tokens(1, 2), namespace="ours")  # stored a's first two blocks before a has
+    serve(manager, "b", tokens(1, 2), namespace="ours")  # stores a's first two blocks before a does
     prompt = tokens(1, 2, 3)
-    assert not manager.cost(prompt, 12, "ours").should_wait, "the third block is what it lacks, and a is not there yet"
-    assert not manager.cost(prompt[:9], 9, "ours").should_wait, "it finds all that it can find"
+    assert not manager.cost(prompt, 12, "ours").should_wait, "it lacks the third block, and a is not computing that yet"
+    assert not manager.cost(prompt[:9], 9, "ours").should_wait, "it already finds all that it may use"
     manager.grow("a", 9)
-    assert manager.cost([*prompt, 99], 13, "ours").should_wait, "now a has begun with the third"
+    assert manager.cost([*prompt, 99], 13, "ours").should_wait, "now a has begun the third block"
 
 
 def test_a_twin_need_not_wait_once_the_first_is_gone():
@@ -325,8 +331,8 @@ def test_a_twin_need_not_wait_once_the_first_is_gone():
     manager.grow("a", 12)
     assert manager.cost(prompt, 12, "ours").should_wait
     manager.free("a", prompt[:6])  # aborted while the step runs, preempted, or failed
-    assert not manager.cost(prompt, 12, "ours").should_wait, "nobody computes it any more"
-    assert manager.allocate("b", prompt, "ours") == 4, "what a had computed is there"
+    assert not manager.cost(prompt, 12, "ours").should_wait, "no request is computing it any more"
+    assert manager.allocate("b", prompt, "ours") == 4, "a's computed block must be in the tree"
 
 
 # Room
@@ -339,7 +345,7 @@ def test_a_pool_full_of_cached_prefixes_still_admits():
     assert manager.tree.peek(tokens(7, 8, 9, 10, 11, 12)).num_tokens == 24
 
 
-def test_what_cannot_be_had_is_refused_and_evicts_nothing():
+def test_growth_beyond_the_pool_is_refused_and_evicts_nothing():
     manager = manager_of(6, cached=[tokens(1, 2), tokens(3)])
     serve(manager, "a", tokens(4, 5), end=False)
     manager.allocate("b", tokens(6, 7, 8, 9, 10, 11))
@@ -355,11 +361,11 @@ def test_evicted_blocks_are_handed_out_again():
     assert len(set(manager.grow("a", 12))) == 3
     assert manager.blocks_by_state == BlocksByState(free=0, held=3, cached=1)
     assert manager.tree.peek(tokens(1, 2)).num_tokens == 0 and manager.tree.peek(tokens(3, 4)).num_tokens == 4, (
-        "oldest first, tail first"
+        "the oldest prefix goes first, from its end"
     )
 
 
-def test_a_capacity_bounds_what_is_kept():
+def test_the_capacity_limits_what_is_kept():
     manager = manager_of(12, cached=[tokens(1, 2), tokens(3, 4), tokens(5, 6)], capacity=3)
     assert manager.blocks_by_state == BlocksByState(free=9, held=0, cached=3)
 
@@ -388,25 +394,25 @@ def test_a_fork_shares_until_one_of_the_two_writes():
     serve(manager, "a", tokens(1, 2)[:6], end=False)
     manager.fork("a", "b")
     first, last = manager.tables["a"].blocks
-    assert manager.blocks_by_state.held == 2 and copies == [], "a fork alone takes no block and copies nothing"
+    assert manager.blocks_by_state.held == 2 and copies == [], "a fork on its own must take no block and copy nothing"
     assert manager.missing_blocks("b", 7) == 1, "the next token goes into a shared block: a copy will be needed"
     manager.grow("b", 7)
     own = manager.tables["b"].blocks[1]
     assert copies == [([last], [own])] and own != last, "b must write into a copy of its own"
     assert manager.tables["a"].blocks == [first, last] and manager.allocator.counts[last] == 1
-    assert manager.missing_blocks("a", 7) == 0, "a is alone on its block now"
+    assert manager.missing_blocks("a", 7) == 0, "a is the only holder of its block now"
     manager.grow("a", 7)
     assert len(copies) == 1
 
 
-def test_a_request_cut_back_into_a_stored_block_writes_into_a_copy():
+def test_a_request_truncated_into_a_stored_block_writes_into_a_copy():
     manager = manager_of(copy=(copies := Copies()))
     serve(manager, "a", tokens(1, 2, 3), end=False)
     stored = contents(manager.tree)
     manager.truncate("a", 6)
     manager.grow("a", 7)
     assert len(copies) == 1 and manager.tables["a"].blocks[1] not in stored.values(), (
-        "block 2 is in the tree: others would read what a writes over it"
+        "block 2 is in the tree: other requests would read what a writes into it"
     )
     assert contents(manager.tree) == stored
     assert manager.tree.num_protected == 1 and manager.blocks_by_state == BlocksByState(free=8, held=2, cached=2)
@@ -421,7 +427,7 @@ def test_a_fork_to_an_id_in_use_is_refused():
     assert manager.allocator.counts[1] == 2, "a refused fork must change no count"
 
 
-def test_blocks_that_several_hold_are_no_target_of_a_copy():
+def test_a_shared_block_is_refused_as_the_target_of_a_copy():
     manager = manager_of(copy=(copies := Copies()))
     serve(manager, "a", tokens(1), end=False)
     manager.allocate("b", tokens(2))

@@ -1,4 +1,4 @@
-"""Lesson 8. The tree: matching, splitting, inserting, locking. Nobody counts blocks here; it is used alone."""
+"""Lesson 8. The tree on its own, without reference counts: matching, splitting, inserting, locking, evicting."""
 
 import random
 import re
@@ -16,7 +16,7 @@ from tests.l8.trees import SIZE, check_tree, contents, hang, nodes, small_tree, 
 
 
 class Holder:
-    """Notes what the tree holds and lets go."""
+    """Records which blocks the tree takes and releases."""
 
     def __init__(self):
         self.shared, self.freed = [], []
@@ -38,21 +38,21 @@ def test_a_split_keeps_tokens_and_blocks_in_order():
     assert (upper.key, trunk.key) == (key_of(tokens(1)), key_of(tokens(2, 3))), "and their tokens"
     assert tree.root.children == {(None, key_of(tokens(1))): upper} and upper.parent is tree.root
     assert upper.children == {(None, key_of(tokens(2))): trunk} and trunk.parent is upper
-    assert len(trunk.children) == 2, "what hung below the node hangs below its lower part"
+    assert len(trunk.children) == 2, "the node's children stay below its lower part"
 
 
 def test_a_split_of_a_locked_node_keeps_both_halves_locked():
     tree, trunk, *_ = small_tree()
     trunk.locks = 2
     upper = trunk.split(2, tree.width)
-    assert (upper.locks, trunk.locks) == (2, 2), "whoever has locked the lower half uses the upper half as well"
+    assert (upper.locks, trunk.locks) == (2, 2), "a request that has locked the lower half uses the upper half as well"
 
 
-def test_a_split_leaves_the_users_their_node():
+def test_after_a_split_the_lower_half_is_the_same_node():
     tree, trunk, leaf, _ = small_tree()
     trunk.split(1, tree.width)
-    assert [part.blocks for part in leaf.path()] == [[8], [6, 7], [5]], "the way up from below must pass both halves"
-    assert leaf.parent is trunk, "the lower half is the node that others already know"
+    assert [part.blocks for part in leaf.path()] == [[8], [6, 7], [5]], "the path up from a child must pass both halves"
+    assert leaf.parent is trunk, "the lower half must be the node that requests already refer to"
 
 
 def test_a_split_keeps_the_age_of_the_lower_part():
@@ -81,7 +81,7 @@ def test_match_finds_the_longest_stored_prefix(names, blocks):
 def test_match_counts_whole_blocks_only(extra):
     tree, *_ = small_tree()
     match = tree.match(tokens(1, 2) + tokens(3)[:extra])
-    assert match.blocks == [5, 6], "a block of which only some tokens agree cannot be shared"
+    assert match.blocks == [5, 6], "a block in which only some tokens are equal cannot be shared"
 
 
 def test_a_match_inside_an_edge_ends_at_a_node():
@@ -93,7 +93,7 @@ def test_a_match_inside_an_edge_ends_at_a_node():
 def test_prompts_that_share_only_their_first_token_share_nothing():
     tree, *_ = small_tree()
     stranger = [10, 99, 99, 99]
-    assert tree.match(stranger).blocks == [], "one equal token is not a block; only equal blocks are shared"
+    assert tree.match(stranger).blocks == [], "one equal token is not enough; only whole equal blocks are shared"
     node = tree.insert(stranger, [3]).node
     assert tree.match(stranger).blocks == [3] and tree.match(tokens(1, 2, 3)).blocks == [5, 6, 7], (
         "two prompts with the same first token must both stay findable: key children by a whole block"
@@ -112,7 +112,7 @@ def test_prompts_that_part_inside_a_block_share_the_blocks_before_it():
 def test_the_same_block_of_tokens_at_two_positions_has_two_blocks():
     tree = RadixTree(SIZE)
     tree.insert(tokens(1, 1, 1), [5, 6, 7])
-    assert tree.match(tokens(1, 1)).blocks == [5, 6], "the second 1 sees the first: its KV is another"
+    assert tree.match(tokens(1, 1)).blocks == [5, 6], "the second 1 sees the first, so its KV differs"
     assert tree.match(tokens(1, 1, 1, 1)).blocks == [5, 6, 7]
     assert tree.match(tokens(2, 1)).blocks == []
 
@@ -133,14 +133,14 @@ def test_blocks_whose_hashes_collide_are_told_apart(monkeypatch):
     assert tree.match(tokens(2)).blocks == [], "an equal hash is a guess: the tokens themselves must be compared"
     tree.insert(tokens(2), [6])
     assert tree.match(tokens(1)).blocks == [5] and tree.match(tokens(2)).blocks == [6], (
-        "an equal hash is a guess: two blocks that have one must both stay findable"
+        "an equal hash is a guess: two blocks with the same hash must both stay findable"
     )
 
 
 def test_namespaces_share_nothing():
     tree = RadixTree(SIZE)
     tree.insert(tokens(1, 2), [5, 6], namespace="one")
-    assert tree.match(tokens(1, 2), namespace="two").blocks == [], "what one tenant stores no other may find"
+    assert tree.match(tokens(1, 2), namespace="two").blocks == [], "no tenant may find what another has stored"
     assert tree.match(tokens(1, 2)).blocks == []
     tree.insert(tokens(1, 2), [7, 8], namespace="two")
     assert tree.match(tokens(1, 2), namespace="one").blocks == [5, 6]
@@ -156,7 +156,7 @@ def test_a_match_makes_the_whole_path_the_most_recently_used():
 def test_a_split_by_a_match_keeps_the_matched_part_fresh_and_the_rest_old():
     tree, trunk, *_ = small_tree()
     match = tree.match(tokens(1, 2))
-    assert match.node.last_used == tree.now > trunk.last_used == 3, "only the part that was asked for was used"
+    assert match.node.last_used == tree.now > trunk.last_used == 3, "only the matched part was used"
     assert match.node.num_hits == 1 and trunk.num_hits == 0
 
 
@@ -167,7 +167,7 @@ def test_peek_changes_nothing():
     assert (contents(tree), len(nodes(tree)), trunk.last_used, tree.stats.num_lookups) == before
 
 
-def test_peek_says_how_much_of_what_it_finds_could_be_evicted():
+def test_peek_counts_how_many_of_the_blocks_it_finds_are_evictable():
     tree, trunk, leaf, _ = small_tree()
     whole, part = tokens(1, 2, 3, 4), tokens(1, 2)
     assert (tree.peek(whole), tree.peek(part)) == ((16, 4), (8, 2)), "no request has locked any of it"
@@ -179,7 +179,7 @@ def test_peek_says_how_much_of_what_it_finds_could_be_evicted():
 
 def test_lookups_are_counted():
     tree, *_ = small_tree()
-    assert tree.stats.hit_rate == 0, "nobody has asked yet"
+    assert tree.stats.hit_rate == 0, "no lookups yet"
     tree.match(tokens(1, 2, 3, 7))
     tree.match(tokens(7))
     stats = tree.stats
@@ -191,7 +191,7 @@ def test_lookups_are_counted():
 
 
 def check_shape(tree):
-    """As check_tree, for trees put together by hand, whose leaves are in no queue."""
+    """Queue the leaves of a tree built by hand, then check it like any other."""
     for node in nodes(tree):
         tree.queue.add(node)
     check_tree(tree)
@@ -202,7 +202,7 @@ def test_insert_stores_what_is_new_behind_what_is_there():
     tree, trunk, *_ = small_tree(holder=holder)
     stored = tree.insert(tokens(1, 2, 3, 6, 7), [5, 6, 7, 11, 12])
     assert stored.blocks == [5, 6, 7, 11, 12] and stored.node.blocks == [11, 12] and stored.node.parent is trunk
-    assert holder.shared == [11, 12], "the tree holds the new blocks now, and no block twice"
+    assert holder.shared == [11, 12], "the tree must share the new blocks, each once, and no others"
     assert tree.num_blocks == 7
     check_shape(tree)
 
@@ -219,9 +219,9 @@ def test_insert_of_what_is_there_keeps_the_blocks_of_the_tree():
     tree, *_ = small_tree(holder=holder)
     stored = tree.insert(tokens(1, 2, 3, 4), [11, 12, 13, 14])
     assert stored.blocks == [5, 6, 7, 8], (
-        "the caller must learn which blocks the tree has, to use them in place of its own"
+        "the caller must learn which blocks the tree has, to use them instead of its own"
     )
-    assert holder.shared == [] and tree.num_blocks == 5, "duplicates are the caller's to give back"
+    assert holder.shared == [] and tree.num_blocks == 5, "freeing the duplicates is up to the caller"
 
 
 @pytest.mark.parametrize("count, blocks", [(8, [5]), (7, [5, 6]), (8, [5, 6, 7])])
@@ -241,12 +241,12 @@ def test_tokens_that_do_not_fill_the_blocks_are_refused(count, blocks):
         (dict(policy=LRU), "give an instance, such as LRU()"),
     ],
 )
-def test_a_tree_that_cannot_be_is_refused(options, words):
+def test_bad_options_are_refused(options, words):
     with pytest.raises(UserError, match=re.escape(words)):
         RadixTree(SIZE, **options)
 
 
-def test_capacity_evicts_the_least_recently_used_for_the_new():
+def test_over_capacity_the_least_recently_used_prefix_is_evicted():
     holder = Holder()
     tree = RadixTree(SIZE, holder, capacity=3)
     tree.insert(tokens(1, 2), [5, 6])
@@ -261,7 +261,7 @@ def test_over_capacity_the_end_of_a_prefix_is_left_out():
     tree = RadixTree(SIZE, capacity=3)
     locked = tree.insert(tokens(1, 2), [5, 6], lock=True)
     stored = tree.insert(tokens(3, 4, 5), [7, 8, 9])
-    assert stored.blocks == [7], "what is locked stays, so one block is left for the new prefix"
+    assert stored.blocks == [7], "locked blocks stay, so there is room for one block of the new prefix"
     assert tree.insert(tokens(1, 2, 6), [5, 6, 11]).blocks == [5, 6, 11], "a prefix never evicts its own beginning"
     tree.unlock(locked.node)
     check_tree(tree)
@@ -273,7 +273,7 @@ def test_over_capacity_the_end_of_a_prefix_is_left_out():
 def test_a_lock_counts_on_the_whole_path():
     tree, trunk, leaf, other = small_tree()
     tree.lock(leaf)
-    assert (trunk.locks, leaf.locks, other.locks) == (1, 1, 0), "who uses a node uses all above it"
+    assert (trunk.locks, leaf.locks, other.locks) == (1, 1, 0), "a request that uses a node uses all nodes above it"
     assert (tree.num_protected, tree.num_evictable) == (4, 1)
     tree.lock(other)
     assert (trunk.locks, tree.num_protected, tree.num_evictable) == (2, 5, 0), "the trunk is protected once, not twice"
@@ -283,14 +283,14 @@ def test_unlock_takes_back_one_lock():
     tree, trunk, leaf, other = small_tree()
     trunk.locks, leaf.locks, other.locks, tree.num_protected = 3, 2, 1, 5
     tree.unlock(leaf)
-    assert (trunk.locks, leaf.locks, tree.num_evictable) == (2, 1, 0), "somebody else still uses the leaf"
+    assert (trunk.locks, leaf.locks, tree.num_evictable) == (2, 1, 0), "another request still uses the leaf"
     tree.unlock(leaf)
     tree.unlock(other)
     assert (trunk.locks, leaf.locks, other.locks) == (0, 0, 0) and tree.num_evictable == 5
-    assert leaf.queued and other.queued, "leaves that nobody uses any more may be evicted, so they must be in the queue"
+    assert leaf.queued and other.queued, "leaves that are unlocked may be evicted, so they must be in the queue"
 
 
-def test_an_unlock_too_many_is_refused():
+def test_one_unlock_too_many_is_refused():
     tree, trunk, leaf, _ = small_tree()
     with pytest.raises(ValueError, match="not locked"):
         tree.unlock(leaf)
@@ -305,11 +305,13 @@ def test_a_miss_can_be_locked_and_unlocked_like_a_hit():
     assert tree.num_protected == 0
 
 
-def test_a_match_that_locks_leaves_no_moment_for_an_eviction():
+def test_a_match_that_locks_leaves_no_gap_for_an_eviction():
     tree = RadixTree(SIZE)
     tree.insert(tokens(1, 2, 3), [5, 6, 7])
     match = tree.match(tokens(1, 2), lock=True)
-    assert tree.evict(9) == [7], "between match and lock nobody may come in: the matched blocks must be locked by then"
+    assert tree.evict(9) == [7], (
+        "no eviction may come between match and lock: the matched blocks must be locked already"
+    )
     assert tree.match(tokens(1, 2)).blocks == match.blocks
     check_tree(tree)
 
@@ -323,7 +325,7 @@ def test_a_prefix_that_was_evicted_cannot_be_locked():
         tree.lock(match.node)
 
 
-def test_evictable_and_protected_are_the_tree_through_splits_of_locked_nodes():
+def test_evictable_and_protected_add_up_through_splits_of_locked_nodes():
     tree = RadixTree(SIZE)
     whole = tree.insert(tokens(1, 2, 3, 4), [5, 6, 7, 8], lock=True)
     part = tree.match(tokens(1, 2), lock=True)
@@ -349,7 +351,7 @@ def queued(tree, *leaves):
 def test_the_least_recently_used_leaf_goes_first():
     tree, _, leaf, other = small_tree(holder=(holder := Holder()))
     queued(tree, leaf, other)
-    assert tree.evict(1) == [2] == holder.freed, "the leaf that was used last stays"
+    assert tree.evict(1) == [2] == holder.freed, "the most recently used leaf must stay"
     assert other.parent is None and tree.num_blocks == 4
     assert tree.evict(1) == [8]
 
@@ -378,7 +380,7 @@ def test_a_prefix_found_after_it_was_queued_is_not_the_next_to_go():
     for name in (1, 2, 3):
         tree.insert(tokens(name), [name])
     tree.match(tokens(1))
-    assert tree.evict(2) == [2, 3], "1 was used since: its entry in the queue is out of date"
+    assert tree.evict(2) == [2, 3], "1 was used after it was queued: its entry in the queue is stale"
     check_tree(tree)
 
 
@@ -386,11 +388,11 @@ def test_a_prefix_found_after_it_was_queued_is_not_the_next_to_go():
 def test_each_policy_has_an_order_of_its_own(policy, order):
     tree = RadixTree(SIZE, policy=policy())
     locked = [tree.insert(tokens(name), [name], lock=True).node for name in (1, 2, 3)]
-    for name in (2, 3, 1):  # so that they queue up in an order that is nobody's
+    for name in (2, 3, 1):  # so that the queueing order matches no policy
         tree.unlock(locked[name - 1])
     for name in (1, 1, 3, 2):
         tree.match(tokens(name))
-    assert tree.evict(3) == order, "1 was found twice, and before the others; 3 and 2 once, 3 before 2"
+    assert tree.evict(3) == order, "1 was found twice, before the others; 3 and 2 once each, 3 before 2"
 
 
 def test_evict_takes_no_more_than_it_is_asked_for():
@@ -413,7 +415,7 @@ def test_clear_is_refused_while_a_prefix_is_used():
     assert tree.num_blocks == 0 and not tree.root.children
 
 
-def test_the_queue_holds_an_entry_a_node_however_often_prefixes_are_found():
+def test_the_queue_holds_one_entry_per_node_however_often_prefixes_are_found():
     tree = RadixTree(SIZE)
     for name in range(1, 9):
         tree.insert(tokens(name), [name])
@@ -429,7 +431,7 @@ def test_the_queue_holds_an_entry_a_node_however_often_prefixes_are_found():
 
 @pytest.fixture
 def restless():
-    """Threads take turns as often as Python lets them: at its usual pace each is done before the next begins."""
+    """Make threads switch as often as possible: at the usual interval, each would finish before the next starts."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -447,7 +449,7 @@ def test_threads_that_use_one_tree_leave_its_books_right(restless):
             match = tree.match(prompt, lock=True)
             mine = tree.insert(prompt, match.blocks + give[seed * 400 + index][len(match.blocks) :], lock=True)
             tree.evict(chance.randrange(2))
-            assert tree.peek(prompt).num_tokens >= match.num_tokens, "what is locked must stay"
+            assert tree.peek(prompt).num_tokens >= match.num_tokens, "locked blocks must stay"
             tree.unlock(match.node)
             tree.unlock(mine.node)
 
@@ -472,7 +474,7 @@ def test_a_node_is_made_with_its_own_key():
     assert key == key_of(tokens(1))
 
 
-def test_hang_makes_trees_as_insert_does():
+def test_trees_built_by_hand_equal_inserted_ones():
     made, by_hand = RadixTree(SIZE), RadixTree(SIZE)
     made.insert(tokens(1, 2), [5, 6])
     hang(by_hand, by_hand.root, (1, 2), (5, 6))

@@ -1,4 +1,4 @@
-"""Lesson 8. Counted blocks: free exactly when nobody holds them."""
+"""Lesson 8. Reference-counted blocks: free exactly when they have no holders."""
 
 import random
 import time
@@ -10,7 +10,7 @@ from mini_engine.kv.refcount import RefCountedAllocator
 
 
 def holding(counts, num_blocks=8):
-    """An allocator whose blocks are held as often as `counts` says, put together by hand."""
+    """Return an allocator whose blocks have the reference counts of `counts`, built by hand."""
     allocator = RefCountedAllocator(num_blocks, 4)
     for block, count in counts.items():
         allocator.counts[block] = count
@@ -29,15 +29,15 @@ def test_a_block_that_is_handed_out_has_one_holder():
     assert [allocator.counts[block] for block in blocks] == [1, 1, 1]
 
 
-def test_a_shared_block_is_free_only_when_its_last_holder_lets_go():
+def test_a_shared_block_is_free_only_when_its_last_holder_frees_it():
     allocator = holding({3: 2})
     allocator.free([3])
-    assert 3 in allocator.held and 3 not in allocator.free_blocks, "somebody still holds block 3: it is not free yet"
+    assert 3 in allocator.held and 3 not in allocator.free_blocks, "block 3 still has a holder: it is not free yet"
     allocator.free([3])
-    assert 3 in allocator.free_blocks and allocator.counts[3] == 0, "nobody holds block 3 any more: it must be free"
+    assert 3 in allocator.free_blocks and allocator.counts[3] == 0, "block 3 has no holders left: it must be free"
 
 
-def test_letting_go_of_several_blocks_frees_those_that_nobody_else_holds():
+def test_freeing_several_blocks_frees_those_without_other_holders():
     allocator = holding({3: 2, 4: 1, 5: 3})
     allocator.free([3, 4, 5])
     assert (allocator.counts[3], allocator.counts[4], allocator.counts[5]) == (1, 0, 2)
@@ -56,16 +56,16 @@ def test_what_cannot_be_freed_is_refused_and_changes_no_count(blocks, words):
 
 
 @pytest.mark.parametrize("blocks", [[3, 6], [0], [99]])
-def test_a_block_that_nobody_holds_cannot_be_shared(blocks):
+def test_a_block_without_holders_cannot_be_shared(blocks):
     allocator = holding({3: 1})
     before = books(allocator)
-    with pytest.raises(ValueError, match="held by nobody"):
+    with pytest.raises(ValueError, match="not held"):
         allocator.share(blocks)
     assert books(allocator) == before
 
 
 class Dawdling(list):
-    """A list that lets other threads in between a look and what follows from it: where no lock is, they do harm."""
+    """A list that lets other threads run between a read and the write that depends on it; without a lock they clash."""
 
     def __getitem__(self, index):
         found = super().__getitem__(index)
@@ -73,7 +73,7 @@ class Dawdling(list):
         return found
 
 
-def test_threads_that_share_and_let_go_leave_every_count_right():
+def test_threads_that_share_and_free_leave_every_count_right():
     allocator = RefCountedAllocator(64, 4)
     common = allocator.alloc_blocks(8)
     allocator.counts, allocator.free_blocks = Dawdling(allocator.counts), Dawdling(allocator.free_blocks)

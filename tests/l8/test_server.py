@@ -1,4 +1,4 @@
-"""Lesson 8. What a client of lesson 7's server sees of sharing: cached tokens, the hit rate, a salt of its own."""
+"""Lesson 8. What a client of lesson 7's server sees of prefix sharing: cached tokens, the hit rate, its own salt."""
 
 import pytest
 
@@ -8,7 +8,7 @@ pytest.importorskip("fastapi", reason="needs the server's packages")
 
 from tests.l7.service import Service, greedy
 
-PROMPT = list(range(100, 120))  # five blocks of 4 tokens, of which one is always computed
+PROMPT = list(range(100, 120))  # five blocks of 4 tokens; the last block is always computed
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def service():
 
 
 def ask(service, prompt=PROMPT, **options):
-    """(cached tokens, new tokens) of an answer."""
+    """Return (cached tokens, new token ids) of an answer."""
     body = {"prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     answer = service.post("/v1/completions", body | options).body
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["token_ids"]
@@ -27,7 +27,7 @@ def ask(service, prompt=PROMPT, **options):
 def test_the_second_request_finds_what_the_first_computed(service):
     expected = greedy(tuple(PROMPT), 5)
     assert ask(service) == (0, expected)
-    assert ask(service) == (16, expected), "the last token is computed anew, so four blocks of five are found"
+    assert ask(service) == (16, expected), "the last token is computed again, so four blocks of five are found"
 
 
 def test_the_metrics_report_the_hit_rate(service):
@@ -39,8 +39,8 @@ def test_the_metrics_report_the_hit_rate(service):
 def test_with_a_salt_only_requests_of_the_same_salt_share(service):
     expected = greedy(tuple(PROMPT), 5)
     assert ask(service, cache_salt="ours") == (0, expected)
-    assert ask(service) == (0, expected), "who has no salt must not find it, nor learn that it is there"
-    assert ask(service, cache_salt="theirs") == (0, expected), "nor who has another one"
+    assert ask(service) == (0, expected), "a request without a salt must not find it, nor reveal that it is there"
+    assert ask(service, cache_salt="theirs") == (0, expected), "neither must a request with another salt"
     assert ask(service, cache_salt="ours") == (16, expected)
 
 
@@ -49,4 +49,4 @@ def test_answers_of_one_request_share_its_prompt(service):
     service.post("/v1/completions", body)
     service.wait_until_idle()
     manager = service.worker.engine.scheduler.manager
-    assert manager.stats.found_tokens == 2 * 16, "the twins wait a step, and find the first one's blocks"
+    assert manager.stats.found_tokens == 2 * 16, "the twins wait a step and find the first one's blocks"

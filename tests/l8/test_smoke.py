@@ -1,4 +1,4 @@
-"""Lesson 8. The smoke script: four ways to share, each answer that of a cold run."""
+"""Lesson 8. The smoke script: four ways to share, each answer equal to that of a cold run."""
 
 import json
 
@@ -28,7 +28,7 @@ def test_every_scenario_finds_prefixes_and_equals_the_cold_runs(capsys, size):
     assert report["scenarios"]["eviction"]["evicted_blocks"] > 0
 
 
-def test_the_report_for_people_names_the_hit_rates(capsys):
+def test_the_printed_report_shows_the_hit_rates(capsys):
     assert smoke("--max-new-tokens", "3") == 0
     assert "chat: 3 requests" in capsys.readouterr().out
 
@@ -36,7 +36,7 @@ def test_the_report_for_people_names_the_hit_rates(capsys):
 @pytest.mark.parametrize(
     "arguments, words", [(["--block-size", "0"], "0 is too small"), (["--kernel", "fast"], "'fast'")]
 )
-def test_what_will_not_do_exits_2_with_one_line(capsys, arguments, words):
+def test_bad_arguments_exit_2_with_one_line(capsys, arguments, words):
     assert smoke(*arguments) == 2
     error = capsys.readouterr().err
     assert words in error and len(error.strip().splitlines()) == 1, error

@@ -1,4 +1,4 @@
-"""Lesson 8. A request waits while another computes its prefix: in the engine, step by step, and then in any order."""
+"""Lesson 8. A request waits while another computes its prefix: first step by step, then in random order."""
 
 import logging
 import random
@@ -21,11 +21,11 @@ STRANGER = list(range(30, 36))
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog):
-    caplog.set_level(logging.CRITICAL)  # the failures that are put in its way are the engine's to report, not ours
+    caplog.set_level(logging.CRITICAL)  # the engine logs the failures that these tests cause
 
 
 class Watched(Scheduler):
-    """Notes each step's chunks, and which requests were held back, with what each had found and would have cost."""
+    """Records each step's chunks, and which requests were held back, with what their admission would have cost."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -46,7 +46,7 @@ class Watched(Scheduler):
 
 
 def engine_of(usable=40, **limits):
-    """A real engine, scheduler and PrefixCacheManager around lesson 5's stub model."""
+    """Return a real engine, scheduler and PrefixCacheManager around lesson 5's stub model."""
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "chunked_prefill_size": 64, "watermark": 0} | limits
     scheduler = Watched(PrefixCacheManager(usable + 1, SIZE), SchedulerConfig(**limits))
     return Engine(stub_config(), scheduler, StubRunner(SIZE))
@@ -58,26 +58,26 @@ def add(engine, *names, prompt=PROMPT, max_tokens=3, **more):
 
 
 def step(engine):
-    """The chunks of one step."""
+    """Run one step; return its chunks."""
     engine.step()
     return spans(engine.scheduler.chunks)
 
 
 def fail():
-    raise RuntimeError("put in its way")
+    raise RuntimeError("a failure on purpose")
 
 
 def test_twins_compute_their_prefix_once():
     engine = engine_of()
     add(engine, "a", "b", "c")
     assert step(engine) == [("a", 0, 22)], "b and c would compute what a computes in this very step"
-    assert step(engine) == [("a", 22, 23), ("b", 20, 22), ("c", 20, 22)], "a step later five blocks of six are there"
+    assert step(engine) == [("a", 22, 23), ("b", 20, 22), ("c", 20, 22)], "one step later, five blocks of six are there"
     for request in drain(engine).values():
-        assert request.output_ids == expected_answer(PROMPT, 3, ()), "they read what a wrote"
+        assert request.output_ids == expected_answer(PROMPT, 3, ()), "b and c must read what a wrote"
     assert engine.scheduler.manager.stats.found_tokens == 40
 
 
-def test_those_behind_go_on_and_the_one_that_waits_keeps_its_place():
+def test_later_requests_go_on_and_the_waiting_one_keeps_its_place():
     engine = engine_of(max_num_seqs=3)
     add(engine, "a", "b")
     add(engine, "c", prompt=STRANGER)
@@ -93,18 +93,20 @@ def test_a_twin_waits_through_all_chunks_of_what_it_shares():
     assert [step(engine) for _ in range(4)] == [
         [("a", 0, 6)],
         [("a", 6, 12)],
-        [("a", 12, 18), ("b", 12, 18)],  # from here on each computes its own
+        [("a", 12, 18), ("b", 12, 18)],  # from here on, each computes its own tokens
         [("b", 18, 19), ("a", 18, 22)],
     ]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_room_for_a_whole_answer_is_set_aside_for_one_that_waits(policy):
+def test_room_for_a_whole_answer_is_set_aside_for_a_waiting_request(policy):
     engine = engine_of(usable=14, reserve_answers=True, policy=policy)
     add(engine, "a", "b", max_tokens=7)  # 28 tokens with KV: seven blocks each
     add(engine, "c", prompt=STRANGER, max_tokens=3, priority=1)
-    assert step(engine) == [("a", 0, 22)], "seven blocks are a's, seven will be b's, and c must not take one of them"
-    assert step(engine) == [("a", 22, 23), ("b", 20, 22), ("c", 0, 6)], "b shares five of its blocks: now c fits"
+    assert step(engine) == [("a", 0, 22)], (
+        "seven blocks belong to a and seven are set aside for b: c must not take any of them"
+    )
+    assert step(engine) == [("a", 22, 23), ("b", 20, 22), ("c", 0, 6)], "b shares five blocks with a, so c fits now"
 
 
 def test_an_abort_releases_the_twin():
@@ -112,7 +114,7 @@ def test_an_abort_releases_the_twin():
     add(engine, "a", "b")
     assert step(engine) == [("a", 0, 8)]
     engine.abort("a")
-    assert step(engine) == [("b", 8, 16)], "it goes on where a was"
+    assert step(engine) == [("b", 8, 16)], "b must continue where a stopped"
 
 
 def test_an_abort_in_flight_releases_the_twin():
@@ -120,7 +122,7 @@ def test_an_abort_in_flight_releases_the_twin():
     add(engine, "a", "b")
     engine.runner.during = lambda: engine.abort("a")
     assert step(engine) == [("a", 0, 8)]
-    assert step(engine) == [("b", 0, 8)], "a's step did not count: b computes it"
+    assert step(engine) == [("b", 0, 8)], "a's step was discarded: b computes it"
 
 
 def test_a_step_that_fails_releases_the_twin():
@@ -128,24 +130,24 @@ def test_a_step_that_fails_releases_the_twin():
     add(engine, "a", "b", "c")
     engine.runner.during = fail
     assert step(engine) == [("a", 0, 22)]
-    assert step(engine) == [("b", 0, 22)], "a has ended with an error; b comes next, and c waits for it"
+    assert step(engine) == [("b", 0, 22)], "a has ended with an error; b is next, and c waits for b"
     assert drain(engine)["c"].output_ids == expected_answer(PROMPT, 3, ())
 
 
-def test_after_a_preemption_the_twins_change_roles_by_priority():
+def test_after_a_preemption_the_twins_swap_roles_by_priority():
     engine = engine_of(chunked_prefill_size=8, policy="priority")
     add(engine, "a", priority=5)
     step(engine)
     add(engine, "b", priority=0)
-    assert step(engine) == [("a", 8, 16)], "more urgent, but a runs and computes what b needs"
+    assert step(engine) == [("a", 8, 16)], "b is more urgent, but a is running and computes what b needs"
     engine.scheduler.preempt(engine.scheduler.running[0])
-    assert step(engine) == [("b", 16, 22)], "b goes first now, and a's last whole block is being computed: a waits"
+    assert step(engine) == [("b", 16, 22)], "b goes first now and computes a's last whole block, so a waits"
     assert step(engine) == [("b", 22, 23), ("a", 20, 22)]
     assert all(r.output_ids == expected_answer(PROMPT, 3, ()) for r in drain(engine).values())
 
 
 class World:
-    """An engine whose requests share a lot. Each step is looked at: who was admitted, who had to wait, and for what."""
+    """An engine whose requests share a lot. Each step is checked: which requests were admitted or waited, and why."""
 
     def __init__(self, **limits):
         options = {"max_num_seqs": 5, "max_num_batched_tokens": 20, "chunked_prefill_size": 7} | limits
@@ -161,7 +163,7 @@ class World:
         self.holds[request] = self.disturbed[request] = 0
 
     def disturb(self, how, which):
-        """Abort or preempt a request, now or while the next step runs, or let that step fail."""
+        """Abort or preempt a request, now or during the next step, or make that step fail."""
         running = self.scheduler.running
         request = running[which % len(running)] if running else None
         self.note_disturbances(1)
@@ -211,15 +213,19 @@ class World:
             overtaken = [each.id for each in before if each not in scheduler.held]
             assert not overtaken, f"{request.id} overtook {overtaken}, which did not wait for a twin"
             promised = sum(map(scheduler.promised_blocks, scheduler.running)) + sum(map(scheduler.held.get, before))
-            assert promised <= scheduler.manager.num_free_blocks, f"{request.id} took room of {before}, which waits"
-        assert not scheduler.held or chunks, "a request waits, and no request runs that it could wait for"
+            assert promised <= scheduler.manager.num_free_blocks, (
+                f"{request.id} took room that is set aside for {before}"
+            )
+        assert not scheduler.held or chunks, (
+            "a request waits, but no running request computes anything it could wait for"
+        )
         for request in scheduler.held:
             self.holds[request] += 1
-            most = len(request.token_ids) * (1 + self.disturbed[request])  # its twin computes a token a step or more
+            most = len(request.token_ids) * (1 + self.disturbed[request])  # its twin computes at least a token per step
             assert self.holds[request] <= most, f"{request.id} is held back for ever"
 
     def check_computed_once(self, chunk, before):
-        """A request that begins here computes no block that an earlier chunk of this step is computing."""
+        """Assert that a new request computes no block that an earlier chunk of this step computes."""
         start, end = chunk.start, chunk.start + SIZE
         tokens, namespace = chunk.request.token_ids, chunk.request.namespace
         for other in before:
@@ -248,7 +254,7 @@ OWN = st.lists(st.integers(1, VOCAB - 1), max_size=6)
 
 
 class WaitingMachine(RuleBasedStateMachine):
-    """Requests that share beginnings come, go, fail and are preempted, in a pool that holds a few of them."""
+    """Requests with common beginnings arrive, end, fail and are preempted, in a pool that holds only a few of them."""
 
     @initialize(
         policy=st.sampled_from(["fcfs", "priority"]),
@@ -310,4 +316,4 @@ def test_4_000_steps_hold_no_request_back_for_ever(policy, reserve):
         world.step()
     world.finish()
     waited = sum(1 for times in world.holds.values() if times)
-    assert waited > 100, f"only {waited} requests ever waited for a twin: this proves little"
+    assert waited > 100, f"only {waited} requests ever waited for a twin: too few to prove anything"

@@ -1,4 +1,4 @@
-"""Lesson 8. What the tests share: trees put together by hand, and what must be true of every tree."""
+"""Lesson 8. What the tests share: trees built by hand, and the invariants of every tree."""
 
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import Node, key_of
@@ -7,12 +7,12 @@ SIZE = 4
 
 
 def tokens(*names):
-    """Four tokens for each name: 1 stands for 10 11 12 13."""
+    """Return four tokens per name: 1 stands for 10 11 12 13."""
     return [10 * name + offset for name in names for offset in range(SIZE)]
 
 
 def hang(tree, parent, names, blocks, namespace=None, locks=0, used=0, hits=0):
-    """Put a node below `parent` by hand: tokens of `names` in `blocks`."""
+    """Add a node below `parent` by hand: the tokens of `names` in `blocks`."""
     key = key_of(tokens(*names))
     node = Node(parent, (namespace, key[: tree.width]), key, list(blocks), used)
     node.locks, node.last_used, node.num_hits = locks, used, hits
@@ -24,14 +24,14 @@ def hang(tree, parent, names, blocks, namespace=None, locks=0, used=0, hits=0):
 
 
 def small_tree(**options):
-    """root - [1 2 3 in blocks 5 6 7] - [4 in 8] and - [9 in 2]."""
+    """Build root - [1 2 3 in blocks 5 6 7], with the children [4 in 8] and [9 in 2]."""
     tree = RadixTree(SIZE, **options)
     trunk = hang(tree, tree.root, (1, 2, 3), (5, 6, 7), used=3)
     return tree, trunk, hang(tree, trunk, (4,), (8,), used=3), hang(tree, trunk, (9,), (2,), used=2)
 
 
 def nodes(tree):
-    """All nodes but the root."""
+    """Return all nodes except the root."""
     found, open_ = [], list(tree.root.children.values())
     while open_:
         node = open_.pop()
@@ -41,7 +41,7 @@ def nodes(tree):
 
 
 def contents(tree):
-    """{(namespace, all tokens up to the end of a block): block}, told by walking the whole tree."""
+    """Return {(namespace, all tokens up to the end of a block): block}, by walking the whole tree."""
     found = {}
 
     def visit(node, before):
@@ -56,18 +56,18 @@ def contents(tree):
 
 
 def check_tree(tree):
-    """What holds for every tree after every call."""
+    """Assert what holds for every tree after every call."""
     sizes = {True: 0, False: 0}
     for node in nodes(tree):
         assert node.blocks and len(node.key) == len(node.blocks) * tree.width, "an edge must hold whole blocks"
-        assert node.parent.children[node.label] is node, "a node must be where its label says"
+        assert node.parent.children[node.label] is node, "a node must be in its parent's children under its label"
         assert node.label[1] == node.key[: tree.width], "a node's label must be its first block's tokens"
         below = sum(child.locks for child in node.children.values())
         assert node.locks >= below, f"{below} locks below a node with {node.locks}: a lock counts on the whole path"
-        assert node.is_evictable <= node.queued, "a leaf that nobody uses must wait in the eviction queue"
+        assert node.is_evictable <= node.queued, "an unlocked leaf must be in the eviction queue"
         sizes[node.locks > 0] += len(node.blocks)
-    assert tree.num_protected == sizes[True], "num_protected must be the blocks of locked nodes"
-    assert tree.num_evictable == sizes[False], "num_evictable must be the blocks of nodes that nobody has locked"
-    assert tree.num_blocks == sum(sizes.values()), "evictable and protected must be all blocks of the tree"
+    assert tree.num_protected == sizes[True], "num_protected must count the blocks of locked nodes"
+    assert tree.num_evictable == sizes[False], "num_evictable must count the blocks of unlocked nodes"
+    assert tree.num_blocks == sum(sizes.values()), "evictable and protected must add up to all blocks of the tree"
     held = [block for node in nodes(tree) for block in node.blocks]
-    assert len(held) == len(set(held)), "a block must be in the tree once"
+    assert len(held) == len(set(held)), "a block must be in the tree at most once"

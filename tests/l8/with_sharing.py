@@ -1,7 +1,7 @@
-"""Lesson 8. A pytest plugin: the tests of lessons 5 to 7, as they are, over a manager that shares prefixes.
+"""Lesson 8. A pytest plugin that runs the tests of lessons 5 to 7, unchanged, over a manager that shares prefixes.
 
-The engines that these tests build get a PrefixCacheManager. The one thing that is looked at in another way is whose
-blocks are whose: where the tests say that nobody shares, the counts say by how many each block is held.
+The engines that these tests build get a PrefixCacheManager. Only one check differs: where the tests require that each
+block belongs to one request, this plugin requires that each block's count equals its number of holders.
 """
 
 from mini_engine.engine.engine import Engine
@@ -11,17 +11,21 @@ from tests.l8.trees import check_tree, nodes
 
 
 def check_books(engine):
-    """Lesson 5's check of the books, with counts."""
+    """Make lesson 5's check of the books, with reference counts."""
     scheduler, manager = engine.scheduler, engine.scheduler.manager
     check_tree(manager.tree)
     holders = [block for table in manager.tables.values() for block in table.blocks]
     holders += [block for node in nodes(manager.tree) for block in node.blocks]
     counts = manager.allocator.counts
-    assert all(counts[block] == holders.count(block) for block in range(len(counts))), "a count is not its holders"
+    assert all(counts[block] == holders.count(block) for block in range(len(counts))), (
+        "a count must equal the number of holders"
+    )
     free = manager.allocator.free_blocks
-    assert sorted(free) == [block for block in range(1, len(counts)) if not counts[block]], "free means held by nobody"
+    assert sorted(free) == [block for block in range(1, len(counts)) if not counts[block]], (
+        "a block is free exactly when it has no holders"
+    )
     assert sum(manager.blocks_by_state) == manager.num_usable_blocks
-    assert set(manager.tables) == {r.id for r in scheduler.running}, "only requests that run may hold blocks"
+    assert set(manager.tables) == {r.id for r in scheduler.running}, "only running requests may hold blocks"
     assert all(table.row.tolist() == table.blocks for table in manager.tables.values())
     for queue in (scheduler.waiting, scheduler.running):
         assert [scheduler.order(r) for r in queue] == sorted(scheduler.order(r) for r in queue), (
