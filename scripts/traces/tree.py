@@ -252,8 +252,8 @@ class Story:
         sums = self.manager.blocks_by_state
         if count:
             say = (
-                f"{name} has ended. The whole blocks that hold its answer stay too: {count} more. No running request uses "
-                "them, so they can be evicted."
+                f"{name} has ended. The whole blocks that hold its answer stay too: {count} more. No running request "
+                "uses them, so they can be evicted."
             )
         else:
             say = (
