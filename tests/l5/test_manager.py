@@ -68,7 +68,7 @@ def test_grow_takes_the_total_length_not_the_additional_tokens():
 def test_grow_that_fails_changes_nothing():
     manager = manager_with(blocks=4, a=([1], 4), b=([2], 3))
     before = books(manager)
-    with pytest.raises(OutOfBlocks, match="need 3 blocks, 2 free"):
+    with pytest.raises(OutOfBlocks):
         manager.grow("a", 13)
     assert books(manager) == before, "a request that cannot grow must keep what it holds"
 

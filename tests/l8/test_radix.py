@@ -227,7 +227,7 @@ def test_insert_of_what_is_there_keeps_the_blocks_of_the_tree():
 @pytest.mark.parametrize("count, blocks", [(8, [5]), (7, [5, 6]), (8, [5, 6, 7])])
 def test_tokens_that_do_not_fill_the_blocks_are_refused(count, blocks):
     tree = RadixTree(SIZE)
-    with pytest.raises(ValueError, match="insert whole blocks"):
+    with pytest.raises(ValueError):
         tree.insert(list(range(count)), blocks)
     assert tree.num_blocks == 0
 
@@ -292,7 +292,7 @@ def test_unlock_takes_back_one_lock():
 
 def test_one_unlock_too_many_is_refused():
     tree, trunk, leaf, _ = small_tree()
-    with pytest.raises(ValueError, match="not locked"):
+    with pytest.raises(ValueError):
         tree.unlock(leaf)
     assert (trunk.locks, leaf.locks, tree.num_protected) == (0, 0, 0)
 
