@@ -5,15 +5,14 @@ run is an error.
 """
 
 import sys
-from dataclasses import asdict
 
 from scripts import first_line
-from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of, with_prompts
-from scripts.smoke.report import print_json, show
-from scripts.smoke.run import Outcome, compare
+from scripts.smoke.arguments import make_parser, with_prompts
+from scripts.smoke.run import Outcome
+from scripts.smoke.several import run_several
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.cli.parser import guard, whole_number
+from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
@@ -94,27 +93,6 @@ def capture_for(device: str) -> Capture:
     return CudaCapture() if device == "cuda" else no_graph
 
 
-def smoke(args) -> int:
-    """Compare all three with Hugging Face; return 0 if all tokens are equal, otherwise 1."""
-    report = compare(10, generate, args)
-    equal = {PLAIN: sum(request.match for request in report.requests)}
-    model, prompts = load_ours(args)
-    for name, path in PATHS.items():
-        outcome = path(model, prompts, args)
-        unequal = [i for i, request in enumerate(report.requests) if outcome.outputs[i] != request.hf]
-        equal[name] = len(prompts) - len(unequal)
-        report.faults += [f"{name}: {error}" for error in outcome.faults]
-        if unequal and args.dtype == "float32":  # in half precision padding may decide a near-tie
-            report.faults.append(f"{name}: answers {unequal} differ from Hugging Face's")
-    report.kv |= {"equal": equal}
-    report.match = report.match and not report.faults
-    if args.json:
-        print_json(asdict(report))
-    else:
-        show(report, tokenizer_of(args))
-    return 0 if report.match else 1
-
-
 def arguments():
     parser = make_parser(first_line(__doc__))
     parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
@@ -125,7 +103,7 @@ def main(argv=None) -> int:
     from mini_engine.pocket import COURSE_PROMPTS
 
     parser = arguments()
-    return guard(parser, smoke, with_prompts(argv, parser, COURSE_PROMPTS[::3]))
+    return run_several(10, (PLAIN, generate), PATHS, parser, with_prompts(argv, parser, COURSE_PROMPTS[::3]))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@ Anything else that goes wrong ends the script with an error.
 """
 
 import sys
-from dataclasses import asdict
+from functools import partial
 
 from scripts import first_line
-from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of, with_prompts
-from scripts.smoke.report import print_json, show
-from scripts.smoke.run import Outcome, compare
+from scripts.smoke.arguments import make_parser, with_prompts
+from scripts.smoke.run import Outcome
+from scripts.smoke.several import LeftOut, run_several
 
-from mini_engine.cli.parser import guard, whole_number
+from mini_engine.cli.parser import whole_number
 from mini_engine.cpu import native, speed_up
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
@@ -66,29 +66,9 @@ def has_compiler() -> bool:
     return True
 
 
-def smoke(args) -> int:
-    """Compare every backend with Hugging Face; return 0 if all tokens are equal, otherwise 1."""
-    report = compare(9, generate, args)
-    equal = {REFERENCE: sum(request.match for request in report.requests)}
-    left_out = {}
-    for backend in BACKENDS:
-        model, prompts = load_ours(args)
-        if why := why_not(backend, model):
-            left_out[backend] = why
-            continue
-        outcome = generate(speed_up(model, backend), prompts, args)
-        unequal = [i for i, request in enumerate(report.requests) if outcome.outputs[i] != request.hf]
-        equal[backend] = len(prompts) - len(unequal)
-        report.faults += [f"{backend}: {error}" for error in outcome.faults]
-        if unequal and args.dtype == "float32":  # in half precision the order of additions may decide a near-tie
-            report.faults.append(f"{backend}: answers {unequal} differ from Hugging Face's")
-    report.kv |= {"equal": equal, "left_out": left_out}
-    report.match = report.match and not report.faults
-    if args.json:
-        print_json(asdict(report))
-    else:
-        show(report, tokenizer_of(args))
-    return 0 if report.match else 1
+def sped_up(backend: str, model, prompts, args) -> Outcome | LeftOut:
+    """Run the same engine over one backend's layers, or return why this machine cannot."""
+    return why_not(backend, model) or generate(speed_up(model, backend), prompts, args)
 
 
 def arguments():
@@ -100,8 +80,8 @@ def arguments():
 def main(argv=None) -> int:
     from mini_engine.pocket import COURSE_PROMPTS
 
-    parser = arguments()
-    return guard(parser, smoke, with_prompts(argv, parser, COURSE_PROMPTS[::3]))
+    parser, others = arguments(), {backend: partial(sped_up, backend) for backend in BACKENDS}
+    return run_several(9, (REFERENCE, generate), others, parser, with_prompts(argv, parser, COURSE_PROMPTS[::3]))
 
 
 if __name__ == "__main__":

@@ -47,9 +47,14 @@ def run_smoke(
             show(report, tokenizer_of(args))
         return 0 if report.match else 1
 
+    quiet_hugging_face()
+    return guard(parser, work, argv)
+
+
+def quiet_hugging_face() -> None:
+    """Before transformers is imported: no warnings and no progress bars beside the report."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    return guard(parser, work, argv)
 
 
 def compare(lesson: int, generate: Generate, args: argparse.Namespace) -> Report:

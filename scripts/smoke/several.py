@@ -1,0 +1,59 @@
+"""Course machinery. Compares several paths through one lesson with Hugging Face: other layers, replayed steps."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from scripts.smoke.arguments import load_ours, tokenizer_of
+from scripts.smoke.report import Report, print_json, show
+from scripts.smoke.run import Generate, Outcome, compare, quiet_hugging_face
+
+from mini_engine.cli.parser import guard
+
+LeftOut = str  # why a path cannot run on this machine
+Path = Callable[[Any, list[list[int]], argparse.Namespace], Outcome | LeftOut]
+
+
+def run_several(
+    lesson: int,
+    first: tuple[str, Generate],
+    others: Mapping[str, Path],
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Run every path on the same prompts and report. Return 0 if all tokens are equal, otherwise 1.
+
+    Args:
+        first: the name and function of the path that is reported in full.
+        others: the other paths. Each gets a model of its own, and returns why if this machine cannot run it.
+    """
+
+    def work(args: argparse.Namespace) -> int:
+        report = compare(lesson, first[1], args)
+        report.kv |= {"equal": {first[0]: sum(request.match for request in report.requests)}, "left_out": {}}
+        for name, path in others.items():
+            add_path(report, name, path(*load_ours(args), args), args.dtype)
+        report.match = report.match and not report.faults
+        if args.json:
+            print_json(asdict(report))
+        else:
+            show(report, tokenizer_of(args))
+        return 0 if report.match else 1
+
+    quiet_hugging_face()
+    return guard(parser, work, argv)
+
+
+def add_path(report: Report, name: str, outcome: Outcome | LeftOut, dtype: str) -> None:
+    """Add one path's result to the report."""
+    if isinstance(outcome, str):
+        report.kv["left_out"][name] = outcome
+        return
+    unequal = [i for i, request in enumerate(report.requests) if outcome.outputs[i] != request.hf]
+    report.kv["equal"][name] = len(report.requests) - len(unequal)
+    report.faults += [f"{name}: {error}" for error in outcome.faults]
+    if (
+        unequal and dtype == "float32"
+    ):  # in half precision padding, or another order of additions, may decide a near-tie
+        report.faults.append(f"{name}: answers {unequal} differ from Hugging Face's")
