@@ -266,5 +266,5 @@ def test_a_picture_that_leads_to_a_trace_becomes_a_player_and_no_other_link_does
 def test_what_only_github_s_readers_need_is_left_out_of_the_website():
     markdown = pytest.importorskip("markdown", reason="the site's Markdown: pip install --group docs")
     text = "Recorded from the engine. <!-- on GitHub -->It plays\non the website. <!-- end -->Say each step first."
-    html = markdown.markdown(text, extensions=["scripts.player_links"])
+    html = markdown.markdown(text, extensions=["scripts.website.player_links"])
     assert html == "<p>Recorded from the engine. Say each step first.</p>"

@@ -46,7 +46,7 @@
       let x = 0;
       entries.forEach(([words, sign], i) => {
         const wide = 40 + words.length * 6.3;
-        if (x && x + wide > this.width + 12) [x, y] = [0, y + 22];
+        if (x && x + wide > this.width + 6) [x, y] = [0, y + 22];
         sign(x, y, "legend-" + i);
         this.text("legend-" + i, x + 26, y + 12.5, words, "label muted");
         x += wide;
