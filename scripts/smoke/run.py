@@ -39,16 +39,17 @@ def run_smoke(
 ) -> int:
     """Run a lesson beside Hugging Face and report. Return the exit code."""
 
-    def work(args: argparse.Namespace) -> int:
-        report = compare(lesson, generate, args)
-        if args.json:
-            print_json(asdict(report))
-        else:
-            show(report, tokenizer_of(args))
-        return 0 if report.match else 1
-
     quiet_hugging_face()
-    return guard(parser, work, argv)
+    return guard(parser, lambda args: tell(compare(lesson, generate, args), args), argv)
+
+
+def tell(report: Report, args: argparse.Namespace) -> int:
+    """Print the report for people or, with --json, for programs. Return the exit code."""
+    if args.json:
+        print_json(asdict(report))
+    else:
+        show(report, tokenizer_of(args))
+    return 0 if report.match else 1
 
 
 def quiet_hugging_face() -> None:

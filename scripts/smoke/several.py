@@ -2,12 +2,11 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from scripts.smoke.arguments import load_ours, tokenizer_of
-from scripts.smoke.report import Report, print_json, show
-from scripts.smoke.run import Generate, Outcome, compare, quiet_hugging_face
+from scripts.smoke.arguments import load_ours
+from scripts.smoke.report import Report
+from scripts.smoke.run import Generate, Outcome, compare, quiet_hugging_face, tell
 
 from mini_engine.cli.parser import guard
 
@@ -35,11 +34,7 @@ def run_several(
         for name, path in others.items():
             add_path(report, name, path(*load_ours(args), args), args.dtype)
         report.match = report.match and not report.faults
-        if args.json:
-            print_json(asdict(report))
-        else:
-            show(report, tokenizer_of(args))
-        return 0 if report.match else 1
+        return tell(report, args)
 
     quiet_hugging_face()
     return guard(parser, work, argv)
