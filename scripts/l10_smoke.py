@@ -9,12 +9,11 @@ import sys
 from scripts import first_line
 from scripts.smoke.arguments import make_parser, with_prompts
 from scripts.smoke.run import Outcome
-from scripts.smoke.several import run_several
+from scripts.smoke.several import drained, run_several
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.gpu.graphs import Capture, CudaCapture, GraphRunner, no_graph
 from mini_engine.gpu.kv_pool import KvPool
@@ -65,17 +64,6 @@ def make_engine(model, prompts, args) -> Engine:
         kernel=kernel_for(args.device),
         scheduler_config=SchedulerConfig(max_num_seqs=MAX_NUM_SEQS),
     )
-
-
-def drained(engine: Engine, prompts, args) -> Outcome:
-    """Run an engine until every prompt is answered."""
-    params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
-    requests = [engine.add_request(str(index), ids, params) for index, ids in enumerate(prompts)]
-    while engine.has_unfinished:
-        engine.step()
-    kv = {"layout": "block-tensor", "bytes": engine.runner.pool.bytes}
-    errors = [f"request {request.id} ended with an error: {request.error}" for request in requests if request.error]
-    return Outcome([request.output_ids for request in requests], kv, errors)
 
 
 def pages_for(prompts, args) -> list[int]:

@@ -10,12 +10,11 @@ from functools import partial
 from scripts import first_line
 from scripts.smoke.arguments import make_parser, with_prompts
 from scripts.smoke.run import Outcome
-from scripts.smoke.several import LeftOut, run_several
+from scripts.smoke.several import LeftOut, drained, run_several
 
 from mini_engine.cli.parser import whole_number
 from mini_engine.cpu import native, speed_up
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.native_build import find_compiler
@@ -29,13 +28,7 @@ def generate(model, prompts, args) -> Outcome:
     blocks = 1 + sum(-(-(len(ids) + args.max_new_tokens) // args.block_size) for ids in prompts)
     limits = SchedulerConfig(max_num_seqs=8)
     engine = Engine.for_model(model, num_blocks=blocks, block_size=args.block_size, scheduler_config=limits)
-    params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
-    requests = [engine.add_request(str(index), ids, params) for index, ids in enumerate(prompts)]
-    while engine.has_unfinished:
-        engine.step()
-    kv = {"layout": "block-tensor", "bytes": engine.runner.pool.bytes}
-    errors = [f"request {request.id} ended with an error: {request.error}" for request in requests if request.error]
-    return Outcome([request.output_ids for request in requests], kv, errors)
+    return drained(engine, prompts, args)
 
 
 def why_not(backend: str, model) -> str | None:

@@ -9,6 +9,8 @@ from scripts.smoke.report import Report
 from scripts.smoke.run import Generate, Outcome, compare, quiet_hugging_face, tell
 
 from mini_engine.cli.parser import guard
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
 
 LeftOut = str  # why a path cannot run on this machine
 Path = Callable[[Any, list[list[int]], argparse.Namespace], Outcome | LeftOut]
@@ -38,6 +40,17 @@ def run_several(
 
     quiet_hugging_face()
     return guard(parser, work, argv)
+
+
+def drained(engine: Engine, prompts: list[list[int]], args: argparse.Namespace) -> Outcome:
+    """Run an engine until every prompt is answered."""
+    params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
+    requests = [engine.add_request(str(index), ids, params) for index, ids in enumerate(prompts)]
+    while engine.has_unfinished:
+        engine.step()
+    kv = {"layout": "block-tensor", "bytes": engine.runner.pool.bytes}
+    errors = [f"request {request.id} ended with an error: {request.error}" for request in requests if request.error]
+    return Outcome([request.output_ids for request in requests], kv, errors)
 
 
 def add_path(report: Report, name: str, outcome: Outcome | LeftOut, dtype: str) -> None:
