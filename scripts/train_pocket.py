@@ -1,7 +1,7 @@
-"""Course machinery. Makes the pocket model from scratch: its text, its tokenizer and its weights, on two CPU cores.
+"""Course machinery. Makes a pocket model from scratch: its text, its tokenizer and its weights, on two CPU cores.
 
-The corpus comes from facts and grammars in scripts/pocket. The checkpoint is a Qwen3 that both this course and
-transformers can load. The same seed, steps and thread count on the same machine give the same weights.
+The corpus comes from facts and grammars in scripts/pocket. It is a Qwen3 or, with `--kind hybrid`, a Qwen3.5;
+this course and transformers load both. The same seed, steps and thread count on the same machine give the same weights.
 """
 
 import argparse
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from scripts.pocket.plan import Plan
+from scripts.pocket.plan import KINDS, Plan
 from scripts.smoke.report import print_json
 
 from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
-DEFAULT_OUT = Path("build/pocket")
+DEFAULT_OUTS = {"qwen3": Path("build/pocket"), "hybrid": Path("build/pocket-hybrid")}
 
 
 def positive_number(text: str) -> float:
@@ -33,29 +33,42 @@ def positive_number(text: str) -> float:
 
 def arguments() -> argparse.ArgumentParser:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    parser.add_argument("--kind", choices=KINDS, help="qwen3, or hybrid: lesson 11's (default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/pocket or build/pocket-hybrid")
+    parser.add_argument(
+        "--saved-run", type=Path, metavar="FILE", help="save the run here as it goes, and continue from it"
+    )
     parser.add_argument("--seed", type=whole_number(0), metavar="N", help="default: %(default)s")
     parser.add_argument("--threads", type=whole_number(1), metavar="N", help="CPU threads (default: %(default)s)")
-    parser.add_argument("--steps", type=whole_number(1), metavar="N", help="weight updates (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=whole_number(1), metavar="N", help="weight updates (default: 1800; hybrid: 600)"
+    )
     parser.add_argument("--batch-size", type=whole_number(1), metavar="N", help="rows per step (default: %(default)s)")
     parser.add_argument("--row-length", type=whole_number(8), metavar="N", help="tokens per row (default: %(default)s)")
     parser.add_argument("--learning-rate", type=positive_number, metavar="X", help="peak rate (default: %(default)s)")
     parser.add_argument("--vocab-size", type=whole_number(300), metavar="N", help="at most (default: %(default)s)")
     parser.add_argument("--hidden-size", type=whole_number(8), metavar="N", help="width (default: %(default)s)")
-    parser.add_argument("--layers", type=whole_number(1), metavar="N", help="transformer layers (default: %(default)s)")
+    parser.add_argument("--layers", type=whole_number(1), metavar="N", help="layers (default: 6; hybrid: 8)")
     parser.add_argument(
         "--documents", type=whole_number(1), metavar="N", help="train on only N documents (default: all)"
     )
+    parser.add_argument(
+        "--start-from", metavar="DIR", help="begin with an earlier run's weights (default: random ones)"
+    )
+    parser.add_argument(
+        "--first-step", type=whole_number(0), metavar="N", help="that run's steps, to go on in the text"
+    )
     parser.add_argument("--float32", action="store_true", help="no bfloat16 arithmetic: for CPUs that lack it")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.set_defaults(**asdict(Plan()))
+    parser.set_defaults(**asdict(Plan()) | {"layers": None, "steps": None})
     return parser
 
 
-def make_checkpoint(plan: Plan, documents: list[str], directory: Path, quiet: bool) -> dict:
+def make_checkpoint(plan: Plan, documents: list[str], directory: Path, quiet: bool, saved_run: Path | None) -> dict:
     """Train and write to `directory`. Return the figures of the run."""
     from scripts.pocket.checkpoint import write_checkpoint
     from scripts.pocket.progress import progress
+    from scripts.pocket.saved_run import SavedRun
     from scripts.pocket.tokenizer import train_tokenizer
     from scripts.pocket.training import train
 
@@ -68,7 +81,7 @@ def make_checkpoint(plan: Plan, documents: list[str], directory: Path, quiet: bo
             losses.append(loss)
             report(loss)
 
-        model = train(plan, documents, tokenizer, note)
+        model = train(plan, documents, tokenizer, note, SavedRun(saved_run) if saved_run else None)
     write_checkpoint(model, tokenizer, directory)
     return {
         "parameters": model.num_parameters(),
@@ -87,11 +100,11 @@ def examine(directory: Path) -> dict:
     from scripts.pocket.facts import held_out_lines, load_facts
 
     import torch
-    from transformers import AutoTokenizer, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from mini_engine.pocket import COURSE_PROMPTS
 
-    model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     lines = list(held_out_lines(load_facts()).values())
     wrong = wrong_lines(model, tokenizer, lines)
@@ -126,13 +139,19 @@ def run(args: argparse.Namespace) -> int:
 
     from mini_engine.errors import UserError
 
+    args.out = args.out or DEFAULT_OUTS[args.kind]
+    for name, value in KINDS[args.kind].items():
+        setattr(args, name, getattr(args, name) or value)
     if args.out.exists() and not args.out.is_dir():
         raise UserError(f"--out {args.out} is a file; give a directory, which is created if necessary")
     disable_progress_bar()
     plan = Plan(**{field.name: getattr(args, field.name) for field in fields(Plan)})
     documents = build_corpus(plan.seed)[: args.documents]
     with all_or_nothing(args.out) as directory:
-        result = {"out": str(args.out), **make_checkpoint(plan, documents, directory, args.json), **examine(directory)}
+        figures = make_checkpoint(plan, documents, directory, args.json, args.saved_run)
+        result = {"out": str(args.out), **figures, **examine(directory)}
+    if args.saved_run:
+        args.saved_run.unlink(missing_ok=True)
     if args.json:
         print_json(result)
     else:

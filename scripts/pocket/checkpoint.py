@@ -11,10 +11,10 @@ from scripts.pocket.chats import END_OF_TEXT, TURN_END
 from scripts.pocket.tokenizer import save_tokenizer
 
 from tokenizers import Tokenizer
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 
-def write_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, directory: Path) -> None:
+def write_checkpoint(model: PreTrainedModel, tokenizer: Tokenizer, directory: Path) -> None:
     """Write all files that transformers and the course's loader need. Converts the model to bfloat16 in place."""
     model.bfloat16().save_pretrained(directory)
     save_tokenizer(tokenizer, directory, model.config.max_position_embeddings)

@@ -6,7 +6,7 @@ from scripts.pocket.chats import TURN_END, ask
 from scripts.pocket.facts import Line
 
 import torch
-from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ROWS_AT_ONCE = 32
 
@@ -30,7 +30,7 @@ def right_padded(rows: list[list[int]]) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def wrong_lines(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, lines: list[Line]) -> list[Line]:
+def wrong_lines(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lines: list[Line]) -> list[Line]:
     """Return the lines that greedy decoding does not complete word for word.
 
     Greedy decoding gives the expected tokens exactly if each of them is the best one after those before it, so one
@@ -49,9 +49,7 @@ def wrong_lines(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, lin
 
 
 @torch.inference_mode()
-def continue_greedily(
-    model: Qwen3ForCausalLM, prompts: list[list[int]], max_new_tokens: int = 20
-) -> list[Continuation]:
+def continue_greedily(model: PreTrainedModel, prompts: list[list[int]], max_new_tokens: int = 20) -> list[Continuation]:
     """Return up to `max_new_tokens` greedy tokens after each prompt, including an end token, with the gap of each.
 
     All prompts go together and every step reads all of the text again: no cache, so nothing to get wrong.

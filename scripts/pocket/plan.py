@@ -3,12 +3,19 @@
 from dataclasses import dataclass
 
 WARMUP_STEPS = 40
+MAX_POSITIONS = 8192
+KINDS = {"qwen3": {"layers": 6, "steps": 1800}, "hybrid": {"layers": 8, "steps": 600}}  # and what differs by default
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a run. One step reads `batch_size` rows of `row_length` tokens."""
+    """The settings of a run. One step reads `batch_size` rows of `row_length` tokens.
 
+    start_from: the directory of an earlier run's checkpoint, whose weights this run begins with; empty for random ones.
+    first_step: the steps of that run: this one goes on in the text where it ended.
+    """
+
+    kind: str = "qwen3"  # or "hybrid": Qwen3.5, with gated delta nets in three layers of four
     seed: int = 0
     threads: int = 2
     steps: int = 1800
@@ -18,6 +25,8 @@ class Plan:
     vocab_size: int = 2048
     hidden_size: int = 192
     layers: int = 6
+    start_from: str = ""
+    first_step: int = 0
     float32: bool = False  # otherwise matrix products run in bfloat16, while the weights stay float32
 
     @property

@@ -1,20 +1,21 @@
-"""Course machinery. Trains the pocket model: a small genuine Qwen3, next-token loss, Muon for the matrices."""
+"""Course machinery. Trains a pocket model: a small genuine Qwen3 or Qwen3.5, next-token loss, Muon for the matrices."""
 
 import itertools
 import random
 from collections.abc import Callable, Iterator
 
 from scripts.pocket.chats import END_OF_TEXT, TURN_END
-from scripts.pocket.plan import Plan
+from scripts.pocket.hybrid import denormals_are_zero, hybrid_config, start_time_steps
+from scripts.pocket.plan import MAX_POSITIONS, Plan
+from scripts.pocket.saved_run import SavedRun
 
 import torch
 from tokenizers import Tokenizer
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3_5ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 GRADIENT_LIMIT = 1.0
-MAX_POSITIONS = 8192
 LONG_EVERY = 10
 
 
@@ -57,7 +58,7 @@ def batches(documents: list[list[int]], plan: Plan) -> Iterator[torch.Tensor]:
         yield torch.tensor([row(stream, length) for _ in range(count)])
 
 
-def make_optimizers(plan: Plan, model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
+def make_optimizers(plan: Plan, model: PreTrainedModel) -> list[torch.optim.Optimizer]:
     """Return Muon (Jordan, 2024) for the layers' matrices, and AdamW for the embedding and the norms.
 
     Muon learns these facts from about a third of the tokens that AdamW needs, which matters on two cores.
@@ -78,20 +79,46 @@ def loss_of(model: nn.Module, batch: torch.Tensor, float32: bool) -> torch.Tenso
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
-def train(plan: Plan, documents: list[str], tokenizer: Tokenizer, report: Callable[[float], None]) -> Qwen3ForCausalLM:
-    """Train a new model, calling `report` with each step's loss. The same plan and threads give the same weights."""
+def new_model(plan: Plan, tokenizer: Tokenizer) -> PreTrainedModel:
+    """Return a model of the plan's kind with random weights, or with those that the plan starts from."""
+    if plan.start_from:
+        return AutoModelForCausalLM.from_pretrained(plan.start_from, dtype=torch.float32)
+    if plan.kind == "qwen3":
+        return Qwen3ForCausalLM(model_config(plan, tokenizer))
+    model = Qwen3_5ForCausalLM(hybrid_config(plan, tokenizer))
+    start_time_steps(model)
+    return model
+
+
+def train(
+    plan: Plan,
+    documents: list[str],
+    tokenizer: Tokenizer,
+    report: Callable[[float], None],
+    saved: SavedRun | None = None,
+) -> PreTrainedModel:
+    """Train a new model, calling `report` with each step's loss. The same plan and threads give the same weights.
+
+    Args:
+        saved: where the run saves itself as it goes; a run that was cut off continues from there.
+    """
     torch.manual_seed(plan.seed)
     torch.set_num_threads(plan.threads)
-    model = Qwen3ForCausalLM(model_config(plan, tokenizer)).train()
+    model = new_model(plan, tokenizer).train()
     optimizers = make_optimizers(plan, model)
     schedules = [LambdaLR(optimizer, plan.rate_factor) for optimizer in optimizers]
+    parts = [model, *optimizers, *schedules]
+    done = saved.restore(plan, parts, report) if saved else 0
     encoded = [encoding.ids for encoding in tokenizer.encode_batch([text + END_OF_TEXT for text in documents])]
-    for batch in itertools.islice(batches(encoded, plan), plan.steps):
-        loss = loss_of(model, batch, plan.float32)
-        model.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_LIMIT)
-        for stepper in [*optimizers, *schedules]:
-            stepper.step()
-        report(loss.item())
+    with denormals_are_zero(plan.kind == "hybrid"):
+        for batch in itertools.islice(batches(encoded, plan), plan.first_step + done, plan.first_step + plan.steps):
+            loss = loss_of(model, batch, plan.float32)
+            model.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_LIMIT)
+            for stepper in [*optimizers, *schedules]:
+                stepper.step()
+            report(loss.item())
+            if saved:
+                saved.note(loss.item(), plan, parts)
     return model.eval()

@@ -30,6 +30,7 @@ NAMES = {
     "l2-pool": "pool",
     "l3-tables": "tables",
     "l8-tree": "tree",
+    "l11-states": "states",
     "l5-timeline": "timeline",
     "l4-logits": "logits",
     "l6-bytes": "text_bytes",

@@ -4,13 +4,14 @@ import json
 from itertools import pairwise
 
 from scripts import train_pocket
-from scripts.pocket import training
+from scripts.pocket import saved_run, training
 from scripts.pocket.plan import Plan
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mini_engine.build import load
 from mini_engine.weights import load_model
 
 SIZES = {
@@ -49,6 +50,40 @@ def test_the_same_seed_gives_the_same_files(tiny, tmp_path):
     assert run(tmp_path / "again") == 0
     for file in sorted(tiny.iterdir()):
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), f"{file.name} differs"
+
+
+def test_a_hybrid_opens_in_transformers_and_in_the_course_and_remembers(tmp_path):
+    assert run(tmp_path / "hybrid", "--kind", "hybrid", "--layers", "4") == 0
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hybrid")
+    assert theirs.config.model_type == "qwen3_5_text"
+    assert theirs.config.layer_types == ["linear_attention"] * 3 + ["full_attention"]
+    ours = load(tmp_path / "hybrid", "float32", "cpu").state_dict()
+    steps = torch.nn.functional.softplus(ours["model.layers.0.linear_attn.dt_bias"])
+    assert steps.min() > 0.0005 and steps.max() < 0.2, "with time steps near 1 a layer forgets within a few tokens"
+    assert torch.equal(ours["model.embed_tokens.weight"], theirs.model.embed_tokens.weight.float())
+
+
+def test_a_run_that_was_cut_off_continues_to_the_same_weights(tmp_path, monkeypatch):
+    saved = ("--saved-run", str(tmp_path / "run.pt"))
+    assert run(tmp_path / "whole") == 0
+    monkeypatch.setattr(saved_run, "EVERY", 2)
+    real, steps = training.loss_of, []
+
+    def cut_off(*arguments):
+        steps.append(1)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(training, "loss_of", cut_off)
+    assert run(tmp_path / "cut", *saved) == 130
+    assert (tmp_path / "run.pt").is_file() and not (tmp_path / "cut").exists()
+    assert run(tmp_path / "cut", *saved, "--seed", "1") == 2, "a run with other settings is not continued"
+    steps.clear()
+    assert run(tmp_path / "cut", *saved) == 0 and len(steps) == 1, "two of the three steps were done"
+    name = "model.safetensors"
+    assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not (tmp_path / "run.pt").exists()
 
 
 def test_another_seed_gives_other_weights_and_json_tells_the_result(tiny, tmp_path, capsys):

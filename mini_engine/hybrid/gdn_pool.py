@@ -1,0 +1,123 @@
+"""Lesson 11. The state pool of gated delta nets: for every slot, a recurrent and a convolution state in each layer.
+
+    slot 0                            padding: rows of a padded batch write here; never handed out
+    slots 1 … max_reqs                working slots, one for each running request: its row in lesson 10's ReqToTokenPool
+    the max_track_slots behind them   checkpoints: copies of states, for requests with the same beginning
+
+The pool hands out only the last kind itself. Names and methods are those of pymllm's GDNPool; the recurrent state is
+`[H_v, D_k, D_v]` throughout.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mini_engine.errors import UserError
+from mini_engine.hybrid.config import HybridConfig
+from mini_engine.hybrid.track_slots import TrackSlots
+
+PADDING_SLOT = 0
+
+
+class GdnPool(TrackSlots):
+    """States of all requests and checkpoints, zero at the start.
+
+    Args:
+        max_reqs: working slots, 1 … max_reqs.
+        dtype: of the convolution states, the model's. Recurrent states are always float32: they accumulate.
+        max_track_slots: slots for checkpoints.
+
+    Attributes:
+        recurrent_state: `[num_gdn_layers, num_slots, H_v, D_k, D_v]` float32.
+        conv_state: `[num_gdn_layers, num_slots, conv_dim, conv_kernel_size - 1]`, the latest input last.
+
+    Raises:
+        UserError: a size is not possible, or the pool does not fit in memory.
+    """
+
+    def __init__(
+        self,
+        max_reqs: int,
+        num_gdn_layers: int,
+        num_v_heads: int,
+        head_k_dim: int,
+        head_v_dim: int,
+        conv_dim: int,
+        conv_kernel_size: int,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        max_track_slots: int = 0,
+    ) -> None:
+        super().__init__(max_reqs, max_track_slots)
+        recurrent = (num_gdn_layers, self.num_slots, num_v_heads, head_k_dim, head_v_dim)
+        conv = (num_gdn_layers, self.num_slots, conv_dim, conv_kernel_size - 1)
+        try:
+            self.recurrent_state = torch.zeros(recurrent, dtype=torch.float32, device=device)
+            self.conv_state = torch.zeros(conv, dtype=dtype, device=device)
+        except RuntimeError as error:
+            raise UserError(
+                f"{self.num_slots} state slots of {num_gdn_layers} layers do not fit in memory; use fewer requests or "
+                "checkpoints"
+            ) from error
+
+    @classmethod
+    def for_model(cls, config: HybridConfig, max_reqs: int, **options) -> "GdnPool":
+        """Return a pool with the shapes of this model; `options` are the constructor's."""
+        return cls(
+            max_reqs,
+            config.num_gdn_layers,
+            config.linear_num_value_heads,
+            config.linear_key_head_dim,
+            config.linear_value_head_dim,
+            config.conv_dim,
+            config.linear_conv_kernel_dim,
+            **options,
+        )
+
+    @property
+    def mem_bytes(self) -> int:
+        """Size of the whole pool in bytes, used or not."""
+        return self.recurrent_state.nbytes + self.conv_state.nbytes
+
+    def get_layer_state(self, gdn_layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Return one layer's recurrent `[num_slots, H_v, D_k, D_v]` and conv `[num_slots, conv_dim, K - 1]` states.
+
+        Both are views: writing to them writes to the pool.
+
+        Raises:
+            IndexError: there is no such layer. Layers are counted among the delta nets only.
+        """
+        if not 0 <= gdn_layer_idx < len(self.recurrent_state):
+            raise IndexError(
+                f"there is no delta net {gdn_layer_idx}; they run from 0 to {len(self.recurrent_state) - 1}"
+            )
+        return self.recurrent_state[gdn_layer_idx], self.conv_state[gdn_layer_idx]
+
+    def reset_states(self, slots: Sequence[int] | Tensor) -> None:
+        """Set the states of these slots to zero in every layer: the state before a text's first token.
+
+        Raises:
+            ValueError: a slot is not in the pool; nothing was changed.
+        """
+        index = self._index(slots)
+        self.recurrent_state[:, index] = 0
+        self.conv_state[:, index] = 0
+
+    def copy_states(self, src_index: int, dst_index: int) -> None:
+        """Copy the states of one slot to another in every layer; either may be a working slot or a checkpoint.
+
+        Raises:
+            ValueError: a slot is not in the pool, or the target is the padding slot; nothing was copied.
+        """
+        self._index([src_index, dst_index])
+        if dst_index == PADDING_SLOT:
+            raise ValueError("slot 0 is padding; copy states to a slot of a request or a checkpoint")
+        self.recurrent_state[:, dst_index] = self.recurrent_state[:, src_index]
+        self.conv_state[:, dst_index] = self.conv_state[:, src_index]
+
+    def _index(self, slots: Sequence[int] | Tensor) -> Tensor:
+        index = torch.as_tensor(slots, dtype=torch.int64, device=self.conv_state.device).flatten()
+        if index.device.type == "cpu" and ((index < 0) | (index >= self.num_slots)).any():
+            raise ValueError(f"slots {index.tolist()} are not all in 0 … {self.num_slots - 1}")
+        return index

@@ -1,0 +1,195 @@
+"""Lesson 11. The hybrid model (Qwen3.5's text model, dense), written once: it names no store and no lesson's classes.
+
+Three layers of four are gated delta nets, the others attention. A delta net asks the store for one thing more than
+lesson 0's attention does, and prefill, chunks and decode are the same call:
+
+    kv.scan(layer, qkv, g, beta, conv_weight, meta) -> out      # qkv [T, conv_dim]; g, beta [T, H_v]; out [T, H_v, D_v]
+
+The store convolves each sequence's qkv behind the last inputs it has kept, advances each sequence's state by its tokens
+and keeps both. Layers are counted by kind: an attention layer has its index among the attention layers, a delta net its
+index among the delta nets.
+
+Three things differ from Qwen3's attention: RoPE rotates only the first `rotary_dim` dimensions of a head, q_proj also
+yields a gate for every head, and the weight of a norm is what is added to 1.
+"""
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mini_engine.hybrid.config import FULL, HybridConfig
+from mini_engine.model.layers import Embedding, Linear, SwiGLU
+from mini_engine.model.qwen3 import KvStore, Qwen3ForCausalLM
+
+
+class HybridStore(KvStore, Protocol):
+    """What the model asks of a store: lesson 0's two calls for attention, and one for delta nets."""
+
+    def scan(self, layer: int, qkv: Tensor, g: Tensor, beta: Tensor, conv_weight: Tensor, meta: Any) -> Tensor: ...
+
+
+class ZeroCentredRMSNorm(nn.Module):
+    """RMSNorm with a weight around 0: x / rms(x) * (1 + weight), in float32 throughout and cast once, at the end."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        x32 = x.float()
+        x32 = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (x32 * (1.0 + self.weight.float())).to(x.dtype)
+
+
+class GatedRMSNorm(nn.Module):
+    """RMSNorm of a delta net's output heads, times SiLU of the gate. Its weight is around 1, unlike the others'."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        x32 = x.float()
+        x32 = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
+        return ((self.weight * x32.to(x.dtype)) * F.silu(gate.float())).to(x.dtype)
+
+
+class GatedAttention(nn.Module):
+    """Grouped-query attention whose output passes a sigmoid gate (Qiu et al., 2025, arXiv:2505.06708)."""
+
+    def __init__(self, config: HybridConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.head_dim = config.head_dim
+        hidden, bias = config.hidden_size, config.attention_bias
+        q_size = config.num_attention_heads * config.head_dim
+        kv_size = config.num_key_value_heads * config.head_dim
+        self.q_proj = Linear(hidden, 2 * q_size, bias=bias)  # each head's query, then its gate
+        self.k_proj = Linear(hidden, kv_size, bias=bias)
+        self.v_proj = Linear(hidden, kv_size, bias=bias)
+        self.o_proj = Linear(q_size, hidden, bias=bias)
+        self.q_norm = ZeroCentredRMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = ZeroCentredRMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridStore, meta: Any) -> Tensor:
+        heads = (len(x), -1, self.head_dim)
+        q, gate = self.q_proj(x).view(len(x), -1, 2 * self.head_dim).chunk(2, dim=-1)
+        q = partial_rope(self.q_norm(q), cos, sin)
+        k = partial_rope(self.k_norm(self.k_proj(x).view(heads)), cos, sin)
+        v = self.v_proj(x).view(heads)
+        kv.set_kv(self.index, meta.slot_mapping, k, v)
+        out = kv.attend(self.index, q, meta)
+        return self.o_proj((out * gate.sigmoid()).reshape(len(x), -1))
+
+
+def rope_angles(positions: Tensor, config: HybridConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the cosine and sine of every position's angles, each `[T, rotary_dim]`: every angle twice."""
+    dim = config.rotary_dim
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device) / dim
+    angles = positions[:, None].float() * (1.0 / config.rope_theta**exponents)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def partial_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first dimensions of each head, as many as cos and sin have; the rest pass. x `[T, H, D]`."""
+    turned, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), dim=-1)
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
+    return torch.cat((turned, rest), dim=-1)
+
+
+class GatedDeltaNet(nn.Module):
+    """Linear attention with a state per value head (Yang et al., 2024, arXiv:2412.06464).
+
+    A_log, dt_bias: `[H_v]`; how fast each head forgets. g = -exp(A_log) * softplus(a + dt_bias) is the logarithm of
+    what is left of the state after a token.
+    """
+
+    def __init__(self, config: HybridConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.head_dim = config.linear_value_head_dim
+        hidden, heads = config.hidden_size, config.linear_num_value_heads
+        self.in_proj_qkv = Linear(hidden, config.conv_dim, bias=False)
+        self.in_proj_z = Linear(hidden, config.value_dim, bias=False)
+        self.in_proj_b = Linear(hidden, heads, bias=False)
+        self.in_proj_a = Linear(hidden, heads, bias=False)
+        self.conv1d = ConvWeight(config.conv_dim, config.linear_conv_kernel_dim)
+        self.dt_bias = nn.Parameter(torch.ones(heads))
+        self.A_log = nn.Parameter(torch.zeros(heads))
+        self.norm = GatedRMSNorm(self.head_dim, config.rms_norm_eps)
+        self.out_proj = Linear(config.value_dim, hidden, bias=False)
+
+    def forward(self, x: Tensor, kv: HybridStore, meta: Any) -> Tensor:
+        qkv, z = self.in_proj_qkv(x), self.in_proj_z(x)
+        beta = self.in_proj_b(x).sigmoid()
+        g = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x).float() + self.dt_bias)
+        out = kv.scan(self.index, qkv, g, beta, self.conv1d.weight[:, 0], meta)
+        return self.out_proj(self.norm(out, z.view(out.shape)).reshape(len(x), -1))
+
+
+class ConvWeight(nn.Module):
+    """The weight of a depthwise convolution, `[channels, 1, taps]`; the store, which has the inputs, applies it."""
+
+    def __init__(self, channels: int, taps: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(channels, 1, taps))
+
+
+class HybridDecoderLayer(nn.Module):
+    """A mixer, attention or delta net, then feed-forward; each reads a normalized x, and its result is added to x."""
+
+    def __init__(self, config: HybridConfig, layer_idx: int) -> None:
+        super().__init__()
+        kind = config.layer_types[layer_idx]
+        index = config.layer_types[:layer_idx].count(kind)
+        if kind == FULL:
+            self.self_attn = GatedAttention(config, index)
+        else:
+            self.linear_attn: nn.Module = GatedDeltaNet(config, index)
+        self.attends = kind == FULL
+        self.mlp: nn.Module = SwiGLU(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = ZeroCentredRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = ZeroCentredRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridStore, meta: Any) -> Tensor:
+        normed = self.input_layernorm(x)
+        x = x + (self.self_attn(normed, cos, sin, kv, meta) if self.attends else self.linear_attn(normed, kv, meta))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class HybridModel(nn.Module):
+    """Embedding, decoder layers and the final norm."""
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens: nn.Module = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(HybridDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = ZeroCentredRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, token_ids: Tensor, kv: HybridStore, meta: Any) -> Tensor:
+        x = self.embed_tokens(token_ids)
+        cos, sin = rope_angles(meta.positions, self.config, x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin, kv, meta)
+        return self.norm(x)
+
+
+class HybridForCausalLM(Qwen3ForCausalLM):
+    """The model with its vocabulary head. `forward`, head and dtype are lesson 0's; the layers are this lesson's."""
+
+    config: HybridConfig
+    model: HybridModel
+
+    def __init__(self, config: HybridConfig) -> None:
+        nn.Module.__init__(self)  # the base class would build Qwen3's layers
+        self.config = config
+        self.model = HybridModel(config)
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)

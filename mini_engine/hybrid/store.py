@@ -1,0 +1,122 @@
+"""Lesson 11. One store, two kinds of memory: a KV pool that grows with the text, and a state pool that does not."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mini_engine.hybrid.config import HybridConfig
+from mini_engine.hybrid.delta_rule import advance_conv, causal_conv, chunk_scan, l2norm, recurrent_step
+from mini_engine.hybrid.gdn_pool import GdnPool
+from mini_engine.hybrid.native import NativeStep
+from mini_engine.kv.block_tensor import ForwardMeta, KvPool
+
+
+class Run(NamedTuple):
+    """Rows start … stop - 1 of a step: several tokens of the request whose state is in `slot`."""
+
+    start: int
+    stop: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class HybridMeta(ForwardMeta):
+    """Lesson 3's plan, and where each sequence's state is.
+
+    single_rows: `[N]` int64, the rows of sequences that feed one token; None if every row is one.
+    single_slots: `[N]` int64, their state slots. Padding rows have slot 0.
+    runs: the sequences that feed more.
+    """
+
+    single_rows: Tensor | None
+    single_slots: Tensor
+    runs: tuple[Run, ...] = ()
+
+
+class HybridKv:
+    """The store of a hybrid engine: attention goes to `kv`, lesson 3's pool; delta nets to `states`.
+
+    Args:
+        native_step: lesson 11's C++ step for sequences that feed one token; None for torch.
+    """
+
+    def __init__(
+        self, config: HybridConfig, kv: KvPool, states: GdnPool, native_step: NativeStep | None = None
+    ) -> None:
+        self.kv, self.states, self.native_step = kv, states, native_step
+        self.group = config.linear_num_value_heads // config.linear_num_key_heads
+        self.shapes = (
+            (config.linear_num_key_heads, config.linear_key_head_dim),
+            (config.linear_num_key_heads, config.linear_key_head_dim),
+            (config.linear_num_value_heads, config.linear_value_head_dim),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The device of both pools."""
+        return self.kv.device
+
+    @property
+    def bytes(self) -> int:
+        """Size of both pools in bytes, used or not."""
+        return self.kv.bytes + self.states.mem_bytes
+
+    def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """As in lesson 3; `layer` counts attention layers."""
+        self.kv.set_kv(layer, slot_mapping, k, v)
+
+    def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
+        """As in lesson 3; `layer` counts attention layers."""
+        return self.kv.attend(layer, q, meta)
+
+    def scan(self, layer: int, qkv: Tensor, g: Tensor, beta: Tensor, conv_weight: Tensor, meta: HybridMeta) -> Tensor:
+        """Advance the states of all sequences by this step's tokens.
+
+        Args:
+            layer: counts delta nets.
+            qkv: `[T, conv_dim]`, before the convolution. g, beta: `[T, H_v]`. conv_weight: `[conv_dim, K]`.
+
+        Returns:
+            `[T, H_v, D_v]` in the dtype of `qkv`.
+        """
+        if meta.single_rows is None:
+            return self._step(layer, qkv, g, beta, conv_weight, meta.single_slots)
+        out = qkv.new_empty(len(qkv), *self.shapes[2])
+        rows = meta.single_rows
+        if len(rows):
+            out[rows] = self._step(layer, qkv[rows], g[rows], beta[rows], conv_weight, meta.single_slots)
+        for start, stop, slot in meta.runs:
+            part = slice(start, stop)
+            out[part] = self._run(layer, qkv[part], g[part], beta[part], conv_weight, slot)
+        return out
+
+    def _step(self, layer: int, qkv: Tensor, g: Tensor, beta: Tensor, conv_weight: Tensor, slots: Tensor) -> Tensor:
+        """Advance each of the states in `slots` by one token."""
+        recurrent, conv = self.states.get_layer_state(layer)
+        if self.native_step:
+            return self.native_step(recurrent, conv, qkv, g, beta, conv_weight, slots)
+        window, kept = advance_conv(conv[slots], qkv[:, None])
+        conv.index_copy_(0, slots, kept)
+        q, k, v = self._heads(causal_conv(window, conv_weight)[:, 0])
+        out, state = recurrent_step(recurrent[slots], q, k, v, g.float(), beta.float())
+        recurrent.index_copy_(0, slots, state)
+        return out.to(qkv.dtype)
+
+    def _run(self, layer: int, qkv: Tensor, g: Tensor, beta: Tensor, conv_weight: Tensor, slot: int) -> Tensor:
+        """Advance the state in `slot` by several tokens."""
+        recurrent, conv = self.states.get_layer_state(layer)
+        window, kept = advance_conv(conv[slot], qkv)
+        conv[slot] = kept
+        q, k, v = self._heads(causal_conv(window, conv_weight))
+        out, recurrent[slot] = chunk_scan(recurrent[slot], q, k, v, g.float(), beta.float())
+        return out.to(qkv.dtype)
+
+    def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split `[N, conv_dim]` into q, k `[N, H_v, D_k]` and v `[N, H_v, D_v]` in float32: normalized, q scaled."""
+        sizes = [heads * dim for heads, dim in self.shapes]
+        parts = mixed.float().split(sizes, dim=-1)
+        q, k, v = (x.view(len(x), *shape) for x, shape in zip(parts, self.shapes, strict=True))
+        q, k = l2norm(q) * q.shape[-1] ** -0.5, l2norm(k)
+        return q.repeat_interleave(self.group, dim=1), k.repeat_interleave(self.group, dim=1), v

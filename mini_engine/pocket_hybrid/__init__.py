@@ -1,0 +1,8 @@
+"""Course machinery. The pocket hybrid: a small Qwen3.5 checkpoint in this folder, trained on the pocket's text.
+
+README.md in this folder says how well, and how it was trained.
+"""
+
+from pathlib import Path
+
+POCKET_HYBRID_DIR = Path(__file__).resolve().parent

@@ -1,0 +1,170 @@
+"""Lesson 11. A hybrid alone, batched, in chunks, preempted, behind a cached prefix, on the device: the same tokens.
+
+Every path is compared with Hugging Face. A path that did not do what it is named for is an error, too.
+"""
+
+import functools
+import sys
+
+from scripts import first_line
+from scripts.smoke.arguments import make_parser, with_prompts
+from scripts.smoke.run import Outcome
+from scripts.smoke.several import run_several
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.cli.parser import whole_number
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.gpu.kv_pool import KvPool
+from mini_engine.gpu.loop import generate_on_device
+from mini_engine.gpu.req_to_token import ReqToTokenPool
+from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+from mini_engine.hybrid.build import hybrid_engine
+from mini_engine.hybrid.device import hybrid_device_kv
+from mini_engine.hybrid.gdn_pool import GdnPool
+from mini_engine.hybrid.manager import HybridCacheManager
+from mini_engine.hybrid.store import HybridKv
+
+ALONE = "alone"
+MAX_NUM_SEQS = 4
+CHUNK_SIZES = (1, 7, 33, 64)
+PREEMPT_EVERY = 3  # steps
+
+
+def alone(model, prompts, args) -> Outcome:
+    """Run the prompts one after another."""
+    engine = make_engine(model, prompts, args, enable_prefix_caching=False)
+    outputs = [answers(engine, [ids], args)[0] for ids in prompts]
+    return outcome(engine, outputs)
+
+
+def batched(model, prompts, args) -> Outcome:
+    """Run all prompts together."""
+    engine = make_engine(model, prompts, args)
+    return outcome(engine, answers(engine, prompts, args))
+
+
+def chunked(size, model, prompts, args) -> Outcome:
+    """Run all prompts together, `size` tokens of a prompt a step."""
+    engine = make_engine(model, prompts, args, size)
+    return outcome(engine, answers(engine, prompts, args))
+
+
+def preempted(model, prompts, args) -> Outcome:
+    """Take back blocks and state of the newest request every few steps."""
+    engine = make_engine(model, prompts, args, CHUNK_SIZES[1])
+    outputs = answers(engine, prompts, args, preempt=True)
+    faults = [] if engine.scheduler.num_preemptions else ["no request was preempted"]
+    return outcome(engine, outputs, faults)
+
+
+def cached(model, prompts, args) -> Outcome:
+    """Run the prompts twice: the second time every prompt longer than a block begins with a checkpoint's state."""
+    engine = make_engine(model, prompts, args)
+    answers(engine, prompts, args)
+    manager = manager_of(engine)
+    before = manager.stats.found_tokens
+    outputs = answers(engine, prompts, args, name="again")
+    found, long = manager.stats.found_tokens - before, any(len(ids) > args.block_size for ids in prompts)
+    return outcome(engine, outputs, ["no prompt found a checkpoint"] if long and not found else [])
+
+
+def on_device(model, prompts, args) -> Outcome:
+    """Run without an engine, in lesson 10's loop: slots, tables, states and tokens stay on the device."""
+    page, config, dtype, device = args.block_size, model.config, model.dtype, args.device
+    pages = pages_for(prompts, args)
+    size = sum(pages) * page
+    table = ReqToTokenPool(len(prompts), max(pages) * page, device)
+    allocator = TokenToKVPoolAllocator(size, page, device=device)
+    kernel = load_kernel("auto", device, dtype)
+    kv = KvPool.for_model(config.kv_config, size, page_size=page, kernel=kernel, dtype=dtype, device=device)
+    states = GdnPool.for_model(config, len(prompts), dtype=dtype, device=device)
+    storage = hybrid_device_kv(config, kv, states, table, allocator)
+    outputs = generate_on_device(model, storage, prompts, args.max_new_tokens, config.eos_token_ids)
+    held = allocator.size - allocator.available_size()
+    return Outcome(outputs, {}, [f"{held} slots are still held"] if held else [])
+
+
+PATHS = {
+    "batched": batched,
+    **{f"chunks of {size}": functools.partial(chunked, size) for size in CHUNK_SIZES},
+    "preempted": preempted,
+    "cached prefix": cached,
+    "on device": on_device,
+}
+
+
+def make_engine(model, prompts, args, chunk=512, **options) -> Engine:
+    """Return an engine whose pools hold all prompts and answers, and checkpoints at every block."""
+    limits = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=512, chunked_prefill_size=chunk)
+    return hybrid_engine(
+        model,
+        num_blocks=1 + 2 * sum(pages_for(prompts, args)),
+        block_size=args.block_size,
+        scheduler_config=limits,
+        max_track_slots=4 * len(prompts) + 4,
+        checkpoint_interval=8 * args.block_size,
+        **options,
+    )
+
+
+def answers(engine, prompts, args, name="request", preempt=False) -> list[list[int]]:
+    """Run the prompts together; return their answers."""
+    params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
+    requests = [engine.add_request(f"{name} {i}", ids, params) for i, ids in enumerate(prompts)]
+    steps = 0
+    while engine.has_unfinished:
+        engine.step()
+        steps += 1
+        if preempt and steps % PREEMPT_EVERY == 0 and engine.scheduler.running:
+            engine.scheduler.preempt(engine.scheduler.running[-1])
+    if errors := [request.error for request in requests if request.error]:
+        raise RuntimeError(errors[0])
+    return [request.output_ids for request in requests]
+
+
+def manager_of(engine: Engine) -> HybridCacheManager:
+    """Return the engine's manager."""
+    manager = engine.scheduler.manager
+    assert isinstance(manager, HybridCacheManager)  # `hybrid_engine` makes no other
+    return manager
+
+
+def outcome(engine: Engine, outputs, faults=()) -> Outcome:
+    """Return the answers, the memory, and what is wrong: slots or checkpoints that were lost."""
+    manager, pool = manager_of(engine), engine.runner.pool
+    assert isinstance(pool, HybridKv)
+    states = manager.states
+    lost = [f"{manager.blocks_by_state.held} blocks are still held"] if manager.blocks_by_state.held else []
+    if len(manager.free_slots) != states.max_reqs:
+        lost.append(f"{states.max_reqs - len(manager.free_slots)} state slots are still held")
+    if len(manager.tree.checkpoints) + len(states.free_track_slots) != states.max_track_slots:
+        lost.append("a checkpoint slot belongs to no node")
+    kv = {"layout": "block-tensor, states", "bytes": pool.bytes, "state_bytes": pool.states.mem_bytes}
+    return Outcome(outputs, kv, [*faults, *lost])
+
+
+def pages_for(prompts, args) -> list[int]:
+    """Return the number of blocks that each prompt and its answer need."""
+    return [-(-(len(ids) + args.max_new_tokens) // args.block_size) for ids in prompts]
+
+
+def arguments():
+    from mini_engine.hybrid.weights import load_hybrid
+
+    parser = make_parser(first_line(__doc__))
+    parser.add_argument("--block-size", type=whole_number(1), default=8, metavar="N", help="default: 8")
+    parser.set_defaults(load_model=load_hybrid, default_model="pocket-hybrid")
+    return parser
+
+
+def main(argv=None) -> int:
+    from mini_engine.pocket import COURSE_PROMPTS
+
+    parser = arguments()
+    return run_several(11, (ALONE, alone), PATHS, parser, with_prompts(argv, parser, COURSE_PROMPTS[::4]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

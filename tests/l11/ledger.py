@@ -1,0 +1,93 @@
+"""Lesson 11. What the tests share: a pool whose states are the tokens they have seen, and nodes with names."""
+
+from mini_engine.hybrid.manager import HybridCacheManager
+from mini_engine.hybrid.track_slots import TrackSlots
+
+EMPTY = ()
+
+
+class Ledger(TrackSlots):
+    """A state pool without tensors: the state of a slot is the tuple of tokens that it has seen.
+
+    Attributes:
+        seen: slot -> tokens; a slot that was never written has none.
+        log: what was asked for, such as ("copy", 1, 4) and ("reset", 1).
+    """
+
+    def __init__(self, max_reqs, max_track_slots=0):
+        super().__init__(max_reqs, max_track_slots)
+        self.seen = {}
+        self.log = []
+        self.written = set()  # checkpoint slots that have been written since they were handed out
+
+    def alloc_track_slot(self):
+        slot = super().alloc_track_slot()
+        self.written.discard(slot)
+        return slot
+
+    def free_track_slot(self, slot):
+        super().free_track_slot(slot)
+        self.seen.pop(slot, None)
+
+    def reset_states(self, slots):
+        for slot in slots:
+            self.check_writable(slot)
+            self.seen[slot] = EMPTY
+            self.log.append(("reset", slot))
+
+    def copy_states(self, src_index, dst_index):
+        self.check_writable(dst_index)
+        self.seen[dst_index] = self.seen[src_index]
+        self.log.append(("copy", src_index, dst_index))
+
+    def check_writable(self, slot):
+        assert 0 < slot < self.num_slots, f"slot {slot} is not in the pool, or it is the padding slot"
+        if slot > self.max_reqs:
+            assert slot in self.held_track_slots, f"checkpoint {slot} is written but not handed out"
+            assert slot not in self.written, f"checkpoint {slot} is written again: a checkpoint never changes"
+            self.written.add(slot)
+
+    def advance(self, slot, tokens):
+        """Do to a working slot what the model does: its state now has seen these tokens too."""
+        assert 0 < slot <= self.max_reqs, f"a request writes into slot {slot}, which is not a working slot"
+        self.seen[slot] = (*self.seen[slot], *tokens)
+
+
+def manager(slots=3, track=4, num_blocks=40, size=4, interval=8) -> HybridCacheManager:
+    """Return a manager over a Ledger; blocks of 4 tokens, a checkpoint every 8."""
+    return HybridCacheManager(num_blocks, size, states=Ledger(slots, track), checkpoint_interval=interval)
+
+
+def admit(kv, name, tokens, namespace=None) -> int:
+    """Admit a request; return how many of its tokens were found."""
+    return kv.allocate(name, tokens, namespace)
+
+
+def compute(kv, name, tokens, most=1000) -> list[int]:
+    """Run a request's chunks to the end of `tokens`, at most `most` tokens each; return where they ended."""
+    ends, table = [], kv.tables[name]
+    while table.num_computed < len(tokens):
+        start = table.num_computed
+        stop = kv.chunk_end(name, start, min(len(tokens), start + most))
+        kv.grow(name, stop)
+        kv.states.advance(table.slot, tokens[start:stop])
+        kv.commit(name, tokens, stop)
+        ends.append(stop)
+    return ends
+
+
+def serve(kv, name, tokens, namespace=None, most=1000) -> int:
+    """Admit, compute and end a request; return how many of its tokens were found."""
+    found = admit(kv, name, tokens, namespace)
+    compute(kv, name, tokens, most)
+    kv.free(name, tokens)
+    return found
+
+
+def places(kv) -> dict[tuple[int, ...], int]:
+    """Return the tokens up to each checkpoint, and its slot."""
+    found = {}
+    for node, slot in kv.tree.checkpoints.items():
+        key = b"".join(bytes(part.key) for part in reversed(list(node.path())))
+        found[tuple(memoryview(key).cast("I"))] = slot
+    return found

@@ -1,0 +1,150 @@
+"""Course machinery. Random hybrid checkpoints whose layers remember, and Hugging Face's answers to compare with."""
+
+import functools
+import tempfile
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from scripts.pocket.hybrid import start_time_steps
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.request import Request
+from mini_engine.engine.runner import plan_step
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import Chunk, SchedulerConfig
+from mini_engine.hybrid.build import hybrid_engine
+from mini_engine.hybrid.gdn_pool import GdnPool
+from mini_engine.hybrid.model import HybridForCausalLM
+from mini_engine.hybrid.runner import with_states
+from mini_engine.hybrid.store import HybridKv
+from mini_engine.hybrid.weights import load_hybrid
+from mini_engine.kv.block_tensor import KvPool
+from tests.support import hf_greedy
+
+LINEAR, FULL = "linear_attention", "full_attention"
+BASE = dict(
+    vocab_size=160,
+    hidden_size=48,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=12,
+    linear_value_head_dim=20,
+    full_attention_interval=4,
+    max_position_embeddings=2048,
+    initializer_range=0.2,  # wide logit gaps; with the usual 0.02, rounding could decide the token
+    rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    tie_word_embeddings=False,
+)
+# Each family varies what a wrong index would confuse: D_k and D_v, H_v / H_k, which layers attend, the head.
+FAMILIES = {
+    "every fourth attends": {},
+    "every second, one value head a key head, tied": dict(
+        full_attention_interval=2, linear_num_key_heads=4, tie_word_embeddings=True
+    ),
+    "every third, four value heads a key head, wide keys": dict(
+        num_hidden_layers=6,
+        full_attention_interval=3,
+        linear_num_key_heads=1,
+        linear_key_head_dim=24,
+        linear_value_head_dim=8,
+    ),
+    "one delta net, first": dict(num_hidden_layers=3, layer_types=[LINEAR, FULL, FULL]),
+    "one delta net, last": dict(num_hidden_layers=3, layer_types=[FULL, FULL, LINEAR], linear_conv_kernel_dim=3),
+}
+# The first two show most; the others make a lesson's check take minutes.
+QUICK = ("every fourth attends", "one delta net, last")
+SELECTED = [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+_KEEPERS: list[tempfile.TemporaryDirectory] = []
+
+
+def write_hybrid(directory: Path, seed: int = 0, **changes) -> Path:
+    """Write a random hybrid to `directory` with transformers, with Mamba's time steps and non-trivial norms."""
+    torch.manual_seed(seed)
+    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**BASE | changes))
+    start_time_steps(model)
+    for name, parameter in model.named_parameters():
+        if "linear_attn.norm" in name:
+            parameter.data.uniform_(0.5, 1.5)
+        elif "norm" in name:
+            parameter.data.uniform_(-0.5, 0.5)  # around 0: what is added to 1
+    model.save_pretrained(directory)
+    return directory
+
+
+@functools.cache
+def checkpoint(family: str) -> Path:
+    """Return the checkpoint of one family, written once per run."""
+    keeper = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
+    path = write_hybrid(Path(keeper.name), **FAMILIES[family])
+    _KEEPERS.append(keeper)  # removed when the test process ends
+    return path
+
+
+@functools.cache
+def both(family: str) -> tuple[HybridForCausalLM, Qwen3_5ForCausalLM]:
+    """Return (our model, Hugging Face's) in float32 on the CPU, from the same checkpoint."""
+    path = checkpoint(family)
+    return load_hybrid(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+@functools.cache
+def greedy(family: str, prompt: tuple[int, ...], max_new_tokens: int) -> list[int]:
+    """Return Hugging Face's answer to a prompt on its own; each is computed once per run."""
+    return hf_greedy(both(family)[1], list(prompt), max_new_tokens)
+
+
+@torch.inference_mode()
+def first_logits(family: str, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (our logits, Hugging Face's) of all tokens of one prompt, computed in one step from an empty store."""
+    model, hf = both(family)
+    size = 16
+    kv = KvPool(model.config.kv_config, 2 + len(ids) // size, size, load_kernel("reference"))
+    store = HybridKv(model.config, kv, GdnPool.for_model(model.config, 1))
+    request = Request("r", ids, SamplingParams(temperature=0, max_tokens=1))
+    step = plan_step([Chunk(request, 0, len(ids), array("i", range(1, 2 + len(ids) // size)))], size, store.device)
+    logits = model(step.token_ids, store, with_states(step.meta, [1], [len(ids)]))
+    return logits, hf(torch.tensor([ids])).logits[0]
+
+
+def hybrid(family: str, chunk: int = 512, budget: int = 512, max_num_seqs: int = 8, **options) -> Engine:
+    """Return an engine over a family's model: blocks of 8 tokens, a checkpoint every 32."""
+    limits = SchedulerConfig(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs), chunked_prefill_size=chunk
+    )
+    defaults = dict(num_blocks=400, block_size=8, kernel="torch", max_track_slots=24, checkpoint_interval=32)
+    return hybrid_engine(both(family)[0], scheduler_config=limits, **defaults | options)
+
+
+def ask(engine: Engine, prompts: Iterable[Sequence[int]], max_new_tokens: int, name: str = "r") -> list[Request]:
+    """Add a request for every prompt, greedy; the caller runs the steps."""
+    params = SamplingParams(temperature=0, max_tokens=max_new_tokens)
+    return [engine.add_request(f"{name}{i}", list(ids), params) for i, ids in enumerate(prompts)]
+
+
+def drain(engine: Engine) -> None:
+    """Run steps until every request has ended."""
+    while engine.has_unfinished:
+        engine.step()
+
+
+def check_nothing_is_lost(engine: Engine) -> None:
+    """Check that no slot, checkpoint or block is held by a request that has ended."""
+    manager = engine.scheduler.manager
+    states = manager.states
+    assert sorted(manager.free_slots) == list(range(1, states.max_reqs + 1)), "working slots leaked"
+    assert set(manager.tree.checkpoints.values()) == states.held_track_slots, "a checkpoint slot belongs to no node"
+    assert len(states.held_track_slots) + len(states.free_track_slots) == states.max_track_slots
+    assert manager.blocks_by_state.held == 0, "blocks leaked"
+    working = states.recurrent_state[:, 1 : states.max_reqs + 1]
+    assert not working.any(), "a free slot still has a state: zero it when its request ends or is preempted"

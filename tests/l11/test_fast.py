@@ -1,0 +1,100 @@
+"""Lesson 11. The fast parts: the C++ step equals the torch step, and packed models give Hugging Face's tokens."""
+
+import copy
+
+import pytest
+import torch
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.build import build_engine
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.errors import UserError
+from mini_engine.hybrid.fast import native_step_for, speed_up_hybrid
+from mini_engine.hybrid.gdn_pool import GdnPool
+from mini_engine.hybrid.native import NativeStep
+from mini_engine.hybrid.store import HybridKv
+from mini_engine.kv.block_tensor import KvPool
+from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, greedy
+from tests.support import some_ids
+
+NEW = 12
+each_family = pytest.mark.parametrize("family", SELECTED)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_a_compiler():
+    try:
+        NativeStep(both("every fourth attends")[0].config, torch.float32)
+    except UserError as why:
+        pytest.skip(str(why))
+
+
+def stores(config, dtype):
+    """Return (torch's store, the C++ one) with the same random states."""
+    torch.manual_seed(0)
+    found = []
+    for step in (None, NativeStep(config, dtype)):
+        kv = KvPool(config.kv_config, 2, 8, load_kernel("reference"), dtype)
+        found.append(HybridKv(config, kv, GdnPool.for_model(config, 6, dtype=dtype), step))
+    found[0].states.recurrent_state.normal_()
+    found[0].states.conv_state.normal_()
+    found[1].states.recurrent_state.copy_(found[0].states.recurrent_state)
+    found[1].states.conv_state.copy_(found[0].states.conv_state)
+    return found
+
+
+@each_family
+@pytest.mark.parametrize("dtype, close", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_the_cpp_step_equals_torch_s(family, dtype, close):
+    config = both(family)[0].config
+    ours, fast = stores(config, dtype)
+    slots = torch.tensor([4, 1, 6])
+    wide = torch.randn(3, config.conv_dim + 5, dtype=dtype)  # a slice of a wider row, as a joined projection yields
+    g, beta = -torch.rand(3, config.linear_num_value_heads), torch.rand(3, config.linear_num_value_heads)
+    weight = torch.randn(config.conv_dim, config.linear_conv_kernel_dim, dtype=dtype)
+    layer = config.num_gdn_layers - 1
+    others = [0, 2, 3, 5]
+    before = fast.states.recurrent_state[:, others].clone()
+    for _ in range(3):
+        want, got = (s._step(layer, wide[:, : config.conv_dim], g, beta, weight, slots) for s in (ours, fast))
+        assert torch.allclose(want.float(), got.float(), atol=close, rtol=close)
+    assert torch.equal(ours.states.conv_state, fast.states.conv_state), "the last inputs are kept as they are"
+    assert torch.allclose(ours.states.recurrent_state, fast.states.recurrent_state, atol=close, rtol=close)
+    assert torch.equal(fast.states.recurrent_state[:, others], before), "no other slot may change"
+
+
+def test_a_foreign_slot_is_refused_before_anything_is_written():
+    config = both("every fourth attends")[0].config
+    _, fast = stores(config, torch.float32)
+    heads = config.linear_num_value_heads
+    before = fast.states.recurrent_state.clone()
+    with pytest.raises(ValueError):
+        weight = torch.randn(config.conv_dim, config.linear_conv_kernel_dim)
+        qkv = torch.randn(2, config.conv_dim)
+        fast._step(0, qkv, torch.zeros(2, heads), torch.zeros(2, heads), weight, torch.tensor([1, 7]))
+    assert torch.equal(fast.states.recurrent_state, before)
+
+
+@each_family
+@pytest.mark.parametrize("backend", ["packed", "torch"])
+def test_tokens_of_a_fast_model_equal_hugging_face_s(family, backend):
+    model = copy.deepcopy(both(family)[0])
+    limits = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=40, chunked_prefill_size=33)
+    engine = build_engine(
+        model, backend=backend, block_size=8, num_blocks=300, scheduler_config=limits, checkpoint_interval=32
+    )
+    prompts = [tuple(some_ids(length, 160, seed=length)) for length in (1, 2, 7, 31, 33, 65)]
+    for name in ("cold", "warm"):
+        requests = ask(engine, prompts, NEW, name)
+        drain(engine)
+        assert [r.output_ids for r in requests] == [greedy(family, prompt, NEW) for prompt in prompts], name
+    check_nothing_is_lost(engine)
+
+
+def test_a_fast_model_is_not_packed_twice_and_an_unknown_backend_is_refused():
+    model = speed_up_hybrid(copy.deepcopy(both("every fourth attends")[0]), "packed")
+    assert speed_up_hybrid(model) is model and native_step_for(model) is not None
+    with pytest.raises(UserError):
+        speed_up_hybrid(model, "fastest")
+    with pytest.raises(UserError):
+        build_engine(both("every fourth attends")[0], backend="fastest")

@@ -1,0 +1,165 @@
+"""Lesson 11. The state pool: shapes, slots, resets, copies, and the free list of checkpoints."""
+
+import random
+
+import pytest
+import torch
+
+from mini_engine.errors import UserError
+from mini_engine.hybrid.gdn_pool import PADDING_SLOT, GdnPool
+from mini_engine.hybrid.track_slots import TrackSlots
+
+SHAPE = dict(num_gdn_layers=3, num_v_heads=4, head_k_dim=5, head_v_dim=7, conv_dim=11, conv_kernel_size=4)
+
+
+def pool(max_reqs=2, max_track_slots=3, **changes) -> GdnPool:
+    return GdnPool(max_reqs, **SHAPE | changes, max_track_slots=max_track_slots)
+
+
+def filled(**changes) -> GdnPool:
+    """A pool in which every number is different."""
+    states = pool(**changes)
+    for tensor in (states.recurrent_state, states.conv_state):
+        tensor.copy_(torch.arange(1, tensor.numel() + 1).view(tensor.shape))
+    return states
+
+
+def test_shapes_are_layers_slots_and_then_one_state():
+    states = pool()
+    assert states.num_slots == 1 + 2 + 3, "a padding slot, a slot for each request, the checkpoints"
+    assert states.recurrent_state.shape == (3, 6, 4, 5, 7), "[layers, slots, H_v, D_k, D_v]"
+    assert states.conv_state.shape == (3, 6, 11, 3), "[layers, slots, conv_dim, K - 1]"
+    assert not states.recurrent_state.any() and not states.conv_state.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_recurrent_state_stays_in_float32_whatever_the_model_s_dtype(dtype):
+    states = pool(dtype=dtype)
+    assert states.recurrent_state.dtype == torch.float32, "it adds up thousands of tokens"
+    assert states.conv_state.dtype == dtype
+
+
+def test_mem_bytes_counts_both_tensors():
+    states = pool(dtype=torch.bfloat16)
+    assert states.mem_bytes == 3 * 6 * (4 * 5 * 7 * 4 + 11 * 3 * 2)
+
+
+def test_a_layer_s_states_are_views():
+    states = pool()
+    recurrent, conv = states.get_layer_state(1)
+    assert recurrent.shape == (6, 4, 5, 7) and conv.shape == (6, 11, 3)
+    recurrent[2] = 1.0
+    conv[2] = 2.0
+    assert (states.recurrent_state[1, 2] == 1).all() and (states.conv_state[1, 2] == 2).all(), (
+        "return views, not copies"
+    )
+    assert not states.recurrent_state[0].any() and not states.recurrent_state[2].any()
+
+
+@pytest.mark.parametrize("layer", [-1, 3])
+def test_a_layer_that_does_not_exist_is_an_error(layer):
+    with pytest.raises(IndexError):
+        pool().get_layer_state(layer)
+
+
+@pytest.mark.parametrize("slots", [[2], [1, 4], torch.tensor([5, 2]), torch.tensor([3], dtype=torch.int32)])
+def test_a_reset_zeroes_these_slots_in_every_layer_and_no_others(slots):
+    states = filled()
+    before = states.recurrent_state.clone(), states.conv_state.clone()
+    states.reset_states(slots)
+    gone = {int(slot) for slot in slots}
+    for tensor, was in zip((states.recurrent_state, states.conv_state), before, strict=True):
+        for slot in range(states.num_slots):
+            same = not tensor[:, slot].any() if slot in gone else torch.equal(tensor[:, slot], was[:, slot])
+            assert same, f"slot {slot}, after resetting {sorted(gone)}"
+
+
+def test_resetting_nothing_changes_nothing():
+    states = filled()
+    states.reset_states([])
+    states.reset_states(torch.tensor([], dtype=torch.int64))
+    assert states.recurrent_state.all()
+
+
+def test_a_copy_covers_every_layer_and_both_states():
+    states = filled()
+    before = states.recurrent_state.clone(), states.conv_state.clone()
+    states.copy_states(1, 4)
+    for tensor, was in zip((states.recurrent_state, states.conv_state), before, strict=True):
+        assert torch.equal(tensor[:, 4], was[:, 1]), "every layer's state must be copied, recurrent and conv"
+        assert torch.equal(tensor[:, 1], was[:, 1]), "the source keeps its state"
+        assert torch.equal(tensor[:, [0, 2, 3, 5]], was[:, [0, 2, 3, 5]]), "no other slot may change"
+
+
+def test_a_copy_is_no_view():
+    states = filled()
+    states.copy_states(1, 4)
+    kept = states.recurrent_state[:, 4].clone()
+    states.reset_states([1])
+    assert torch.equal(states.recurrent_state[:, 4], kept), "a checkpoint must not change when its source does"
+
+
+@pytest.mark.parametrize("source, target", [(1, 6), (-1, 2), (9, 1), (1, PADDING_SLOT)])
+def test_a_copy_outside_the_pool_or_into_padding_is_refused(source, target):
+    states = filled()
+    before = states.recurrent_state.clone()
+    with pytest.raises(ValueError):
+        states.copy_states(source, target)
+    assert torch.equal(states.recurrent_state, before)
+
+
+def test_a_reset_outside_the_pool_is_refused():
+    states = filled()
+    with pytest.raises(ValueError):
+        states.reset_states([1, 6])
+    assert states.recurrent_state[:, 1].all(), "nothing may be reset if one slot is wrong"
+
+
+def test_track_slots_lie_behind_the_working_slots_and_run_out_with_none():
+    states = pool()
+    slots = [states.alloc_track_slot() for _ in range(3)]
+    assert sorted(slots) == [3, 4, 5], "slot 0 is padding, 1 and 2 are working slots"
+    assert states.alloc_track_slot() is None, "None says that none is free; it is not an error"
+    states.free_track_slot(4)
+    assert states.alloc_track_slot() == 4
+
+
+def test_a_pool_without_track_slots_has_none():
+    assert pool(max_track_slots=0).alloc_track_slot() is None
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2, 3, 6, -1])
+def test_only_a_track_slot_in_use_can_be_freed(slot):
+    states = pool()
+    with pytest.raises(ValueError):
+        states.free_track_slot(slot)
+    assert len(states.free_track_slots) == 3
+
+
+def test_a_track_slot_cannot_be_freed_twice():
+    states = pool()
+    slot = states.alloc_track_slot()
+    states.free_track_slot(slot)
+    with pytest.raises(ValueError):
+        states.free_track_slot(slot)
+
+
+@pytest.mark.parametrize("max_reqs, track", [(0, 1), (-1, 0), (1, -1)])
+def test_impossible_sizes_are_refused(max_reqs, track):
+    with pytest.raises(UserError):
+        pool(max_reqs, track)
+
+
+@pytest.mark.parametrize("make", [pool, lambda: TrackSlots(2, 3)])
+def test_1000_random_calls_lose_no_slot(make):
+    states, chance, held = make(), random.Random(0), set()
+    for _ in range(1000):
+        if chance.random() < 0.5:
+            slot = states.alloc_track_slot()
+            assert (slot is None) == (len(held) == 3) and slot not in held
+            held |= {slot} - {None}
+        elif held:
+            slot = chance.choice(sorted(held))
+            states.free_track_slot(slot)
+            held.remove(slot)
+        assert states.held_track_slots == held and len(states.free_track_slots) == 3 - len(held)

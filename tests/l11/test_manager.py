@@ -1,0 +1,231 @@
+"""Lesson 11. The manager: where chunks end, what is checkpointed, what a prompt finds, and who owns a state."""
+
+import pytest
+
+from mini_engine.errors import OutOfBlocks
+from tests.l11.ledger import EMPTY, admit, compute, manager, places, serve
+
+PROMPT = list(range(100, 121))  # 21 tokens: five whole blocks of 4
+
+
+def test_a_new_request_gets_a_slot_of_zeros():
+    kv = manager()
+    admit(kv, "a", PROMPT)
+    slot = kv.slot_of("a")
+    assert 1 <= slot <= 3 and kv.states.log == [("reset", slot)], "a slot is zeroed when it is handed out"
+
+
+def test_two_requests_never_have_the_same_slot():
+    kv = manager()
+    for name in "abc":
+        admit(kv, name, PROMPT)
+    assert sorted(kv.slot_of(name) for name in "abc") == [1, 2, 3]
+    with pytest.raises(OutOfBlocks):
+        admit(kv, "d", PROMPT)
+    assert "d" not in kv.tables and kv.blocks_by_state.held == 0
+
+
+def test_chunks_end_where_a_checkpoint_is_worth_having():
+    kv = manager()
+    admit(kv, "a", PROMPT)
+    assert compute(kv, "a", PROMPT) == [8, 16, 20, 21], "every interval, at the last whole block, and at the end"
+    assert sorted(map(len, places(kv))) == [8, 16, 20]
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 11])
+def test_checkpoints_fall_on_the_same_places_whatever_the_chunk_size(most):
+    kv = manager()
+    serve(kv, "a", PROMPT, most=most)
+    assert {tokens: kv.states.seen[slot] for tokens, slot in places(kv).items()} == {
+        tuple(PROMPT[:end]): tuple(PROMPT[:end]) for end in (8, 16, 20)
+    }, "a checkpoint is the state after exactly the tokens up to its node's end"
+
+
+def test_a_chunk_always_makes_progress_and_never_passes_a_boundary():
+    kv = manager()
+    admit(kv, "a", PROMPT)
+    for start in range(21):
+        for stop in range(start + 1, 22):
+            end = kv.chunk_end("a", start, stop)
+            assert start < end <= stop
+            assert not any(start < place < end for place in (8, 16, 20)), f"{start} … {end} passes a checkpoint"
+
+
+def test_a_prompt_that_ends_with_a_block_is_checkpointed_a_block_earlier():
+    """Its last token must be computed again, so a checkpoint behind it could not be used by the same prompt."""
+    kv = manager(interval=40)
+    serve(kv, "a", PROMPT[:16])
+    assert places(kv).keys() == {tuple(PROMPT[:12])}
+    assert serve(kv, "b", PROMPT[:16]) == 12
+
+
+def test_without_checkpoint_slots_chunks_are_not_cut():
+    kv = manager(track=0)
+    admit(kv, "a", PROMPT)
+    assert compute(kv, "a", PROMPT) == [21]
+    kv.free("a", PROMPT)
+    assert serve(kv, "b", PROMPT) == 0 and kv.blocks_by_state.cached == 0
+
+
+def test_a_match_copies_the_state_and_leaves_the_checkpoint_alone():
+    kv = manager()
+    serve(kv, "a", PROMPT)
+    before = {tokens: kv.states.seen[slot] for tokens, slot in places(kv).items()}
+    assert admit(kv, "b", PROMPT) == 20
+    slot, checkpoint = kv.slot_of("b"), places(kv)[tuple(PROMPT[:20])]
+    assert slot <= 3, "a request advances its state, so it needs a slot of its own: copy the checkpoint"
+    assert kv.states.log[-1] == ("copy", checkpoint, slot) and kv.states.seen[slot] == tuple(PROMPT[:20])
+    compute(kv, "b", [*PROMPT, 1, 2, 3])
+    assert kv.states.seen[slot] == (*PROMPT, 1, 2, 3), "go on behind the tokens that the state has seen"
+    assert {tokens: kv.states.seen[slot] for tokens, slot in places(kv).items() if tokens in before} == before
+
+
+def test_a_match_is_as_long_as_the_deepest_checkpoint():
+    kv = manager(interval=40)
+    serve(kv, "a", PROMPT)
+    assert serve(kv, "b", PROMPT[:13] + [1] * 9) == 0, "12 tokens have K and V, but no state leads there"
+    assert serve(kv, "c", PROMPT[:13] + [2] * 9) == 12, "b was seen to leave a's prefix there, so b made a checkpoint"
+    assert serve(kv, "d", PROMPT) == 20
+
+
+def test_namespaces_do_not_share_states():
+    kv = manager()
+    serve(kv, "a", PROMPT, namespace="x")
+    assert serve(kv, "b", PROMPT, namespace="y") == 0
+    assert serve(kv, "c", PROMPT, namespace="x") == 20
+
+
+def test_a_freed_slot_is_zeroed_and_handed_out_again():
+    kv = manager(slots=1)
+    admit(kv, "a", PROMPT)
+    compute(kv, "a", PROMPT)
+    kv.free("a", PROMPT)
+    assert kv.states.seen[1] == EMPTY and kv.free_slots == [1], "zero the state when a request ends or is preempted"
+
+
+def test_a_preempted_request_continues_behind_its_checkpoint():
+    kv = manager()
+    admit(kv, "a", PROMPT)
+    compute(kv, "a", PROMPT[:19])
+    kv.free("a", PROMPT[:19])
+    assert admit(kv, "a", PROMPT) == 16
+    assert kv.states.seen[kv.slot_of("a")] == tuple(PROMPT[:16])
+
+
+def test_the_oldest_checkpoint_makes_room_and_its_blocks_stay():
+    kv = manager(track=2)
+    for start in (0, 100, 200):
+        serve(kv, f"r{start}", list(range(start, start + 6)))
+    assert [tokens[0] for tokens in places(kv)] == [100, 200] and kv.tree.num_states_evicted == 1
+    assert kv.tree.peek(list(range(6))).num_tokens == 4, "K and V of an evicted checkpoint's node stay"
+    assert kv.tree.peek_state(list(range(6))).num_tokens == 0, "but no state leads there"
+
+
+def test_a_checkpoint_that_was_used_is_not_the_oldest():
+    kv = manager(track=2)
+    serve(kv, "a", list(range(6)))
+    serve(kv, "b", list(range(100, 106)))
+    assert serve(kv, "again", list(range(6))) == 4
+    serve(kv, "c", list(range(200, 206)))
+    assert sorted(tokens[0] for tokens in places(kv)) == [0, 200]
+
+
+def test_a_node_without_a_checkpoint_stays_useful_for_what_is_below_it():
+    kv = manager()
+    serve(kv, "a", PROMPT)
+    kv.tree.drop_checkpoint(next(node for node in kv.tree.checkpoints if len(list(node.path())) == 1))
+    assert serve(kv, "b", PROMPT) == 20
+
+
+def test_evicted_blocks_take_their_checkpoint_along():
+    kv = manager(interval=40)
+    serve(kv, "a", PROMPT)
+    kv.tree.evict(1)
+    assert not kv.tree.checkpoints, "a node that has lost a block ends elsewhere: its state is that of more tokens"
+    assert len(kv.states.free_track_slots) == 4
+    assert serve(kv, "b", PROMPT) == 0
+
+
+def test_a_split_leaves_the_checkpoint_at_the_end():
+    kv = manager(interval=40)
+    serve(kv, "a", PROMPT)
+    admit(kv, "b", PROMPT[:10] + [1] * 5)
+    compute(kv, "b", PROMPT[:10] + [1] * 5)
+    assert sorted(map(len, places(kv))) == [8, 12, 20]
+    assert all(kv.states.seen[slot] == tokens for tokens, slot in places(kv).items())
+
+
+def test_a_twin_waits_for_a_checkpoint_on_its_way():
+    kv = manager()
+    admit(kv, "a", PROMPT)
+    assert kv.cost(PROMPT, len(PROMPT)).should_wait, "a will checkpoint this very prompt"
+    assert not kv.cost([1] * 21, 21).should_wait
+    assert not kv.cost(PROMPT, len(PROMPT), "other namespace").should_wait
+    assert not kv.cost(PROMPT[:7] + [1] * 9, 16).should_wait, "it leaves a's prompt before the first checkpoint"
+    compute(kv, "a", PROMPT)
+    assert not kv.cost(PROMPT, len(PROMPT)).should_wait, "now it is there"
+    assert kv.cost(PROMPT, len(PROMPT)).num_blocks == 1, "five shared blocks are locked by a and cost nothing"
+
+
+def test_a_request_waits_while_no_slot_is_free():
+    kv = manager(slots=1)
+    admit(kv, "a", PROMPT)
+    assert kv.cost([1, 2, 3], 3).should_wait, "blocks are free, but a request also needs a state slot"
+    kv.free("a")
+    assert not kv.cost([1, 2, 3], 3).should_wait
+
+
+def test_a_fork_copies_the_state():
+    kv = manager()
+    admit(kv, "a", PROMPT)
+    compute(kv, "a", PROMPT[:10])
+    kv.fork("a", "b")
+    first, second = kv.slot_of("a"), kv.slot_of("b")
+    assert first != second and kv.states.seen[second] == tuple(PROMPT[:10])
+    compute(kv, "b", [*PROMPT[:10], 1, 2, 3])
+    assert kv.states.seen[first] == tuple(PROMPT[:10]), "what the child adds must not reach the parent's state"
+
+
+def test_a_fork_without_a_free_slot_changes_nothing():
+    kv = manager(slots=1)
+    admit(kv, "a", PROMPT)
+    with pytest.raises(OutOfBlocks):
+        kv.fork("a", "b")
+    assert list(kv.tables) == ["a"] and kv.free_slots == []
+    with pytest.raises(ValueError):
+        kv.fork("a", "a")
+
+
+def test_a_fork_s_own_tokens_never_reach_the_parent_s_checkpoints():
+    kv = manager()
+    admit(kv, "a", PROMPT)
+    compute(kv, "a", PROMPT[:10])
+    kv.fork("a", "b")
+    compute(kv, "b", PROMPT[:10] + [1] * 20)
+    compute(kv, "a", PROMPT)
+    assert all(kv.states.seen[slot] == tokens for tokens, slot in places(kv).items())
+
+
+def test_a_state_cannot_be_rolled_back():
+    kv = manager()
+    admit(kv, "a", PROMPT)
+    compute(kv, "a", PROMPT[:10])
+    kv.grow("a", 18)
+    kv.truncate("a", 10)  # only room that no token has used
+    with pytest.raises(ValueError):
+        kv.truncate("a", 9)
+    assert kv.tables["a"].num_tokens == 10 and kv.states.seen[kv.slot_of("a")] == tuple(PROMPT[:10])
+
+
+def test_freeing_what_is_unknown_does_nothing():
+    kv = manager()
+    kv.free("unknown")
+    assert sorted(kv.free_slots) == [1, 2, 3] and not kv.states.log
+
+
+def test_a_request_that_has_a_table_cannot_get_another():
+    kv = manager()
+    admit(kv, "a", PROMPT)
+    with pytest.raises(ValueError):
+        admit(kv, "a", PROMPT)
+    assert len(kv.free_slots) == 2

@@ -1,0 +1,125 @@
+"""Lesson 11. The hybrid model's layers against Hugging Face's, and what a config.json may say."""
+
+import json
+
+import pytest
+import torch
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm, Qwen3_5RMSNormGated
+
+from mini_engine.build import load
+from mini_engine.errors import UserError
+from mini_engine.hybrid.config import FULL, LINEAR, HybridConfig
+from mini_engine.hybrid.model import GatedRMSNorm, ZeroCentredRMSNorm, partial_rope
+from mini_engine.hybrid.weights import load_hybrid
+from mini_engine.weights import load_model
+from tests.l11.models import FAMILIES, checkpoint, first_logits
+from tests.support import some_ids
+
+FAMILY = "every fourth attends"
+each_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@each_family
+@pytest.mark.parametrize("length", [1, 65, 130])
+def test_logits_equal_hugging_face_s(family, length):
+    ids = some_ids(length, 160, seed=length)
+    ours, theirs = first_logits(family, ids)
+    assert torch.allclose(ours, theirs, atol=2e-4), f"they differ by up to {(ours - theirs).abs().max():.2g}"
+
+
+def test_a_norm_s_weight_is_added_to_one():
+    torch.manual_seed(0)
+    ours, theirs, x = ZeroCentredRMSNorm(8, 1e-6), Qwen3_5RMSNorm(8, 1e-6), torch.randn(3, 8)
+    for norm in (ours, theirs):
+        norm.weight.data.copy_(torch.linspace(-0.5, 0.5, 8))
+    assert torch.equal(ours(x), theirs(x))
+    assert torch.equal(ours(x.bfloat16()), theirs(x.bfloat16())), "compute in float32 and cast once, at the end"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gated_norm_normalizes_before_it_gates(dtype):
+    torch.manual_seed(0)
+    ours, theirs = GatedRMSNorm(8, 1e-6).to(dtype), Qwen3_5RMSNormGated(8, 1e-6).to(dtype)
+    x, gate = torch.randn(2, 4, 8, dtype=dtype), torch.randn(2, 4, 8, dtype=dtype)
+    assert torch.equal(ours(x, gate), theirs(x, gate))
+
+
+def test_rope_turns_the_first_dimensions_and_passes_the_rest():
+    x, angles = torch.randn(3, 2, 10), torch.randn(3, 4)
+    out = partial_rope(x, angles.cos(), angles.sin())
+    assert torch.equal(out[..., 4:], x[..., 4:]), "dimensions beyond rotary_dim have no position"
+    assert not torch.equal(out[..., :4], x[..., :4])
+
+
+def test_bytes_of_a_token_and_of_a_state():
+    config = HybridConfig.from_dir(checkpoint(FAMILY))
+    assert config.layer_types == (LINEAR, LINEAR, LINEAR, FULL)
+    assert config.kv_bytes_per_token(torch.float32) == 2 * 2 * 16 * 1 * 4, "only attention layers have K and V"
+    assert config.state_bytes(torch.float32) == 3 * (4 * 12 * 20 * 4 + 128 * 3 * 4)
+    assert config.conv_dim == 2 * 2 * 12 + 4 * 20
+
+
+def write_config(directory, **changes):
+    raw = json.loads((checkpoint(FAMILY) / "config.json").read_text(encoding="utf-8"))
+    raw = {name: value for name, value in (raw | changes).items() if value != "gone"}
+    (directory / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    return directory
+
+
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        ({"model_type": "qwen3_5_moe_text"}, "experts"),
+        ({"num_experts": 8}, "experts"),
+        ({"model_type": "qwen3_next"}, "experts"),
+        ({"model_type": "qwen3_5", "vision_config": {"depth": 2}}, "vision"),
+        ({"model_type": "llama"}, "'llama'"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads = 3"),
+        ({"linear_key_head_dim": 0}, "linear_key_head_dim = 0"),
+        ({"hidden_size": "gone"}, "hidden_size"),
+        ({"layer_types": [FULL]}, "layer_types"),
+        ({"layer_types": ["sliding_attention"] * 3 + [FULL]}, "sliding_attention"),
+        ({"layer_types": [LINEAR] * 4}, "no attention layer"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, "'yarn'"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.01}}, "rotates 0"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_sentence(tmp_path, changes, named):
+    with pytest.raises(UserError) as refused:
+        HybridConfig.from_dir(write_config(tmp_path, **changes))
+    said = str(refused.value)
+    assert named in said and "\n" not in said, said
+
+
+def test_the_text_part_of_a_qwen3_5_config_is_read(tmp_path):
+    raw = json.loads((checkpoint(FAMILY) / "config.json").read_text(encoding="utf-8"))
+    outer = {"model_type": "qwen3_5", "text_config": raw, "eos_token_id": 7}
+    (tmp_path / "config.json").write_text(json.dumps(outer), encoding="utf-8")
+    assert HybridConfig.from_dir(tmp_path).num_gdn_layers == 3
+
+
+def test_an_interval_stands_for_layer_types(tmp_path):
+    directory = write_config(tmp_path, layer_types="gone", full_attention_interval=2)
+    assert HybridConfig.from_dir(directory).layer_types == (LINEAR, FULL, LINEAR, FULL)
+
+
+def test_lesson_0_s_loader_points_to_lesson_11():
+    with pytest.raises(UserError) as refused:
+        load_model(checkpoint(FAMILY))
+    assert "lesson 11" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_the_composition_root_takes_it_without_a_flag():
+    assert load(checkpoint(FAMILY), "auto", "cpu").config.num_gdn_layers == 3
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(checkpoint(FAMILY) / "model.safetensors")
+    del tensors["model.layers.1.linear_attn.A_log"]
+    save_file(tensors, write_config(tmp_path) / "model.safetensors")
+    with pytest.raises(UserError) as refused:
+        load_hybrid(tmp_path)
+    assert "model.layers.1.linear_attn.A_log" in str(refused.value)

@@ -1,0 +1,116 @@
+"""Lesson 11. Each task on its own: trees and tables made by hand, so that no other task needs to be written."""
+
+import pytest
+
+from mini_engine.errors import OutOfBlocks
+from mini_engine.hybrid.manager import StateTable
+from mini_engine.hybrid.radix import CheckpointTree
+from mini_engine.kv.radix_node import key_of
+from tests.l11.ledger import Ledger, manager
+
+PROMPT = list(range(100, 121))  # 21 tokens: five whole blocks of 4
+
+
+def nodes(track, count):
+    """Return a tree and `count` nodes of a block each, none of them with a checkpoint."""
+    tree = CheckpointTree(Ledger(2, track), 4)
+    return tree, [tree.insert([i, i, i, i], [i + 1]).node for i in range(count)]
+
+
+def test_a_checkpoint_takes_a_free_slot():
+    tree, (one, two) = nodes(track=2, count=2)
+    slots = [tree.new_checkpoint(one), tree.new_checkpoint(two)]
+    assert tree.checkpoints == {one: slots[0], two: slots[1]} and set(slots) == {3, 4}
+    assert tree.num_states_evicted == 0
+
+
+def test_a_node_that_has_a_checkpoint_keeps_it_and_becomes_the_newest():
+    tree, (one, two) = nodes(track=2, count=2)
+    slot = tree.new_checkpoint(one)
+    tree.new_checkpoint(two)
+    assert tree.new_checkpoint(one) is None, "its state is there already, and a checkpoint is written once"
+    assert tree.checkpoints[one] == slot and list(tree.checkpoints) == [two, one], "the least recently used comes first"
+
+
+def test_the_least_recently_used_checkpoint_makes_room():
+    tree, (one, two, three) = nodes(track=2, count=3)
+    slot = tree.new_checkpoint(one)
+    tree.new_checkpoint(two)
+    assert tree.new_checkpoint(three) == slot, "the oldest one's slot is handed out again"
+    assert list(tree.checkpoints) == [two, three] and tree.num_states_evicted == 1
+    assert tree.num_blocks == 3, "its blocks stay"
+
+
+def test_without_slots_there_is_no_checkpoint():
+    tree, (one,) = nodes(track=0, count=1)
+    assert tree.new_checkpoint(one) is None and not tree.checkpoints
+
+
+def keep(kv, tokens, with_state=True) -> int | None:
+    """Store K and V of `tokens`, and a checkpoint at their end; return its slot."""
+    blocks = kv.allocator.alloc_blocks(len(tokens) // 4)
+    node = kv.tree.insert(tokens, blocks).node
+    kv.allocator.free(blocks)  # from now on only the tree holds them
+    if not with_state:
+        return None
+    slot = kv.states.alloc_track_slot()
+    kv.states.seen[slot], kv.tree.checkpoints[node] = tuple(tokens), slot
+    return slot
+
+
+def test_a_request_starts_from_a_copy_of_the_deepest_checkpoint():
+    kv = manager()
+    keep(kv, PROMPT[:8])
+    deepest = keep(kv, PROMPT[:16])
+    keep(kv, PROMPT[:20], with_state=False)
+    assert kv.allocate("a", PROMPT) == 16, "the deepest node with a checkpoint, not the deepest with K and V"
+    slot = kv.slot_of("a")
+    assert slot <= 3, "a request needs a working slot of its own: copy the checkpoint"
+    assert kv.states.log[-1] == ("copy", deepest, slot) and kv.states.seen[slot] == tuple(PROMPT[:16])
+    table = kv.tables["a"]
+    assert table.num_computed == 16, "go on behind the tokens that the state has seen"
+    assert len(table.blocks) == 4 and table.num_tokens == 16 and table.ends == [20]
+
+
+def test_without_a_checkpoint_a_request_starts_from_zeros():
+    kv = manager()
+    keep(kv, PROMPT[:12], with_state=False)
+    assert kv.allocate("a", PROMPT) == 0 and kv.tables["a"].ends == [12, 20]
+    assert kv.states.seen[kv.slot_of("a")] == (), "a slot is zeroed when it is handed out"
+    assert kv.allocate("b", PROMPT, "other namespace") == 0 and kv.slot_of("b") != kv.slot_of("a")
+
+
+def test_what_cannot_be_admitted_changes_nothing():
+    kv = manager(slots=1)
+    kv.allocate("a", PROMPT)
+    with pytest.raises(ValueError):
+        kv.allocate("a", PROMPT)
+    with pytest.raises(OutOfBlocks):
+        kv.allocate("b", PROMPT)
+    assert list(kv.tables) == ["a"] and kv.free_slots == []
+
+
+def chunk_ends(kv, length, ends) -> list[int]:
+    """Return where the chunks of a prompt of this length end, with no other limit."""
+    table = kv.tables["a"] = StateTable(kv.allocator, key_of(PROMPT[:20]), None, kv.tree.root, 1)
+    table.ends, found = ends, [0]
+    while found[-1] < length:
+        found.append(kv.chunk_end("a", found[-1], length))
+        assert found[-2] < found[-1] <= length, f"a chunk from {found[-2]} must make progress; it ends at {found[-1]}"
+    return found[1:]
+
+
+def test_chunks_end_at_intervals_and_at_the_prompt_s_own_places():
+    assert chunk_ends(manager(), 21, [20]) == [8, 16, 20, 21], "every interval, and the last whole block"
+    assert chunk_ends(manager(), 21, [12, 20]) == [8, 12, 16, 20, 21], "and where it left a stored prefix"
+    assert chunk_ends(manager(interval=40), 21, []) == [21]
+
+
+def test_a_chunk_is_never_longer_than_allowed():
+    kv = manager()
+    chunk_ends(kv, 21, [20])
+    assert kv.chunk_end("a", 3, 5) == 5 and kv.chunk_end("a", 8, 21) == 16 and kv.chunk_end("a", 17, 21) == 20
+
+
+def test_without_checkpoint_slots_a_chunk_is_as_long_as_allowed():
+    assert chunk_ends(manager(track=0), 21, [20]) == [21]

@@ -1,0 +1,74 @@
+"""Lesson 11. The smoke script on a random hybrid, and the commands that take one without a flag."""
+
+import json
+import shutil
+
+from scripts import l8_smoke, l11_smoke
+from scripts.smoke.arguments import pocket_dir
+
+import pytest
+
+from mini_engine import LLM, SamplingParams
+from mini_engine.__main__ import main as mini_engine
+from mini_engine.hybrid.model import HybridForCausalLM
+from tests.l11.models import checkpoint, write_hybrid
+
+FAMILY = "every third, four value heads a key head, wide keys"
+PROMPTS = ["--prompt-ids", "1,2,3,4,5,6,7,8,9,10", "--prompt-ids", "4", "--prompt-ids", "5,6,7,8,9"]
+
+
+def smoke(*arguments):
+    try:
+        return l11_smoke.main(["--model", str(checkpoint(FAMILY)), *PROMPTS, *arguments])
+    except SystemExit as stop:
+        return stop.code
+
+
+def test_every_path_equals_hugging_face(capsys):
+    code = smoke("--max-new-tokens", "9", "--json")
+    report = json.loads(capsys.readouterr().out)
+    assert code == 0 and report["match"] and not report["faults"], report["faults"]
+    paths = {"alone", "batched", "chunks of 1", "chunks of 64", "preempted", "cached prefix", "on device"}
+    assert paths <= set(report["kv"]["equal"]) and set(report["kv"]["equal"].values()) == {3}
+    assert report["kv"]["state_bytes"] > 0
+
+
+@pytest.mark.parametrize("arguments, words", [(["--block-size", "0"], "0 is too small"), (["--dtype", "int4"], "int4")])
+def test_bad_arguments_exit_2_with_one_line(capsys, arguments, words):
+    assert smoke(*arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error and len(error.strip().splitlines()) == 1, error
+
+
+def test_a_qwen3_is_refused_and_pointed_back(capsys):
+    assert l11_smoke.main(["--model", str(pocket_dir()), *PROMPTS]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_an_earlier_lesson_s_script_points_to_lesson_11(capsys):
+    assert l8_smoke.main(["--model", str(checkpoint(FAMILY)), *PROMPTS]) == 2
+    error = capsys.readouterr().err
+    assert "lesson 11" in error and len(error.strip().splitlines()) == 1, error
+
+
+@pytest.fixture(scope="module")
+def with_tokenizer(tmp_path_factory):
+    directory = write_hybrid(tmp_path_factory.mktemp("hybrid"), vocab_size=2048, bos_token_id=2045, eos_token_id=2047)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(pocket_dir() / name, directory)
+    return directory
+
+
+def test_llm_takes_a_hybrid_without_a_flag(with_tokenizer):
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompt = "The capital of France is Paris. France is a country in Europe."
+    with LLM(with_tokenizer, block_size=4) as llm:
+        assert isinstance(llm.engine.runner.model, HybridForCausalLM)
+        first, second = (llm.generate(prompt, params, progress=False)[0] for _ in range(2))
+    assert first.token_ids == second.token_ids and len(first.token_ids) == 6
+    assert second.num_cached_tokens > 0
+
+
+def test_the_command_generate_takes_a_hybrid_without_a_flag(with_tokenizer, capsys):
+    assert mini_engine(["generate", "Once upon a time", "--model", str(with_tokenizer), "--max-tokens", "3"]) == 0
+    assert capsys.readouterr().out
