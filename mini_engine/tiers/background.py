@@ -1,0 +1,76 @@
+"""Lesson 12. A thread that works off a bounded queue. A full queue refuses: the caller never waits."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+ItemT = TypeVar("ItemT")
+POLL_SECONDS = 0.01
+
+log = logging.getLogger(__name__)
+
+
+class Background(Generic[ItemT]):
+    """Calls `work(item)` for each offered item, in order, in a thread of its own.
+
+    Args:
+        name: the thread's name.
+        work: what to do with an item. An exception is logged and ends only that item.
+        max_items: items that may wait at the same time.
+
+    Attributes:
+        num_dropped: items refused because the queue was full.
+    """
+
+    def __init__(self, name: str, work: Callable[[ItemT], None], max_items: int) -> None:
+        self.work = work
+        self.items: queue.Queue[ItemT | None] = queue.Queue(max(1, max_items))
+        self.num_dropped = 0
+        self.closed = False
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def offer(self, item: ItemT) -> bool:
+        """Put an item in the queue. Return False, and drop it, if the queue is full or closed."""
+        try:
+            if self.closed:
+                return False
+            self.items.put_nowait(item)
+        except queue.Full:
+            self.num_dropped += 1
+            return False
+        return True
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until everything offered so far is done, at most `seconds`. Return whether it is."""
+        deadline = time.monotonic() + seconds
+        while self.items.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return not self.items.unfinished_tasks
+
+    def close(self, seconds: float) -> None:
+        """Refuse new items, finish those in the queue within `seconds`, and end the thread. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        self.flush(seconds)
+        while True:  # what is left after that time is dropped
+            try:
+                self.items.get_nowait()
+                self.items.task_done()
+            except queue.Empty:
+                break
+        self.items.put(None)
+        self.thread.join(seconds)
+
+    def _run(self) -> None:
+        while (item := self.items.get()) is not None:
+            try:
+                self.work(item)
+            except Exception:
+                log.exception("%s failed on one item", self.thread.name)
+            finally:
+                self.items.task_done()

@@ -1,0 +1,51 @@
+"""Lesson 12. Copies blocks between the pool and records: one block of every layer is one contiguous run of bytes.
+
+    payload = K of layer 0 │ V of layer 0 │ K of layer 1 │ …         each [block_size, H_kv, D]
+
+Contiguous, because a tier is read in large pieces or slowly.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mini_engine.tiers.records import Bytes
+
+
+class BlockBytes:
+    """Reads and writes whole blocks of a pool's tensors as bytes.
+
+    Args:
+        tensors: `[num_blocks, …]` each, in the order of the payload: K0, V0, K1, V1, …, and scales if there are any.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self.sizes = [tensor[0].nbytes for tensor in self.tensors]
+
+    @property
+    def payload_bytes(self) -> int:
+        """Size of one block in all layers."""
+        return sum(self.sizes)
+
+    @torch.inference_mode()
+    def read(self, blocks: Sequence[int]) -> list[memoryview]:
+        """Return a copy of each block's bytes, `payload_bytes` each."""
+        index = torch.tensor(blocks, dtype=torch.int64, device=self.tensors[0].device)
+        rows = [tensor.index_select(0, index).flatten(1).view(torch.uint8) for tensor in self.tensors]
+        whole = torch.cat(rows, dim=1).cpu().numpy()
+        return [memoryview(row) for row in whole]
+
+    @torch.inference_mode()
+    def write(self, blocks: Sequence[int], payloads: Sequence[Bytes]) -> None:
+        """Copy payloads into blocks. Raises ValueError if there is not one of the right size for each block."""
+        if [len(payload) for payload in payloads] != [self.payload_bytes] * len(blocks):
+            raise ValueError(f"{len(blocks)} blocks need as many payloads of {self.payload_bytes} bytes each")
+        for block, payload in zip(blocks, payloads, strict=True):
+            start = 0
+            source = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+            for tensor, size in zip(self.tensors, self.sizes, strict=True):
+                part = source[start : start + size]
+                tensor[block].flatten().view(torch.uint8).copy_(part)
+                start += size

@@ -1,0 +1,184 @@
+"""Lesson 12. The disk tier: one file per record, in a directory that outlives the process and may be shared.
+
+A file is written under a temporary name, synced and renamed, so a reader sees a whole record or none, whenever the
+writer is killed. Names are keys, and equal keys mean equal records: two writers of one record do no harm.
+"""
+
+import os
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from threading import Lock
+
+from mini_engine.errors import UserError
+from mini_engine.tiers.keys import KEY_BYTES
+from mini_engine.tiers.records import BadRecord, Record, Wanted, unpack
+
+SUFFIX = ".kv"
+UNFINISHED = ".tmp"
+ABANDONED_SECONDS = 3600.0
+MOST_FAILURES = 3
+
+
+class DiskTier:
+    """Records as files in `directory`, at most `max_bytes` of them, the least recently used removed first.
+
+    A directory that cannot be written is read only: what it holds is still found. An error of the disk is counted and
+    never raised; after three failed writes no more are tried.
+
+    Attributes:
+        num_bytes: size of the files known to this process. counts: events by name: "written", "evicted",
+        "failed writes", and each reason of a BadRecord.
+
+    Raises:
+        UserError: `directory` is not a directory and cannot be made one.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self.directory, self.max_bytes = directory, max_bytes
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"the cache directory {directory} cannot be created ({error.strerror}); name another one",
+                param="kv_cache_dir",
+            ) from error
+        self.counts: Counter[str] = Counter()
+        self.mutex = Lock()
+        self.names = count()
+        self.scan()
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.sizes
+
+    def scan(self) -> None:
+        """Look up again which records the directory holds, oldest first, and remove what a killed writer left behind."""
+        found = sorted(self._files(), key=lambda entry: entry[0])
+        with self.mutex:
+            self.sizes: OrderedDict[bytes, int] = OrderedDict((key, size) for _, key, size in found)
+            self.num_bytes = sum(self.sizes.values())
+
+    def get(self, wanted: Wanted) -> Record | None:
+        """Return the wanted record; None if there is none, or none that can be trusted, and that file is removed."""
+        path = self.path(wanted.key)
+        try:
+            record = wanted.parse(path.read_bytes())
+        except FileNotFoundError:
+            self._forget(wanted.key)
+            return None
+        except BadRecord as error:
+            self.counts[error.reason] += 1
+            self._remove(wanted.key)
+            return None
+        except OSError:
+            self.counts["failed reads"] += 1
+            return None
+        with suppress(OSError):  # a read-only directory keeps its order
+            os.utime(path)
+        with self.mutex:
+            if wanted.key in self.sizes:
+                self.sizes.move_to_end(wanted.key)
+        return record
+
+    def put(self, record: Record) -> bool:
+        """Write a record unless it is there. Return whether it is there now."""
+        if record.key in self.sizes:
+            return True
+        if record.num_bytes > self.max_bytes or self.counts["failed writes"] >= MOST_FAILURES:
+            return False
+        self._make_room(record.num_bytes)
+        path = self.path(record.key)
+        unfinished = path.with_name(f"{path.stem}.{os.getpid()}-{next(self.names)}{UNFINISHED}")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with unfinished.open("wb") as file:
+                file.writelines(record.packed())
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        except OSError:
+            self.counts["failed writes"] += 1
+            _unlink(unfinished)
+            return False
+        with self.mutex:
+            self.sizes[record.key] = record.num_bytes
+            self.num_bytes += record.num_bytes
+            self.counts["written"] += 1
+        return True
+
+    def verify(self, remove: bool = False) -> Iterator[tuple[Path, str]]:
+        """Read every record; yield the files that cannot be trusted and why, removing them if `remove` is set."""
+        for key in list(self.sizes):
+            path = self.path(key)
+            try:
+                reason = "" if unpack(path.read_bytes()).key == key else "foreign"
+            except BadRecord as error:
+                reason = error.reason
+            except OSError as error:
+                reason = error.strerror or "unreadable"
+            if reason:
+                yield path, reason
+                if remove:
+                    self._remove(key)
+
+    def clear(self) -> int:
+        """Remove every record; return how many there were."""
+        self.scan()
+        keys = list(self.sizes)
+        for key in keys:
+            self._remove(key)
+        return len(keys)
+
+    def path(self, key: bytes) -> Path:
+        """Return the file of a record. 256 folders keep each of them short."""
+        name = key.hex()
+        return self.directory / name[:2] / (name + SUFFIX)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Remove the oldest records until `num_bytes` more fit. Other processes' records are counted first."""
+        if self.num_bytes + num_bytes <= self.max_bytes:
+            return
+        self.scan()
+        while self.sizes and self.num_bytes + num_bytes > self.max_bytes:
+            self._remove(next(iter(self.sizes)))
+            self.counts["evicted"] += 1
+
+    def _remove(self, key: bytes) -> None:
+        _unlink(self.path(key))
+        self._forget(key)
+
+    def _forget(self, key: bytes) -> None:
+        with self.mutex:
+            self.num_bytes -= self.sizes.pop(key, 0)
+
+    def _files(self) -> Iterator[tuple[float, bytes, int]]:
+        """Yield (last use, key, size) of each record's file."""
+        for path in self.directory.glob("??/*"):
+            try:
+                found = path.stat()
+            except OSError:
+                continue  # another process removed it
+            if path.suffix == UNFINISHED and time.time() - found.st_mtime > ABANDONED_SECONDS:
+                _unlink(path)
+            elif path.suffix == SUFFIX and (key := key_in(path.stem)):
+                yield found.st_mtime, key, found.st_size
+
+
+def key_in(name: str) -> bytes | None:
+    """Return the key that a file is named after, None if it is named after something else."""
+    try:
+        key = bytes.fromhex(name)
+    except ValueError:
+        return None
+    return key if len(key) == KEY_BYTES else None
+
+
+def _unlink(path: Path) -> None:
+    with suppress(OSError):  # read-only, or open in another process on Windows: it stays
+        path.unlink(missing_ok=True)

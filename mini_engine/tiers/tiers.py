@@ -1,0 +1,140 @@
+"""Lesson 12. The hierarchy below the pool: host memory before a disk, filled and read ahead in background threads.
+
+    pool ── write ──> host tier ── write behind ──> disk tier
+    pool <── copy ── host tier <──── prefetch ───── disk tier
+
+A step never waits for the disk: it hands a block over, or drops it if the writer is behind, and it takes a block only
+when that is in host memory.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Protocol
+
+from mini_engine.tiers.background import Background
+from mini_engine.tiers.disk import DiskTier
+from mini_engine.tiers.host import HostTier
+from mini_engine.tiers.records import Record, Wanted
+
+CLOSE_SECONDS = 30.0
+
+
+class Store(Protocol):
+    """What `Tiers` needs of a disk tier."""
+
+    def __contains__(self, key: bytes) -> bool: ...
+
+    def get(self, wanted: Wanted) -> Record | None: ...
+
+    def put(self, record: Record) -> bool: ...
+
+
+class NoDisk:
+    """The disk tier of an engine without a cache directory: empty."""
+
+    def __contains__(self, key: bytes) -> bool:
+        return False
+
+    def get(self, wanted: Wanted) -> Record | None:
+        """Find nothing."""
+        return None
+
+    def put(self, record: Record) -> bool:
+        """Keep nothing."""
+        return False
+
+
+class Tiers:
+    """Records in host memory and on disk.
+
+    Args:
+        host: the first tier. disk: the second one.
+        max_waiting: records that may wait to be written, and lookups that may wait to be read ahead.
+
+    Attributes:
+        num_found: records found so far, by tier: "host" and "disk".
+    """
+
+    def __init__(self, host: HostTier, disk: Store, max_waiting: int = 64) -> None:
+        self.host, self.disk = host, disk
+        self.writer: Background[Record] = Background("kv-tier-writer", self._write, max_waiting)
+        self.reader: Background[Wanted] = Background("kv-tier-reader", self._read, max_waiting)
+        self.coming: set[bytes] = set()
+        self.asked: set[bytes] = set()
+        self.mutex = Lock()
+        self.num_found = {"host": 0, "disk": 0}
+
+    @classmethod
+    def of_size(cls, directory: Path | None, host_bytes: int, disk_bytes: int) -> "Tiers":
+        """Return tiers of these sizes; without a directory there is no disk tier.
+
+        Raises:
+            UserError: the directory cannot be created.
+        """
+        disk = DiskTier(directory, disk_bytes) if directory and disk_bytes else NoDisk()
+        return cls(HostTier(host_bytes), disk)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.host or key in self.disk
+
+    def put(self, record: Record) -> None:
+        """Keep a record in host memory, and write it to the disk later unless the writer is behind."""
+        self.host.put(record)
+        if record.key not in self.disk:
+            self.writer.offer(record)
+
+    def get(self, wanted: Wanted, read_disk: bool = True) -> Record | None:
+        """Return a record from the first tier that has it, and keep it in host memory.
+
+        Args:
+            read_disk: also look on the disk, and wait for it.
+        """
+        self.asked.discard(wanted.key)
+        record, tier = self.host.get(wanted.key), "host"
+        if record is None and read_disk:
+            record, tier = self.disk.get(wanted), "disk"
+            if record is not None:
+                self.host.put(record)
+        if record is not None:
+            self.num_found[tier] += 1
+        return record
+
+    def prefetch(self, wanted: Sequence[Wanted]) -> bool:
+        """Have records that are only on the disk brought to host memory. Return whether any of them is on its way.
+
+        Until `get` asks for it, a record is read ahead once: in a host tier that is too small, it may be gone again.
+        """
+        for one in wanted:
+            with self.mutex:
+                if one.key in self.asked or one.key in self.host or one.key not in self.disk:
+                    continue
+                self.asked.add(one.key)
+                self.coming.add(one.key)
+            if not self.reader.offer(one):
+                self._arrived(one)
+                break
+        return any(one.key in self.coming for one in wanted)
+
+    def flush(self, seconds: float = CLOSE_SECONDS) -> bool:
+        """Wait until everything handed over is written. Return whether it is."""
+        return self.writer.flush(seconds)
+
+    def close(self) -> None:
+        """Write what is waiting and end the threads."""
+        self.reader.close(0.0)
+        self.writer.close(CLOSE_SECONDS)
+
+    def _write(self, record: Record) -> None:
+        self.disk.put(record)
+
+    def _read(self, wanted: Wanted) -> None:
+        try:
+            if record := self.disk.get(wanted):
+                self.host.put(record)
+        finally:
+            self._arrived(wanted)
+
+    def _arrived(self, wanted: Wanted) -> None:
+        with self.mutex:
+            self.coming.discard(wanted.key)

@@ -1,0 +1,120 @@
+"""Lesson 12. An engine with tiers answers as one without, also after a restart; `cache` looks after what is kept."""
+
+import json
+
+import pytest
+
+from mini_engine.__main__ import main
+from mini_engine.build import build_engine, load
+from mini_engine.engine.offline import generate_all
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.errors import UserError
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.tiers.compact import compact, shrink
+from mini_engine.tiers.store import Always
+
+PROMPTS = [[(7 * i * start + i) % 500 + 20 for i in range(40)] for start in (1, 2, 3)]
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load(POCKET_DIR, "float32", "cpu")
+
+
+@pytest.fixture(scope="module")
+def cold(model):
+    return answers(build_engine(model, backend="reference", enable_prefix_caching=False))
+
+
+def answers(engine, prompts=PROMPTS):
+    return [done.token_ids for done in generate_all(engine, prompts, GREEDY, progress=False)]
+
+
+def with_tiers(model, folder, num_blocks=40, **sizes):
+    engine = build_engine(model, backend="reference", num_blocks=num_blocks, kv_cache_dir=folder, **sizes)
+    engine.scheduler.manager.tiers.judge = Always()
+    return engine
+
+
+def test_a_new_engine_on_the_same_directory_computes_only_what_is_new(model, cold, tmp_path):
+    first = with_tiers(model, tmp_path)
+    assert answers(first) == cold
+    first.scheduler.manager.tiers.tiers.close()
+    second = with_tiers(model, tmp_path)
+    assert answers(second) == cold, "KV from the disk must give the tokens of a cold run"
+    assert second.scheduler.manager.tiers.traffic.restored_tokens == 3 * 32, "two whole blocks of each prompt came back"
+
+
+def test_a_pool_that_evicts_everything_lives_from_the_host_tier(model, cold):
+    engine = build_engine(model, backend="reference", num_blocks=7, kv_host_bytes=2**24)
+    for _ in range(2):
+        assert [answers(engine, [prompt])[0] for prompt in PROMPTS] == cold
+    assert engine.scheduler.manager.tiers.traffic.restored_tokens > 0, "evicted blocks come back"
+
+
+def test_another_models_blocks_are_never_served(model, cold, tmp_path):
+    first = with_tiers(model, tmp_path)
+    answers(first)
+    first.scheduler.manager.tiers.tiers.close()
+    other = load(POCKET_DIR, "float32", "cpu")
+    other.model.norm.weight[0] += 1.0
+    second = with_tiers(other, tmp_path)
+    answers(second)
+    assert second.scheduler.manager.tiers.traffic.restored_tokens == 0, "one weight differs, so every key does"
+
+
+def test_compaction_and_a_smaller_pool_in_mid_decode_change_no_token(model, cold):
+    engine = build_engine(model, backend="reference", num_blocks=60)
+    manager = engine.scheduler.manager
+    answers(engine, [[9] * 70, [8] * 70])
+    manager.tree.evict(5)
+    requests = [engine.add_request(str(i), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
+    moved = 0
+    while engine.has_unfinished:
+        engine.step()
+        moved += compact(manager)
+        if manager.allocator.num_blocks > 40:
+            shrink(manager, engine.runner.pool, 40)
+    assert [request.output_ids for request in requests] == cold
+    assert moved and engine.runner.pool.num_blocks == 40
+
+
+def test_a_pool_cannot_shrink_below_what_is_held(model):
+    engine = build_engine(model, backend="reference", num_blocks=20)
+    engine.scheduler.manager.allocator.alloc_blocks(10)
+    with pytest.raises(ValueError, match="10"):
+        shrink(engine.scheduler.manager, engine.runner.pool, 10)
+    assert engine.runner.pool.num_blocks == 20, "a call that cannot be carried out changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [({"kv_host_bytes": -1}, "kv_host_bytes"), ({"kv_host_bytes": 100}, "kv_host_bytes"), ({"kv_disk_bytes": 5}, None)],
+)
+def test_sizes_that_make_no_tier_are_refused_in_one_sentence(model, options, param):
+    with pytest.raises(UserError) as caught:
+        build_engine(model, backend="reference", num_blocks=8, **options)
+    assert caught.value.param == param and str(next(iter(options.values()))) in str(caught.value)
+
+
+def test_the_cache_command_lists_verifies_and_clears(model, tmp_path, capsys):
+    engine = with_tiers(model, tmp_path)
+    answers(engine)
+    engine.scheduler.manager.tiers.tiers.close()
+    assert told(capsys, "list", tmp_path)["records"] == 6
+    assert told(capsys, "verify", tmp_path)["bad"] == []
+    path = next(iter(tmp_path.glob("??/*.kv")))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert told(capsys, "verify", tmp_path, "--remove", code=1)["bad"] == [{"file": path.name, "reason": "truncated"}]
+    assert told(capsys, "clear", tmp_path)["removed"] == 5 and not list(tmp_path.glob("??/*.kv"))
+
+
+def test_the_cache_command_needs_a_directory(tmp_path, capsys):
+    assert main(["cache", "list", str(tmp_path / "none")]) == 2
+    assert "there is no directory" in capsys.readouterr().err
+
+
+def told(capsys, action, folder, *options, code=0):
+    assert main(["cache", action, str(folder), *options, "--json"]) == code
+    return json.loads(capsys.readouterr().out)

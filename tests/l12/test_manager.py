@@ -1,0 +1,315 @@
+"""Lesson 12. Whatever is served from a tier is what a cold run would compute, through any order of calls and restarts.
+
+The pool is an array of numbers. A token's KV is a digest of all tokens up to it, so a block from the wrong place, of
+the wrong text or of another namespace is noticed at once.
+"""
+
+import random
+import tempfile
+import time
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mini_engine.errors import OutOfBlocks
+from mini_engine.tiers.break_even import BreakEven
+from mini_engine.tiers.compact import compact, moves, nodes
+from mini_engine.tiers.keys import Identity
+from mini_engine.tiers.manager import TieredCacheManager
+from mini_engine.tiers.store import BlockStore
+from mini_engine.tiers.tiers import Tiers
+
+SIZE, BLOCKS = 4, 16
+IDENTITY = Identity("weights", "config", "int64", SIZE)
+FAMILIES = [random.Random(seed).choices(range(2), k=60) for seed in range(3)]
+
+
+class Cells:
+    """A pool of one number per slot; as `BlockBytes`, it copies whole blocks."""
+
+    payload_bytes = SIZE * 8
+
+    def __init__(self):
+        self.slots = array("q", [0]) * (BLOCKS * SIZE)
+
+    def read(self, blocks):
+        return [memoryview(self.slots[block * SIZE : (block + 1) * SIZE].tobytes()) for block in blocks]
+
+    def write(self, blocks, payloads):
+        for block, payload in zip(blocks, payloads, strict=True):
+            self.slots[block * SIZE : (block + 1) * SIZE] = array("q", bytes(payload))
+
+    def copy(self, sources, targets):
+        self.write(targets, self.read(sources))
+
+
+def digests(namespace, tokens):
+    """Return what each token's KV must be: it depends on every token before it, and on the namespace."""
+    found = [hash((str(namespace), 17))]
+    for token in tokens:
+        found.append(hash((found[-1], token)))
+    return found[1:]
+
+
+class World:
+    """A manager with tiers, the pool's cells, and what each request has computed."""
+
+    def __init__(self, directory=None, host_bytes=10**6, judge=None):
+        self.cells = Cells()
+        self.tiers = Tiers.of_size(directory, host_bytes, 10**7)
+        self.store = BlockStore(self.tiers, self.cells, IDENTITY, judge)
+        self.manager = TieredCacheManager(BLOCKS, SIZE, self.cells.copy, self.store)
+        self.requests = {}
+
+    def begin(self, name, tokens, namespace=None):
+        """Admit a request if its blocks fit; check what was found; compute the rest. Return the tokens found."""
+        while (cost := self.manager.cost(tokens, len(tokens), namespace)).should_wait:
+            time.sleep(0.0005)  # the disk is being read
+        if cost.num_blocks > self.manager.num_free_blocks:
+            return None
+        found = self.manager.allocate(name, tokens, namespace)
+        self.requests[name] = [list(tokens), namespace, found]
+        assert found < len(tokens), "one token at least must be left to compute"
+        self.check(name)
+        try:
+            self.compute(name)
+        except OutOfBlocks:
+            self.end(name)
+        return found
+
+    def compute(self, name):
+        tokens, namespace, computed = self.requests[name]
+        self.manager.grow(name, len(tokens))
+        table = self.manager.tables[name]
+        for index, digest in enumerate(digests(namespace, tokens)):
+            if index >= computed:
+                self.cells.slots[table.blocks[index // SIZE] * SIZE + index % SIZE] = digest
+        self.requests[name][2] = len(tokens)
+        self.manager.commit(name, tokens, len(tokens))
+        self.tiers.flush()
+        self.check(name)
+
+    def check(self, name):
+        tokens, namespace, computed = self.requests[name]
+        blocks = self.manager.tables[name].blocks
+        assert list(self.manager.tables[name].row) == blocks, "the row that kernels read must name the same blocks"
+        seen = [self.cells.slots[blocks[i // SIZE] * SIZE + i % SIZE] for i in range(computed)]
+        assert seen == digests(namespace, tokens)[:computed], f"{name} reads KV that a cold run would not compute"
+
+    def end(self, name):
+        tokens, _, computed = self.requests.pop(name)
+        self.manager.free(name, tokens[:computed])
+        self.tiers.flush()  # so that a run can be repeated, whatever the disk's speed
+
+    def close(self):
+        for name in list(self.requests):
+            self.end(name)
+        self.tiers.close()
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    world.close()
+
+
+def evict_all(world):
+    world.manager.tree.evict(BLOCKS)
+
+
+def test_an_evicted_prefix_comes_back_from_the_tier(world):
+    tokens = list(range(14))
+    assert world.begin("a", tokens) == 0
+    world.end("a")
+    evict_all(world)
+    assert world.begin("b", tokens) == 12, "three whole blocks were in the tier; the last token is always computed"
+    assert world.store.traffic.restored_tokens == 12
+    world.end("b")
+    assert world.begin("c", tokens) == 12 and world.store.traffic.restored_tokens == 12, "now the tree has them again"
+
+
+def test_the_tier_goes_on_where_the_tree_ends(world):
+    tokens = list(range(17))
+    world.begin("a", tokens)
+    world.end("a")
+    world.manager.tree.evict(2)
+    assert world.begin("b", tokens) == 16
+    assert world.store.traffic.restored_tokens == 8, "only what the tree lacks is copied"
+
+
+def test_computed_answers_are_kept_too(world):
+    world.begin("a", [1, 2, 3])
+    world.requests["a"][0].extend(range(10, 16))
+    world.compute("a")
+    world.end("a")
+    evict_all(world)
+    assert world.begin("b", [1, 2, 3, *range(10, 16), 5]) == 8, "the next turn of a chat begins with the last answer"
+
+
+def test_another_namespace_finds_nothing(world):
+    world.begin("a", list(range(12)), "tenant 1")
+    world.end("a")
+    evict_all(world)
+    assert world.begin("b", list(range(12)), "tenant 2") == 0
+    assert world.begin("c", list(range(12)), "tenant 1") == 8
+
+
+def test_a_namespace_without_bytes_is_served_without_tiers(world):
+    world.begin("a", list(range(12)), ("a", "tuple"))
+    world.end("a")
+    evict_all(world)
+    assert world.begin("b", list(range(12)), ("a", "tuple")) == 0 and len(world.tiers.host) == 0
+
+
+def test_without_room_the_request_begins_with_what_the_tree_has():
+    world = World()
+    tokens = list(range(4 * SIZE + 1))
+    world.begin("a", tokens)
+    world.end("a")
+    evict_all(world)
+    held = world.manager.allocator.alloc_blocks(BLOCKS - 3)
+    assert world.manager.allocate("b", tokens) == 0, "two blocks are free, and four would be needed"
+    world.manager.free("b")
+    world.manager.allocator.free(held)
+    world.close()
+
+
+def test_what_does_not_pay_is_computed():
+    never = BreakEven(prefill_rate=400.0, bytes_per_token=1000, bandwidth=1000.0)
+    late = BreakEven(prefill_rate=400.0, bytes_per_token=1, bandwidth=1e9, latency=5 / 400)
+    assert not never.pays(10**9) and not late.pays(4) and late.pays(6)
+    world = World(judge=never)
+    world.begin("a", list(range(14)))
+    world.end("a")
+    evict_all(world)
+    assert world.begin("b", list(range(14))) == 0
+    world.close()
+
+
+def test_others_run_while_the_disk_is_read(tmp_path):
+    first = World(tmp_path)
+    first.begin("a", list(range(14)))
+    first.close()
+    world = World(tmp_path)
+    assert world.manager.cost(list(range(14)), 14).should_wait is False, "nothing else can run: read now"
+    world.begin("other", [9] * 5)
+    waited = world.manager.cost(list(range(14)), 14).should_wait
+    while world.manager.cost(list(range(14)), 14).should_wait:
+        pass
+    assert waited, "the step that others run in must not wait for the disk"
+    assert world.begin("b", list(range(14))) == 12 and world.tiers.num_found == {"host": 3, "disk": 0}
+    world.close()
+
+
+@pytest.mark.parametrize("held", [set(), {1}, {3}, {1, 2, 9}, {4, 5, 6}, {2, 15, 7, 8}])
+def test_moves_fill_the_front_with_as_few_copies_as_possible(held):
+    moved = moves(held)
+    assert {moved.get(block, block) for block in held} == set(range(1, len(held) + 1))
+    assert all(block > len(held) for block in moved), "a block at the front stays where it is"
+
+
+class Machine(RuleBasedStateMachine):
+    """Requests begin, grow, end, fork, are cut short and preempted; prefixes are evicted; the process starts again."""
+
+    @initialize(host=st.sampled_from([0, 200, 10**6]), disk=st.booleans())
+    def start(self, host, disk):
+        self.folder = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
+        self.host, self.directory = host, Path(self.folder.name) if disk else None
+        self.world = World(self.directory, host)
+        self.count = 0
+
+    def name(self):
+        self.count += 1
+        return f"r{self.count}"
+
+    def pick(self, number):
+        return sorted(self.world.requests)[number % len(self.world.requests)]
+
+    @rule(family=st.sampled_from(FAMILIES), length=st.integers(1, 40), namespace=st.sampled_from([None, "a"]))
+    def begin(self, family, length, namespace):
+        self.world.begin(self.name(), family[:length], namespace)
+
+    @precondition(lambda self: self.world.requests)
+    @rule(number=st.integers(0, 9), token=st.integers(0, 1))
+    def decode(self, number, token):
+        name = self.pick(number)
+        self.world.requests[name][0].append(token)
+        try:
+            self.world.compute(name)
+        except OutOfBlocks:
+            self.world.requests[name][0].pop()
+            self.world.end(name)
+
+    @precondition(lambda self: self.world.requests)
+    @rule(number=st.integers(0, 9))
+    def end(self, number):
+        self.world.end(self.pick(number))
+
+    @precondition(lambda self: self.world.requests)
+    @rule(number=st.integers(0, 9))
+    def fork(self, number):
+        parent, child = self.pick(number), self.name()
+        self.world.manager.fork(parent, child)
+        tokens, namespace, computed = self.world.requests[parent]
+        self.world.requests[child] = [list(tokens), namespace, computed]
+
+    @precondition(lambda self: self.world.requests)
+    @rule(number=st.integers(0, 9), cut=st.integers(1, 8))
+    def truncate(self, number, cut):
+        name = self.pick(number)
+        tokens, _, _ = self.world.requests[name]
+        del tokens[max(1, len(tokens) - cut) :]
+        self.world.requests[name][2] = len(tokens)
+        self.world.manager.truncate(name, len(tokens))
+
+    @rule(count=st.integers(1, BLOCKS))
+    def evict(self, count):
+        self.world.manager.tree.evict(count)
+
+    @rule()
+    def compact(self):
+        compact(self.world.manager)
+        held = self.world.manager.allocator.held
+        assert held == set(range(1, len(held) + 1)), "after compaction the held blocks are the first ones"
+
+    @rule()
+    def restart(self):
+        self.world.close()
+        self.world = World(self.directory, self.host)
+
+    @invariant()
+    def every_request_reads_its_own_text(self):
+        for name in self.world.requests:
+            self.world.check(name)
+
+    @invariant()
+    def each_block_is_free_or_counted(self):
+        allocator = self.world.manager.allocator
+        holders = [0] * BLOCKS
+        for table in self.world.manager.tables.values():
+            for block in table.blocks:
+                holders[block] += 1
+        for node in nodes(self.world.manager.tree.root):
+            for block in node.blocks:
+                holders[block] += 1
+        assert holders == allocator.counts, "a block's count is the number of tables and tree nodes that hold it"
+        assert sorted([*allocator.free_blocks, *allocator.held]) == list(range(1, BLOCKS)), "no block is lost"
+
+    @invariant()
+    def the_tiers_keep_to_their_size(self):
+        host = self.world.tiers.host
+        assert host.num_bytes == sum(one.num_bytes for one in host.records.values()) <= host.max_bytes
+
+    def teardown(self):
+        if hasattr(self, "world"):
+            self.world.close()
+            self.folder.cleanup()
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=25, stateful_step_count=40)

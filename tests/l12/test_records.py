@@ -1,0 +1,89 @@
+"""Lesson 12. A record is returned as it was written, or not at all."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mini_engine.tiers.keys import Identity, chain
+from mini_engine.tiers.records import BadRecord, Kind, Record, Wanted, unpack
+
+IDENTITY = Identity("weights", "config", "float32", 16)
+KEY, PARENT = b"k" * 32, b"p" * 32
+RECORD = Record(KEY, PARENT, b"\x01\x00\x00\x00" * 16, bytes(range(200)))
+WANTED = Wanted(KEY, PARENT, RECORD.tokens, 200)
+STORED = b"".join(bytes(part) for part in RECORD.packed())
+
+
+def test_what_is_packed_is_parsed_again():
+    found = WANTED.parse(STORED)
+    assert bytes(found.payload) == RECORD.payload, "the payload comes back byte for byte"
+    assert (found.key, found.parent, found.tokens, found.kind) == (KEY, PARENT, RECORD.tokens, Kind.KV)
+    assert len(STORED) == RECORD.num_bytes, "num_bytes is what a tier has to count for this record"
+
+
+@given(st.integers(0, len(STORED) - 1), st.integers(1, 255))
+def test_one_flipped_byte_anywhere_makes_it_unusable(position, flip):
+    damaged = bytearray(STORED)
+    damaged[position] ^= flip
+    with pytest.raises(BadRecord):
+        WANTED.parse(damaged)
+
+
+@given(st.integers(0, len(STORED) - 1))
+def test_cut_off_anywhere_it_is_unusable(length):
+    with pytest.raises(BadRecord) as caught:
+        WANTED.parse(STORED[:length])
+    assert caught.value.reason == "truncated", "a record that ends too early says so"
+
+
+def test_bytes_behind_the_end_make_it_unusable():
+    with pytest.raises(BadRecord):
+        WANTED.parse(STORED + b"\x00")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": b"K" * 32},
+        {"parent": b"P" * 32},
+        {"tokens": b"\x02\x00\x00\x00" * 16},
+        {"payload_bytes": 100},
+        {"kind": Kind.STATE},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_an_intact_record_that_is_not_the_wanted_one_is_foreign(change):
+    with pytest.raises(BadRecord) as caught:
+        dataclasses.replace(WANTED, **change).parse(STORED)
+    assert caught.value.reason == "foreign", "an intact record of something else must not be an answer"
+
+
+def test_unpack_needs_to_know_nothing_about_the_record():
+    assert unpack(STORED).key == KEY
+
+
+@pytest.mark.parametrize("field", ["weights", "config", "kv_dtype", "block_size", "layout"])
+def test_a_key_depends_on_everything_that_decides_the_bytes(field):
+    other = dataclasses.replace(IDENTITY, **{field: 8 if field in ("block_size", "layout") else "another"})
+    assert IDENTITY.root() != other.root(), f"two models that differ in {field} must not share KV"
+
+
+def test_namespaces_of_different_types_and_texts_are_apart():
+    roots = [IDENTITY.root(namespace) for namespace in (None, "", "1", 1, "null")]
+    assert len(set(roots)) == len(roots), "a tenant's KV must not be another tenant's"
+
+
+def test_a_namespace_without_bytes_is_refused():
+    with pytest.raises(TypeError):
+        IDENTITY.root(("a", object()))
+
+
+@given(st.binary(min_size=32, max_size=160), st.binary(min_size=32, max_size=160))
+def test_keys_are_equal_exactly_as_far_as_the_tokens_are(first, second):
+    ours, theirs = list(chain(b"", first, 16)), list(chain(b"", second, 16))
+    for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+        end = (index + 1) * 16
+        assert (one == other) == (first[:end] == second[:end]), "a key stands for its block and every token before it"
+    assert len(ours) == len(first) // 16, "only whole blocks have keys"

@@ -1,0 +1,27 @@
+"""Lesson 12. The smoke script: every way that KV comes back gives Hugging Face's tokens, and saves some work."""
+
+import json
+
+from scripts import l12_smoke
+
+import pytest
+
+
+@pytest.mark.slow("mini_engine", "scripts/l12_smoke.py", "scripts/smoke")
+def test_every_path_equals_hugging_face_and_restores_something(capsys):
+    code = l12_smoke.main(["--max-new-tokens", "12", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert code == 0 and report["match"] and not report["faults"]
+    assert set(report["kv"]["equal"]) == {"cold", *l12_smoke.PATHS}
+    assert all(report["kv"]["restored_tokens"][name] > 0 for name in ("host", "disk", "restart", "swapped"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"), [(["--block-size", "0"], "0 is too small"), (["--nonsense"], "nonsense")]
+)
+def test_bad_arguments_exit_2_with_one_line(capsys, arguments, named):
+    try:
+        code = l12_smoke.main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2 and named in capsys.readouterr().err

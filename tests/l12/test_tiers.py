@@ -1,0 +1,238 @@
+"""Lesson 12. The tiers stay within their sizes, survive crashes and full disks, and never make the engine wait."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mini_engine.errors import UserError
+from mini_engine.tiers.background import Background
+from mini_engine.tiers.disk import ABANDONED_SECONDS, MOST_FAILURES, DiskTier
+from mini_engine.tiers.host import HostTier
+from mini_engine.tiers.keys import chain
+from mini_engine.tiers.records import Record, Wanted
+from mini_engine.tiers.tiers import NoDisk, Tiers
+
+ROOT = Path(__file__).resolve().parents[2]
+PAYLOAD = 1000
+
+
+def record(number: int, payload_bytes: int = PAYLOAD) -> Record:
+    tokens = number.to_bytes(4, "little") * 16
+    (key,) = chain(b"root", tokens, len(tokens))
+    return Record(key, b"p" * 32, tokens, bytes([number % 256]) * payload_bytes)
+
+
+def wanted(number: int) -> Wanted:
+    one = record(number)
+    return Wanted(one.key, one.parent, one.tokens, PAYLOAD)
+
+
+SIZE = record(0).num_bytes
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 7)), max_size=60), st.integers(0, 5))
+def test_the_host_tier_keeps_the_most_recently_used_within_its_size(calls, room):
+    tier, model = HostTier(room * SIZE + SIZE // 2), []
+    for is_put, number in calls:
+        key = record(number).key
+        if is_put:
+            tier.put(record(number))
+            if number not in model:
+                model = [*model, number][-room:] if room else []
+        else:
+            assert (tier.get(key) is not None) == (number in model), "the least recently used record goes first"
+            if number in model:
+                model = [*(n for n in model if n != number), number]
+    assert len(tier) == len(model) and tier.num_bytes == len(model) * SIZE <= tier.max_bytes
+
+
+def test_a_record_on_disk_is_found_by_a_new_process(tmp_path):
+    assert DiskTier(tmp_path, 10**6).put(record(1))
+    again = DiskTier(tmp_path, 10**6)
+    assert bytes(again.get(wanted(1)).payload) == record(1).payload
+    assert again.get(wanted(2)) is None
+    assert again.num_bytes == SIZE
+
+
+def test_the_disk_tier_removes_the_least_recently_used_files(tmp_path):
+    tier = DiskTier(tmp_path, 3 * SIZE)
+    for number in (1, 2, 3):
+        tier.put(record(number))
+        os.utime(tier.path(record(number).key), (number, number))
+    assert tier.get(wanted(1)) is not None
+    tier.put(record(4))
+    kept = [number for number in (1, 2, 3, 4) if tier.get(wanted(number))]
+    assert kept == [1, 3, 4], "record 1 was used after record 2, so 2 goes"
+    assert tier.num_bytes == 3 * SIZE and tier.counts["evicted"] == 1
+
+
+def test_two_processes_on_one_directory_see_each_others_records_and_share_the_limit(tmp_path):
+    one, other = DiskTier(tmp_path, 3 * SIZE), DiskTier(tmp_path, 3 * SIZE)
+    for number in range(3):
+        one.put(record(number))
+    assert other.get(wanted(2)) is not None, "a file written by another process is found by its name"
+    for number in range(3, 6):
+        other.put(record(number))
+    other.put(record(6))
+    assert len(list(tmp_path.glob("??/*.kv"))) <= 4, "files of both processes count"
+    assert one.get(wanted(0)) is None and record(0).key not in one, "a file that another process removed is a miss"
+
+
+def test_what_cannot_be_trusted_is_a_counted_miss_and_is_removed(tmp_path):
+    tier = DiskTier(tmp_path, 10**6)
+    tier.put(record(1))
+    path = tier.path(record(1).key)
+    content = bytearray(path.read_bytes())
+    content[-10] ^= 1
+    path.write_bytes(content)
+    assert tier.get(wanted(1)) is None and tier.counts["damaged"] == 1
+    assert not path.exists() and tier.num_bytes == 0
+    assert tier.put(record(1)) and tier.get(wanted(1)), "the next writer may write it again"
+
+
+def test_a_full_disk_is_counted_and_given_up_after_a_few_tries(tmp_path, monkeypatch):
+    def no_space(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    tier = DiskTier(tmp_path, 10**6)
+    tier.put(record(0))
+    monkeypatch.setattr(os, "fsync", no_space)
+    assert not any(tier.put(record(number)) for number in range(1, 9))
+    assert tier.counts["failed writes"] == MOST_FAILURES, "no more is tried after that"
+    assert not list(tmp_path.glob("??/*.tmp")), "nothing half written stays"
+    assert tier.get(wanted(0)) is not None, "what is there is still found"
+
+
+def test_a_directory_that_cannot_be_written_is_read_only(tmp_path, monkeypatch):
+    DiskTier(tmp_path, 10**6).put(record(1))
+
+    def refuse(*arguments, **options):
+        raise PermissionError(errno.EROFS, "Read-only file system")
+
+    for name in ("utime", "fsync"):
+        monkeypatch.setattr(os, name, refuse)
+    tier = DiskTier(tmp_path, 10**6)
+    assert tier.get(wanted(1)) is not None and not tier.put(record(2))
+
+
+def test_a_file_in_place_of_the_directory_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        DiskTier(tmp_path / "file", 10**6)
+    assert "file" in str(caught.value) and caught.value.param == "kv_cache_dir"
+
+
+WRITE_FOREVER = """
+import itertools, sys
+from pathlib import Path
+from tests.l12.test_tiers import record
+from mini_engine.tiers.disk import DiskTier
+tier = DiskTier(Path(sys.argv[1]), 10**12)
+print("writing", flush=True)
+for number in itertools.count():
+    tier.put(record(number, 200_000))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="NOT CHECKED: Windows has no SIGKILL")
+def test_a_writer_killed_in_the_middle_leaves_whole_records_only(tmp_path):
+    command = [sys.executable, "-c", WRITE_FOREVER, str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, cwd=ROOT) as writer:
+        writer.stdout.readline()
+        while len(list(tmp_path.glob("??/*.kv"))) < 5:
+            time.sleep(0.01)
+        writer.send_signal(signal.SIGKILL)
+    tier = DiskTier(tmp_path, 10**12)
+    assert len(tier) >= 5 and not list(tier.verify()), "a name is given only to a file that is complete"
+    for path in tmp_path.glob("??/*.tmp"):
+        os.utime(path, (0, 0))
+    tier.scan()
+    assert ABANDONED_SECONDS and not list(tmp_path.glob("??/*.tmp")), "what the writer left is removed after an hour"
+
+
+def test_a_full_queue_drops_and_never_waits():
+    gate, done = threading.Event(), []
+
+    def slow(item):
+        gate.wait()
+        done.append(item)
+
+    background = Background("slow", slow, max_items=2)
+    taken = [background.offer(number) for number in range(10)]
+    assert taken.count(True) <= 3 and background.num_dropped == taken.count(False) >= 7
+    gate.set()
+    assert background.flush(10.0) and done == [number for number, ok in enumerate(taken) if ok]
+    background.close(1.0)
+    assert not background.offer(11) and not background.thread.is_alive()
+
+
+def test_one_item_that_fails_ends_only_itself(caplog):
+    done = []
+
+    def work(item):
+        if item == 1:
+            raise ValueError("broken")
+        done.append(item)
+
+    background = Background("fails", work, max_items=8)
+    for number in range(3):
+        background.offer(number)
+    background.close(10.0)
+    assert done == [0, 2] and "fails" in caplog.text
+
+
+def test_what_is_dropped_from_the_host_tier_is_found_on_the_disk(tmp_path):
+    tiers = Tiers.of_size(tmp_path, 2 * SIZE, 10**6)
+    for number in range(5):
+        tiers.put(record(number))
+    assert tiers.flush()
+    assert all(tiers.get(wanted(number)) for number in range(5))
+    assert tiers.num_found["disk"] >= 3
+    tiers.close()
+
+
+def test_prefetch_brings_records_from_the_disk_to_host_memory(tmp_path):
+    first = Tiers.of_size(tmp_path, 0, 10**6)
+    for number in range(3):
+        first.put(record(number))
+    first.close()
+    tiers = Tiers.of_size(tmp_path, 10**6, 10**6)
+    asked = [wanted(number) for number in range(4)]
+    assert tiers.prefetch(asked), "three of them are on their way"
+    while tiers.prefetch(asked):
+        time.sleep(0.001)
+    assert [one.key in tiers.host for one in asked] == [True, True, True, False]
+    tiers.close()
+
+
+def test_a_host_tier_that_is_too_small_does_not_make_a_request_wait_forever(tmp_path):
+    first = Tiers.of_size(tmp_path, 0, 10**6)
+    for number in range(4):
+        first.put(record(number))
+    first.close()
+    tiers = Tiers.of_size(tmp_path, 2 * SIZE, 10**6)
+    asked = [wanted(number) for number in range(4)]
+    waits = 0
+    while tiers.prefetch(asked) and waits < 10_000:
+        waits += 1
+        time.sleep(0.001)
+    assert waits < 10_000, "each record is read ahead once; whatever is gone by then is computed"
+    assert tiers.get(wanted(0), read_disk=False) is None
+    tiers.close()
+
+
+def test_without_a_disk_there_is_only_the_host_tier():
+    tiers = Tiers(HostTier(10**6), NoDisk())
+    tiers.put(record(1))
+    assert tiers.get(wanted(1)) and not tiers.prefetch([wanted(2)])
+    tiers.close()
