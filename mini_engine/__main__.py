@@ -1,4 +1,4 @@
-"""Lesson 6. The engine's commands: generate text, chat, or serve over HTTP (lesson 7)."""
+"""Lesson 6. The engine's commands: generate text, chat, serve over HTTP (lesson 7), look after kept KV (lesson 12)."""
 
 import importlib
 import sys
@@ -10,6 +10,7 @@ COMMANDS = {
     "generate": ("mini_engine.cli.generate", "continue a text"),
     "chat": ("mini_engine.cli.chat", "talk to the model in the terminal"),
     "serve": ("mini_engine.server.serve", "answer over HTTP with OpenAI's API"),
+    "cache": ("mini_engine.cli.cache", "list, verify or clear KV that was kept on disk"),
 }
 
 

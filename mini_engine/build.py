@@ -4,18 +4,19 @@ Only this module knows which backends, managers and runners the lessons have add
 so an engine without lesson 9's layers or lesson 8's tree does not need their files.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mini_engine.config import DTYPES
+from mini_engine.config import DTYPES, read_json
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
-from mini_engine.weights import load_model
+from mini_engine.weights import load_model, resolve_checkpoint
 
 BACKENDS = ("auto", "packed", "torch", "reference")
 
@@ -26,6 +27,9 @@ def build_engine(
     backend: str = "auto",
     cuda_graphs: bool = False,
     enable_prefix_caching: bool = True,
+    kv_cache_dir: str | Path | None = None,
+    kv_host_bytes: int | None = None,
+    kv_disk_bytes: int | None = None,
     **options: Any,
 ) -> Engine:
     """Return an engine for a loaded model, with the fastest parts that work here.
@@ -35,15 +39,52 @@ def build_engine(
             works, or "reference" (lesson 0's own layers). On a GPU "auto" and "reference" are the same.
         cuda_graphs: replay captured decode steps (lesson 10) if device and kernel allow it.
         enable_prefix_caching: share prefixes between requests (lesson 8).
+        kv_cache_dir, kv_host_bytes, kv_disk_bytes: keep evicted prefixes in host memory and in this directory
+            (lesson 12). With none of them there are no tiers.
         options: passed to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, scheduler_config.
 
     Raises:
         UserError: an option is invalid or cannot work here.
     """
+    if hasattr(model.config, "num_gdn_layers"):
+        if kv_cache_dir is not None or kv_host_bytes is not None or kv_disk_bytes is not None:
+            raise UserError("a hybrid model's states are not kept in tiers yet; leave out kv_cache_dir and its sizes")
+        return hybrid(model, backend, enable_prefix_caching, **options)
+    tiers = tiers_for(model, kv_cache_dir, kv_host_bytes, kv_disk_bytes) if enable_prefix_caching else no_tiers
     engine = Engine.for_model(with_backend(model, backend), manager=manager_class(enable_prefix_caching), **options)
+    tiers(engine)
     if cuda_graphs:
         engine.runner = captured(engine.runner, engine.scheduler.config.max_num_seqs)
     return engine
+
+
+def tiers_for(
+    model: Qwen3ForCausalLM, directory: str | Path | None, host_bytes: int | None, disk_bytes: int | None
+) -> Callable[[Engine], None]:
+    """Return what puts tiers behind an engine's pool. Called before the model's layers are replaced, to hash them."""
+    if directory is None and host_bytes is None and disk_bytes is None:
+        return no_tiers
+    if directory is None and disk_bytes is not None:
+        raise UserError(f"kv_disk_bytes is {disk_bytes}, but there is no kv_cache_dir; name a directory")
+    from mini_engine.tiers import attach, keys
+
+    config = attach.TierConfig(
+        None if directory is None else Path(directory),
+        attach.HOST_BYTES if host_bytes is None else host_bytes,
+        attach.DISK_BYTES if disk_bytes is None else disk_bytes,
+    )
+    weights, shape = keys.weights_digest(model), keys.config_digest(model.config)
+
+    def put(engine: Engine) -> None:
+        dtype = str(engine.runner.pool.K[0].dtype).removeprefix("torch.")
+        identity = keys.Identity(weights, shape, dtype, engine.scheduler.manager.block_size)
+        attach.attach_tiers(engine, config, identity)
+
+    return put
+
+
+def no_tiers(engine: Engine) -> None:
+    """Leave the engine without tiers."""
 
 
 def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | torch.device) -> Qwen3ForCausalLM:
@@ -66,7 +107,14 @@ def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | tor
         if dtype not in DTYPES:
             raise UserError(f"dtype is {dtype!r}; choose one of auto, {', '.join(DTYPES)}", param="dtype")
         dtype = DTYPES[dtype]
-    return load_model(path_or_hub_id, dtype, device)
+    directory = resolve_checkpoint(path_or_hub_id)
+    from mini_engine.config_schema import is_hybrid  # its library is needed only here
+
+    if is_hybrid(read_json(directory / "config.json")):
+        from mini_engine.hybrid.weights import load_hybrid
+
+        return load_hybrid(directory, dtype, device)
+    return load_model(directory, dtype, device)
 
 
 def with_backend(model: Qwen3ForCausalLM, backend: str) -> Qwen3ForCausalLM:
@@ -87,6 +135,23 @@ def manager_class(enable_prefix_caching: bool) -> type[KvCacheManager]:
     from mini_engine.kv.prefix_manager import PrefixCacheManager
 
     return PrefixCacheManager
+
+
+def hybrid(model: Qwen3ForCausalLM, backend: str, enable_prefix_caching: bool, **options: Any) -> Engine:
+    """Return lesson 11's engine. It has no captured steps: `cuda_graphs` changes nothing."""
+    from mini_engine.hybrid.build import hybrid_engine
+    from mini_engine.hybrid.model import HybridForCausalLM
+
+    assert isinstance(model, HybridForCausalLM)
+    if backend not in BACKENDS:
+        raise UserError(f"there is no backend {backend!r}; choose one of {', '.join(BACKENDS)}", param="backend")
+    step = None
+    if backend != "reference" and not (backend == "auto" and model.device.type != "cpu"):
+        from mini_engine.hybrid.fast import native_step_for, speed_up_hybrid
+
+        model = speed_up_hybrid(model, backend)
+        step = native_step_for(model)
+    return hybrid_engine(model, native_step=step, enable_prefix_caching=enable_prefix_caching, **options)
 
 
 def captured(runner: ModelRunner, max_num_seqs: int) -> ModelRunner:

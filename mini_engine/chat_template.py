@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -36,6 +36,9 @@ class ChatTemplate:
         source: the Jinja program.
         special_tokens: names a template may use, such as `eos_token`, with their texts.
 
+    Attributes:
+        takes_tools: the template can describe tools and their calls.
+
     Raises:
         UserError: `source` is not a Jinja program.
     """
@@ -49,16 +52,20 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now, "dict": make_dict}
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise UserError(f"this checkpoint's chat template cannot be used: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The conversation as text, up to where the assistant speaks.
+
+        Args:
+            tools: functions that the assistant may call, in OpenAI's form.
 
         Raises:
             UserError: the template refuses these messages.
         """
-        given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
+        given = {"messages": list(messages), "tools": tools or None, "documents": None, "add_generation_prompt": True}
         try:
             return self._template.render(**self.special_tokens | given)
         except Exception as error:  # templates raise whatever their author chose
@@ -79,7 +86,7 @@ def find_template(directory: Path, config: Mapping[str, Any]) -> str | None:
             raise UserError(f"{path} cannot be read as text: {error}") from error
     source = config.get("chat_template")
     if isinstance(source, list):  # several, each with a name
-        source = {each.get("name"): each.get("template") for each in source}.get("default")
+        source = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}.get("default")
     return source if isinstance(source, str) else None
 
 

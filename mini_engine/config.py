@@ -1,10 +1,10 @@
 """Lesson 0. The shape of a Qwen3 model: config.json as a frozen dataclass.
 
 Two layouts of config.json are in use: older files have `rope_theta` (and perhaps `rope_scaling`) at the top level,
-files written by transformers 5 have `rope_parameters`. Both are read into the same fields.
+files written by transformers 5 have `rope_parameters`. Both are read into the same fields. `config_schema` says what
+the files may hold.
 """
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,29 @@ from pathlib import Path
 
 import torch
 
-from mini_engine.errors import UserError
+from mini_engine.errors import UserError, warn_once
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How RoPE is stretched beyond the context that a model was trained with. Fields as in config.json.
+
+    rope_type: "default" (not at all), "linear", "dynamic", "yarn" or "llama3"; `model/rope.py` has the formulas.
+    """
+
+    rope_type: str = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
 
 
 @dataclass(frozen=True)
@@ -35,11 +55,28 @@ class Qwen3Config:
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    rope_scaling: RopeScaling = RopeScaling()
 
     @property
     def group_size(self) -> int:
         """How many query heads share one key/value head."""
         return self.num_attention_heads // self.num_key_value_heads
+
+    @property
+    def trained_length(self) -> int:
+        """The context, in tokens, that the model was trained with before RoPE was stretched."""
+        return self.rope_scaling.original_max_position_embeddings or self.max_position_embeddings
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence in tokens. "linear" and "yarn" multiply the trained length, as in vLLM.
+
+        "dynamic" does not: beyond its trained length every step would turn new keys by other angles than those in the
+        cache, so an answer would depend on how its prompt was cut into steps.
+        """
+        stretched = self.rope_scaling.rope_type in ("linear", "yarn")
+        reach = int(self.trained_length * self.rope_scaling.factor) if stretched else 0
+        return max(self.max_position_embeddings, reach)
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of one token's K and V in all layers: 2 * H_kv * D * layers * itemsize."""
@@ -57,35 +94,41 @@ class Qwen3Config:
         if strays:
             raise UserError(f"token id {strays[0]} is not in the vocabulary; ids run from 0 to {self.vocab_size - 1}")
         wanted = len(prompt_ids) + max_new_tokens
-        if wanted > self.max_position_embeddings:
+        if wanted > self.max_model_len:
+            beyond = " and cannot use dynamic RoPE beyond them" if self.rope_scaling.rope_type == "dynamic" else ""
             raise UserError(
                 f"{len(prompt_ids)} prompt tokens and {max_new_tokens} new ones need {wanted} positions; "
-                f"the model has {self.max_position_embeddings}, so shorten the prompt or ask for fewer tokens"
+                f"the model has {self.max_model_len}{beyond}, so shorten the prompt or ask for fewer tokens"
             )
 
     @classmethod
     def from_dir(cls, directory: Path) -> "Qwen3Config":
-        """Read config.json of a checkpoint directory, and the end tokens of generation_config.json if it exists."""
-        raw = read_json(directory / "config.json")
-        _check_supported(raw, directory)
-        eos = raw.get("eos_token_id")
-        if (directory / "generation_config.json").is_file():
-            eos = read_json(directory / "generation_config.json").get("eos_token_id", eos)
-        fields = {name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None}
-        fields["rope_theta"] = _rope(raw).get("rope_theta", cls.rope_theta)
-        fields["eos_token_ids"] = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-        if missing := [
-            field.name for field in dataclasses.fields(cls) if is_required(field) and field.name not in fields
-        ]:
-            raise UserError(f"{directory / 'config.json'} is incomplete: it lacks {', '.join(missing)}")
-        config = cls(**fields)
-        _check_numbers(config, directory / "config.json")
-        return config
+        """Read config.json of a checkpoint directory, and the end tokens of generation_config.json if it exists.
+
+        As in transformers, a generation_config.json replaces the end tokens of config.json even if it names none, and
+        an end token outside the vocabulary never comes, which is worth a warning and no error.
+
+        Raises:
+            UserError: a file is missing or malformed, or describes a model that cannot run here.
+        """
+        from mini_engine.config_schema import read_config, read_rope  # its library is needed only here
+
+        path = directory / "config.json"
+        raw = read_json(path)
+        settings = read_config(raw, path)
+        rope = read_rope(settings, path)
+        _warn_of_lost_theta(settings, rope, path)
+        settings |= {
+            "rope_theta": rope["rope_theta"],
+            "rope_scaling": RopeScaling(**_fields_of(RopeScaling, rope)),
+            "eos_token_ids": _end_tokens(directory, raw, settings["vocab_size"]),
+        }
+        return cls(**_fields_of(cls, settings))
 
 
-def is_required(field: dataclasses.Field) -> bool:
-    """Return whether a field has no default."""
-    return field.default is dataclasses.MISSING
+def _fields_of(cls: type, values: dict) -> dict:
+    """Return the entries of `values` that are fields of a dataclass."""
+    return {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
 
 
 def read_json(path: Path) -> dict:
@@ -94,6 +137,8 @@ def read_json(path: Path) -> dict:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; a checkpoint directory has one") from None
+    except RecursionError:
+        raise UserError(f"{path} cannot be read as JSON: it is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(data, dict):
@@ -101,38 +146,30 @@ def read_json(path: Path) -> dict:
     return data
 
 
-def _rope(raw: dict) -> dict:
-    """Return the RoPE settings of either layout as one dict with `rope_type` and perhaps `rope_theta`."""
-    rope = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
-    rope.setdefault("rope_type", rope.get("type", "default"))
-    if raw.get("rope_theta") is not None:
-        rope.setdefault("rope_theta", raw["rope_theta"])
-    return rope
+def _end_tokens(directory: Path, raw: dict, vocab_size: int) -> tuple[int, ...]:
+    """Return the end tokens that are in the vocabulary, and warn of what is missing."""
+    from mini_engine.config_schema import read_end_tokens, shown
 
-
-def _check_supported(raw: dict, directory: Path) -> None:
-    model_type = raw.get("model_type")
-    if model_type != "qwen3":
-        raise UserError(f"{directory} holds a model of type {model_type!r}; this engine runs only dense 'qwen3' models")
-    rope_type = _rope(raw)["rope_type"]
-    if rope_type != "default":
-        raise UserError(f"{directory} uses RoPE of type {rope_type!r}; this engine supports only 'default'")
-    if raw.get("use_sliding_window"):
-        raise UserError(f"{directory} uses sliding-window attention; this engine always attends to the whole history")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise UserError(f"{directory} uses the activation {raw['hidden_act']!r}; this engine supports only 'silu'")
-
-
-def _check_numbers(config: Qwen3Config, path: Path) -> None:
-    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    for name in (*sizes, "num_key_value_heads", "head_dim", "max_position_embeddings"):
-        value = getattr(config, name)
-        if type(value) is not int or value < 1:
-            raise UserError(f"{path} has {name} = {value!r}; it must be a whole number of 1 or more")
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise UserError(
-            f"{path} has {config.num_attention_heads} query heads on {config.num_key_value_heads} key/value heads; "
-            "the first must be a multiple of the second"
+    path, other = directory / "config.json", directory / "generation_config.json"
+    ids = read_end_tokens(raw, path)
+    if other.is_file():
+        replaced, path = ids, other
+        ids = read_end_tokens(read_json(other), other)
+        if replaced and not ids:
+            warn_once(f"{other} names no eos_token_id, so answers end only at max_tokens, as in transformers")
+    known = tuple(token for token in ids if 0 <= token < vocab_size)
+    if strays := [shown(token) for token in ids if token not in known]:
+        warn_once(
+            f"{path} has eos_token_id {strays[0]}, which is not in the vocabulary of {vocab_size} and never comes"
         )
-    if config.head_dim % 2:
-        raise UserError(f"{path} has head_dim = {config.head_dim}; RoPE rotates pairs, so it must be even")
+    return known
+
+
+def _warn_of_lost_theta(settings: dict, rope: dict, path: Path) -> None:
+    """Warn if `rope_scaling` replaces `rope_parameters` with another rope_theta, as it does in transformers."""
+    theta = settings.get("rope_parameters", {}).get("rope_theta")
+    if settings.get("rope_scaling") and theta not in (None, rope["rope_theta"]):
+        warn_once(
+            f"{path}: rope_scaling replaces rope_parameters, as in transformers, so rope_theta is "
+            f"{rope['rope_theta']:g}; put the other one into rope_scaling if it is meant"
+        )

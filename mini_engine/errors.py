@@ -1,4 +1,7 @@
-"""Lesson 0. The errors that callers may want to catch; each message is one sentence."""
+"""Lesson 0. The errors that callers may want to catch, and warnings; each message is one sentence."""
+
+import functools
+import sys
 
 
 class UserError(ValueError):
@@ -18,3 +21,14 @@ class CacheFull(RuntimeError):
 
 class OutOfBlocks(RuntimeError):
     """A pool has fewer free blocks than were requested (Lesson 2). Nothing was changed."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of another library's error, to quote within a sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Print one line on stderr, the first time that this message comes."""
+    sys.stderr.write(f"warning: {message}\n")

@@ -27,11 +27,12 @@ class LLM:
     """A model, its tokenizer and an engine. `with LLM() as llm:` frees all three at the end.
 
     Args:
-        model: a checkpoint directory, a hub id such as "Qwen/Qwen3-0.6B", or a loaded model; None is the pocket model.
+        model: a checkpoint directory, a hub id such as "Qwen/Qwen3-0.6B", "pocket-hybrid" (lesson 11), or a loaded
+            model; None is the pocket model.
         tokenizer: for a loaded model; a checkpoint has its own.
         dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
         options: for `build.build_engine`: backend, cuda_graphs, enable_prefix_caching, kv_bytes, num_blocks,
-            block_size, kernel, scheduler_config.
+            block_size, kernel, scheduler_config, kv_cache_dir, kv_host_bytes, kv_disk_bytes.
 
     Raises:
         UserError: the checkpoint or an option cannot be used; the sentence says why.

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from mini_engine.config import read_json
-from mini_engine.errors import UserError
+from mini_engine.control_tokens import StandIns
+from mini_engine.errors import UserError, first_line
+from mini_engine.tool_messages import tools_as_text
 from mini_engine.weights import resolve_checkpoint
 
 if TYPE_CHECKING:  # Jinja is imported at the first conversation
@@ -28,7 +30,10 @@ def byte_of_character() -> dict[str, int]:
 
 
 def bytes_of_token(token: str) -> bytes:
-    """Return the bytes of one vocabulary entry. An entry with a character that is no stand-in is plain text."""
+    """Return the bytes of one vocabulary entry, spelled with `byte_of_character`'s stand-ins.
+
+    An entry with any character that is no stand-in is plain text, all of it: its bytes are its UTF-8.
+    """
     table = byte_of_character()
     if all(character in table for character in token):
         return bytes(table[character] for character in token)
@@ -47,7 +52,7 @@ def open_backend(directory: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more exact
-        raise UserError(f"{path} cannot be read as a tokenizer: {error}") from error
+        raise UserError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from error
     if "ByteLevel" not in repr(backend.decoder):
         raise UserError(f"{directory} has a tokenizer that is not byte-level; Qwen3's are, and this engine expects it")
     backend.no_truncation()
@@ -61,6 +66,8 @@ def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]
     named = {name: entry for name, entry in config.items() if name.endswith("_token")}
     if isinstance(extra, dict):
         named, extra = named | extra, []
+    if not isinstance(extra, list):
+        raise UserError(f"tokenizer_config.json has extra special tokens of type {type(extra).__name__}; give a list")
     texts = {name: _text_of(entry) for name, entry in named.items()}
     return {name: text for name, text in texts.items() if text}, [text for text in map(_text_of, extra) if text]
 
@@ -76,7 +83,8 @@ class Tokenizer:
 
     Attributes:
         token_bytes: for each id, the bytes it stands for.
-        special_ids: ids of control tokens for the model, such as <|im_end|>, which are not shown.
+        special_ids: ids of control tokens for the model, such as <|im_end|>, which are not shown; `special_texts` are
+            their texts.
         named_tokens: name to text of the special tokens that have a name, such as `eos_token`.
     """
 
@@ -89,6 +97,7 @@ class Tokenizer:
         self._mark_special([*self.named_tokens.values(), *others])
         added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.special_texts = [token.content for token in added.values() if token.special]
         self.token_bytes = self._bytes_by_id()
 
     @classmethod
@@ -104,8 +113,10 @@ class Tokenizer:
     def _bytes_by_id(self) -> list[bytes]:
         """The bytes of every id that the tokenizer or the model has; b"" where the tokenizer has no such token."""
         ids = self.backend.get_vocab(with_added_tokens=True)
+        from mini_engine.config_schema import read_vocab_size
+
         config = self.directory / "config.json"
-        rows = read_json(config).get("vocab_size", 0) if config.is_file() else 0
+        rows = read_vocab_size(read_json(config), config) if config.is_file() else 0
         token_bytes = [b""] * max(rows, 1 + max(ids.values(), default=-1))
         for token, index in ids.items():
             token_bytes[index] = bytes_of_token(token)
@@ -125,25 +136,50 @@ class Tokenizer:
         """Encode a text as it stands, without adding special tokens.
 
         Raises:
-            UserError: the text contains a lone surrogate, which is half a character and has no bytes.
+            UserError: it is no text, or contains a lone surrogate, which is half a character and has no bytes.
         """
+        if not isinstance(text, str):
+            raise UserError(f"the text is of type {type(text).__name__}; give a string", param="prompt")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise UserError(f"the text contains {text[error.start]!r}, half a character; remove it") from None
         return self.backend.encode(text, add_special_tokens=False).ids
 
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """All of `token_ids` as text, control tokens included. Bytes that form no character become U+FFFD."""
+        return b"".join(self.token_bytes[index] for index in token_ids).decode("utf-8", errors="replace")
+
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
         """All of `token_ids` as text at once."""
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special)
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode_plain(self, text: str) -> list[int]:
+        """Encode a text in which nothing is a control token: `<|im_end|>` becomes the tokens of its letters."""
+        self.backend.encode_special_tokens = True
+        try:
+            return self.encode(text)
+        finally:
+            self.backend.encode_special_tokens = False
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         """Encode a conversation with the checkpoint's chat template, up to the start of the assistant's reply.
 
+        Control tokens come from the template alone; in a message, `<|im_end|>` is ten characters like any others.
+
         Args:
-            messages: dicts with `role` (system, user, assistant) and `content`.
+            messages: dicts with `role` (system, user, assistant, tool) and `content`; `tool_calls` as in OpenAI's API.
+            tools: functions that the assistant may call, in OpenAI's form.
 
         Raises:
             UserError: the checkpoint has no chat template, or the template refuses these messages.
         """
-        return self.encode(self.chat_template.render(messages))
+        if not self.chat_template.takes_tools:
+            messages, tools = tools_as_text(messages, tools), None
+        stand_ins = StandIns(self.special_texts)
+        text = self.chat_template.render(stand_ins.hide(messages), stand_ins.hide(tools))
+        if not stand_ins.used:
+            return self.encode(text)
+        return stand_ins.encode(text, self.encode, self.encode_plain)

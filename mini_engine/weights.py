@@ -7,17 +7,22 @@ pages already copied are released: peak memory is the model's own size plus one 
 import re
 from collections.abc import Iterable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mini_engine.config import Qwen3Config, read_json
-from mini_engine.errors import UserError
+from mini_engine.errors import UserError, first_line, warn_once
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 PIECE_BYTES = 16 * 2**20
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+FILE_DTYPES = ("F64", "F32", "F16", "BF16")
+SHIPPED = {"pocket": "pocket", "pocket-hybrid": "pocket_hybrid"}  # name: folder beside this file
 INDEX_NAME = "model.safetensors.index.json"
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.json"]
 
@@ -38,15 +43,17 @@ def load_model(
     _check_place(dtype, device)
     directory = resolve_checkpoint(path_or_hub_id)
     config = Qwen3Config.from_dir(directory)
+    sources = _find_tensors(directory)
+    _check_layers(directory, config, sources)
+    config = _without_false_tie(directory, config, sources)
     with torch.device("meta"):
         model = Qwen3ForCausalLM(config)
-    sources = _find_tensors(directory)
     _check_tensors(directory, model, sources)
     weights = {name: torch.empty(p.shape, dtype=dtype, device=device) for name, p in model.named_parameters()}
     for name, weight in weights.items():
         _copy_into(weight, sources[name], name)
     model.load_state_dict(weights, assign=True)
-    return model.eval().requires_grad_(False)
+    return model.to(device).eval().requires_grad_(False)  # `to` moves what no file holds: RoPE's frequencies
 
 
 def _check_place(dtype: torch.dtype, device: str | torch.device) -> None:
@@ -55,20 +62,33 @@ def _check_place(dtype: torch.dtype, device: str | torch.device) -> None:
     try:
         torch.empty(1, device=device)
     except (AssertionError, RuntimeError, TypeError) as error:  # torch has a type for each way to lack a device
-        why = _first_line(error)
+        why = first_line(error)
         raise UserError(f"device {device!r} cannot be used on this machine ({why}); give 'cpu'") from error
 
 
 def resolve_checkpoint(path_or_hub_id: str | Path) -> Path:
-    """Return the local directory of a checkpoint; a hub id is downloaded first."""
-    path = Path(path_or_hub_id)
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise UserError(f"{path} is a file; give the directory that holds config.json and the safetensors")
+    """Return the local directory of a checkpoint; a hub id is downloaded first, the shipped models have short names."""
+    if not isinstance(path_or_hub_id, str | Path):
+        raise UserError(f"the model is {path_or_hub_id!r}; give a checkpoint directory or a hub id", param="model")
+    path, name = Path(path_or_hub_id), _shortened(str(path_or_hub_id))
+    try:
+        if name in SHIPPED and not path.exists():
+            return Path(__file__).parent / SHIPPED[name]
+        if path.is_dir():
+            return path
+        exists = path.exists()
+    except (OSError, ValueError) as error:  # too long, for example
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{name} cannot be a directory ({why}); give a checkpoint directory") from None
+    if exists:
+        raise UserError(f"{name} is a file; give the directory that holds config.json and the safetensors")
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(path_or_hub_id)):
-        raise UserError(f"there is no directory {path_or_hub_id}; give a checkpoint directory or a hub id (owner/name)")
+        raise UserError(f"there is no directory {name}; give a checkpoint directory or a hub id (owner/name)")
     return _download(str(path_or_hub_id))
+
+
+def _shortened(name: str, most: int = 200) -> str:
+    return name if len(name) <= most else f"{name[:most]}…"
 
 
 def _download(hub_id: str) -> Path:
@@ -78,13 +98,9 @@ def _download(hub_id: str) -> Path:
         return Path(snapshot_download(hub_id, allow_patterns=HUB_FILES))
     except Exception as error:  # the hub client raises a dozen types; all mean that the download failed
         raise UserError(
-            f"{hub_id} is not a directory here, and downloading it from the hub failed ({_first_line(error)}); "
+            f"{hub_id} is not a directory here, and downloading it from the hub failed ({first_line(error)}); "
             "without a network, give a checkpoint directory or use the shipped pocket model"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 @contextmanager
@@ -96,43 +112,80 @@ def _open(path: Path):
     except FileNotFoundError:
         raise UserError(f"{path} does not exist, though the checkpoint names it; download it again") from None
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a valid safetensors file ({_first_line(error)}); download it again") from error
+        raise UserError(f"{path} is not a valid safetensors file ({first_line(error)}); download it again") from error
 
 
 def _find_tensors(directory: Path) -> dict[str, Path]:
-    """Map each tensor's name to its file: from the index of a sharded checkpoint, or from the single file's header."""
-    if (directory / INDEX_NAME).is_file():
-        weight_map = read_json(directory / INDEX_NAME).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise UserError(f"{directory / INDEX_NAME} has no weight_map, so its shards cannot be found")
-        missing = sorted({file for file in weight_map.values() if not (directory / file).is_file()})
-        if missing:
-            raise UserError(f"{directory / INDEX_NAME} names {_some(missing)}, which is not in {directory}")
-        return {name: directory / file for name, file in weight_map.items()}
-    path = directory / "model.safetensors"
-    if not path.is_file():
+    """Map each tensor's name to its file: from the header of a single file or, where there is none, from the index."""
+    path, index = directory / "model.safetensors", directory / INDEX_NAME
+    if path.is_file():
+        with _open(path) as file:
+            return dict.fromkeys(file.keys(), path)
+    if not index.is_file():
         raise UserError(f"{directory} holds neither model.safetensors nor {INDEX_NAME}")
-    with _open(path) as file:
-        return dict.fromkeys(file.keys(), path)
+    from mini_engine.config_schema import read_weight_map  # its library is needed only here
+
+    files = read_weight_map(read_json(index), index)
+    if missing := sorted(file for file in set(files.values()) if not (directory / file).is_file()):
+        raise UserError(f"{index} names {_some(missing)}, which is not in {directory}")
+    return {name: directory / file for name, file in files.items()}
+
+
+def _check_layers(directory: Path, config: Qwen3Config, sources: Iterable[str]) -> None:
+    """Check that the files hold as many layers as config.json asks for, before a model of that depth is built."""
+    held = {found[1] for found in (re.match(r"model\.layers\.(\d+)\.", name) for name in sources) if found}
+    if config.num_hidden_layers > len(held):
+        raise UserError(
+            f"{directory / 'config.json'} has num_hidden_layers = {config.num_hidden_layers}, "
+            f"but the safetensors hold {len(held)} layers"
+        )
+
+
+def _without_false_tie(directory: Path, config: Qwen3Config, sources: dict[str, Path]) -> Qwen3Config:
+    """Return the config with an untied head if the files hold a head that differs from the embedding.
+
+    transformers trusts the files too, with a warning. A head that equals the embedding is tied, as config.json says.
+    """
+    if not config.tie_word_embeddings or HEAD not in sources or EMBEDDING not in sources:
+        return config
+    with _open(sources[HEAD]) as one, _open(sources[EMBEDDING]) as other:
+        if _equal(one.get_slice(HEAD), other.get_slice(EMBEDDING)):
+            return config
+    warn_once(
+        f"{directory} has a head that differs from its embedding, so tie_word_embeddings in config.json is ignored"
+    )
+    return replace(config, tie_word_embeddings=False)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Compare two slices of safetensors files, a piece of rows at a time."""
+    if one.get_shape() != other.get_shape() or len(one.get_shape()) != 2:
+        return False
+    rows, columns = one.get_shape()
+    step = max(1, PIECE_BYTES // (8 * columns))
+    return all(torch.equal(one[at : at + step], other[at : at + step]) for at in range(0, rows, step))
 
 
 def _check_tensors(directory: Path, model: Qwen3ForCausalLM, sources: dict[str, Path]) -> None:
     """Check that the files hold every tensor of the model, in its shape, and no others, before any byte is copied."""
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    spare = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    spare = {HEAD} if model.config.tie_word_embeddings else set()
     if missing := [name for name in wanted if name not in sources]:
         raise UserError(f"{directory} lacks {_some(missing)}; its config.json describes another model")
     if extra := sorted(name for name in sources if name not in wanted and name not in spare):
         raise UserError(f"{directory} also holds {_some(extra)}, which a Qwen3 of this config does not have")
-    shapes = {}
+    shapes, dtypes = {}, {}
     for path in dict.fromkeys(sources.values()):
         with _open(path) as file:
-            here = [name for name in file.keys() if sources.get(name) == path]
-            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in here}
+            for name in [name for name in file.keys() if sources.get(name) == path]:
+                header = file.get_slice(name)
+                shapes[name], dtypes[name] = tuple(header.get_shape()), header.get_dtype()
     if astray := [name for name in wanted if name not in shapes]:
         raise UserError(f"{directory / INDEX_NAME} lists {_some(astray)}, but the shard does not contain it")
     if bent := [f"{n} {list(shapes[n])}, not {list(wanted[n])}" for n in wanted if shapes[n] != wanted[n]]:
         raise UserError(f"{directory} has the wrong shape for {_some(bent)}")
+    if coded := [f"{n} of type {dtypes[n]}" for n in wanted if dtypes[n] not in FILE_DTYPES]:
+        raise UserError(f"{directory} holds {_some(coded)}; this engine loads {', '.join(FILE_DTYPES)}")
 
 
 def _some(names: Iterable[str], limit: int = 3) -> str:
@@ -143,9 +196,19 @@ def _some(names: Iterable[str], limit: int = 3) -> str:
 
 
 def _copy_into(target: Tensor, path: Path, name: str) -> None:
-    """Copy one tensor in pieces of rows, mapping the file again for each piece."""
+    """Copy one tensor in pieces of rows, mapping the file again for each piece; refuse NaN and Inf.
+
+    The scan is one sum: NaN and Inf survive addition. Only a sum that is not finite, which large weights may also have,
+    is looked at closely.
+    """
     row_bytes = max(1, target[:1].nbytes)
     rows = max(1, PIECE_BYTES // row_bytes)
+    total = torch.zeros((), device=target.device)
     for start in range(0, len(target), rows):
         with _open(path) as file:
-            target[start : start + rows].copy_(file.get_slice(name)[start : start + rows])
+            piece = target[start : start + rows].copy_(file.get_slice(name)[start : start + rows])
+        total += piece.sum()  # in the piece's own dtype: on a CPU bfloat16 is ten times slower otherwise
+    if not total.isfinite() and not target.isfinite().all():
+        raise UserError(
+            f"{path} has NaN or Inf in {name} as {target.dtype}; the checkpoint is damaged, or needs float32"
+        )

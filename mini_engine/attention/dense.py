@@ -13,11 +13,11 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
 
     Args:
         q: `[q_len, H_q, D]`. Query head h reads key/value head h // (H_q // H_kv).
-        k, v: `[kv_len, H_kv, D]`, kv_len >= q_len.
-        scale: factor applied to q·k; None means D ** -0.5.
+        k, v: `[kv_len, H_kv, D]`, kv_len >= q_len, with q's dtype and on q's device.
+        scale: factor applied to q·k, in place of D ** -0.5, which None stands for.
 
     Returns:
-        `[q_len, H_q, D]`.
+        `[q_len, H_q, D]`, with q's dtype and on q's device; q, k and v are not modified.
     """
     q_len, kv_len = len(q), len(k)
     visible = torch.ones(q_len, kv_len, dtype=torch.bool, device=q.device).tril(kv_len - q_len)

@@ -21,7 +21,14 @@ def paged_attention(
     block_table: Tensor,
     scale: float,
 ) -> Tensor:
-    """Implement the contract of `mini_engine.attention.contract` in plain torch, on any device."""
+    """Implement the contract of `mini_engine.attention.contract` in plain torch, on any device.
+
+    Query i of sequence s sees its keys 0 … kv_len - q_len + i. A sequence without queries is skipped, whatever its row
+    of the table holds, and rows of q that belong to no sequence give zeros. `scale` multiplies q·k.
+
+    Returns:
+        `[T, H_q, D]` in q's dtype. The inputs are not changed.
+    """
     out = torch.zeros_like(q)  # rows of no sequence stay zero
     for s, (begin, end) in enumerate(pairwise(cu_seqlens_q.tolist())):
         if begin == end:

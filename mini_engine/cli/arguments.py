@@ -3,13 +3,18 @@
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from mini_engine.cli.parser import whole_number
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the model, the device, and the memory of the KV pool."""
-    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
+    parser.add_argument(
+        "--model",
+        metavar="DIR_OR_HUB_ID",
+        help="a Qwen3 or hybrid checkpoint, or pocket-hybrid (default: the pocket model)",
+    )
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument(
@@ -29,6 +34,16 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="share prefixes between requests (default: yes)",
     )
+    add_tier_options(parser)
+
+
+def add_tier_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for keeping evicted prefixes (lesson 12)."""
+    parser.add_argument("--kv-cache-dir", metavar="DIR", help="keep computed KV here, also for the next start")
+    parser.add_argument(
+        "--kv-host-bytes", type=whole_number(0), metavar="N", help="memory for evicted KV (default: 256 MiB with a DIR)"
+    )
+    parser.add_argument("--kv-disk-bytes", type=whole_number(0), metavar="N", help="size limit of DIR (default: 4 GiB)")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -51,8 +66,33 @@ def sampling_params(args: argparse.Namespace):
     return SamplingParams(**{name: getattr(args, name) for name in names})
 
 
-def load_llm(args: argparse.Namespace):
-    """Load the LLM that `args` asks for."""
+def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
+    """Add the limits of a step (lesson 5)."""
+    parser.add_argument(
+        "--max-num-seqs", type=whole_number(1), default=64, metavar="N", help="requests that run at once (default: 64)"
+    )
+    parser.add_argument(
+        "--max-num-batched-tokens", type=whole_number(1), default=512, metavar="N", help="of a step (default: 512)"
+    )
+    parser.add_argument(
+        "--chunked-prefill-size", type=whole_number(1), default=512, metavar="N", help="of a prompt (default: 512)"
+    )
+    parser.add_argument(
+        "--watermark", type=float, default=0.5, metavar="X", help="blocks kept free per running request (default: 0.5)"
+    )
+    parser.add_argument("--reserve-answers", action="store_true", help="admit only what needs no preemption")
+
+
+def scheduler_config(args: argparse.Namespace):
+    """Return the SchedulerConfig that `args` asks for."""
+    from mini_engine.engine.scheduler import SchedulerConfig
+
+    names = ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size", "watermark", "reserve_answers")
+    return SchedulerConfig(**{name: getattr(args, name) for name in names})
+
+
+def load_llm(args: argparse.Namespace, **options: Any):
+    """Load the LLM that `args` asks for. options: more for `LLM`."""
     from mini_engine.llm import LLM
 
     return LLM(
@@ -64,6 +104,10 @@ def load_llm(args: argparse.Namespace):
         enable_prefix_caching=args.prefix_caching,
         block_size=args.block_size,
         num_blocks=args.num_blocks,
+        kv_cache_dir=args.kv_cache_dir,
+        kv_host_bytes=args.kv_host_bytes,
+        kv_disk_bytes=args.kv_disk_bytes,
+        **options,
     )
 
 

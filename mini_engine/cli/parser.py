@@ -19,16 +19,18 @@ def description(docstring: str | None) -> str:
     return (docstring or "").split(". ", 1)[-1]
 
 
-def whole_number(least: int) -> Callable[[str], int]:
-    """Return an argparse type that accepts whole numbers from `least` up."""
+def whole_number(least: int, most: int = 2**64 - 1) -> Callable[[str], int]:
+    """Return an argparse type that accepts whole numbers from `least` to `most`, by default what 64 bits hold."""
 
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+            raise argparse.ArgumentTypeError(f"{text[:60]!r} is not a whole number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is too small; it must be {least} or more")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{value} is too large; it must be {most} or less")
         return value
 
     return parse

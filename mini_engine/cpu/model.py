@@ -46,21 +46,36 @@ def speed_up(model: Qwen3ForCausalLM, backend: str = "auto") -> FastQwen3ForCaus
     Raises:
         UserError: the backend does not exist, or does not work here; `model` is unchanged.
     """
-    if backend not in BACKENDS:
-        raise UserError(f"there is no backend {backend!r}; choose one of {', '.join(BACKENDS)}", param="backend")
+    check_backend(backend)
     if isinstance(model, FastQwen3ForCausalLM):
         return model
+    functions = functions_for(model, backend)
+    return _with_torch(model) if functions is None else _with_packed(model, functions)
+
+
+def check_backend(backend: str) -> None:
+    """Raise UserError unless fast layers can have this backend."""
+    if backend not in BACKENDS:
+        raise UserError(f"there is no backend {backend!r}; choose one of {', '.join(BACKENDS)}", param="backend")
+
+
+def functions_for(model: Qwen3ForCausalLM, backend: str) -> native.Functions | None:
+    """Return the compiled functions for a model's dtype; None if torch's layers are to be used.
+
+    Raises:
+        UserError: the model is not on the CPU, or "packed" does not work here.
+    """
     if model.device.type != "cpu":
         raise UserError(f"fast layers run on the CPU only; this model is on {model.device}: use the reference backend")
-    functions = None
-    if backend != "torch":
-        try:
-            functions = native.load(model.dtype)
-        except UserError as why:
-            if backend == "packed":
-                raise
-            sys.stderr.write(f"fast layers: {why}. Using torch's layers: the same tokens, but slower decode.\n")
-    return _with_torch(model) if functions is None else _with_packed(model, functions)
+    if backend == "torch":
+        return None
+    try:
+        return native.load(model.dtype)
+    except UserError as why:
+        if backend == "packed":
+            raise
+        sys.stderr.write(f"fast layers: {why}. Using torch's layers: the same tokens, but slower decode.\n")
+        return None
 
 
 def _with_packed(model: Qwen3ForCausalLM, functions: native.Functions) -> FastQwen3ForCausalLM:

@@ -36,6 +36,9 @@ class PackedWeight:
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows `ids` `[T]` int64 of the weight as `[T, in_features]`, as an embedding looks them up.
 
+        A new, contiguous tensor of the weight's dtype, without padding. Ids may repeat, and there may be none. Only
+        what is asked for is read: the weight is not unpacked.
+
         Raises:
             IndexError: an id is not in 0 … out_features - 1.
         """
@@ -48,7 +51,8 @@ class PackedWeight:
 def interleave(rows: Tensor, tiles: Tensor) -> None:
     """Copy rows `[n, TILE, words, per_word]` into tiles `[n, words, TILE, per_word]`: swap the middle two dimensions.
 
-    Both may be the same memory. A tile takes the place of its own rows, so working piece by piece is safe.
+    Both may be the same memory. A tile takes the place of its own rows, so working piece by piece is safe. At most
+    PIECE_BYTES are copied at a time, or one tile if that is larger: never the whole weight.
     """
     step = max(1, PIECE_BYTES // tiles[:1].nbytes)
     for source, target in zip(rows.view(torch.int32).split(step), tiles.view(torch.int32).split(step), strict=True):

@@ -15,7 +15,6 @@ from mini_engine.cpu import native
 from mini_engine.cpu.pack import PackedWeight
 from mini_engine.cpu.packed_step import Activations, Tables, apart, pool_struct, starts_of
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from mini_engine.model.layers import rope_cos_sin
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
 
 
@@ -109,7 +108,7 @@ class PackedModel(nn.Module):
         layers = [PackedDecoderLayer(functions, layer, self.shape) for layer in loaded]
         self.layers = nn.ModuleList(layers)
         self.structs = (native.Layer * len(layers))(*(layer.struct for layer in layers))
-        self.norm = model.model.norm
+        self.rope, self.norm = model.model.rope, model.model.norm
 
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return the given `rows`, or all."""
@@ -128,7 +127,7 @@ class PackedModel(nn.Module):
                 f"{len(x)} tokens, {len(meta.positions)} positions and {len(meta.slot_mapping)} slots; "
                 "a plan has one of each for every token"
             )
-        cos, sin = rope_cos_sin(meta.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
+        cos, sin = self.rope(meta.positions, x.dtype)
         return Activations(x, cos, sin, meta.slot_mapping, self.shape)
 
     def run_layers(self, step: Activations, kv: KvPool, meta: ForwardMeta, rows: Tensor) -> Tensor:

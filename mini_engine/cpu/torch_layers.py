@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mini_engine.model.layers import apply_rope, rope_cos_sin
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
+from mini_engine.model.rope import apply_rope
 
 FEWEST_ROWS = 4  # with fewer, oneDNN is slower, and a single row has other bits than the same row in a batch
 
@@ -36,7 +36,11 @@ class TorchLinear(nn.Module):
 
 
 def join(*linears: nn.Linear) -> TorchLinear:
-    """Return one layer whose outputs are those of `linears`, one after the other; their own weights are released."""
+    """Return one layer whose outputs are those of `linears`, one after the other.
+
+    All take the same input, and either all have a bias or none has. Their own weights are released: afterwards only the
+    joined layer holds them, even while the model that they came from is still referenced.
+    """
     weight = torch.cat([linear.weight.data for linear in linears])
     bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
     for linear in linears:
@@ -78,11 +82,11 @@ class TorchModel(nn.Module):
         heads = (self.config.num_attention_heads, self.config.num_key_value_heads)
         loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)  # a ModuleList does not say of what
         self.layers = nn.ModuleList(TorchDecoderLayer(layer, heads) for layer in loaded)
-        self.norm = model.model.norm
+        self.rope, self.norm = model.model.rope, model.model.norm
 
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Run embedded tokens x `[T, hidden_size]` through the layers; return the given `rows`, or all."""
-        cos, sin = rope_cos_sin(meta.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
+        cos, sin = self.rope(meta.positions, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, kv, meta)
         return x if rows is None else x[rows]

@@ -44,7 +44,11 @@ class AnswerText:
         return shown
 
     def finish(self) -> str:
-        """End the tokens. Returns the text still held back, or "" if a stop string ended the answer."""
+        """End the tokens. Returns the text still held back, or "" if a stop string has ended the answer already.
+
+        What the detokenizer held back passes through the checker like any text: it may complete a stop string, which
+        sets `stop`, and then only the text before that is returned.
+        """
         if self.stop is not None:
             return ""
         shown, self.stop = self.checker.push(self.detokenizer.finish())
@@ -64,6 +68,11 @@ class AnswerReader:
         """Whether there are tokens not yet in a delta, or the request has ended."""
         return self.num_read < len(self.request.output_ids) or self.request.is_finished
 
+    @property
+    def ends_here(self) -> bool:
+        """Whether a stop string or the grammar's end has ended the answer, which the engine does not know."""
+        return self.answer.stop is not None or self.request.matcher.is_over
+
     def next_delta(self) -> TextDelta:
         """Return what the request has gained since the last call, up to a stop string."""
         token_ids, shown = [], ""
@@ -73,9 +82,12 @@ class AnswerReader:
             if self.answer.stop is not None:
                 break
         self.num_read += len(token_ids)
-        if self.request.is_finished:
+        if self.ends_here or self.request.is_finished:
             shown += self.answer.finish()
-        reason = self.request.finish_reason if self.answer.stop is None else FinishReason.STOP
+        matcher = self.request.matcher
+        if matcher.error is not None:
+            return TextDelta(shown, token_ids, FinishReason.ERROR, matcher.error)
+        reason = FinishReason.STOP if self.ends_here else self.request.finish_reason
         return TextDelta(shown, token_ids, reason, self.request.error)
 
 
@@ -87,6 +99,6 @@ class WholeAnswer:
         self.text = ""
 
     def read(self) -> bool:
-        """Add the new text. Returns True if a stop string ends the answer here."""
+        """Add the new text. Returns True if a stop string or the grammar ends the answer here."""
         self.text += self.reader.next_delta().text
-        return self.reader.answer.stop is not None
+        return self.reader.ends_here

@@ -24,13 +24,20 @@ class Detokenizer:
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        """Return the text that this token completes: "" if a character is still unfinished or the token is hidden."""
+        """Return the text that this token completes: "" if a character is still unfinished or the token is hidden.
+
+        Bytes that cannot become a character give U+FFFD, as many as decoding all at once gives. A hidden token changes
+        nothing: the bytes held back before it still wait for theirs.
+        """
         if token_id in self.hidden_ids:
             return ""
         return self.decoder.decode(self.token_bytes[token_id])
 
     def finish(self) -> str:
-        """End the answer. Returns U+FFFD if bytes are left that never became a character, else ""."""
+        """End the answer. Returns U+FFFD if bytes are left that never became a character, else ""; a second time "".
+
+        One unfinished character is one U+FFFD, however many of its bytes there are.
+        """
         return self.decoder.decode(b"", final=True)
 
 
@@ -49,14 +56,18 @@ class StopChecker:
     """
 
     def __init__(self, stops: Collection[str] = ()) -> None:
-        if isinstance(stops, str) or not all(isinstance(stop, str) for stop in stops):
+        if isinstance(stops, str) or not isinstance(stops, Collection) or not all(isinstance(s, str) for s in stops):
             raise UserError(f"stops is {stops!r}; give a list of strings")
         self.stops = [stop for stop in stops if stop]
         self.longest = max(map(len, self.stops), default=0)
         self.held = ""
 
     def push(self, text: str) -> Checked:
-        """Take the next piece of text and return what can be shown now."""
+        """Take the next piece of text and return what can be shown now, with the stop string that it completes or None.
+
+        As much as possible is shown: only the longest suffix that is the beginning of a stop string is held back. With
+        a stop string, the text is what comes before it; the rest of the piece is dropped, and `held` is "" again.
+        """
         text = self.held + text
         ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in self.stops if stop in text]
         if ends:
@@ -73,7 +84,10 @@ class StopChecker:
         return held
 
     def _unclear(self, text: str) -> int:
-        """Return the length of the longest suffix of `text` that is the beginning of a stop string."""
+        """Return the length of the longest suffix of `text` that is the beginning of a stop string, but not all of it.
+
+        For `push`, which may do without it.
+        """
         for size in range(min(len(text), self.longest - 1), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self.stops):
                 return size

@@ -16,6 +16,7 @@ import torch
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.config import Qwen3Config
+from mini_engine.engine.prompt_logprobs import take_prompt_rows
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampled import Sampled
@@ -35,7 +36,12 @@ log = logging.getLogger(__name__)
 
 
 class StepResult(NamedTuple):
-    """The result of a step: request id to new token, the requests that finished, and the step's statistics."""
+    """The result of a step.
+
+    new_tokens: request id to new token.
+    finished: the step's requests that have ended, with an answer or an error. Aborted ones are left out: the caller of
+        `abort` knows.
+    """
 
     new_tokens: dict[str, Sampled]
     finished: list[Request]
@@ -124,9 +130,13 @@ class Engine:
                 whole number, or the namespace is not hashable. Nothing was changed.
         """
         check_place(priority, namespace)
+        if not isinstance(params, SamplingParams):
+            raise UserError(f"params is {params!r}; give SamplingParams", param="params")
         self.config.check_prompt(prompt_ids, params.max_tokens)
         params.check_fits(self.config.vocab_size, self.config.eos_token_ids)
         stop_ids = params.stop_ids(self.config.eos_token_ids)
+        if params.prompt_logprobs is not None:
+            namespace = ("prompt_logprobs", request_id)  # its own: tokens found in the prefix cache have no logits
         request = Request(request_id, list(prompt_ids), params, priority, stop_ids, namespace)
         self.scheduler.add(request)
         return request
@@ -140,7 +150,11 @@ class Engine:
 
     @one_at_a_time
     def step(self) -> StepResult:
-        """Run one step. If it fails, its requests end with an error, their blocks are freed; other requests go on."""
+        """Run one step. If it fails, its requests end with an error, their blocks are freed; other requests go on.
+
+        A step fails if the model, the sampler or `update` raises an Exception. `scheduler.fail` ends its requests, and
+        the exception is logged with its traceback. KeyboardInterrupt and SystemExit are not failures: they go through.
+        """
         scheduler = self.scheduler
         preempted = scheduler.num_preemptions
         chunks = scheduler.schedule()
@@ -152,6 +166,7 @@ class Engine:
         except Exception as error:
             log.exception("a step failed; the %d requests in it end with an error", len(requests))
             new_tokens = {}
+            prefill = total = 0
             scheduler.fail(requests, error)
         finished = [request for request in requests if request.finish_reason not in (None, FinishReason.ABORT)]
         stats = StepStats(
@@ -168,7 +183,8 @@ class Engine:
         """Run the model and the sampler; return one token for each chunk that samples."""
         if not chunks:
             return []
-        return sample(self.runner.run(chunks), [chunk.request for chunk in chunks if chunk.samples])
+        logits = take_prompt_rows(self.runner.run(chunks), chunks)
+        return sample(logits, [chunk.request for chunk in chunks if chunk.samples])
 
 
 def check_place(priority: int, namespace: Hashable) -> None:

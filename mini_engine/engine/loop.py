@@ -24,7 +24,7 @@ class Sequence(Protocol):
 
 
 def next_token(logits: Tensor) -> int:
-    """Return the id with the largest logit (greedy decoding). logits `[vocab_size]`."""
+    """Return the id with the largest logit (greedy decoding), as a Python int. logits `[vocab_size]`."""
     return int(logits.argmax())
 
 
@@ -39,6 +39,10 @@ def generate(
 ) -> list[int]:
     """Continue `prompt_ids` greedily, one token a step.
 
+    Each step plans with all tokens so far, runs the model on those at the plan's `positions`, commits the plan, and
+    chooses the next token. Only the logits of the last fed token are computed (the model's `rows`). The model's config
+    checks the prompt (`check_prompt`).
+
     Args:
         kv: the store that the model writes K and V to and attends through.
         sequence: the stage's plan for this sequence.
@@ -48,7 +52,8 @@ def generate(
         the new tokens, at most `max_new_tokens`; `prompt_ids` is not modified.
 
     Raises:
-        UserError: the prompt is empty, too long, or has ids outside the vocabulary; nothing has run.
+        UserError: the prompt is empty, too long, or has ids outside the vocabulary, or `max_new_tokens` is negative;
+            nothing was planned or run.
     """
     model.config.check_prompt(prompt_ids, max_new_tokens)
     token_ids = list(prompt_ids)

@@ -21,6 +21,7 @@ class Completion:
         has no tokenizer.
     finish_reason: "stop", "length" or "error"; after an error, `error` says why and token_ids has the tokens so far.
     logprobs: one entry for each token of the answer, or None unless the parameters ask for them.
+    prompt_logprobs: the same for the prompt's tokens from the second on.
     num_cached_tokens: tokens of the prompt that were found in the prefix cache (lesson 8).
     """
 
@@ -30,6 +31,7 @@ class Completion:
     finish_reason: FinishReason | None = None
     error: str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
 
@@ -43,6 +45,7 @@ class Completion:
             request.finish_reason,
             request.error,
             request.logprobs if request.params.logprobs is not None else None,
+            request.prompt_logprobs if request.params.prompt_logprobs is not None else None,
             request.num_cached_tokens,
             request.num_preemptions,
         )
@@ -73,10 +76,11 @@ class NoText:
                 f"stop is {request.params.stop!r}, but this engine produces no text; use stop_token_ids or LLM",
                 param="stop",
             )
+        self.matcher = request.matcher
 
     def read(self) -> bool:
-        """Never end an answer early."""
-        return False
+        """End an answer early only where its grammar ends."""
+        return self.matcher.is_over
 
 
 def generate_all(

@@ -61,7 +61,7 @@ def penalise_output(logits: Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def hold_back_stops(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Exclude a row's stop ids as long as its answer has fewer than min_tokens tokens."""
+    """Set a row's stop ids to NEVER as long as its answer (not the prompt) has fewer than min_tokens tokens."""
     held = [row.stop_ids if len(row.output_ids) < row.params.min_tokens else () for row in rows]
     stops = count_tokens(held, logits.device)
     logits[stops.row, stops.token] = NEVER
@@ -83,8 +83,11 @@ def keep_top_k(logits: Tensor, rows: Sequence[SampleRow]) -> None:
 def keep_top_p(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     """Keep the smallest set of best tokens whose probabilities reach top_p (nucleus sampling, Holtzman et al. 2019).
 
-    Worked from the worst token up: a token is removed if it and all worse ones together make up at most 1 - top_p.
-    Therefore the token that crosses the threshold stays, and the best token always stays.
+    The token that crosses the threshold stays, and the best token always stays. Where equally likely tokens tie for the
+    last place, any of them may take it. Removed tokens get NEVER; kept logits keep their values.
+
+    Worked from the worst token up, as transformers does, rare tokens add up without being rounded away: a token is
+    removed if it and all worse ones together make up at most 1 - top_p.
     """
     worst_first, order = logits.sort(dim=-1)
     tail = worst_first.softmax(dim=-1).cumsum(dim=-1)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from mini_engine.engine.grammar import Matcher
 from mini_engine.engine.sampled import Sampled, TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 
@@ -25,6 +26,8 @@ class Request:
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
     namespace: requests of the same namespace share computed prefixes (lesson 8).
     token_ids: the prompt followed by the answer so far, `output_ids`; only `append` adds to either.
+    matcher: how far the answer has come in `params.grammar`.
+    prompt_logprobs: those of the prompt's tokens from the second on, as far as computed, if `params` asks for them.
     arrival: its position in the order of arrival, assigned by the scheduler.
     num_computed_tokens: leading tokens whose KV is written. A preemption resets it to 0.
     num_cached_tokens: leading tokens whose KV was cached when it was first admitted (lesson 8).
@@ -39,6 +42,8 @@ class Request:
     token_ids: list[int] = field(init=False)
     output_ids: list[int] = field(init=False, default_factory=list)
     logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
+    matcher: Matcher = field(init=False)
     seed: int = field(init=False)
     arrival: int = field(init=False, default=0)
     num_computed_tokens: int = field(init=False, default=0)
@@ -50,11 +55,13 @@ class Request:
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_ids)
         self.seed = self.params.request_seed()
+        self.matcher = self.params.grammar.matcher()
 
     def append(self, sampled: Sampled) -> None:
         """Append the next token of the answer."""
         self.token_ids.append(sampled.token_id)
         self.output_ids.append(sampled.token_id)
+        self.matcher.push(sampled.token_id)
         if sampled.logprobs is not None:
             self.logprobs.append(sampled.logprobs)
 
@@ -62,6 +69,12 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Number of tokens without KV: all at first, one while decoding, all again after a preemption."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether log probabilities of its prompt are asked for and not all computed."""
+        asked = self.params.prompt_logprobs is not None
+        return asked and len(self.prompt_logprobs) < len(self.prompt_ids) - 1
 
     @property
     def is_prefilling(self) -> bool:

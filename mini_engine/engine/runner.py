@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mini_engine.engine.prompt_logprobs import prompt_rows
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
@@ -34,7 +35,9 @@ class Step(NamedTuple):
 def plan_step(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step:
     """Plan one packed step. Chunk s feeds tokens start … stop - 1 of its request and attends to all tokens before stop.
 
-    Loops in Python run over chunks; everything per token is computed by array operations.
+    Loops in Python run over chunks; everything per token is computed by array operations. A tensor that indexes is
+    int64 (token_ids, positions, slot_mapping, rows); the kernel's tables are int32 (cu_seqlens_q, seq_lens_kv,
+    block_table). All of them are on `device`.
     """
     starts = int64([chunk.start for chunk in chunks])
     stops = int64([chunk.stop for chunk in chunks])
@@ -74,6 +77,13 @@ def padded_table(rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.frombuffer(flat, dtype=torch.int32).view(len(rows), width)
 
 
+def with_prompt_rows(step: Step, chunks: Sequence[Chunk]) -> Step:
+    """Return the step with a row for each token of the chunks that need them all."""
+    if not any(chunk.request.tells_prompt for chunk in chunks):
+        return step
+    return step._replace(rows=int64(prompt_rows(chunks)).to(step.rows.device))
+
+
 class ModelRunner:
     """Runs the model over chunks, with one pool. It knows nothing of queues or of how chunk lengths are chosen."""
 
@@ -84,6 +94,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Run one forward pass; return logits `[R, vocab_size]`, one row for each chunk that samples, in order."""
-        step = plan_step(chunks, self.block_size, self.pool.device)
+        """Run one forward pass; return logits `[R, vocab_size]`, one row for each chunk that samples, in order.
+
+        A chunk of a request that asks for its prompt's log probabilities has a row for each of its tokens instead.
+        """
+        step = with_prompt_rows(plan_step(chunks, self.block_size, self.pool.device), chunks)
         return self.model(step.token_ids, self.pool, step.meta, rows=step.rows)

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mini_engine.engine import processors
+from mini_engine.engine import masks, processors
+from mini_engine.engine.grammar import ANYTHING
 from mini_engine.engine.sampled import Sampled, TokenLogprobs
 from mini_engine.engine.sampling_params import SampleRow, SamplingParams
 
 # In transformers' order: each step, and the test for the rows that ask for it. The step leaves other rows untouched.
 PENALTIES = (
+    (masks.keep_what_fits, lambda params: params.grammar is not ANYTHING),
+    (masks.add_bias, lambda params: bool(params.logit_bias)),
     (processors.penalise_repetition, lambda params: params.repetition_penalty != 1),
     (processors.penalise_output, lambda params: params.presence_penalty != 0 or params.frequency_penalty != 0),
     (processors.hold_back_stops, lambda params: params.min_tokens > 0),
@@ -29,7 +32,7 @@ FILTERS = (
 
 
 def is_penalised(params: SamplingParams) -> bool:
-    """Whether penalties or min_tokens may change which token is best."""
+    """Whether a grammar, biases, penalties or min_tokens may change which token is best."""
     return any(asks(params) for _, asks in PENALTIES)
 
 
@@ -50,7 +53,8 @@ def uniform(seed: int, position: int) -> float:
     """Return a number in [0, 1) with 53 random bits: the same for the same seed and position, on every machine.
 
     A hash takes the place of a generator. It has no state, so no draw depends on another. Seed and position, as 8
-    little-endian bytes each, go into blake2b; the 8 bytes it returns, read as little-endian, lose their lowest 11 bits.
+    little-endian bytes each, go into blake2b with a digest of 8 bytes (`digest_size=8`). Read as little-endian, the
+    digest loses its lowest 11 bits; what is left, times 2**-53, is the number.
     """
     key = seed.to_bytes(8, "little") + position.to_bytes(8, "little")
     bits = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
@@ -61,27 +65,35 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     """Draw by inverse CDF: lay a row's probabilities end to end and take the token in whose interval its number falls.
 
     Args:
-        probs: `[R, vocab]`, each row adding up to about 1.
+        probs: `[R, vocab]`, each row adding up to about 1; the numbers are scaled to what it does add up to.
         uniforms: `[R]` float64 in [0, 1).
 
     Returns:
-        `[R]` int64. A token of probability 0 has an empty interval and is never drawn.
+        `[R]` int64. An interval contains its beginning and not its end, so a token of probability 0 is never drawn.
+        The ends are computed in float64.
     """
     ends = probs.cumsum(dim=-1, dtype=torch.float64)  # float32 is too coarse for the interval of a rare token
     return torch.searchsorted(ends, uniforms[:, None] * ends[:, -1:], right=True)[:, 0]
 
 
 def draw_tokens(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    """Draw a token for each row of processed logits `[R, vocab]`, by its seed and position. Returns `[R]` int64."""
+    """Draw a token for each row of processed logits `[R, vocab]`, by its seed and position.
+
+    Returns:
+        `[R]` int64; `vocab`, which is no token, for a row that contains NaN.
+    """
     uniforms = [uniform(row.seed, len(row.prompt_ids) + len(row.output_ids)) for row in rows]
-    return draw(logits.softmax(dim=-1), torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+    probs = logits.softmax(dim=-1)
+    token_ids = draw(probs, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+    return token_ids.masked_fill(probs[:, 0].isnan(), probs.shape[1])  # one NaN in a row makes its softmax all NaN
 
 
 def choose(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Return the next token of every row, `[R]` int64. The logits `[R, vocab]` are not changed.
 
-    Greedy rows take one argmax over the logits as they are. Rows that draw, and greedy rows with a penalty, are
-    processed in a copy.
+    Greedy rows take one argmax over the logits as they are, with no filter and no copy. Rows that draw, and greedy rows
+    with a penalty or min_tokens (`is_penalised`), are processed in a float32 copy: all that draw in one call of
+    `process` and one of `draw_tokens`, not one row at a time.
     """
     token_ids = logits.max(dim=-1).indices  # the argmax, but six times faster for bfloat16 on a CPU
     penalised = [i for i, row in enumerate(rows) if row.params.is_greedy and is_penalised(row.params)]

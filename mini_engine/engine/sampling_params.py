@@ -4,15 +4,17 @@ Values are checked once, on construction, so a running batch never meets an inva
 """
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from mini_engine.engine.grammar import ANYTHING, Grammar, Matcher
 from mini_engine.errors import UserError
 
 GREEDY = 0.0
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
+MAX_BIAS = 100.0
 
 
 class Range(NamedTuple):
@@ -50,6 +52,10 @@ class SamplingParams:
     stop_token_ids: each of them ends the answer, as the model's end tokens do unless `ignore_eos` is set.
     stop: a string or several; the first to appear ends the answer and is not shown (lesson 6).
     logprobs: report this many of the best tokens besides the chosen one; 0 is the chosen one alone, None is off.
+    prompt_logprobs: the same for each token of the prompt but the first; nothing is taken from the prefix cache then.
+    logit_bias: token id to a number from -100 to 100, added to the token's logit before anything else.
+    grammar: what the answer must look like; tokens that do not fit are never chosen, and its end ends the answer
+        (lesson 7).
 
     Raises:
         UserError: a value is out of range.
@@ -69,6 +75,9 @@ class SamplingParams:
     stop: Collection[str] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    grammar: Grammar = ANYTHING
 
     def __post_init__(self) -> None:
         _check_token_ids(self.stop_token_ids)
@@ -81,8 +90,10 @@ class SamplingParams:
         _check_count("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens")
         if self.seed is not None:
             _check_count("seed", self.seed, 0, MAX_SEED, "leave it out for a fresh one")
-        if self.logprobs is not None:
-            _check_count("logprobs", self.logprobs, 0, MAX_LOGPROBS, "leave it out for none")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (value := getattr(self, name)) is not None:
+                _check_count(name, value, 0, MAX_LOGPROBS, "leave it out for none")
+        _check_bias(self.logit_bias)
         if type(self.ignore_eos) is not bool:
             raise UserError(f"ignore_eos is {self.ignore_eos!r}; give True or False", param="ignore_eos")
 
@@ -108,6 +119,12 @@ class SamplingParams:
                 f"stop token id {stray} is not in the vocabulary; ids run from 0 to {vocab_size - 1}",
                 param="stop_token_ids",
             )
+        if self.logit_bias and max(self.logit_bias) >= vocab_size:
+            raise UserError(
+                f"logit_bias names token {max(self.logit_bias)}, which is not in the vocabulary; ids run from 0 to "
+                f"{vocab_size - 1}",
+                param="logit_bias",
+            )
         if self.min_tokens and len(stop_ids) == vocab_size:
             raise UserError(
                 f"min_tokens is {self.min_tokens}, but all {vocab_size} tokens end the answer; use fewer stop ids",
@@ -127,6 +144,7 @@ class SampleRow(Protocol):
     prompt_ids, output_ids: the tokens so far; the row's logits are about the next one.
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
     seed: decides the draws, together with the position; `params.seed`, or a fresh one that stays the same.
+    matcher: how far the answer has come in `params.grammar`.
     """
 
     @property
@@ -139,6 +157,8 @@ class SampleRow(Protocol):
     def stop_ids(self) -> Collection[int]: ...
     @property
     def seed(self) -> int: ...
+    @property
+    def matcher(self) -> Matcher: ...
 
 
 @dataclass
@@ -150,9 +170,11 @@ class Row:
     output_ids: Sequence[int] = ()
     stop_ids: Collection[int] = ()
     seed: int = field(init=False)
+    matcher: Matcher = field(init=False)
 
     def __post_init__(self) -> None:
         self.seed = self.params.request_seed()
+        self.matcher = self.params.grammar.matcher()
 
 
 def _check_number(name: str, value: object, allowed: Range) -> None:
@@ -177,6 +199,17 @@ def _check_token_ids(value: object) -> None:
         raise UserError(f"stop_token_ids is {value!r}; give a list of token ids", param="stop_token_ids")
     for token in value:
         _check_count("a stop token id", token, 0, None, "an id from the tokenizer", param="stop_token_ids")
+
+
+def _check_bias(value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise UserError(f"logit_bias is {value!r}; give a dict from token id to number", param="logit_bias")
+    for token, bias in value.items():
+        _check_count("a token id in logit_bias", token, 0, None, "an id from the tokenizer", param="logit_bias")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise UserError(
+                f"logit_bias of token {token} is {bias!r}; give a number from -100 to 100", param="logit_bias"
+            )
 
 
 def _stop_texts(value: object) -> tuple[str, ...]:

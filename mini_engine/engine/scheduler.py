@@ -137,7 +137,11 @@ class Scheduler:
         return spare
 
     def preempt(self, request: Request) -> None:
-        """Take back a running request's blocks. It waits in its old place and will compute all its tokens again."""
+        """Take back a running request's blocks. It waits in its old place and will compute all its tokens again.
+
+        Its old place is where `order` puts it among the waiting requests. The manager is told which of its tokens had
+        KV, `computed_ids`: lesson 8's keeps them. The request and the scheduler each count one more preemption.
+        """
         self.running.remove(request)
         self.manager.free(request.id, request.computed_ids)
         request.num_computed_tokens = 0
@@ -146,7 +150,10 @@ class Scheduler:
         insort(self.waiting, request, key=self.order)
 
     def continue_running(self, budget: int) -> list[Chunk]:
-        """Return chunks for running requests: one token for each that decodes; prompts share the rest, in order."""
+        """Return chunks for running requests: one token for each that decodes; prompts share the rest, in order.
+
+        No chunk is empty: a prompt for which no budget is left gets none. The chunks may come in any order.
+        """
         chunks, prompts = [], []
         for request in self.running:
             start, stop = request.num_computed_tokens, len(request.token_ids)
@@ -170,8 +177,13 @@ class Scheduler:
     def admit(self, budget: int, spare: int) -> list[Chunk]:
         """Admit waiting requests, in order, as long as budget is left and `spare` blocks cover the promises.
 
-        Stop at the first one that does not fit: none overtakes it, so none waits forever. A request that should wait
-        a step stays at the head of the queue, and its blocks are set aside before the next one is considered.
+        Stop at the first one that does not fit: none overtakes it, so none waits forever. A request fits if `spare`
+        covers its `cost` for `promised_tokens`, and after that still `watermark` blocks for each request running beside
+        it, those admitted in this step included. At most `max_num_seqs` run. `_start` admits one.
+
+        A request that should wait a step (`cost.should_wait`) stays in its place in the queue and gets no chunk. What
+        it needs is set aside before the next one is considered: it counts as admitted for blocks, seats and watermark,
+        but takes no budget.
 
         Returns:
             the first chunk of each admitted request.
@@ -201,11 +213,14 @@ class Scheduler:
     def update(self, chunks: Iterable[Chunk], sampled: Sequence[Sampled]) -> dict[str, Sampled]:
         """Record a step that has run: its tokens now have KV, and each chunk that samples has a new token.
 
+        `commit` tells the manager which of a request's tokens have KV, before the request can end. A request that was
+        aborted while the step ran is left as it is; its token in `sampled` is dropped.
+
         Args:
             sampled: one for each chunk that samples, in order.
 
         Returns:
-            request id to new token. Requests that end with this token are finished.
+            request id to new token. Requests that end with this token are finished, and are included.
         """
         choices, new_tokens = iter(sampled), {}
         for chunk in chunks:

@@ -9,9 +9,10 @@ from mini_engine.kv.manager import BlocksByState
 
 
 class StepStats(NamedTuple):
-    """Statistics of one step. Queues and blocks are counted after the step; tokens are those it computed.
+    """Statistics of one step: queues and blocks after it, and the tokens it computed, none if it failed.
 
-    prefill_tokens: tokens of prompts, and of answers computed again after a preemption.
+    prefill_tokens: tokens of prompts, and of answers computed again after a preemption: of requests that were
+        prefilling when the step began.
     decode_tokens: one for each request that decoded.
     num_preempted: requests preempted while the step was scheduled.
     """

@@ -156,6 +156,12 @@ class EngineWorker:
             self._inbox.append(partial(self._abort, list(ids)))
             self._changed.notify()
 
+    def end_all(self, error: str) -> None:
+        """End every open answer with this error, before the next step."""
+        with self._changed:
+            self._inbox.append(partial(self._fail, error))
+            self._changed.notify()
+
     def close(self) -> None:
         """End the thread after the current step. Answers still open end with an error."""
         with self._changed:

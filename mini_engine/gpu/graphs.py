@@ -113,9 +113,11 @@ class DecodeBuffers:
         )
 
     def fill(self, step: Step, size: int) -> None:
-        """Copy in a decode step of at most `size` rows, and turn the remaining rows into padding.
+        """Copy in a decode step of at most `size` rows, and turn the rows that remain of `size` into padding.
 
-        Columns of block_table beyond the step's own keep what they held: no kernel reads past a sequence's end.
+        A padding row is token 0 at position 0 and slot 0, feeds no query, has no keys, and null blocks in its table.
+        The buffers stay where they are: only their contents change. Columns of block_table beyond the step's own may
+        keep what they held: no kernel reads past a sequence's end.
         """
         meta, count = step.meta, len(step.token_ids)
         spare = (0, size - count)
@@ -138,7 +140,7 @@ class GraphRunner(ModelRunner):
 
     def __init__(self, model: Qwen3ForCausalLM, pool: KvPool, max_rows: int, capture: Capture) -> None:
         super().__init__(model, pool)
-        max_blocks = min(pool.num_blocks - 1, -(-model.config.max_position_embeddings // self.block_size))
+        max_blocks = min(pool.num_blocks - 1, -(-model.config.max_model_len // self.block_size))
         self.buffers = DecodeBuffers(
             max_rows, max_blocks, self.block_size, model.config.vocab_size, model.dtype, model.device
         )

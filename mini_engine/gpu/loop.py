@@ -72,6 +72,14 @@ class DeviceKv:
         """Return the number of slots in the pages that `length` tokens need."""
         return -(-length // self.allocator.page_size) * self.allocator.page_size
 
+    def complete(self, meta: ForwardMeta, rows: Tensor, lengths: Sequence[int] | None) -> ForwardMeta:
+        """Add to a plan what the model needs besides. Lesson 11's adds where each row's state is.
+
+        Args:
+            rows: `[S]` int64, the row of each sequence. lengths: the tokens that each feeds; None for one each.
+        """
+        return meta
+
     @contextmanager
     def hold(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Hold a row for each length within the context; free all of them at its end, also after an error."""
@@ -118,7 +126,7 @@ def plan_prefill(kv: DeviceKv, rows: Sequence[int], lengths: Sequence[int]) -> F
     """Plan one step over all prompts, packed one after the other; their slots are in the table."""
     size, device = kv.allocator.page_size, kv.pool.device
     ends = torch.tensor([0, *lengths]).cumsum(0)
-    return ForwardMeta(
+    meta = ForwardMeta(
         positions=torch.cat([torch.arange(length) for length in lengths]).to(device),
         slot_mapping=torch.cat([kv.table.read(row, length) for row, length in zip(rows, lengths, strict=True)]).long(),
         cu_seqlens_q=ends.int().to(device),
@@ -126,6 +134,7 @@ def plan_prefill(kv: DeviceKv, rows: Sequence[int], lengths: Sequence[int]) -> F
         block_table=kv.table.block_table(torch.tensor(rows, device=device), size),
         block_size=size,
     )
+    return kv.complete(meta, torch.tensor(rows, device=device), lengths)
 
 
 @torch.inference_mode()
@@ -156,7 +165,7 @@ def generate_on_device(
     def decode() -> None:
         state.seq_lens_kv += 1
         meta = kv.table.plan_decode(state.rows, state.seq_lens_kv, kv.allocator.page_size)
-        state.take(model(state.token_ids, kv.pool, meta))
+        state.take(model(state.token_ids, kv.pool, kv.complete(meta, state.rows, None)))
 
     with kv.hold([length + max_new_tokens - 1 for length in lengths]) as rows:
         replay = capture(decode)

@@ -106,6 +106,11 @@ class ReqToTokenPool:
             rows: `[S]` int64. Padding rows come last.
             seq_lens_kv: `[S]` int32, the tokens of each row, including the one that is fed; 0 for padding rows.
             page_size: the allocator's. A row must hold its slots in the order in which the allocator returned them.
+
+        Returns:
+            a plan as lesson 5's runner makes it: positions and slot_mapping `[S]` int64, cu_seqlens_q `[S + 1]` int32,
+            and a block table as wide as a row of this table has pages. A padding row is at position 0, writes into the
+            slot that its row has there (row 0: slot 0), and feeds no query. The arguments are not changed.
         """
         positions = (seq_lens_kv - 1).clamp(min=0).long()
         cu_seqlens_q = torch.zeros(len(rows) + 1, dtype=torch.int32, device=rows.device)

@@ -113,7 +113,10 @@ class TokenToKVPoolAllocator:
             self.release_slots = torch.cat((self.release_slots, slots))
 
     def merge_and_sort_free(self) -> None:
-        """Move the slots of release_slots into free_slots, sorted if need_sort."""
+        """Move the slots of release_slots into free_slots: behind the others, or all sorted if need_sort.
+
+        Both lists remain int32 tensors on their device, and release_slots is empty afterwards.
+        """
         self.free_slots = torch.cat((self.free_slots, self.release_slots))
         self.release_slots = self.free_slots[:0]
         if self.need_sort:
@@ -121,9 +124,10 @@ class TokenToKVPoolAllocator:
 
     @contextmanager
     def free_group(self) -> Iterator[None]:
-        """Collect the frees within this context and append them all at its end. Of nested groups, the outermost counts.
+        """Collect the frees within this context; at its end append them all to release_slots, in one concatenation.
 
-        The slots are returned even if the group ends with an exception.
+        Groups may be nested: only the end of the outermost one appends. It does so even if the group ends with an
+        exception, which is passed on. A `clear` within the group leaves nothing to append.
         """
         self.open_groups += 1
         try:

@@ -56,11 +56,11 @@ class BlockAllocator:
         return len(self.free_blocks) + len(self.held)
 
     def alloc_blocks(self, n: int) -> list[int]:
-        """Allocate n blocks and return their ids; `[]` for 0.
+        """Move n blocks from `free_blocks` to `held` and return their ids, `[]` for 0. The last ones freed come first.
 
         Raises:
             OutOfBlocks: fewer than n blocks are free; nothing was changed.
-            ValueError: n is negative.
+            ValueError: n is negative; nothing was changed.
         """
         if n < 0:
             raise ValueError(f"cannot allocate {n} blocks; the number must be 0 or more")
@@ -73,7 +73,7 @@ class BlockAllocator:
         return blocks
 
     def free(self, blocks: Collection[int]) -> None:
-        """Return blocks to the free list.
+        """Move blocks from `held` back to `free_blocks`; they are the next to be handed out.
 
         Raises:
             ValueError: a block is named twice, or is not held (already freed, or never allocated). Nothing was changed.

@@ -29,7 +29,7 @@ class BlockTable:
 
         Raises:
             OutOfBlocks: the pool has fewer free blocks than are missing; nothing was changed.
-            ValueError: count is negative.
+            ValueError: count is negative; nothing was changed.
         """
         if count < 0:
             raise ValueError(f"cannot append {count} tokens; use truncate to remove tokens")
@@ -41,7 +41,7 @@ class BlockTable:
         """Return (block id, offset within the block) of the token at `position`.
 
         Raises:
-            IndexError: `position` is outside 0 … num_tokens - 1.
+            IndexError: `position` is outside 0 … num_tokens - 1: negative, or a slot that no token is in yet.
         """
         if not 0 <= position < self.num_tokens:
             raise IndexError(f"position {position} is outside 0 … {self.num_tokens - 1}")

@@ -76,7 +76,7 @@ class KvPool:
         try:
             self.K = allocate_layers(config.num_hidden_layers, shape, dtype, device)
             self.V = allocate_layers(config.num_hidden_layers, shape, dtype, device)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # TypeError: not even 64 bits hold the size
             wanted = num_blocks * block_size * config.kv_bytes_per_token(dtype)
             raise UserError(
                 f"{num_blocks} blocks of {block_size} slots need {wanted / 2**30:.1f} GiB, "
@@ -103,7 +103,8 @@ class KvPool:
         """Write k and v `[T, H_kv, D]` into the slots `slot_mapping` `[T]` int64, through the flat view.
 
         Raises:
-            ValueError: the shapes do not match, or a slot is not in the pool (`check_slots`). Nothing is written.
+            ValueError: k or v is not `[T, H_kv, D]`, or a slot is not in the pool. Nothing is written. `check_slots`
+                does not read slots on a device, since every layer would wait for it.
         """
         flat_k, flat_v = self.K[layer].flatten(0, 1), self.V[layer].flatten(0, 1)
         expected = (len(slot_mapping), *flat_k.shape[1:])
@@ -128,7 +129,9 @@ class KvPool:
         )
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy whole blocks in every layer, as if every source were read before any target is written.
+        """Copy block sources[i] to targets[i] in every layer, K and V, as if all were read before any is written.
+
+        A source may be named several times, and the lists may be empty.
 
         Raises:
             ValueError: the lengths differ, a target is named twice, or an id is outside 1 … num_blocks - 1. Nothing is
@@ -178,7 +181,8 @@ def reserve_all(requests: Sequence[Request]) -> None:
 def plan_packed(requests: Sequence[Request], block_size: int, device: torch.device) -> ForwardMeta:
     """Plan to feed each request's tokens that have no KV yet, packed one request after another.
 
-    Room must be reserved. A newly admitted request feeds its prompt; one that decodes feeds a single token.
+    Room must be reserved. A newly admitted request feeds its prompt; one that decodes feeds a single token. The shapes
+    and dtypes are those of ForwardMeta, and every tensor is on `device`. The requests are not changed.
     """
     positions, slots, cu_seqlens_q = [], [], [0]
     for request in requests:

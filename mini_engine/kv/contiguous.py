@@ -45,7 +45,10 @@ class ContiguousKv:
         return sum(x.nbytes for x in (*self.K, *self.V))
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write k and v `[T, H_kv, D]` into the rows `slot_mapping` `[T]` of this layer."""
+        """Write k and v `[T, H_kv, D]` into the rows `slot_mapping` `[T]` of this layer, in place.
+
+        Row i of k and v goes to row `slot_mapping[i]`.
+        """
         self.K[layer][slot_mapping] = k
         self.V[layer][slot_mapping] = v
 
@@ -64,6 +67,8 @@ class CachedSequence:
     def plan(self, token_ids: list[int]) -> ForwardMeta:
         """Feed the tokens that are not cached yet: the whole prompt at first, then one token a step.
 
+        Counts nothing: `cur_len` grows in `commit`. The plan's tensors are int64, on the cache's device.
+
         Args:
             token_ids: all tokens so far; the first `cur_len` of them are those in the cache.
 
@@ -76,11 +81,11 @@ class CachedSequence:
         return ForwardMeta(positions=positions, slot_mapping=positions, kv_len=len(token_ids))
 
     def commit(self, meta: ForwardMeta) -> None:
-        """Record that the step has run: the K and V of its tokens are in the cache."""
+        """Record that the step has run: the K and V of its tokens are in the cache. `cur_len` remains an int."""
         self.cur_len = meta.kv_len
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens and forget the others; later steps overwrite their rows.
+        """Keep the first `num_tokens` tokens and forget the others. K and V stay: later steps overwrite them.
 
         Raises:
             ValueError: num_tokens is negative or more than `cur_len`; nothing was changed.

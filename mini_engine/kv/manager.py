@@ -119,8 +119,10 @@ class KvCacheManager:
     def grow(self, request_id: str, num_tokens: int) -> array:
         """Ensure that the request has slots for `num_tokens` tokens in total. Never takes any away.
 
+        Its table's `num_tokens` rises to `num_tokens`; it never falls.
+
         Returns:
-            its blocks, in order, as int32.
+            its blocks, in order, as an int32 array: the table's `row`.
 
         Raises:
             OutOfBlocks: the pool cannot give the missing blocks; nothing was changed.

@@ -41,7 +41,7 @@ class Recompute:
         self.device = device
 
     def plan(self, token_ids: list[int]) -> ForwardMeta:
-        """Feed every token of `token_ids`, starting at position 0."""
+        """Feed every token of `token_ids`, at positions 0, 1, 2, …; the plan's tensor is on `self.device`."""
         return ForwardMeta(positions=torch.arange(len(token_ids), device=self.device))
 
     def commit(self, meta: ForwardMeta) -> None:

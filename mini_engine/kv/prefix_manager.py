@@ -105,6 +105,8 @@ class PrefixCacheManager(KvCacheManager):
     def allocate(self, request_id: str, token_ids: Sequence[int], namespace: Hashable = None) -> int:
         """Begin a table with the stored blocks of the longest cached prefix, locked by the same call that finds them.
 
+        The table's `key` has all whole blocks of the prompt. The lookup is counted in `stats`, with all prompt tokens.
+
         Args:
             namespace: only requests of the same namespace share blocks.
 
@@ -200,7 +202,12 @@ class PrefixCacheManager(KvCacheManager):
         self.tree.evict(num_blocks - self.allocator.num_free)
 
     def store(self, table: PrefixTable, num_blocks: int) -> None:
-        """Store the first `num_blocks` blocks. Where the tree already has the same tokens, switch to its blocks."""
+        """Store the table's first `num_blocks` blocks, and lock them instead of those it had locked before.
+
+        Where the tree already has the same tokens, the table switches to the tree's blocks, and its own, duplicates
+        now, are freed. The path is never without a lock: the new one is taken before the old one is given up. Updates
+        `node` and `num_stored`, and `num_whole` if the tree has no room for all blocks.
+        """
         key = table.key[: num_blocks * self.tree.width]
         stored = self.tree.insert(key, table.blocks[:num_blocks], table.namespace, lock=True)
         self.tree.unlock(table.node)

@@ -100,6 +100,8 @@ class RadixTree:
     def match(self, token_ids: Sequence[int] | bytes, namespace: Hashable = None, lock: bool = False) -> Match:
         """Return the longest stored prefix of `token_ids`, in whole blocks, and mark it as used now.
 
+        Counts the lookup in `stats`, found or not, and a hit on every node of the path.
+
         Args:
             namespace: search only prefixes stored under this namespace; the others are invisible.
             lock: also lock the node, before any other thread can evict it; the caller must `unlock` it.
@@ -129,7 +131,9 @@ class RadixTree:
     ) -> Match:
         """Store a prefix. Where the tree already has the same tokens, it keeps its own blocks.
 
-        Over capacity, other prefixes are evicted; if that is not enough, this one is stored without its end.
+        The blocks that it lacks go into one new node, created now, and `holder` is told to share them. A node that is
+        not locked is queued for eviction. Over capacity, other prefixes are evicted; if that is not enough, this one is
+        stored without its end.
 
         Args:
             token_ids: tokens that fill `blocks` exactly, all with their KV written.
@@ -161,7 +165,7 @@ class RadixTree:
             return match
 
     def lock(self, node: Node) -> None:
-        """Protect a node and all nodes above it from eviction until `unlock`. Locks are counted.
+        """Protect a node and all nodes above it from eviction until `unlock`. Locks are counted; the root needs none.
 
         Raises:
             ValueError: the node has already been evicted; nothing was changed.
@@ -175,7 +179,7 @@ class RadixTree:
                     self.num_protected += len(part.blocks)
 
     def unlock(self, node: Node) -> None:
-        """Undo one `lock` of this node.
+        """Undo one `lock` of this node. A leaf without locks is queued for eviction again.
 
         Raises:
             ValueError: the node is not locked; nothing was changed.
@@ -192,8 +196,10 @@ class RadixTree:
     def evict(self, num_blocks: int) -> list[int]:
         """Release `num_blocks` blocks, or all unlocked ones if there are fewer: from leaves only, each from its end.
 
+        Counts them in `num_evicted`, and frees them through `holder`.
+
         Returns:
-            the released blocks.
+            the released blocks, in the order in which they were released.
         """
         with self.mutex:
             gone: list[int] = []

@@ -71,10 +71,11 @@ class Node:
     def split(self, num_blocks: int, width: int) -> "Node":
         """Split the edge after its first `num_blocks` blocks of `width` bytes each.
 
-        This node remains as the lower part and keeps its age, so requests that have locked it need no update.
+        This node remains as the lower part, below the new one and above its own children: requests that have locked it
+        need no update. Both parts have its locks, hits and age.
 
         Returns:
-            the new upper node, used by every request that uses this one.
+            the new upper node, which takes this one's place in `parent.children` and is not in the eviction queue.
 
         Raises:
             ValueError: this is the root, which has no edge; nothing was changed.

@@ -45,7 +45,7 @@ class RefCountedAllocator(BlockAllocator):
                 self.counts[block] += 1
 
     def free(self, blocks: Collection[int]) -> None:
-        """Remove a holder from each of `blocks`; those without holders become free.
+        """Remove a holder from each of `blocks`; those without holders become free. One call is atomic, like `share`.
 
         Raises:
             ValueError: a block is named twice or is not held (already freed, or never allocated). Nothing was changed.

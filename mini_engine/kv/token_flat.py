@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mini_engine.attention.dense import causal_attention
 from mini_engine.config import Qwen3Config
+from mini_engine.errors import UserError
 from mini_engine.kv.allocator import BlockAllocator
 
 
@@ -43,8 +44,11 @@ class KvPool:
         device: str | torch.device = "cpu",
     ) -> None:
         shape = (num_slots, config.num_key_value_heads, config.head_dim)
-        self.K = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
-        self.V = [torch.empty_like(k) for k in self.K]
+        try:
+            self.K = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
+            self.V = [torch.empty_like(k) for k in self.K]
+        except (RuntimeError, TypeError) as error:  # TypeError: not even 64 bits hold the size
+            raise UserError(f"{num_slots} slots do not fit in memory; use fewer") from error
 
     @property
     def device(self) -> torch.device:
@@ -59,8 +63,11 @@ class KvPool:
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v `[T, H_kv, D]` into the slots `slot_mapping` `[T]` int64 of this layer, in place.
 
+        Row i of k and v goes to slot `slot_mapping[i]`; T may be 0. Leave the check of slots to `check_slots`, which
+        does not read those on a CUDA device.
+
         Raises:
-            ValueError: the shapes do not match, or a slot is not in the pool (`check_slots`). Nothing is written.
+            ValueError: the shapes do not match, or a slot is not in the pool. Nothing is written.
         """
         expected = (len(slot_mapping), *self.K[layer].shape[1:])
         if k.shape != expected or v.shape != expected:
@@ -72,7 +79,11 @@ class KvPool:
         self.V[layer][slot_mapping] = v
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
-        """Copy the history from its slots, in order, and compute attention of q `[T, H_q, D]` over the copy."""
+        """Copy the history from its slots `kv_indices`, in order, and attend from q `[T, H_q, D]` to the copy.
+
+        The queries of a prefill are causal, the last ones of the history; the single query of a decode sees every key.
+        Returns `[T, H_q, D]`.
+        """
         k = self.K[layer][meta.kv_indices]
         v = self.V[layer][meta.kv_indices]
         return causal_attention(q, k, v) if meta.is_prefill else attend_to_all(q, k, v)
@@ -135,7 +146,10 @@ def reserve(request: Request, allocator: BlockAllocator, target_len: int) -> Non
 
 
 def plan_prefill(request: Request, device: torch.device) -> ForwardMeta:
-    """Plan to feed the prompt tokens that have no KV yet. Their slots must be reserved."""
+    """Plan to feed the prompt tokens that have no KV yet. Their slots must be reserved.
+
+    They attend to the prompt's earlier tokens too. The plan's tensors are on `device`; `request` is not modified.
+    """
     length = len(request.prompt_ids)
     slots = torch.tensor(request.slot_indices[:length], dtype=torch.int64, device=device)
     positions = torch.arange(request.cur_len, length, device=device)
@@ -143,7 +157,10 @@ def plan_prefill(request: Request, device: torch.device) -> ForwardMeta:
 
 
 def plan_decode(request: Request, device: torch.device) -> ForwardMeta:
-    """Plan to feed one token, the last one chosen, at position `cur_len`. Its slot must be reserved."""
+    """Plan to feed one token, the last one chosen, at position `cur_len`. Its slot must be reserved.
+
+    It attends to all tokens up to itself. The plan's tensors are on `device`; `request` is not modified.
+    """
     slots = torch.tensor(request.slot_indices[: request.cur_len + 1], dtype=torch.int64, device=device)
     positions = torch.tensor([request.cur_len], device=device)
     return ForwardMeta(positions, slot_mapping=slots[-1:], kv_indices=slots, is_prefill=False)
@@ -172,7 +189,7 @@ class PagedSequence:
         return plan(request, self.pool.device)
 
     def commit(self, meta: ForwardMeta) -> None:
-        """Record that the step has run: the KV of every token it fed is now in the pool."""
+        """Record that the step has run: the KV of every token it fed is now in the pool. `cur_len` remains an int."""
         self.request.cur_len += len(meta.positions)
 
     def release(self) -> None:

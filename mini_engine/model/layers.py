@@ -1,4 +1,4 @@
-"""Lesson 0. The layers of a Qwen3 block whose only state is their weights: RMSNorm, SwiGLU, RoPE.
+"""Lesson 0. The layers of a Qwen3 block whose only state is their weights: RMSNorm, SwiGLU.
 
 Activations are packed: the first dimension is tokens, of one sequence or of many. Casts happen in the same order as in
 Hugging Face's code, because a norm that rounds to bfloat16 one operation too early changes tokens.
@@ -51,27 +51,3 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-def rope_cos_sin(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the cosine and sine of every position's rotary angles (Su et al., 2021, arXiv:2104.09864).
-
-    Args:
-        positions: `[T]` int64, the index of each token in its own sequence.
-        head_dim: D, even.
-        theta: the base of the angles, `rope_theta` in config.json.
-        dtype: dtype of the result; the angles themselves are float32.
-
-    Returns:
-        cos and sin, each `[T, D]`: the D/2 angles twice, as rotate-half needs them.
-    """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions[:, None].float() * (1.0 / theta**exponents)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + D/2) of each head by the token's angles. x `[T, H, D]`; cos and sin `[T, D]`."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.config import Qwen3Config
-from mini_engine.model.layers import Embedding, Linear, RMSNorm, SwiGLU, apply_rope, rope_cos_sin
+from mini_engine.model.layers import Embedding, Linear, RMSNorm, SwiGLU
+from mini_engine.model.rope import RotaryEmbedding, apply_rope
 
 
 class KvStore(Protocol):
@@ -74,14 +75,14 @@ class Qwen3Model(nn.Module):
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
-        self.config = config
+        self.rope = RotaryEmbedding(config)
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, token_ids: Tensor, kv: KvStore, meta: Any) -> Tensor:
         x = self.embed_tokens(token_ids)
-        cos, sin = rope_cos_sin(meta.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
+        cos, sin = self.rope(meta.positions, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, kv, meta)
         return self.norm(x)

@@ -9,25 +9,34 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mini_engine.engine.answers import Answers, Job
+from mini_engine.engine.grammar import ANYTHING
 from mini_engine.engine.worker import EngineWorker
 from mini_engine.errors import UserError
-from mini_engine.server.answers import Reply
+from mini_engine.server.answers import Reply, to_json
+from mini_engine.server.bodies import BodyReader
 from mini_engine.server.config import ServerConfig
 from mini_engine.server.disconnect import ClientGone, unless_gone
 from mini_engine.server.errors import ApiError, install_handlers
+from mini_engine.server.grammars import GrammarCompiler
 from mini_engine.server.metrics import Metrics
-from mini_engine.server.middleware import ApiKey, BodyLimit, Drain
-from mini_engine.server.protocol import ChatRequest, CompletionRequest, Prompt, Sampling
+from mini_engine.server.middleware import ApiKey, BodyLimit, Drain, RequestId
+from mini_engine.server.protocol import ChatRequest, CompletionRequest, Conversation, Prompt, Sampling
 from mini_engine.server.response_formats import ChatFormat, CompletionFormat, ResponseFormat
 from mini_engine.server.sse import EventStream
+from mini_engine.server.tool_calls import ToolChatFormat
 
 CLIENT_CLOSED = 499  # nginx's status for it; no client is left to see it
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The request is invalid; the message says why, `param` says where."},
     401: {"description": "The API key is missing or wrong."},
     404: {"description": "There is no such model."},
+    408: {"description": "The body did not arrive in time."},
     413: {"description": "The body is too large."},
     429: {"description": "Too many requests are waiting; come back after `Retry-After` seconds."},
     500: {"description": "The engine failed."},
@@ -36,16 +45,18 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class Service:
-    """What the routes share: the engine's worker, a thread for the tokenizer, and the limits."""
+    """What the routes share: the engine's worker, threads for the tokenizer, bodies and grammars, and the limits."""
 
     def __init__(self, worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> None:
         self.worker, self.config, self.metrics = worker, config, metrics
         self.started = int(time.time())
+        self.bodies = BodyReader()
         self.tokenizing = ThreadPoolExecutor(1, "tokenizer")  # one thread: the tokenizer is not made for concurrent use
         engine, tokenizer = worker.engine, worker.tokenizer
+        self.grammars = GrammarCompiler(tokenizer, engine.config.vocab_size, tuple(engine.config.eos_token_ids))
         manager = engine.scheduler.manager
-        self.max_tokens = min(engine.config.max_position_embeddings, manager.num_usable_blocks * manager.block_size + 1)
-        self.max_characters = engine.config.max_position_embeddings * max(map(len, tokenizer.token_bytes))
+        self.max_tokens = min(engine.config.max_model_len, manager.num_usable_blocks * manager.block_size + 1)
+        self.max_characters = engine.config.max_model_len * max(map(len, tokenizer.token_bytes))
 
     async def answer(self, response_format: ResponseFormat, wanted: Sampling, request: Request) -> Response:
         """Serve a completion or a chat, whole or streamed."""
@@ -54,7 +65,8 @@ class Service:
             raise ApiError(400, "stream_options is given without stream: true; give both", param="stream_options")
         if not wanted.stream:
             try:
-                return JSONResponse(await unless_gone(request.receive, self.whole(response_format, wanted)))
+                body = await unless_gone(request.receive, self.whole(response_format, wanted))
+                return Response(to_json(body), media_type="application/json")
             except ClientGone:
                 return Response(status_code=CLIENT_CLOSED)
         answers = await self.submit(wanted)
@@ -74,9 +86,10 @@ class Service:
         most = min(self.config.max_answers, self.worker.max_waiting)  # more could never be queued: a retry is no use
         if count > most:
             raise ApiError(400, f"{count} answers are asked for at once; this server gives {most}")
+        grammar = ANYTHING if wanted.form is None else await self.grammars.compile(wanted.form)
         prompts = [await self.encode(prompt) for prompt in wanted.prompts]
         jobs = [
-            Job(prompt_ids, wanted.params(choice, self.max_tokens - len(prompt_ids)), wanted.cache_salt)
+            Job(prompt_ids, wanted.params(choice, self.max_tokens - len(prompt_ids), grammar), wanted.cache_salt)
             for prompt_ids in prompts
             for choice in range(wanted.n)
         ]
@@ -85,19 +98,21 @@ class Service:
     async def encode(self, prompt: Prompt) -> Sequence[int]:
         """Token ids of a text or a conversation, or ids as given. A prompt that is far too long is not tokenized."""
         tokenizer = self.worker.tokenizer
+        if isinstance(prompt, Conversation):
+            size = sum(len(message["content"]) for message in prompt.messages)
+            return await self.tokenize(size, partial(tokenizer.encode_chat, prompt.messages, prompt.tools))
         if isinstance(prompt, str):
-            return await self.tokenize(len(prompt), partial(tokenizer.encode, prompt))
-        if messages := [message for message in prompt if isinstance(message, dict)]:
-            size = sum(len(message["content"]) for message in messages)
-            return await self.tokenize(size, partial(tokenizer.encode_chat, messages))
-        return [token_id for token_id in prompt if isinstance(token_id, int)]
+            prompt = await self.tokenize(len(prompt), partial(tokenizer.encode, prompt))
+        if not prompt:
+            raise UserError("the prompt is empty; give at least one token", param="prompt")
+        return prompt
 
     async def tokenize(self, size: int, work: Callable[[], list[int]]) -> list[int]:
         """Do `work`, which tokenizes `size` characters, in the tokenizer's thread."""
         if size > self.max_characters:
             raise UserError(
                 f"the prompt has {size} characters, too many for the model's "
-                f"{self.worker.engine.config.max_position_embeddings} positions; shorten it"
+                f"{self.worker.engine.config.max_model_len} positions; shorten it"
             )
         return await asyncio.get_running_loop().run_in_executor(self.tokenizing, work)
 
@@ -111,31 +126,103 @@ class Service:
 
     def model_card(self) -> dict[str, Any]:
         """The model as an entry of /v1/models."""
-        positions = self.worker.engine.config.max_position_embeddings
+        positions = self.worker.engine.config.max_model_len
         card = {"id": self.config.model_name, "object": "model", "created": self.started, "owned_by": "mini_engine"}
         return card | {"max_model_len": positions}
 
 
-def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> Drain:
-    """The app behind its middleware; `begin()` on it starts the drain."""
-    app = FastAPI(title="mini_engine", summary="A course's LLM server, with OpenAI's routes.", redoc_url=None)
-    install_handlers(app)
-    add_routes(app, Service(worker, config, metrics))
-    return Drain(ApiKey(BodyLimit(app, config.max_body_bytes), config.api_key))
+class ServerApp:
+    """The routes behind their middleware, as uvicorn runs them.
+
+    Attributes:
+        drain: counts the requests in flight and refuses new ones at the end.
+        cut: ends all answers with an error, when the grace is over.
+    """
+
+    def __init__(self, worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> None:
+        routes = FastAPI(title="mini_engine", summary="A course's LLM server, with OpenAI's routes.", redoc_url=None)
+        install_handlers(routes)
+        add_routes(routes, Service(worker, config, metrics))
+        describe_bodies(routes, CompletionRequest, ChatRequest)
+        self.config = config
+        self.drain = Drain(routes)
+        self.outermost = behind(self.drain, config)
+        self.cut = partial(worker.end_all, "the server is shutting down")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What ASGI calls."""
+        try:
+            await self.outermost(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self.drain.draining:
+                raise  # otherwise uvicorn has cut off what was left, and there is nothing more to say
+
+
+def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> ServerApp:
+    """The app behind its middleware."""
+    return ServerApp(worker, config, metrics)
+
+
+def behind(drain: Drain, config: ServerConfig) -> ASGIApp:
+    """The middleware in front of the drain. A request is in flight once it has arrived in full."""
+    app: ASGIApp = BodyLimit(drain, config.max_body_bytes, config.body_seconds)
+    app = ApiKey(app, config.api_key)
+    if config.allow_origins:
+        app = CORSMiddleware(app, config.allow_origins, allow_methods=["*"], allow_headers=["*"])
+    return RequestId(app)
+
+
+def describe_bodies(app: FastAPI, *models: type[BaseModel]) -> None:
+    """Add the bodies to /openapi.json: the routes read them by hand, so FastAPI does not know them."""
+    _, definitions = models_json_schema(
+        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+    )
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        description = made()
+        description.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        return description
+
+    app.openapi = openapi
+
+
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """The description of a route's body."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
     """Register every route."""
+    add_answers(app, service)
+    add_facts(app, service)
 
-    @app.post("/v1/completions", responses=ERRORS)
-    async def completions(wanted: CompletionRequest, request: Request) -> Response:
+
+def add_answers(app: FastAPI, service: Service) -> None:
+    """Register the routes that run the model, and refuse the one that clients expect and this server lacks."""
+
+    @app.post("/v1/completions", responses=ERRORS, openapi_extra=takes(CompletionRequest))
+    async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
+        wanted = await service.bodies.read(request, CompletionRequest)
         return await service.answer(CompletionFormat(), wanted, request)
 
-    @app.post("/v1/chat/completions", responses=ERRORS)
-    async def chat(wanted: ChatRequest, request: Request) -> Response:
+    @app.post("/v1/chat/completions", responses=ERRORS, openapi_extra=takes(ChatRequest))
+    async def chat(request: Request) -> Response:
         """Answer a conversation."""
-        return await service.answer(ChatFormat(), wanted, request)
+        wanted = await service.bodies.read(request, ChatRequest)
+        shape = ToolChatFormat() if wanted.form is not None and wanted.form.functions else ChatFormat()
+        return await service.answer(shape, wanted, request)
+
+    @app.post("/v1/responses", responses={404: ERRORS[404]})
+    async def responses() -> Response:
+        """Refuse OpenAI's Responses API, which this server does not have."""
+        raise ApiError(404, "this server does not have the Responses API; use /v1/chat/completions")
+
+
+def add_facts(app: FastAPI, service: Service) -> None:
+    """Register the routes about the model and the server's state."""
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

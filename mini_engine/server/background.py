@@ -1,28 +1,46 @@
 """Lesson 7. uvicorn that drains before it ends and can run in a thread."""
 
+import asyncio
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from types import FrameType
 
 import uvicorn
 
 from mini_engine.errors import UserError
-from mini_engine.server.middleware import Drain
+from mini_engine.server.app import ServerApp
+from mini_engine.server.connections import BACKLOG, AcceptErrors, GuardedProtocol, room_for_connections
 
 CUT_SECONDS = 1  # for requests still in flight when the grace is over
 ENDING_SECONDS = 5  # of the grace: to cut them off, and for Python itself to end
 
 
 class DrainingServer(uvicorn.Server):
-    """The first SIGTERM or Ctrl-C begins the drain; the server ends when nothing is in flight or the grace is over."""
+    """The first SIGTERM or Ctrl-C begins the drain; the server ends when nothing is in flight or the grace is over.
 
-    def __init__(self, app: Drain, grace_seconds: float) -> None:
-        super().__init__(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=CUT_SECONDS))
-        self.app, self.grace_seconds = app, grace_seconds
+    Whatever is in flight then ends with an error, so that a stream's client can tell it from a complete answer.
+    """
+
+    def __init__(self, app: ServerApp, grace_seconds: float) -> None:
+        limits = replace(app.config, max_connections=room_for_connections(app.config.max_connections))
+        config = uvicorn.Config(
+            app,
+            http=partial(GuardedProtocol, limits=limits),  # type: ignore[arg-type]
+            ws="none",
+            backlog=BACKLOG,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=CUT_SECONDS,
+        )
+        super().__init__(config)
+        self.app, self.drain, self.grace_seconds = app, app.drain, grace_seconds
         self.deadline = float("inf")
+        self.cut = False
 
     @property
     def patience(self) -> float:
@@ -30,20 +48,30 @@ class DrainingServer(uvicorn.Server):
         return self.grace_seconds - min(ENDING_SECONDS, self.grace_seconds / 2)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn's signal handler. A second signal ends the server immediately."""
-        if self.app.draining:
-            self.should_exit = self.force_exit = True
+        """uvicorn's signal handler. A second signal ends the grace."""
+        if self.drain.draining:
+            self.deadline = time.monotonic()
         self.begin_drain()
 
     def begin_drain(self) -> None:
         """Refuse new requests, and end once those in flight have finished."""
-        self.app.begin()
+        self.drain.begin()
         self.deadline = min(self.deadline, time.monotonic() + self.patience)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen."""
+        asyncio.get_running_loop().set_exception_handler(AcceptErrors())
+        await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn asks ten times a second whether to end."""
-        if self.app.draining and (self.app.num_in_flight == 0 or time.monotonic() > self.deadline):
-            self.should_exit = True
+        if self.drain.draining:
+            late = time.monotonic() - self.deadline
+            if late > 0 and not self.cut:
+                self.cut = True
+                self.app.cut()
+            if self.drain.num_in_flight == 0 or late > CUT_SECONDS:
+                self.should_exit = True
         return await super().on_tick(counter)
 
 
@@ -55,7 +83,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=512)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError, TypeError) as error:  # TypeError: no host can have this name
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from error
@@ -68,7 +96,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 @contextmanager
-def in_background(app: Drain, grace_seconds: float = 5.0) -> Iterator[str]:
+def in_background(app: ServerApp, grace_seconds: float = 5.0) -> Iterator[str]:
     """Serve from a thread on a free local port, and yield the address. Drains at the end."""
     with listen("127.0.0.1", 0) as listener:
         server = DrainingServer(app, grace_seconds)

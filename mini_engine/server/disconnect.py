@@ -26,10 +26,13 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
         receive: ASGI's `receive`, through which the server reports what the client does.
 
     Returns:
-        what `work` returns. An exception in `work` reaches the caller.
+        what `work` returns, even if the client goes just after it is done. An exception in `work` reaches the caller.
 
     Raises:
         ClientGone: the client disconnected first. By then `work` has ended and its `finally` blocks have run.
+        CancelledError: the caller was cancelled; `work` has been cancelled too, and has ended.
+
+    However it ends, nothing that it started is left running.
     """
     working, leaving = tasks = asyncio.create_task(work), asyncio.create_task(gone(receive))
     try:

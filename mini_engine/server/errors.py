@@ -17,6 +17,7 @@ from mini_engine.errors import UserError
 
 RETRY_SECONDS = 1
 RETRY = {"Retry-After": str(RETRY_SECONDS)}
+SHOWN = 1000  # characters of a message; a client's own text may be part of it
 TYPES = {429: "rate_limit_error"}
 
 log = logging.getLogger(__name__)
@@ -40,8 +41,8 @@ class ApiError(HTTPException):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(status, message, headers)
-        self.param, self.code = param, code
+        super().__init__(status, shortened(message, SHOWN), headers)
+        self.param, self.code = param and shortened(param, SHOWN // 10), code
 
     @property
     def body(self) -> dict[str, Any]:
@@ -54,16 +55,29 @@ class ApiError(HTTPException):
         return JSONResponse(self.body, self.status_code, self.headers)
 
 
+def shortened(text: str, most: int) -> str:
+    """The text, or its beginning."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def refusal(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a request's body, as a 400 that names the parameter.
 
     Unknown parameters are refused too: a client that asks for one thing and silently gets another never finds out.
 
+    Args:
+        error: `error.errors()` lists what is wrong, as dicts. `type`: "json_invalid", "extra_forbidden" for an unknown
+            parameter, or any other. `loc`: "body" and the path to the value, as in ("body", "messages", 0, "role"), or
+            ("body",) alone if the body is no object. `msg`: a sentence. For "json_invalid", `loc` ends with a position
+            in the text instead of a path, and `ctx["error"]` says what is wrong.
+
     Returns:
-        an ApiError whose message gives the whole path, such as `messages.0.role`, and whose `param` is its first part.
+        an ApiError whose message has the whole path, such as `messages.0.role`, and what is wrong with it, `msg` (an
+        unknown parameter needs only its name), and whose `param` is the first part of the path. Without a path, `param`
+        is None. If the body is not JSON, the message has `ctx["error"]`.
     """
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"] if part != "body"]
+    path = [str(part) for part in first["loc"][1:]]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
     if not path:
@@ -75,7 +89,13 @@ def refusal(error: RequestValidationError) -> ApiError:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The ApiError that a client gets for `error`, whatever its type: 400, 429, 503, its own status, or else 500."""
+    """The ApiError that a client gets for `error`, whatever its type.
+
+    An ApiError is returned as it is. Any other HTTPException keeps its status, message (`detail`) and headers. A
+    UserError is 400 with its message and `param`, a RequestValidationError what `refusal` says. QueueFull is 429 with
+    the code "rate_limit_exceeded", EngineStopped 503 with "shutting_down", both with their message and the headers
+    `RETRY`. Everything else is 500, and its message names the exception, type and text.
+    """
     match error:
         case ApiError():
             return error

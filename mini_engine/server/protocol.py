@@ -1,99 +1,78 @@
 """Lesson 7. What a client may ask for: OpenAI's names, checked strictly.
 
-A number is a number ("5" and true are not), null means left out, and an unknown name is an error: see `errors.refusal`.
 In addition to OpenAI's names, vLLM's: top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos,
 return_token_ids.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, NamedTuple
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    Strict,
-    ValidationError,
-    WrapValidator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
+from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from mini_engine.errors import UserError
+from mini_engine.server.chat_protocol import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    JsonObject,
+    Message,
+    ResponseFormat,
+    Tool,
+    ToolChoice,
+)
+from mini_engine.server.fields import (
+    MAX_IDS,
+    Body,
+    Flag,
+    Ids,
+    Number,
+    Stop,
+    StopIds,
+    Text,
+    Whole,
+    in_one_sentence,
+    only,
+)
+from mini_engine.server.output_forms import OutputForm
 
 MAX_N = 16
-MAX_STOPS = 16
-HALF = "half_a_character"
+MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16  # of completions, as OpenAI's; a chat answer may fill the context
 
 
-def in_one_sentence(sentence: str) -> WrapValidator:
-    """Report `sentence` if none of a union's alternatives fits, instead of one error for each alternative."""
+class Conversation(NamedTuple):
+    """A chat's messages, and the tools that the model may call, as chat templates expect them."""
 
-    def check(value: Any, handler: Any) -> Any:
-        try:
-            return handler(value)
-        except ValidationError as error:
-            if any(one["type"] == HALF for one in error.errors()):
-                raise half_a_character() from None
-            raise PydanticCustomError("union", "{sentence}", {"sentence": sentence}) from None
-
-    return WrapValidator(check)
+    messages: list[JsonObject]
+    tools: list[JsonObject]
 
 
-def half_a_character() -> PydanticCustomError:
-    """JSON can spell half of a character beyond U+FFFF, as in "\\ud83d"; no text contains such a thing."""
-    return PydanticCustomError(HALF, "a text holds half a character, a lone surrogate")
-
-
-def of_whole_characters(text: str) -> str:
-    """The text, if it can be written as UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise half_a_character() from None
-    return text
-
-
-Whole = Annotated[int, Strict()]
-Number = Annotated[float, Strict()]
-Flag = Annotated[bool, Strict()]
-Text = Annotated[str, Strict(), AfterValidator(of_whole_characters)]
-Ids = list[Whole]
-Stop = Annotated[
-    Text | Annotated[list[Text], Field(max_length=MAX_STOPS)],
-    in_one_sentence(f"give a text, or a list of at most {MAX_STOPS} texts"),
-]
-Conversation = list[dict[str, str]]
 Prompt = str | list[int] | Conversation
 OneOrMorePrompts = Annotated[
-    Text | Ids | list[Text] | list[Ids],
-    in_one_sentence("give a text, a list of token ids, or a list of either"),
+    Text
+    | Ids
+    | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+    | Annotated[list[Ids], Field(fail_fast=True, max_length=MAX_PROMPTS)],
+    in_one_sentence(f"give a text, a list of token ids, or a list of either, at most {MAX_PROMPTS}"),
 ]
-
-
-class Body(BaseModel):
-    """A JSON object in which null means left out and an unknown name is an error."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def leave_out_nulls(cls, data: Any) -> Any:
-        """Drop the keys whose value is null."""
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
 class StreamOptions(Body):
-    """include_usage: send one more event at the end, with the usage and no choices."""
+    """include_usage: send one more event at the end, with the usage and no choices.
+
+    continuous_usage_stats: send the usage so far with every event (vLLM's name).
+    """
 
     include_usage: Flag = False
+    continuous_usage_stats: Flag = False
 
 
 class Sampling(Body):
-    """What completions and chats have in common. `user` is accepted and ignored.
+    """What completions and chats have in common.
+
+    Accepted and ignored, since they change no answer: user, metadata, safety_identifier, prompt_cache_key. Accepted
+    only with a value that changes nothing: store, service_tier.
 
     cache_salt: share prefixes only with requests of the same salt (lesson 8); the name is vLLM's.
     """
@@ -109,14 +88,20 @@ class Sampling(Body):
     seed: Whole | None = None
     max_tokens: Whole | None = None
     min_tokens: Whole = 0
-    stop: Stop = []
-    stop_token_ids: Ids = []
+    stop: Stop = Field([])
+    stop_token_ids: StopIds = Field([])
+    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_IDS)] = Field({})
     ignore_eos: Flag = False
     n: Annotated[Whole, Field(ge=1, le=MAX_N)] = 1
     stream: Flag = False
     stream_options: StreamOptions | None = None
     return_token_ids: Flag = False
     user: Text | None = None
+    metadata: JsonObject = Field({})
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    store: Annotated[Flag, only(False)] = False
+    service_tier: Annotated[Text, only("auto", "default")] = "auto"
     cache_salt: Text | None = None
 
     @property
@@ -125,9 +110,19 @@ class Sampling(Body):
         raise NotImplementedError
 
     @property
+    def form(self) -> OutputForm | None:
+        """The form that the answer must have; None for any text."""
+        return None
+
+    @property
     def include_usage(self) -> bool:
         """The client wants a final event with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """The client wants the usage so far in every event."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -138,11 +133,46 @@ class Sampling(Body):
         """The longest answer, given that `room` tokens fit behind the prompt."""
         raise NotImplementedError
 
-    def params(self, choice: int, room: int) -> SamplingParams:
-        """The engine's parameters for one of the n answers. With a seed, each choice gets its own: seed + choice."""
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt."""
+        return None
+
+    @property
+    def wants_echo(self) -> bool:
+        """The prompt is shown before the answer."""
+        return False
+
+    @property
+    def only_echo(self) -> bool:
+        """The prompt is shown, and no answer."""
+        return False
+
+    def biases(self) -> dict[int, float]:
+        """`logit_bias`, whose keys are token ids in texts, because JSON has no other keys."""
+        for key in self.logit_bias:
+            if not (key.isascii() and key.isdigit() and len(key) < 10):
+                raise UserError(f"logit_bias has the key {key[:20]!r}; give token ids", param="logit_bias")
+        return {int(key): bias for key, bias in self.logit_bias.items()}
+
+    def params(self, choice: int, room: int, grammar: Grammar = ANYTHING) -> SamplingParams:
+        """The engine's parameters for one of the n answers. With a seed, each choice gets its own: seed + choice.
+
+        Args:
+            room: tokens that fit behind the prompt.
+            grammar: `form`, compiled.
+        """
         shared = {name: getattr(self, name) for name in SHARED}
         seed = None if self.seed is None else self.seed + choice if self.seed <= MAX_SEED - MAX_N else self.seed
-        return SamplingParams(**shared, seed=seed, max_tokens=self.wanted_tokens(room), logprobs=self.wanted_logprobs)
+        return SamplingParams(
+            **shared,
+            seed=seed,
+            max_tokens=self.wanted_tokens(room),
+            logprobs=self.wanted_logprobs,
+            prompt_logprobs=self.wanted_prompt_logprobs,
+            logit_bias=self.biases(),
+            grammar=grammar,
+        )
 
 
 SHARED = (  # names that the engine has too
@@ -161,10 +191,13 @@ SHARED = (  # names that the engine has too
 
 
 class CompletionRequest(Sampling):
-    """POST /v1/completions: prompts to continue."""
+    """POST /v1/completions: prompts to continue. echo: the prompt is part of the answer, with its logprobs."""
 
     prompt: OneOrMorePrompts
     logprobs: Whole | None = None
+    echo: Flag = False
+    best_of: Annotated[Whole, only(1)] = 1
+    suffix: Annotated[Text, only("")] = ""
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -175,46 +208,73 @@ class CompletionRequest(Sampling):
         return several or [[one for one in self.prompt if isinstance(one, int)]]
 
     @property
+    def wants_echo(self) -> bool:
+        """`echo`."""
+        return self.echo
+
+    @property
+    def only_echo(self) -> bool:
+        """Score the prompt and generate nothing. The engine generates one token, which is not shown."""
+        return self.echo and self.max_tokens == 0
+
+    @property
     def wanted_logprobs(self) -> int | None:
         """`logprobs` is the number."""
         return self.logprobs
 
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """As many as for the answer, if the prompt is echoed."""
+        return self.logprobs if self.echo else None
+
     def wanted_tokens(self, room: int) -> int:
         """`max_tokens`, or 16."""
+        if self.only_echo:
+            return 1
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-
-
-class TextPart(Body):
-    """A part of a message. Only text parts are supported."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class Message(Body):
-    """One turn of a conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: Annotated[Text | list[TextPart], in_one_sentence('give a text, or a list of {"type": "text", "text": …}')]
-
-    @property
-    def text(self) -> str:
-        """The content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatRequest(Sampling):
     """POST /v1/chat/completions: a conversation to answer."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Whole | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: Flag = True
+    modalities: Annotated[list[Text], only(["text"])] = Field(["text"])
 
     @property
     def prompts(self) -> Sequence[Conversation]:
-        """The one conversation."""
-        return [[{"role": message.role, "content": message.text} for message in self.messages]]
+        """The one conversation. Tools that may not be called are not described."""
+        tools = [] if self.tool_choice == "none" else [tool.for_template for tool in self.tools]
+        return [Conversation([message.for_template for message in self.messages], tools)]
+
+    @property
+    def form(self) -> OutputForm | None:
+        """What response_format, tools and tool_choice ask for."""
+        schema = None if self.response_format is None else self.response_format.schema_of_answer
+        functions = {tool.function.name: tool.function.parameters for tool in self.tools}
+        choice = self.tool_choice or ("auto" if functions else "none")
+        if not isinstance(choice, str):
+            if choice.function.name not in functions:
+                raise UserError(
+                    f"tool_choice names {choice.function.name!r}, which is not in tools", param="tool_choice"
+                )
+            functions = {choice.function.name: functions[choice.function.name]}
+        if choice != "none" and not functions:
+            raise UserError("tool_choice is given without tools; give both", param="tool_choice")
+        if choice == "none":
+            return None if schema is None else OutputForm(schema)
+        return OutputForm(
+            schema,
+            functions,
+            may_say=choice == "auto",
+            several=self.parallel_tool_calls and isinstance(choice, str),
+        )
 
     @property
     def wanted_logprobs(self) -> int | None:

@@ -10,11 +10,40 @@ JsonObject = dict[str, Any]
 
 
 class TokenLogprob(NamedTuple):
-    """One token of an answer with its logprobs. `offset`: the characters of the answer before it."""
+    """One token of an answer with its logprobs. `offset`: the characters of the answer before it.
+
+    logprobs: None for a prompt's first token, which nothing predicts.
+    """
 
     token_id: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None
     offset: int
+
+
+class PlainReader:
+    """Reads one answer that is nothing but text.
+
+    Args:
+        response_format: its shape.
+    """
+
+    def __init__(self, response_format: "ResponseFormat") -> None:
+        self.response_format = response_format
+        self.text = ""
+
+    def push(self, text: str, ended: bool = False) -> JsonObject:
+        """Take the next text of the answer; return it as a part of a chunk."""
+        self.text += text
+        return self.response_format.piece(text)
+
+    @property
+    def message(self) -> JsonObject:
+        """The whole answer."""
+        return self.response_format.message(self.text)
+
+    def reason(self, reason: str | None) -> str | None:
+        """Why the answer ended."""
+        return reason
 
 
 class ResponseFormat:
@@ -24,6 +53,10 @@ class ResponseFormat:
     chunk_kind: str
     id_prefix: str
     opening: JsonObject | None = None
+
+    def reader(self) -> Any:
+        """A reader for one choice: it takes its text and returns parts of chunks, and in the end a message."""
+        return PlainReader(self)
 
     def message(self, text: str) -> JsonObject:
         """The text of a whole answer."""
@@ -55,10 +88,9 @@ class CompletionFormat(ResponseFormat):
         texts = [token_text(token.token_id, tokenizer) for token in tokens]
         return {
             "tokens": texts,
-            "token_logprobs": [token.logprobs.chosen for token in tokens],
+            "token_logprobs": [token.logprobs and token.logprobs.chosen for token in tokens],
             "top_logprobs": [
-                {token_text(other, tokenizer): value for other, value in token.logprobs.top}
-                | {text: token.logprobs.chosen}
+                token.logprobs and best_by_text(text, token.logprobs, tokenizer)
                 for text, token in zip(texts, tokens, strict=True)
             ],
             "text_offset": [token.offset for token in tokens],
@@ -89,6 +121,7 @@ class ChatFormat(ResponseFormat):
                 chat_token(token.token_id, token.logprobs.chosen, tokenizer)
                 | {"top_logprobs": [chat_token(other, value, tokenizer) for other, value in token.logprobs.top]}
                 for token in tokens
+                if token.logprobs is not None
             ]
         }
 
@@ -96,6 +129,13 @@ class ChatFormat(ResponseFormat):
 def token_text(token_id: int, tokenizer: Tokenizer) -> str:
     """A token as text. Bytes that form no whole character become U+FFFD."""
     return tokenizer.token_bytes[token_id].decode("utf-8", errors="replace")
+
+
+def best_by_text(text: str, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
+    """The alternatives by their text, and the chosen one. Of several with the same text, the best counts."""
+    worst_first = [(token_text(other, tokenizer), value) for other, value in reversed(logprobs.top)]
+    found = {text: logprobs.chosen} | dict(worst_first)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def chat_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> JsonObject:

@@ -5,7 +5,7 @@ import logging
 import os
 from pathlib import Path
 
-from mini_engine.cli.arguments import add_engine_options, load_llm
+from mini_engine.cli.arguments import add_engine_options, add_scheduler_options, load_llm, scheduler_config
 from mini_engine.cli.parser import whole_number
 from mini_engine.errors import UserError
 
@@ -25,6 +25,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-waiting", type=whole_number(1), default=256, metavar="N", help="more get 429 (default: 256)"
     )
     parser.add_argument("--max-body-bytes", type=whole_number(1), default=2**20, metavar="N", help="default: 1048576")
+    parser.add_argument(
+        "--header-seconds",
+        type=whole_number(1),
+        default=10,
+        metavar="N",
+        help="for a request's headers to arrive (default: 10)",
+    )
+    parser.add_argument(
+        "--body-seconds", type=whole_number(1), default=60, metavar="N", help="for a body to arrive (default: 60)"
+    )
+    parser.add_argument(
+        "--max-connections", type=whole_number(1), default=1024, metavar="N", help="more get 503 (default: 1024)"
+    )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages from here use the server (CORS); repeatable, * is any",
+    )
+    add_scheduler_options(parser)
     parser.add_argument(
         "--grace-seconds", type=whole_number(1), default=30, metavar="N", help="from SIGTERM to the end (default: 30)"
     )
@@ -46,10 +67,18 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     name = args.model_name or (Path(args.model).name if args.model else "pocket")
     config = ServerConfig(
-        name, args.api_key, args.max_body_bytes, max_waiting=args.max_waiting, grace_seconds=args.grace_seconds
+        name,
+        args.api_key,
+        args.max_body_bytes,
+        args.header_seconds,
+        args.body_seconds,
+        args.max_connections,
+        tuple(args.allow_origin),
+        max_waiting=args.max_waiting,
+        grace_seconds=args.grace_seconds,
     )
     with listen(args.host, args.port) as listener:
-        llm, metrics = load_llm(args), Metrics()
+        llm, metrics = load_llm(args, scheduler_config=scheduler_config(args)), Metrics()
         with EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics) as worker:
             metrics.watch(worker)
             app = create_app(worker, config, metrics)

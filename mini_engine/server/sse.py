@@ -16,9 +16,10 @@ DONE = "[DONE]"
 
 
 def event(data: str) -> bytes:
-    """One event as UTF-8. Each line of `data` gets a `data:` of its own, since a bare line break would end the event.
+    """One event as UTF-8: `data: ` before each line of `data`, a line feed after it, and an empty line at the end.
 
-    The reader joins the lines with a line feed, so CR LF and CR arrive as line feeds.
+    A line break inside `data` would end the event, so every line gets a `data: ` of its own; the reader joins the lines
+    with a line feed. Three things break a line: CR LF, LF and CR. An empty text is one empty line.
     """
     lines = data.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return ("".join(f"data: {line}\n" for line in lines) + "\n").encode("utf-8")

@@ -49,16 +49,18 @@ class Timing:
         return (high - low) / 2 / self.median
 
 
-def take_turns(contenders: dict[Any, Callable[[], Any]], rounds: int, title: str) -> dict[Any, Timing]:
-    """Warm up every contender with one call, then time `rounds` rounds of one call each."""
+def take_turns(
+    contenders: dict[Any, Callable[[], Any]], rounds: int, title: str, clock: Callable[[], float] = time.perf_counter
+) -> dict[Any, Timing]:
+    """Warm up every contender with one call, then time `rounds` rounds of one call each by `clock`."""
     for run in contenders.values():
         run()
     seconds = {name: [] for name in contenders}
     for _ in track(range(rounds), title, console=Console(stderr=True), transient=True):
         for name, run in contenders.items():
-            started = time.perf_counter()
+            started = clock()
             run()
-            seconds[name].append(time.perf_counter() - started)
+            seconds[name].append(clock() - started)
     return {name: Timing(taken) for name, taken in seconds.items()}
 
 

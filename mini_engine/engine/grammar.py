@@ -1,0 +1,57 @@
+"""Lesson 4. Grammars: which tokens may come next. The sampler masks all others.
+
+A grammar belongs to the parameters and does not change; a matcher is its state in one answer and belongs to the
+request, so it survives a preemption. Lesson 7 makes grammars of JSON schemas.
+"""
+
+from typing import Protocol
+
+
+class Matcher(Protocol):
+    """How far one answer has come in its grammar.
+
+    is_over: the answer is complete, and no token may follow.
+    error: why the grammar cannot go on, in one sentence; the request then ends with it.
+    """
+
+    @property
+    def is_over(self) -> bool: ...
+    @property
+    def error(self) -> str | None: ...
+
+    def mask(self) -> bytes:
+        """Return a bit for each token id, the lowest bit of a byte first: 1 if the token may come next."""
+        ...
+
+    def push(self, token_id: int) -> None:
+        """Take the token that was chosen."""
+        ...
+
+
+class Grammar(Protocol):
+    """What an answer must look like."""
+
+    def matcher(self) -> Matcher:
+        """Return a matcher at the beginning of an answer."""
+        ...
+
+
+class Anything:
+    """The grammar of a request that asks for none, and its matcher: no token is masked, and nothing is remembered."""
+
+    is_over = False
+    error = None
+
+    def matcher(self) -> "Anything":
+        """Return itself: there is no state."""
+        return self
+
+    def mask(self) -> bytes:
+        """Never asked: the sampler masks rows with a grammar only."""
+        return b""
+
+    def push(self, token_id: int) -> None:
+        """Do nothing."""
+
+
+ANYTHING = Anything()

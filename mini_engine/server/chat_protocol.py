@@ -1,0 +1,147 @@
+"""Lesson 7. The parts of a chat request: messages, tools, and the form that the answer must have."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from mini_engine.errors import UserError
+from mini_engine.server.fields import Body, Flag, Text, in_one_sentence
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 256
+MAX_TOOLS = 128
+JsonObject = dict[str, Any]
+Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+NAMED = 'give "none", "auto", "required", or {"type": "function", "function": {"name": …}}'
+
+
+class TextPart(Body):
+    """A part of a message. Only text parts are supported."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class FunctionCall(Body):
+    """What the assistant called: `arguments` is JSON in a text."""
+
+    name: Name
+    arguments: Text
+
+
+class ToolCall(Body):
+    """A call in a message of the assistant. `index` is what streams add."""
+
+    id: Text = ""
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int = 0
+
+
+class Message(Body):
+    """One turn of a conversation. `name`, `refusal` and `annotations` are accepted and ignored."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[
+        Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)],
+        in_one_sentence('give a text, or a list of {"type": "text", "text": …}'),
+    ] = ""
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
+    tool_call_id: Text | None = None
+    name: Text | None = None
+    refusal: Text | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] = Field([])
+
+    @model_validator(mode="after")
+    def check_content(self) -> "Message":
+        """Only a turn of the assistant that calls something may have no content."""
+        if "content" not in self.model_fields_set and not (self.role == "assistant" and self.tool_calls):
+            raise PydanticCustomError("content", "give content; only the assistant's tool_calls can stand without")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "only a message of the assistant can have tool_calls")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+    @property
+    def for_template(self) -> JsonObject:
+        """The message as chat templates expect it; `developer` is the new name of `system`."""
+        found: JsonObject = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+        if self.tool_calls:
+            found["tool_calls"] = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
+        return found
+
+
+class Function(Body):
+    """A function that the model may call. Its arguments are always held to `parameters`, `strict` or not."""
+
+    name: Name
+    description: Text = ""
+    parameters: JsonObject = Field({"type": "object", "properties": {}, "additionalProperties": False})
+    strict: Flag = False
+
+
+class Tool(Body):
+    """A tool: only functions are supported."""
+
+    type: Literal["function"]
+    function: Function
+
+    @property
+    def for_template(self) -> JsonObject:
+        """The tool as chat templates expect it."""
+        return self.model_dump(exclude={"function": {"strict"}})
+
+
+class FunctionName(Body):
+    """The function of a tool_choice."""
+
+    name: Name
+
+
+class NamedTool(Body):
+    """A tool_choice that names the one function to call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool, in_one_sentence(NAMED)]
+
+
+class JsonSchema(Body):
+    """A schema with a name. The answer is always held to it, `strict` or not."""
+
+    name: Name = "answer"
+    description: Text = ""
+    content: JsonObject = Field({"type": "object"}, alias="schema")
+    strict: Flag = False
+
+
+class ResponseFormat(Body):
+    """The form of the answer: any text, a JSON object, or JSON that fits a schema.
+
+    schema: of type json_object, as llama.cpp and older clients have it.
+    """
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    object_schema: JsonObject = Field({"type": "object"}, alias="schema")
+
+    @property
+    def schema_of_answer(self) -> JsonObject | None:
+        """The schema that the answer must fit; None for any text."""
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return self.object_schema
+        if self.json_schema is None:
+            raise UserError(
+                "response_format of type json_schema needs json_schema: {name, schema}", param="response_format"
+            )
+        return self.json_schema.content

@@ -1,0 +1,72 @@
+"""Lesson 7. JSON schemas from clients: bounded before they are compiled, and closed where they leave it open."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from mini_engine.errors import UserError
+
+JsonObject = dict[str, Any]
+
+MAX_CHARACTERS = 2**15
+MAX_VALUES = 2000
+MAX_DEPTH = 32
+NAMED = ("properties", "$defs", "definitions")  # keywords whose value holds schemas by name
+LISTED = ("anyOf", "oneOf", "prefixItems")  # in a list
+ALONE = ("items", "additionalProperties")  # one
+OPEN_ON_PURPOSE = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+
+
+def check_schema(schema: JsonObject, param: str) -> None:
+    """Raise UserError if the schema is too long, too deep, or of too many parts. `param`: where it was given."""
+    left, count = [(schema, 1)], 0
+    while left:
+        value, depth = left.pop()
+        count += 1
+        if depth > MAX_DEPTH:
+            raise UserError(f"a JSON schema is nested deeper than {MAX_DEPTH}; flatten it", param=param)
+        if count > MAX_VALUES:
+            raise UserError(f"a JSON schema has more than {MAX_VALUES} values; shorten it", param=param)
+        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        left += [(child, depth + 1) for child in children]
+    if (size := len(json.dumps(schema))) > MAX_CHARACTERS:
+        raise UserError(f"a JSON schema has {size} characters, more than {MAX_CHARACTERS}", param=param)
+
+
+def closed(schema: JsonObject) -> JsonObject:
+    """Forbid properties that the schema does not name, unless it says something about them.
+
+    What fits the result fits the schema too. JSON Schema allows any further property where nothing is said, and a weak
+    model then invents one after another. Schemas that combine others by `allOf` are left as they are.
+    """
+    return schema if any("allOf" in each for each in subschemas(schema)) else _closed(schema)
+
+
+def subschemas(schema: Any) -> Iterator[JsonObject]:
+    """The schema, and those in it."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key, value in schema.items():
+        several = [value] if key in ALONE else value if key in LISTED else ()
+        if key in NAMED and isinstance(value, dict):
+            several = value.values()
+        for each in several if not isinstance(several, str | int | float | None) else ():
+            yield from subschemas(each)
+
+
+def _closed(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    found = {}
+    for key, value in schema.items():
+        if key in NAMED and isinstance(value, dict):
+            value = {name: _closed(each) for name, each in value.items()}
+        elif key in LISTED and isinstance(value, list):
+            value = [_closed(each) for each in value]
+        elif key in ALONE:
+            value = _closed(value)
+        found[key] = value
+    if "properties" in schema and not any(key in schema for key in OPEN_ON_PURPOSE):
+        found["additionalProperties"] = False
+    return found

@@ -1,0 +1,97 @@
+"""Lesson 7. Reads tool calls from an answer's text as it arrives, in the form of `output_forms`."""
+
+import json
+import re
+import secrets
+from typing import Any
+
+from mini_engine.server.output_forms import CALL_END, OPEN
+from mini_engine.server.response_formats import ChatFormat
+
+JsonObject = dict[str, Any]
+BEGIN = re.compile(re.escape(OPEN) + r'\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
+
+
+class ToolChatFormat(ChatFormat):
+    """`/v1/chat/completions` with tools: what the model writes as calls is told apart from its text."""
+
+    def reader(self) -> "CallReader":
+        """A reader for one choice."""
+        return CallReader()
+
+
+class CallReader:
+    """Splits one answer into text and calls. Text that may be the beginning of a call is held back.
+
+    Attributes:
+        text: what is not a call. calls: those begun so far; their arguments are JSON in a text.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.calls: list[JsonObject] = []
+        self._rest = ""
+        self._in_call = False
+
+    def push(self, text: str, ended: bool = False) -> JsonObject:
+        """Take the next text of the answer; return what it adds to the assistant's turn."""
+        self._rest += text
+        said, told = "", []
+        while True:
+            if self._in_call:
+                arguments, done = self._take_until(CALL_END)
+                told += self._tell(arguments)
+                if not done:
+                    break
+                self._in_call = False
+                continue
+            shown, found = self._take_until(OPEN)
+            said += shown if not self.calls else shown.lstrip()
+            begin = BEGIN.match(OPEN + self._rest) if found else None
+            if begin is None:
+                self._rest = OPEN + self._rest if found else self._rest
+                break
+            self._rest = self._rest[begin.end() - len(OPEN) :]
+            told.append(self._begin(json.loads(begin.group(1))))
+            self._in_call = True
+        if ended and not self._in_call:
+            said, self._rest = said + self._rest, ""
+        self.text += said
+        return {"delta": ({"content": said} if said else {}) | ({"tool_calls": told} if told else {})}
+
+    def _take_until(self, mark: str) -> tuple[str, bool]:
+        """Take the text before `mark`, and the mark. Without one, keep what may be its beginning."""
+        before, found, after = self._rest.partition(mark)
+        if found:
+            self._rest = after
+            return before, True
+        kept = next((size for size in range(len(mark) - 1, 0, -1) if before.endswith(mark[:size])), 0)
+        self._rest = before[len(before) - kept :]
+        return before[: len(before) - kept], False
+
+    def _begin(self, name: str) -> JsonObject:
+        call = {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": name, "arguments": ""},
+        }
+        self.calls.append(call)
+        return {"index": len(self.calls) - 1, **call, "function": dict(call["function"])}
+
+    def _tell(self, arguments: str) -> list[JsonObject]:
+        if not arguments:
+            return []
+        self.calls[-1]["function"]["arguments"] += arguments
+        return [{"index": len(self.calls) - 1, "function": {"arguments": arguments}}]
+
+    @property
+    def message(self) -> JsonObject:
+        """The whole turn."""
+        turn: JsonObject = {"role": "assistant", "content": self.text}
+        if self.calls:
+            turn |= {"content": self.text or None, "tool_calls": self.calls}
+        return {"message": turn}
+
+    def reason(self, reason: str | None) -> str | None:
+        """Why the answer ended: calls that are complete are a reason of their own."""
+        return "tool_calls" if reason == "stop" and self.calls else reason

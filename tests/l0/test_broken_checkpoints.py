@@ -1,0 +1,198 @@
+"""Lesson 0. Broken checkpoints: each is refused in one sentence that names place and value, with exit code 2."""
+
+import json
+import math
+import shutil
+import time
+
+from scripts import l0_smoke
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mini_engine.errors import UserError
+from mini_engine.weights import load_model, resolve_checkpoint
+from tests.support import write_checkpoint
+
+INDEX = "model.safetensors.index.json"
+DEEP = "[" * 100_000
+
+
+def config(**changes):
+    """Change config.json; None takes a key away."""
+
+    def change(directory):
+        path = directory / "config.json"
+        settings = json.loads(path.read_text(encoding="utf-8")) | changes
+        kept = {name: value for name, value in settings.items() if value is not None}
+        path.write_text(json.dumps(kept), encoding="utf-8")
+
+    return change
+
+
+def rope(**settings):
+    return config(rope_scaling={"factor": 4.0} | settings)
+
+
+def file(name, text):
+    return lambda directory: (directory / name).write_text(text, encoding="utf-8")
+
+
+def generation(value):
+    return file("generation_config.json", json.dumps({"eos_token_id": value}))
+
+
+def tensors(change):
+    def rewrite(directory):
+        held = load_file(directory / "model.safetensors")
+        change(held)
+        save_file(held, directory / "model.safetensors")
+
+    return rewrite
+
+
+def spoiled(name, value):
+    return tensors(lambda held: held[name].view(-1).__setitem__(5, value))
+
+
+def shard(place):
+    """Replace the single file by an index that puts one tensor into `place`."""
+
+    def change(directory):
+        names = load_file(directory / "model.safetensors")
+        (directory / "model.safetensors").rename(directory / "a.safetensors")
+        places = dict.fromkeys(names, "a.safetensors") | {"model.norm.weight": place}
+        (directory / INDEX).write_text(json.dumps({"weight_map": places}), encoding="utf-8")
+
+    return change
+
+
+# what is broken: (how, words that the sentence must have)
+NUMBERS = {
+    "rope_theta 0": (config(rope_parameters=None, rope_theta=0), ["rope_theta = 0"]),
+    "rope_theta -1": (config(rope_parameters={"rope_theta": -1}), ["rope_parameters.rope_theta = -1"]),
+    "rope_theta NaN": (config(rope_parameters={"rope_theta": math.nan}), ["rope_theta = nan"]),
+    "rope_theta text": (config(rope_parameters=None, rope_theta="x"), ["rope_theta = 'x'"]),
+    "rms_norm_eps -1": (config(rms_norm_eps=-1), ["rms_norm_eps = -1"]),
+    "rms_norm_eps NaN": (config(rms_norm_eps=math.nan), ["rms_norm_eps = nan"]),
+    "rms_norm_eps text": (config(rms_norm_eps="1e-6"), ["rms_norm_eps = '1e-6'"]),
+    "vocab_size 2^62": (config(vocab_size=2**62), ["vocab_size = 4611686018427387904"]),
+    "hidden_size 2^63": (config(hidden_size=2**63), ["hidden_size = 9223372036854775808"]),
+    "a million layers": (config(num_hidden_layers=10**6), ["num_hidden_layers = 1000000", "hold 2 layers"]),
+    "every size at its limit": (config(num_attention_heads=2**16, head_dim=2**16), ["wrong shape"]),
+    "tie_word_embeddings text": (config(tie_word_embeddings="x"), ["tie_word_embeddings = 'x'"]),
+}
+ROPES = {
+    "rope_scaling text": (config(rope_scaling="yarn"), ["rope_scaling = 'yarn'"]),
+    "rope_parameters list": (config(rope_parameters=[1, 2]), ["rope_parameters = [1, 2]"]),
+    "rope by layer": (config(rope_parameters={"full_attention": {"rope_theta": 1e4}}), ["'full_attention'"]),
+    "longrope": (rope(rope_type="longrope", short_factor=[1.0], long_factor=[1.0]), ["'longrope'", "yarn"]),
+    "rope_type list": (rope(rope_type=[1]), ["RoPE of type [1]"]),
+    "no factor": (config(rope_scaling={"rope_type": "yarn"}), ["lacks rope_scaling.factor"]),
+    "factor text": (rope(rope_type="linear", factor="x"), ["rope_scaling.factor = 'x'"]),
+    "factor 0": (rope(rope_type="yarn", factor=0), ["rope_scaling.factor = 0"]),
+    "attention_factor huge": (rope(rope_type="yarn", attention_factor=1e300), ["attention_factor = 1e+300"]),
+    "length 1.5": (rope(type="yarn", original_max_position_embeddings=1.5), ["original_max_position_embeddings = 1.5"]),
+    "truncate text": (rope(rope_type="yarn", truncate="x"), ["truncate = 'x'"]),
+    "llama3 without bands": (rope(rope_type="llama3"), ["low_freq_factor, rope_scaling.high_freq_factor"]),
+    "half a head": (config(partial_rotary_factor=0.5), ["partial_rotary_factor = 0.5"]),
+}
+OTHER_MODELS = {
+    "quantized": (config(quantization_config={"quant_method": "fp8"}), ["quantization_config"]),
+    "sliding layers": (config(layer_types=["full_attention", "sliding_attention"]), ["'sliding_attention'"]),
+    "sliding window": (config(layer_types=None, use_sliding_window=True, max_window_layers=1), ["sliding_attention"]),
+    "layer_types 5": (config(layer_types=5), ["layer_types = 5"]),
+}
+END_TOKENS = {
+    f"eos_token_id {value!r} in {place}": (how, [f"eos_token_id = {value!r}", place])
+    for value in ("zz", ["x"], {"a": 1}, "2", True, 1.5)
+    for place, how in (("/config.json", config(eos_token_id=value)), ("generation_config.json", generation(value)))
+}
+FILES = {
+    "deep config": (file("config.json", DEEP), ["config.json", "nested"]),
+    "deep generation_config": (file("generation_config.json", DEEP), ["generation_config.json", "nested"]),
+    "a config that is a list": (file("config.json", "[]"), ["holds a list"]),
+    "shard 5": (shard(5), ["weight_map.model.norm.weight = 5"]),
+    "shard list": (shard([1]), ["weight_map.model.norm.weight = [1]"]),
+    "shard with a long name": (shard("x" * 5000), ["weight_map.model.norm.weight = 'xxx"]),
+    "shard above": (shard("../a.safetensors"), ["'../a.safetensors'", "outside"]),
+    "shard at the root": (shard("/etc/a.safetensors"), ["'/etc/a.safetensors'", "outside"]),
+    "shard on a drive": (shard("C:\\a.safetensors"), ["outside"]),
+    "shard on another share": (shard("..\\a.safetensors"), ["outside"]),
+    "weight_map list": (lambda d: (shard("a")(d), file(INDEX, '{"weight_map": [1]}')(d)), ["weight_map = [1]"]),
+}
+WEIGHTS = {
+    "NaN in a norm": (spoiled("model.norm.weight", math.nan), ["NaN or Inf in model.norm.weight"]),
+    "Inf in a matrix": (spoiled("model.layers.1.mlp.up_proj.weight", math.inf), ["layers.1.mlp.up_proj.weight"]),
+    "both infinities": (spoiled("lm_head.weight", -math.inf), ["lm_head.weight"]),
+    "int8": (tensors(lambda t: t.update({"model.norm.weight": torch.ones(48, dtype=torch.int8)})), ["of type I8"]),
+}
+CASES = NUMBERS | ROPES | OTHER_MODELS | END_TOKENS | FILES | WEIGHTS
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("base"), num_hidden_layers=2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_broken_checkpoint_is_refused_in_one_sentence(base, tmp_path, capsys, case):
+    directory = tmp_path / "model"
+    shutil.copytree(base, directory)
+    change, words = CASES[case]
+    change(directory)
+    started = time.perf_counter()
+    code = l0_smoke.main(["--model", str(directory), "--prompt-ids", "1,2,3", "--max-new-tokens", "2"])
+    out, err = capsys.readouterr()
+    assert code == 2 and out == "", f"{case}: exit code {code}, and it printed {out!r}"
+    lines = [line for line in err.splitlines() if line]
+    assert len(lines) == 1 and len(lines[0]) < 600, f"{case}: one sentence is enough: {err}"
+    assert all(word.lower() in lines[0].lower() for word in words), (
+        f"{case}: the sentence must name {words}: {lines[0]}"
+    )
+    assert time.perf_counter() - started < 20, f"{case}: the answer must not wait for a model that is not there"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(use_sliding_window=True),  # layer_types says that no layer slides
+        dict(layer_types=None, use_sliding_window=True, max_window_layers=2),
+        dict(layer_types=None, use_sliding_window=False, sliding_window=16, max_window_layers=0),
+        dict(torch_dtype="bfloat16", some_day=[1, {"a": None}]),
+    ],
+)
+def test_settings_without_effect_are_no_mistake(base, tmp_path, changes):
+    shutil.copytree(base, tmp_path / "model")
+    config(**changes)(tmp_path / "model")
+    assert load_model(tmp_path / "model").config == load_model(base).config
+
+
+def test_large_weights_are_no_damage(base, tmp_path):
+    shutil.copytree(base, tmp_path / "model")
+    tensors(lambda held: held["model.norm.weight"].fill_(3e38))(tmp_path / "model")
+    load_model(tmp_path / "model")  # their sum is infinite, and each of them is finite
+
+
+def test_weights_too_large_for_the_dtype_are_refused(base, tmp_path):
+    shutil.copytree(base, tmp_path / "model")
+    tensors(lambda held: held["model.norm.weight"].fill_(1e5))(tmp_path / "model")
+    with pytest.raises(UserError, match=r"model\.norm\.weight"):
+        load_model(tmp_path / "model", torch.float16)
+
+
+@pytest.mark.parametrize("model", ["m" * 5000, "a/" + "m" * 5000, "a\0b", 5])
+def test_a_name_that_no_directory_can_have(model):
+    with pytest.raises(UserError) as caught:
+        resolve_checkpoint(model)
+    assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name, text", [("tokenizer.json", '{"version": "1.0", "trunc'), ("tokenizer.json", "{}")])
+def test_a_damaged_tokenizer_is_one_sentence(base, tmp_path, capsys, name, text):
+    shutil.copytree(base, tmp_path / "model")
+    (tmp_path / "model" / name).write_text(text, encoding="utf-8")
+    code = l0_smoke.main(["--model", str(tmp_path / "model"), "--prompt", "hello"])
+    err = capsys.readouterr().err.strip()
+    assert code == 2 and len(err.splitlines()) == 1 and "tokenizer" in err, err

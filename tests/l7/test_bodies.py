@@ -1,0 +1,150 @@
+"""Lesson 7. Bodies: whatever a client sends, the others are answered meanwhile, and the refusal names the parameter."""
+
+import json
+import sys
+import threading
+import time
+
+import pytest
+from fastapi.exceptions import RequestValidationError
+from pydantic import TypeAdapter, ValidationError
+
+from mini_engine.server import bodies
+from mini_engine.server.errors import ApiError, as_api_error
+from mini_engine.server.fields import Ids, StopIds
+from mini_engine.server.protocol import ChatRequest, CompletionRequest
+from tests.l7.service import Service
+
+MEGABYTE = 2**20
+SHAPES = {
+    "floats": b'{"prompt": [' + b"0.5," * 260_000 + b"0.5]}",
+    "empty messages": b'{"messages": [' + b"{}," * 340_000 + b"{}]}",
+    "messages": json.dumps({"messages": [{"role": "user", "content": ""}] * 25_000}).encode(),
+    "unknown keys": json.dumps({f"k{i}": 0 for i in range(90_000)}).encode(),
+    "deep": b'{"prompt": ' + b"[" * 500_000 + b"]" * 500_000 + b"}",
+    "stop ids": b'{"prompt": "x", "stop_token_ids": [' + b"7," * 30_000 + b"7]}",
+    "texts": json.dumps({"prompt": ["x"] * 60_000}).encode(),
+    "one long number": b'{"prompt": "x", "seed": ' + b"9" * 1_000_000 + b"}",
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Service(max_body_bytes=2 * MEGABYTE) as service:
+        yield service
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("model", [CompletionRequest, ChatRequest])
+def test_a_large_body_that_is_wrong_is_refused_in_one_sentence(name, model):
+    with pytest.raises((ApiError, RequestValidationError)) as caught:
+        bodies.parsed(SHAPES[name], model)
+    found = as_api_error(caught.value)
+    assert found.status_code == 400 and len(found.detail) <= 1000 and len(found.param or "") <= 100
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_few_values_of_it_are_looked_at(name, monkeypatch):
+    """Time would be a poor judge. What costs time is counted: values that json makes, errors that pydantic makes."""
+    seen = []
+    loads = json.loads
+    monkeypatch.setattr(bodies.json, "loads", lambda data: seen.append(bodies.num_values(data)) or loads(data))
+    for model in (CompletionRequest, ChatRequest):
+        with pytest.raises((ApiError, RequestValidationError)) as caught:
+            bodies.parsed(SHAPES[name], model)
+        if isinstance(caught.value, RequestValidationError):
+            assert len(caught.value.errors()) < 10, "a list is left at its first wrong entry"
+    assert all(count <= bodies.MAX_VALUES for count in seen), "too many values are refused before json makes them"
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (b'{"a": "' + b"," * 100_000 + b'"}', 1),
+        (rb'{"a": "\",\"[' + b"," * 100_000 + b'" , "b": [1, 2]}', 4),
+        (b'{"a": "' + rb"\"," * 100_000, 1),
+        (b'["' + b"," * 100_000 + b"\\", 1),
+    ],
+)
+def test_commas_in_strings_are_no_values(text, values):
+    assert bodies.num_values(text) == values
+
+
+def test_a_long_text_full_of_commas_is_served(server: Service):
+    body = {"prompt": [5, 6], "max_tokens": 1, "user": ",[{" * 100_000}
+    assert server.post("/v1/completions", body).status == 200
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_body_must_say_that_it_is_json(server: Service, content_type):
+    """A web page may send other types anywhere without asking first."""
+    found = server.request("POST", "/v1/completions", b'{"prompt": "x"}', {"Content-Type": content_type})
+    assert found.status == 400 and "application/json" in found.body["error"]["message"]
+
+
+def test_the_server_listens_while_a_large_body_is_read(server: Service, monkeypatch):
+    """/health is answered while a body is being parsed, however long that takes."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(data, model):
+        entered.set()
+        assert leave.wait(30), "/health did not come through"
+        return parsed(data, model)
+
+    parsed = bodies.parsed
+    monkeypatch.setattr(bodies, "parsed", slow)
+    large = threading.Thread(target=server.post, args=("/v1/completions", SHAPES["floats"]))
+    large.start()
+    try:
+        assert entered.wait(30) and server.get("/health").status == 200
+    finally:
+        leave.set()
+        large.join()
+
+
+@pytest.mark.slow
+def test_how_long_others_wait(server: Service, capsys):
+    """Prints the longest wait for /health while each of these bodies is read; it decides nothing."""
+    for name, data in SHAPES.items():
+        stop, waits = threading.Event(), []
+
+        def watch(stop=stop, waits=waits):
+            while not stop.is_set():
+                begun = time.perf_counter()
+                server.get("/health")
+                waits.append(time.perf_counter() - begun)
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        time.sleep(0.1)
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            assert server.post(path, data).status == 400
+        stop.set()
+        watching.join()
+        with capsys.disabled():
+            sys.stdout.write(f"\n{name}: /health took {max(waits) * 1000:.0f} ms at most, {len(waits)} asked")
+
+
+# Messages and control tokens
+
+
+def test_sizes_that_a_list_can_hide_are_bounded(server: Service):
+    for body, param in (
+        ({"messages": [{"role": "user", "content": ""}] * 5000}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 300}]}, "messages"),
+    ):
+        found = server.post("/v1/chat/completions", body)
+        assert found.status == 400 and found.body["error"]["param"] == param, found
+
+
+@pytest.mark.parametrize("kind", [Ids, StopIds])
+def test_a_list_is_left_at_its_first_wrong_entry(kind):
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(kind).validate_python([0.5] * 1000)
+    assert caught.value.error_count() == 1, "an error for each of 60,000 entries holds Python's lock for a second"
+
+
+def test_messages_are_left_at_the_first_wrong_one():
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({"messages": [{}] * 1000})
+    assert caught.value.error_count() < 5

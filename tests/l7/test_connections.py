@@ -1,0 +1,216 @@
+"""Lesson 7. Connections: half a request is not kept for ever, one too many is told so, and /health goes on."""
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from mini_engine.server import connections
+from mini_engine.server.connections import AcceptErrors, room_for_connections
+from tests.l7.service import PATIENCE, Service, raw_request
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+def connect(service: Service) -> socket.socket:
+    """A connection on which nothing has been sent."""
+    return socket.create_connection(service.address, timeout=PATIENCE)
+
+
+def read_all(client: socket.socket) -> bytes:
+    """What the server says until it closes the connection."""
+    content = b""
+    while piece := client.recv(65536):
+        content += piece
+    return content
+
+
+@pytest.mark.parametrize("sent", [b"", b"PO", HEAD], ids=["nothing", "two letters", "half a head"])
+def test_headers_that_do_not_come_are_not_waited_for(sent):
+    with Service(header_seconds=0.3) as service, connect(service) as client:
+        client.sendall(sent)
+        assert read_all(client).startswith(b"HTTP/1.1 408"), "the connection would stay open for as long as it likes"
+        assert service.get("/health").status == 200
+
+
+def test_a_letter_now_and_then_does_not_help():
+    with Service(header_seconds=0.5) as service, connect(service) as client:
+        client.settimeout(0.05)
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            try:
+                client.sendall(b"G")
+                if content := client.recv(100):
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                content = b"HTTP/1.1 408"  # closed between two letters
+                break
+        assert content.startswith(b"HTTP/1.1 408"), "the time is for all headers, not since the last letter"
+
+
+def test_a_kept_connection_is_timed_again():
+    with Service(header_seconds=0.5) as service, connect(service) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        client.sendall(b"GET /hea")
+        assert b"408" in read_all(client)
+
+
+@pytest.mark.parametrize("kind", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"])
+def test_a_body_that_does_not_come_is_not_waited_for(kind):
+    with Service(body_seconds=0.3) as service, connect(service) as client:
+        client.sendall(HEAD + kind)
+        content = read_all(client)
+        assert content.startswith(b"HTTP/1.1 408") and b'"message"' in content, content
+        assert service.app.drain.num_in_flight == 0
+
+
+def test_a_stalled_body_is_not_in_flight_so_a_drain_need_not_wait_for_it():
+    with Service() as service, connect(service) as stalled:
+        stalled.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+        assert service.get("/v1/models").status == 200  # so the server has seen both
+        service.wait_until("nothing is in flight", lambda: service.app.drain.num_in_flight == 0)
+
+
+def test_a_slow_answer_is_not_timed():
+    """The limits are for what the client sends. An answer may take as long as it takes."""
+    with Service(header_seconds=0.2, body_seconds=0.2) as service:
+        run = service.engine.runner.run
+        service.engine.runner.run = lambda chunks: time.sleep(0.05) or run(chunks)
+        found = service.post("/v1/completions", {"prompt": [5], "max_tokens": 20, "ignore_eos": True})
+        assert found.status == 200 and found.body["usage"]["completion_tokens"] == 20
+
+
+def test_one_connection_too_many_is_told_so():
+    with Service(max_connections=3) as service, ExitStack() as stack:
+        held = [stack.enter_context(connect(service)) for _ in range(3)]
+        for client in held:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        with connect(service) as more:
+            content = read_all(more)
+        assert content.startswith(b"HTTP/1.1 503"), content
+        head, _, body = content.partition(b"\r\n\r\n")
+        assert b"retry-after" in head.lower() and b"connection: close" in head.lower()
+        assert "3 connections" in json.loads(body)["error"]["message"]
+        held[0].sendall(b"\r\n")
+        assert held[0].recv(65536).startswith(b"HTTP/1.1 200"), "those inside are served"
+        for client in held:
+            client.close()
+        service.wait_until("there is room again", lambda: service.get("/health").status == 200)
+
+
+def test_two_lengths_of_one_body_are_refused():
+    both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n"
+    with Service() as service, connect(service) as client:
+        client.sendall(HEAD + both)
+        assert read_all(client).startswith(b"HTTP/1.1 400"), "a proxy in front may believe the other one"
+
+
+# The limit on open files
+
+
+def test_there_are_fewer_connections_than_descriptors(monkeypatch):
+    if connections.resource is None:
+        pytest.skip("this system has no limit on open files")
+    limits = {"now": (256, 256)}
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda _: limits["now"])
+    monkeypatch.setattr(connections.resource, "setrlimit", lambda _, new: limits.update(now=new))
+    assert 1 <= room_for_connections(1024) < 256 - connections.OWN_FILES
+    limits["now"] = (256, 100_000)
+    assert room_for_connections(1024) == 1024 and 1024 < limits["now"][0] < 2000, "raised, where that is allowed"
+
+
+def test_failing_to_accept_is_one_line_a_second(caplog):
+    handler = AcceptErrors()
+    context = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
+    with caplog.at_level(logging.ERROR):
+        for _ in range(1000):
+            handler(None, context)  # type: ignore[arg-type]
+    assert len(caplog.records) == 1 and "Too many open files" in caplog.text and "Traceback" not in caplog.text
+
+
+FEW_FILES = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+sys.argv = ["mini_engine", "serve", "--port", "0", "--header-seconds", "60"]
+runpy.run_module("mini_engine", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(connections.resource is None, reason="this system has no limit on open files")
+def test_with_256_files_900_half_requests_leave_the_server_well():
+    with subprocess.Popen(
+        [sys.executable, "-c", FEW_FILES], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
+    ) as server:
+        try:
+            assert server.stdout is not None and server.stderr is not None
+            address = server.stdout.readline().split()[3].removeprefix("http://").removesuffix("/v1").split(":")
+            held = []
+            for _ in range(900):
+                client = socket.create_connection((address[0], int(address[1])), timeout=PATIENCE)
+                client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+                held.append(client)
+            inside = [client for client in held if is_open(client)]
+            assert 10 < len(inside) < 256, f"{len(inside)} of 900 are held"
+            inside[0].sendall(b"\r\n")
+            inside[0].settimeout(PATIENCE)
+            assert inside[0].recv(65536).startswith(b"HTTP/1.1 200")
+            for client in held:
+                client.close()
+        finally:
+            server.terminate()
+            _, said = server.communicate(timeout=PATIENCE)
+    assert len(said) < 5000 and "Traceback" not in said, said[:2000]
+
+
+def is_open(client: socket.socket) -> bool:
+    """Whether the server has neither answered nor closed this connection."""
+    client.settimeout(0.02)
+    try:
+        client.recv(1)
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+# The end
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no signals to a process")
+@pytest.mark.parametrize("signals", [1, 2])
+def test_what_is_cut_off_at_the_end_is_told_so_without_a_traceback(signals):
+    command = [
+        sys.executable,
+        "-m",
+        "mini_engine",
+        "serve",
+        "--port",
+        "0",
+        "--grace-seconds",
+        "60" if signals == 2 else "2",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[3].removeprefix("http://").removesuffix("/v1").split(":")
+        with socket.create_connection((address[0], int(address[1])), timeout=PATIENCE) as client:
+            body = {"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+            client.sendall(raw_request(body))
+            first = client.recv(1000)
+            for _ in range(signals):
+                server.terminate()
+                time.sleep(0.3)
+            content = first + read_all(client)
+        _, said = server.communicate(timeout=PATIENCE)
+    assert b'"error"' in content and b"shutting down" in content, "a stream that just stops looks complete"
+    assert "Traceback" not in said and len(said.splitlines()) <= 3, said
