@@ -1,11 +1,16 @@
-"""Course machinery. Random Qwen3 checkpoints, written by transformers, and references to compare with."""
+"""Course machinery. Random Qwen3 checkpoints, written by transformers, and references to compare with.
+
+transformers is imported by what needs it: it takes seconds, and most tests of a lesson do without.
+"""
 
 import functools
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mini_engine.weights import load_model
 
@@ -34,6 +39,8 @@ BASE = dict(
 
 def write_checkpoint(directory: Path, seed: int = 0, shard_size: str = "5GB", **changes) -> Path:
     """Write a random Qwen3 to `directory` with transformers, with non-trivial biases and norm weights."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(Qwen3Config(**BASE | changes))
     for name, parameter in model.named_parameters():
@@ -60,8 +67,15 @@ _KEEPERS: list[tempfile.TemporaryDirectory] = []
 @functools.cache
 def both(family: str):
     """Return (our model, Hugging Face's) in float32 on the CPU, from the same checkpoint."""
+    from transformers import AutoModelForCausalLM
+
     path = checkpoint(family)
     return load_model(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def thorough(full: int, few: int) -> int:
+    """Return how many examples a long test tries: `full`, or `few` in a student's check, which should be quick."""
+    return few if "KV_COURSE_QUICK" in os.environ else full
 
 
 def some_ids(length: int, vocab_size: int, seed: int = 0) -> list[int]:
@@ -70,8 +84,29 @@ def some_ids(length: int, vocab_size: int, seed: int = 0) -> list[int]:
     return torch.randint(vocab_size, (length,), generator=generator).tolist()
 
 
+@contextmanager
+def must_raise(kind: type[Exception], teach: str) -> Iterator[None]:
+    """Expect the body to raise an error of this kind, whatever its message; fail with `teach` otherwise.
+
+    An error of another kind passes through, with a note on what was expected, so that its place is not lost.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, kind) and not isinstance(error, NotImplementedError):  # that is an unwritten task
+            return
+        error.add_note(f"expected {kind.__name__}: {teach}")
+        raise
+    raise AssertionError(f"{teach}\nYour code: raised nothing\nExpected:  {kind.__name__}")
+
+
 def hf_greedy(hf_model, prompt_ids: list[int], max_new_tokens: int) -> list[int]:
-    """Return Hugging Face's greedy continuation of one prompt, without batching."""
+    """Return Hugging Face's greedy continuation of one prompt, without batching; computed once per run."""
+    return list(_hf_greedy(hf_model, tuple(prompt_ids), max_new_tokens))
+
+
+@functools.cache
+def _hf_greedy(hf_model, prompt_ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
     ids = torch.tensor([prompt_ids])
     with torch.inference_mode():
         out = hf_model.generate(

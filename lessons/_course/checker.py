@@ -1,34 +1,42 @@
 """Course machinery. Runs one check: the lesson's tests and its smoke script, against the student's files."""
 
 import json
-import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from lessons._course.catalog import Lesson, Task, covers
-from lessons._course.places import CHILD, Places
-from lessons._course.report import Failure, Report, SmokeReport, TaskReport, TestResult, smoke_verdict
+from lessons._course.environment import python_environment
+from lessons._course.event_log import Tail, Watcher
+from lessons._course.order import REST, Plan
+from lessons._course.output import exit_in_words, last_lines
+from lessons._course.places import Places
+from lessons._course.report import Failure, Report, SmokeReport, TaskReport, TestResult
 from lessons._course.runner import Command, Launch, Spawned, run_until
+from lessons._course.smoke import SmokeRun
 from lessons._course.student import StudentFile, student_files, unwritten
 
 TOTAL_SECONDS = 300.0
-TEST_SECONDS = 15.0  # of processor time per test
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONUTF8": "1",
-    "PYTHONUNBUFFERED": "1",
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the same check for every student, whatever plugins are installed
-}
+TEST_SECONDS = 10.0  # of processor time per test
+SMOKE_FACTOR = 4  # the smoke script may take as many times what it took to start the tests
 CHOSEN = "only the selected tests were run"
+STOPPED = "the tests come first"
 PLUGINS = ["-p", "course_reporter", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider"]
-
-
-Watcher = Callable[[dict[str, Any]], None]
+OPTIONS = [
+    "-m",
+    "not reference and not slow",
+    "-q",
+    "--no-header",
+    "--tb=line",
+    "-o",
+    "truncation_limit_lines=0",
+    "-o",
+    "truncation_limit_chars=0",
+]
 
 
 class Check:
@@ -38,6 +46,7 @@ class Check:
         launch: starts a process; spawns a new one by default.
         watcher: called with each event (`{"event": "collected", "tests": […]}` and so on).
         only: the tests to run, named as in lesson.toml. By default all tests of the lesson, then the smoke script.
+        plan: instead of `only`: what to run in which order, up to the first failure.
         files: files that replace the reference; by default the student's.
         blocked: maps module names that must not be imported to the reason.
     """
@@ -50,6 +59,7 @@ class Check:
         launch: Launch = Spawned,
         watcher: Watcher = lambda event: None,
         only: Iterable[str] = (),
+        plan: Plan | None = None,
         seconds: float = TOTAL_SECONDS,
         test_seconds: float = TEST_SECONDS,
         files: list[StudentFile] | None = None,
@@ -60,28 +70,37 @@ class Check:
         self.launch = launch
         self.watcher = watcher
         self.only = list(only)
+        self.plan = plan
         self.files = student_files(lesson, places) if files is None else files
         self.seconds = seconds
         self.test_seconds = test_seconds
         self.blocked = dict(blocked)
         self.events: dict[str, TestResult] = {}
-        self.report = Report(lesson)
+        self.blank = unwritten(lesson, self.files)
+        self.start_seconds = 0.0
+        self.report = Report(
+            lesson, focus=plan.focus if plan else None, is_whole=plan.is_whole if plan else not self.only
+        )
 
     def run(self) -> Report:
         """Run everything. Ends at the time limit even if the student's code does not."""
         started = time.monotonic()
         deadline = started + self.seconds
-        with tempfile.TemporaryDirectory(prefix="lessons-", ignore_cleanup_errors=True) as folder:
-            self._run_tests(Path(folder), deadline)
+        with ExitStack() as stack:
+            options = {"prefix": "lessons-", "ignore_cleanup_errors": True}
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(**options)))
+            smoke = stack.enter_context(SmokeRun(self.lesson.smoke, self.places.root, folder, self.launch))
+            self._run_tests(folder, deadline, smoke)
             self.report.results = list(self.events.values())
-            blank = unwritten(self.lesson, self.files)
-            self.report.tasks = [self._task_report(task, blank) for task in self.lesson.tasks]
-            reason = self._why_no_smoke(blank)
+            self.report.tasks = [self._task_report(task) for task in self.lesson.tasks]
+            self._find_empty_tasks()
+            reason = self._why_no_smoke()
             if reason:
                 self.report.smoke = SmokeReport("NOT CHECKED", reason)
             else:
                 self.watcher({"event": "smoke"})
-                self.report.smoke = self._run_smoke(Path(folder), deadline)
+                self._start_smoke(smoke)
+                self.report.smoke = smoke.finish(deadline)
         self.report.seconds = time.monotonic() - started
         return self.report
 
@@ -93,23 +112,48 @@ class Check:
             "KV_COURSE_LAST_SECONDS": str(self.seconds + 10),
         }
 
-    def _run_tests(self, folder: Path, deadline: float) -> None:
+    def _start_smoke(self, smoke: SmokeRun) -> None:
+        smoke.start(self._environment(), max(self.test_seconds, SMOKE_FACTOR * self.start_seconds))
+
+    def _run_tests(self, folder: Path, deadline: float, smoke: SmokeRun) -> None:
+        """Run the tests; once those of the first group have passed, the smoke script runs beside the others."""
         log, out, err = folder / "events.jsonl", folder / "tests.out", folder / "tests.err"
         log.touch()
-        chosen = self.only or self.lesson.tests
-        options = [*PLUGINS, "-q", "--no-header", "--tb=line"]  # course_reporter records what failed and where
-        arguments = ["-m", "pytest", *options, "--rootdir", str(self.places.root), *chosen]
-        command = Command(arguments, self._environment() | {"KV_COURSE_REPORT": str(log)}, self.places.root, out, err)
+        env = self._environment() | {"KV_COURSE_REPORT": str(log)}
+        if self.plan:
+            env["KV_COURSE_ORDER"] = json.dumps(self.plan.groups)
+        arguments = ["-m", "pytest", *PLUGINS, *OPTIONS, "--rootdir", str(self.places.root), *self._arguments()]
+        command = Command(arguments, env, self.places.root, out, err)
         with log.open(encoding="utf-8") as lines:
             tail = Tail(lines, self._take)
-            code = run_until(self.launch(command), deadline, tail.read)
+
+            def each() -> None:
+                tail.read()
+                if self.plan and self.plan.is_whole and self.lesson.smoke and self._first_group_passed():
+                    self._start_smoke(smoke)
+
+            code = run_until(self.launch(command), deadline, each, tail.has_ended)
         self._settle(code, tail, (out, err))
+
+    def _arguments(self) -> list[str]:
+        """Return pytest's arguments: what to collect."""
+        if self.plan is None:
+            return self.only or list(self.lesson.tests)
+        whole = list(self.lesson.tests)
+        return ["-x", *(whole if self.plan.is_whole else dict.fromkeys(self.plan.tests))]
+
+    def _first_group_passed(self) -> bool:
+        assert self.plan is not None
+        names = [name for name in self.plan.groups[0] if name != REST]
+        results = [r for r in self.events.values() if not names or any(covers(name, r.test) for name in names)]
+        return bool(results) and all(result.outcome in ("passed", "skipped") for result in results)
 
     def _take(self, event: dict[str, Any]) -> None:
         """Record one event of the test run."""
         kind, test = event["event"], event.get("test", "")
         if kind == "collected":
             self.events |= {name: TestResult(name, "not run") for name in event["tests"]}
+            self.start_seconds = event["seconds"]
         elif kind == "start":
             self.events[test].outcome = "hung"
         elif kind == "exception":
@@ -130,30 +174,36 @@ class Check:
         """After the tests: find out whether the right ones ran, and whether the run was complete."""
         end = tail.last if tail.last.get("event") == "end" else None
         running = next((result for result in self.events.values() if result.outcome == "hung"), None)
+        if end is not None and code is None:
+            code = end["exit"]
         if code is not None and running:
-            what = "Python itself exited here" if end is None else "The tests were interrupted here"
+            what = "Python itself stopped in this test" if end is None else "The tests were interrupted here"
             running.outcome = "failed"
-            running.failure = Failure("Crash", f"{what} (exit code {code}).\n{last_lines(*outputs)}")
+            running.failure = Failure("Crash", f"{what} ({exit_in_words(code)}).\n{last_lines(*outputs)}")
         elif end is None and code is not None:
-            self.report.trouble = f"the test run ended early (exit code {code}):\n{last_lines(*outputs)}"
+            self.report.trouble = f"{self._early()} ({exit_in_words(code)}).\n{last_lines(*outputs)}"
         elif not self.events and code is None:
-            self.report.trouble = "time ran out before the first test; does a loop at the top of a file never end?"
+            self.report.trouble = "Time ran out before the first test: does a loop at the top of a file never end?"
         elif not self.events:
-            self.report.trouble = f"no tests were found:\n{last_lines(*outputs)}"
-        elif end and end["unused"] and not self.only and self._outcomes() <= {"passed", "skipped"}:
-            self.report.trouble = f"the tests never imported your version of {', '.join(end['unused'])}"
+            self.report.trouble = f"No tests were found.\n{last_lines(*outputs)}"
+        elif end and end["unused"] and self.report.is_whole and self._outcomes() <= {"passed", "skipped"}:
+            self.report.trouble = f"The tests never imported your version of {', '.join(end['unused'])}."
+
+    def _early(self) -> str:
+        before = "before the first test" if not self.events else "between two tests"
+        return f"Python itself stopped {before}, by os._exit() or a crash in native code"
 
     def _outcomes(self) -> set[str]:
         return {result.outcome for result in self.events.values()}
 
-    def _task_report(self, task: Task, blank: set[int]) -> TaskReport:
+    def _task_report(self, task: Task) -> TaskReport:
         results = [
             result
             for result in self.events.values()
             if any(covers(test, result.test) or covers(result.test, test) for test in task.tests)
         ]
         outcomes = {result.outcome for result in results}
-        if task.number in blank:
+        if task.number in self.blank:
             state = "not written"
         elif outcomes & {"failed", "hung"}:
             state = "failing"
@@ -161,8 +211,19 @@ class Check:
             state = "done" if "passed" in outcomes and "not run" not in outcomes else "NOT CHECKED"
         return TaskReport(task, state, results)
 
-    def _why_no_smoke(self, blank: set[int]) -> str:
+    def _find_empty_tasks(self) -> None:
+        """After a whole run: a task without a single test proves nothing."""
+        if self.report.trouble or not self.report.is_whole or self.report.first_bad:
+            return
+        empty = next((report.task for report in self.report.tasks if not report.results), None)
+        if empty:
+            self.report.trouble = f"No test of task {empty.number} was found: {', '.join(empty.tests)}."
+
+    def _why_no_smoke(self) -> str:
+        blank = self.blank
         open_tasks = ", ".join(str(number) for number in sorted(blank))
+        if not self.report.is_whole and not blank:
+            return CHOSEN
         if self.only:
             return CHOSEN
         if not self.lesson.smoke:
@@ -171,61 +232,8 @@ class Check:
             return f"task {open_tasks} is not written" if len(blank) == 1 else f"tasks {open_tasks} are not written"
         if self.report.trouble or self.report.count("hung", "not run"):
             return "the tests did not finish"
+        if self.plan and self.report.first_bad:
+            return STOPPED
         if "passed" not in self._outcomes():
             return "no test passed"
         return ""
-
-    def _run_smoke(self, folder: Path, deadline: float) -> SmokeReport:
-        out, err = folder / "smoke.out", folder / "smoke.err"
-        arguments = [*self.lesson.smoke, "--json"]
-        code = run_until(
-            self.launch(Command(arguments, self._environment(), self.places.root, out, err)), deadline, lambda: None
-        )
-        if code is None:
-            return SmokeReport("failed", f"{arguments[0]} did not finish in the remaining time")
-        if code in (0, 1) and (found := read_json(out)):
-            return smoke_verdict(found)
-        last = last_lines(out, err, count=1)
-        return SmokeReport("failed", f"{arguments[0]} exited with code {code}: {last}", output=last_lines(out, err))
-
-
-def python_environment(places: Places) -> dict[str, str]:
-    """Return the environment for child processes: this repository first on the path, no network, one thread."""
-    paths = [str(CHILD), str(places.root), os.environ.get("PYTHONPATH", "")]
-    return QUIET | {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "OMP_NUM_THREADS": "1",  # the models are too small to gain from a second thread
-    }
-
-
-class Tail:
-    """Follows a growing file of JSON lines; takes complete lines only."""
-
-    def __init__(self, file, take: Watcher) -> None:
-        self.file = file
-        self.take = take
-        self.rest = ""
-        self.last: dict[str, Any] = {}
-
-    def read(self) -> None:
-        *lines, self.rest = (self.rest + self.file.read()).split("\n")
-        for line in lines:
-            self.last = json.loads(line)
-            self.take(self.last)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the last line that is a JSON object. The student's own prints come before it."""
-    for line in reversed(path.read_text(encoding="utf-8", errors="replace").splitlines()):
-        if line.startswith("{"):
-            try:
-                return json.loads(line)
-            except json.JSONDecodeError:
-                continue
-    return None
-
-
-def last_lines(*paths: Path, count: int = 12) -> str:
-    """Return the last lines of a process's output."""
-    text = "\n".join(path.read_text(encoding="utf-8", errors="replace").strip() for path in paths)
-    return "\n".join(text.strip().splitlines()[-count:])

@@ -7,7 +7,7 @@ imported only by the commands that need them, so that the others respond at once
 import json
 
 from lessons._course.compare import sameness, shown_reference, side_by_side, solutions, unified
-from lessons._course.desk import COMMAND, Desk, run_check, say_how_to_go_on, show_overview
+from lessons._course.desk import COMMAND, Desk, run_check, say_how_to_go_on, say_what_is_next, show_overview
 from lessons._course.places import CourseError, Places
 from lessons._course.show import View, make_console
 from lessons._course.student import put_aside, start_beside, student_files
@@ -60,20 +60,30 @@ def start(number: str, fresh: bool) -> int:
 
 
 def check(
-    number: str, *, task: int | None, verbose: bool, time_limit: float, trace: bool, browser: bool, as_json: bool
+    number: str,
+    *,
+    task: int | None,
+    everything: bool,
+    verbose: bool,
+    time_limit: float,
+    trace: bool,
+    browser: bool,
+    as_json: bool,
 ) -> int:
-    """Run lesson N's tests and smoke script against your files and say what to do next. Exits with 0 if they pass."""
+    """Check your files, the next task first, up to the first failure. Exits with 0 if the whole lesson passes."""
     desk = Desk()
     lesson, _ = desk.lesson(number)
     if trace:
         from lessons._course.trace import show_own_run
 
         return 0 if show_own_run(desk, lesson, seconds=time_limit, browser=browser, as_json=as_json) else 1
-    verdict = run_check(desk, lesson, task=task, seconds=time_limit, quiet=as_json)
+    verdict = run_check(desk, lesson, task=task, everything=everything, seconds=time_limit, quiet=as_json)
     if as_json:
         print(json.dumps(verdict.as_dict()))
     else:
-        desk.view.verdict(verdict, verbose)
+        desk.view.verdict(verdict, verbose, table=everything)
+        if verdict.advice.result.status == "passed":
+            say_what_is_next(desk)
     return 0 if verdict.passed else 1
 
 

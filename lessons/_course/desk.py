@@ -5,12 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from lessons._course.catalog import Lesson, choose, read_lessons
-from lessons._course.places import Places
+from lessons._course.places import COMMAND, Places
 from lessons._course.progress import Entry, Progress
 from lessons._course.show import View, make_console
 from lessons._course.verdict import Verdict, judge
-
-COMMAND = "python -m lessons"
 
 
 class Desk:
@@ -61,6 +59,12 @@ def next_steps(desk: Desk, entries: dict[str, Entry]) -> list[str]:
     task = entry.next_task(lesson)
     what = f"task {task.number}: {task.title}" if task else "every task is done, but some tests fail"
     return [f"Next:   {COMMAND} check {n}     {what}"]
+
+
+def say_what_is_next(desk: Desk) -> None:
+    """After a lesson has passed: name the next step."""
+    for line in next_steps(desk, {lesson.id: desk.progress.entry(lesson) for lesson in desk.lessons}):
+        desk.view.line("  " + line)
 
 
 def next_lesson(lessons: Sequence[Lesson], entries: Mapping[int, Entry]) -> Lesson | None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from lessons._course.checker import last_lines, python_environment
+from lessons._course.environment import python_environment
+from lessons._course.output import last_lines
 from lessons._course.places import CHILD, Places
 from lessons._course.runner import Command, Spawned, run_until
 

@@ -1,41 +1,30 @@
 """Course machinery. Turns the findings of a check into plain words: the one thing to do next."""
 
-import re
-from dataclasses import dataclass, field
-from typing import Any
-
-from lessons._course.catalog import Lesson
+from lessons._course.advice import Advice
+from lessons._course.attribution import Attribution, Blame
+from lessons._course.catalog import Lesson, Task
 from lessons._course.checker import CHOSEN
+from lessons._course.explain_smoke import explain_smoke
 from lessons._course.messages import (
-    MOST_LINES,
     MOST_PITFALLS,
+    cause,
     counted,
     general_hints,
-    in_words,
+    happened,
     is_hang,
     likely_bugs,
-    said,
+    remarks,
 )
+from lessons._course.output import shortened
 from lessons._course.places import Places
-from lessons._course.report import Failure, Report, SmokeReport, TaskReport, TestResult
-from lessons._course.student import Change, Problem, StudentFile, line_of
+from lessons._course.pointers import Pointers
+from lessons._course.report import Report, TestResult
+from lessons._course.result import Result, input_of, sides_of
+from lessons._course.student import Change, Problem, StudentFile
 
-TOO_LONG = "It did not finish within {seconds:g} seconds. Most likely a loop never ends: what should make it stop?"
-
-
-@dataclass
-class Advice:
-    """A headline, where to look, what it means and what to type next. failure: the one it is about, if any."""
-
-    headline: str
-    where: str = ""
-    lines: list[str] = field(default_factory=list)
-    commands: list[str] = field(default_factory=list)
-    failure: Failure | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {"headline": self.headline, "where": self.where, "lines": self.lines, "commands": self.commands}
+TOO_LONG = "It did not finish within {seconds:g} seconds of processor time; most likely a loop never ends."
+KILLED = "It was still running when the time limit for the whole check was reached."
+PRINTED = "Your code printed:"
 
 
 class Explainer:
@@ -46,44 +35,43 @@ class Explainer:
         self.places = places
         self.files = files
         self.test_seconds = test_seconds
-        self.results: list[TestResult] = []
+        self.at = Pointers(lesson, places, files)
 
     def advise(self, report: Report, problems: list[Problem]) -> Advice:
-        """Pick what to fix first: the source text, then the first open task, then a failing test, then the tokens."""
-        self.results = report.results
+        """Pick what to fix first: the source text, then the first failing test, then an open task, then the tokens."""
         if report.passed:
             return self._green(report)
         missing = [problem for problem in problems if problem.kind == "missing"]
         if missing:
             return self.problem(missing[0])
-        failing = [task for task in report.tasks if task.state in ("failing", "not written")]
-        if problems and any(self._is_call_error(result) for result in report.results):
+        if problems and any(is_call_error(result) for result in report.results):
             return self.problem(problems[0])
         if report.trouble:
-            return Advice("The check could not run.", self._named_in(report.trouble), report.trouble.splitlines())
-        if failing:
-            return self._task(failing[0], report)
-        bad = next((result for result in report.results if result.outcome in ("failed", "hung")), None)
-        if bad:
-            return self._test(bad, f"The {self._first_words(bad)}", None) if "::" in bad.test else self._not_loaded(bad)
+            return self._trouble(report.trouble)
+        if bad := self._first_bad(report):
+            return self.test(bad, report)
         if problems:
             return self.problem(problems[0])
+        unwritten = [entry.task for entry in report.tasks if entry.state == "not written"]
+        if unwritten:
+            return self._next(unwritten[0], report)
         if report.count("not run"):
             left = counted(report.count("not run"), "test")
             return Advice(f"Time ran out after {report.seconds:.0f} s, with {left} still to run.")
-        return self._smoke(report.smoke)
+        return explain_smoke(report.smoke, Attribution(self.lesson, self.files, report), self.at)
 
     def problem(self, problem: Problem) -> Advice:
         """Describe something that is wrong in the source text itself."""
-        number = self.lesson.number
-        where = self.places.shown(problem.path) + (f":{problem.line}" if problem.line else "")
+        task = next((x for x in self.lesson.tasks if problem.symbol in {t.symbol for t in x.targets}), None)
         headline = {
             "syntax": "Syntax error: nothing could be run.",
             "missing": f"{problem.symbol} is missing from your file.",
             "signature": f"The signature of {problem.symbol} has changed.",
         }[problem.kind]
-        commands = [] if problem.kind == "syntax" else [f"python -m lessons diff {number}"]
-        return Advice(headline, where, problem.text.splitlines(), commands)
+        commands = [] if problem.kind == "syntax" else [self.at.command("diff")]
+        result = Result("error", task.number if task else None, got=problem.text)
+        where = self.at.shown(problem.path, problem.line)
+        return Advice(headline, where, problem.text.splitlines(), commands, result=result)
 
     def change(self, change: Change) -> Advice:
         """Describe how the reference has changed since the student started."""
@@ -92,113 +80,154 @@ class Explainer:
             "The reference has changed since you started.",
             self.places.shown(change.path),
             lines or ["The change is outside your tasks and affects no signature."],
-            [f"python -m lessons start {self.lesson.number} --fresh    # a new starter beside your own file"],
+            [self.at.command("start", "--fresh    # a new starter beside your own file")],
         )
+
+    def printed(self, text: str) -> Advice:
+        """Note that the student's code prints, where only the smoke script's result was expected."""
+        return Advice("Your code prints while it runs. That does no harm here.", lines=shortened(text).splitlines())
+
+    def unwritten(self, task: Task, done: list[int]) -> Advice:
+        """Say that a task's body is not written yet."""
+        advice = Advice(f"Task {task.number} is not written yet: {task.title}.", self.at.place(task))
+        advice.lines = [f"Write the body of {task.symbols} ({task.size}); the page says what it must do."]
+        if not done:
+            advice.lines.append("Red is expected here: the tests are waiting for your code.")
+        advice.commands = [self.at.command("hint", task.number)]
+        advice.result = Result("not_written", task.number, hint=advice.lines[0])
+        return advice
+
+    def test(self, bad: TestResult, report: Report) -> Advice:
+        """Explain one failed test."""
+        failure = bad.failure
+        if failure and failure.task:
+            return self._ran_into(failure.task, bad, report)
+        bugs = likely_bugs(self.lesson, bad)
+        where = Attribution(self.lesson, self.files, report)
+        if "::" not in bad.test:
+            return self._not_loaded(bad, where)
+        blame = where.of_test(bad, bugs)
+        advice = Advice(f"{blame.words if blame else 'A test'} {happened(bad)}", failure=failure)
+        advice.where = self.at.student_line(failure) or (self.at.place(blame.task) if blame else "")
+        got, expected = sides_of(failure) if failure else ("", "")
+        advice.lines = self._facts(bad, got, expected)
+        did = input_of(failure) if failure else []
+        if did:
+            advice.lines += ["What the test did:", *("  " + line for line in did)]
+        hints = self._hints(bad, bugs)
+        advice.lines += hints
+        if blame and blame.task.number in report.done_before and not blame.is_likely:
+            advice.lines.append(f"Task {blame.task.number} was done before: a later change broke it.")
+        if failure and failure.stdout.strip():
+            advice.lines += [PRINTED, *("  " + line for line in shortened(failure.stdout).splitlines())]
+        advice.lines.append(f"Test: {bad.test}")
+        advice.commands = self.at.after_red(blame)
+        advice.result = self._result(bad, blame, did, got, expected, hints)
+        return advice
+
+    def not_yours(self, bad: Advice) -> Advice:
+        """Say that the course itself is broken: the same test fails with the reference, too."""
+        lines = ["The same test fails with the course's own solution in place of your file.", *bad.lines]
+        result = Result("course_error", None, input=bad.result.input, got=bad.result.got or bad.headline)
+        headline = "The course's own code is broken here, not yours: please report it."
+        return Advice(headline, lines=lines, failure=bad.failure, result=result)
 
     def _green(self, report: Report) -> Advice:
-        count = report.count("passed")
-        if report.smoke.text == CHOSEN:
+        count, n = counted(report.count("passed"), "test"), self.lesson.number
+        if not report.is_whole or report.smoke.text == CHOSEN:
             done = ", ".join(str(number) for number in report.tasks_done)
-            whole = f"python -m lessons check {self.lesson.number}    # the whole lesson"
-            return Advice(f"Task {done} is done: {counted(count, 'test')} passed.", commands=[whole])
+            whole = self.at.command("check", "   # the whole lesson")
+            task = report.tasks_done[-1] if report.tasks_done else None
+            return Advice(f"Task {done} is done: {count} passed.", commands=[whole], result=Result("done", task))
         return Advice(
-            f"Lesson {self.lesson.number} passes: {counted(count, 'test')}"
-            + (f", and {report.smoke.text}." if report.smoke.state == "equal" else "."),
-            commands=[f"python -m lessons diff {self.lesson.number}    # compare your file with the reference"],
+            f"Lesson {n} passes: {count}" + (f", and {report.smoke.text}." if report.smoke.state == "equal" else "."),
+            lines=[f"NOT CHECKED: {line}" for line in report.not_checked],
+            commands=[self.at.command("diff", "   # compare your file with the reference")],
+            result=Result("passed"),
         )
 
-    def _task(self, report: TaskReport, whole: Report) -> Advice:
-        task = report.task
-        hint = f"python -m lessons hint {self.lesson.number} {task.number}"
-        if report.state == "not written":
-            advice = Advice(f"Task {task.number} is not written yet: {task.title}.", self._place(report), [], [hint])
-            advice.lines = [f"Write the body of {task.symbols} ({task.size}); the page says what it must do."]
-            if not whole.tasks_done:
-                advice.lines.append("Red is expected here: the tests are waiting for your code.")
-            return advice
-        bad = next(result for result in report.results if result.outcome in ("failed", "hung"))
-        if "::" not in bad.test:
-            return self._not_loaded(bad)
-        advice = self._test(bad, f"Task {task.number} ({task.symbols}): {self._first_words(bad)}", report)
-        advice.commands.append(hint)
+    def _next(self, task: Task, report: Report) -> Advice:
+        """Name the task that is next; say first that the one before is done, if it has just been checked."""
+        advice = self.unwritten(task, report.tasks_done)
+        focus = report.focus
+        if focus and focus.number in report.tasks_done:
+            count = sum(len(entry.results) for entry in report.tasks if entry.task is focus)
+            advice.lines = [f"Next: task {task.number}, {task.title[:1].lower()}{task.title[1:]}.", *advice.lines]
+            advice.headline = f"Task {focus.number} is done: {counted(count, 'test')} passed."
+            advice.result = Result("done", focus.number, hint=advice.lines[0])
         return advice
 
-    def _not_loaded(self, result: TestResult) -> Advice:
+    def _ran_into(self, number: int, bad: TestResult, report: Report) -> Advice:
+        """Describe a test that called a task that is not written."""
+        advice = self.unwritten(self.lesson.task(number), report.tasks_done)
+        advice.lines.append(f"Test: {bad.test}")
+        advice.failure = bad.failure
+        return advice
+
+    def _not_loaded(self, bad: TestResult, attribution: Attribution) -> Advice:
         """Describe a test file that cannot be imported, usually because the student's file cannot."""
-        advice = self._test(result, f"{result.test} cannot be loaded.", None)
-        if advice.where:
-            advice.headline = "Your file cannot be imported."
-        return advice
+        failure = bad.failure
+        where = self.at.student_line(failure)
+        headline = "Your file cannot be imported." if where else f"{bad.test} cannot be loaded."
+        if where and is_hang(bad):
+            headline = "Importing your file does not finish."
+        lines = [*self._facts(bad, "", ""), *self._hints(bad, [])]
+        if failure and failure.type != "TookTooLong":
+            lines[:0] = [cause(failure)]
+        if failure and failure.stdout.strip():
+            lines += [PRINTED, *("  " + line for line in shortened(failure.stdout).splitlines())]
+        task = attribution.of_frames([(path, line) for path, line, *_ in failure.frames]) if failure else None
+        status = "hung" if is_hang(bad) else "error"
+        result = Result(status, task.number if task else None, got=cause(failure) if failure else "", hint=lines[-1])
+        return Advice(headline, where, [*lines, f"Test: {bad.test}"], failure=failure, result=result)
 
-    def _place(self, report: TaskReport) -> str:
-        target = report.task.targets[0]
-        file = next(file for file in self.files if file.module == target.file)
-        line = line_of(file, target.symbol)
-        return self.places.shown(file.path) + (f":{line}" if line else "")
+    def _trouble(self, trouble: str) -> Advice:
+        first, *rest = trouble.splitlines()
+        where = self.at.named_in(trouble)
+        hint = (
+            "Comment out what runs at the top of your file, outside its functions." if "top of a file" in first else ""
+        )
+        lines = [first, *([hint] if hint else []), *shortened("\n".join(rest), 1000).splitlines()]
+        status = "hung" if "Time ran out" in first else "error"
+        return Advice("The check could not run.", where, lines, result=Result(status, got=first))
 
-    def _first_words(self, result: TestResult) -> str:
-        name = in_words(result.test)
-        return f"test “{name}” does not finish." if is_hang(result) else f"test “{name}” fails."
+    def _facts(self, bad: TestResult, got: str, expected: str) -> list[str]:
+        """Return the two sides of the comparison, and what else the failure says."""
+        if is_hang(bad):
+            return [TOO_LONG.format(seconds=self.test_seconds) if bad.failure else KILLED]
+        sides = [f"Your code: {got}", f"Expected:  {expected}"] if got or expected else []
+        return sides + (remarks(bad.failure) if bad.failure else [])
 
-    def _test(self, result: TestResult, headline: str, report: TaskReport | None) -> Advice:
-        failure = result.failure
-        advice = Advice(headline, failure=failure)
-        if is_hang(result):
-            advice.lines.append(TOO_LONG.format(seconds=self.test_seconds if failure else result.seconds or 0))
-            if not failure:
-                advice.lines[-1] = "It was still running when the time limit for the whole check was reached."
-        elif failure:
-            advice.lines += said(failure)
-        if failure:
-            advice.where = self._student_line(failure) or (self._place(report) if report else "")
-            advice.lines += self._pitfalls(result)
-            advice.lines += general_hints(failure)
-            if failure.stdout.strip():
-                advice.lines += ["Your code printed:", *failure.stdout.strip().splitlines()[-MOST_LINES:]]
-        advice.lines.append(f"Test: {result.test}")
-        return advice
-
-    def _student_line(self, failure: Failure) -> str:
-        """Return the innermost line of the student's code in the failure's traceback."""
-        mine = {str(file.path): file for file in self.files}
-        if failure.syntax and failure.syntax[0] in mine:
-            return f"{self.places.shown(failure.syntax[0])}:{failure.syntax[1]}"
-        for path, line, name, text in reversed(failure.frames):
-            if path in mine:
-                return f"{self.places.shown(path)}:{line} in {name}" + (f":  {text}" if text else "")
-        return ""
-
-    def _named_in(self, text: str) -> str:
-        """Return the last line of the student's code that a traceback names."""
-        for file in self.files:
-            found = re.findall(rf"{re.escape(file.path.name)}\"?(?::|, line )(\d+)", text)
-            if found:
-                return f"{self.places.shown(file.path)}:{found[-1]}"
-        return ""
-
-    def _pitfalls(self, result: TestResult) -> list[str]:
-        """Name the pitfalls that this test points to, then those of other tests unless the error explains itself."""
-        bugs = likely_bugs(self.lesson, [result])
-        if result.failure is None or not general_hints(result.failure):
-            bugs = [*dict.fromkeys([*bugs, *likely_bugs(self.lesson, self.results)])]
-        if not bugs:
+    def _hints(self, bad: TestResult, bugs) -> list[str]:
+        """Name the pitfalls that match what was observed; else what usually causes such an error."""
+        if bugs:
+            what = "this pitfall" if len(bugs) == 1 else "one of these pitfalls"
+            names = " · ".join(bug.pitfall for bug in bugs[:MOST_PITFALLS])
+            return [f"It looks like {what} of {self.places.shown(self.lesson.page)}: {names}"]
+        if bad.failure is None:
             return []
-        what = "this pitfall" if len(bugs) == 1 else "one of these pitfalls"
-        names = " · ".join(bug.pitfall for bug in bugs[:MOST_PITFALLS])
-        return [f"It looks like {what} of {self.places.shown(self.lesson.page)}: {names}"]
+        return general_hints(bad.failure)
 
-    def _is_call_error(self, result: TestResult) -> bool:
-        return result.failure is not None and result.failure.type in ("TypeError", "AttributeError")
+    def _result(self, bad: TestResult, blame: Blame | None, did, got: str, expected: str, hints) -> Result:
+        failure = bad.failure
+        status = "failing"
+        if is_hang(bad):
+            status = "hung"
+        elif failure and failure.type not in ("AssertionError", "Failed"):
+            status, got = "error", cause(failure)
+        task = blame.task.number if blame else None
+        hint = hints[0] if hints else "What should make it stop?" if status == "hung" else ""
+        return Result(status, task, bool(blame and blame.is_likely), "\n".join(did), expected, got, hint)
 
-    def _smoke(self, smoke: SmokeReport) -> Advice:
-        if smoke.state != "differs" or not smoke.divergence:
-            return Advice(
-                "The tests pass, but the smoke script fails.", lines=smoke.output.splitlines() or [smoke.text]
-            )
-        found = smoke.divergence
-        lines = [
-            f"First difference at new token {found['position']}: Hugging Face chose {found['expected']}, "
-            f"your code {found['got']}; the two highest logits there are {found['gap']:.4f} apart.",
-            str(found["where"]),
-        ]
-        return Advice("The tests pass, but your tokens differ from Hugging Face's.", lines=lines)
+    def _first_bad(self, report: Report) -> TestResult | None:
+        """Return the failure to explain: the first, but in a run of everything the first task's."""
+        for entry in report.tasks:
+            if not report.focus and entry.state == "failing":
+                return next(result for result in entry.results if result.outcome in ("failed", "hung"))
+            if not report.focus and entry.state == "not written":
+                return None
+        return report.first_bad
+
+
+def is_call_error(result: TestResult) -> bool:
+    return result.failure is not None and result.failure.type in ("TypeError", "AttributeError")

@@ -1,14 +1,23 @@
 """Course machinery. Puts failures into plain words, and finds the lesson's pitfalls that they look like."""
 
+import ast
 import re
+from itertools import takewhile
 
 from lessons._course.catalog import Bug, Lesson
+from lessons._course.output import value
 from lessons._course.report import Failure, TestResult
+from lessons._course.result import NOT_RAISED, sides_of
 
-MOST_LINES = 12
+MOST_LINES = 6
 MOST_PITFALLS = 3
-NOISE = re.compile(r"\s*(Use -v|\+ +(where|and) |assert \(?False\)?$)")
-NOT_RAISED = re.compile(r"DID NOT RAISE (?:<class ')?([\w.]+)")
+LONGEST_HEADLINE = 200
+TELLING = 12  # a symptom with fewer letters fits failures of any kind
+FROM_HYPOTHESIS = re.compile(r"Falsifying |Failing |Draw \d|You can |Explanation:|state = |.*hypothesis", re.IGNORECASE)
+NOISE = re.compile(
+    r"\s*(Use -v|\++ +(where|and) |(assert )?\(?False\)?$|(not tensor\(True\)|tensor\(False\))$|Tensor-likes are"
+    r"|Your code: |Expected:  |At index \d+: (.+), expected (.+)$)"
+)
 HINTS = (
     (
         r"'NoneType' object|NoneType|^AssertionError(.|\n)*\nassert None (==|is)",
@@ -27,6 +36,8 @@ HINTS = (
         "A tensor has the wrong dtype: torch indices are int64, a kernel's tables int32.",
     ),
     (r"RecursionError", "A function calls itself forever: `return` before the call, or call a different one."),
+    (r"reading from stdin|EOFError", "`input()` waits for typing, and nothing types during a check: remove it."),
+    (r"SystemExit|leaves Python", "Remove the call of `exit()`: a module is imported and called, never ended."),
     (
         r"ModuleNotFoundError|cannot import name",
         "An import fails: the starter's imports are all you need.",
@@ -39,15 +50,22 @@ def is_hang(result: TestResult) -> bool:
 
 
 def shows(bug: Bug, result: TestResult) -> bool:
-    """Whether a failed test is one of the bug's own tests and its output matches the bug's symptom."""
-    if result.failure is None or result.test.partition("[")[0] not in bug.tests:
+    """Whether a failed test's output matches the bug's symptom.
+
+    In a test that is not the bug's own, the symptom must be a whole phrase: `int32` or a missing exception fits many.
+    """
+    failure = result.failure
+    if failure is None or not re.search(bug.symptom, failure.text):
         return False
-    return re.search(bug.symptom, f"{result.test}\n{result.failure.text}") is not None
+    is_phrase = len(re.sub(r"\W", "", bug.symptom)) > TELLING and not NOT_RAISED.match(failure.message)
+    return is_phrase or result.test.partition("[")[0] in bug.tests
 
 
-def likely_bugs(lesson: Lesson, results: list[TestResult]) -> list[Bug]:
-    """Return the pitfalls that at least one of these results shows."""
-    return [bug for bug in lesson.bugs if any(shows(bug, result) for result in results)]
+def likely_bugs(lesson: Lesson, result: TestResult) -> list[Bug]:
+    """Return the pitfalls that this result shows. None instead of a value is a forgotten `return`, not a pitfall."""
+    if result.failure and sides_of(result.failure)[0] == "None":
+        return []
+    return [bug for bug in lesson.bugs if shows(bug, result)]
 
 
 def general_hints(failure: Failure) -> list[str]:
@@ -56,52 +74,96 @@ def general_hints(failure: Failure) -> list[str]:
     return [text for pattern, text in patterns if re.search(pattern, failure.text)][:1]
 
 
-def said(failure: Failure) -> list[str]:
-    """Return the failure's own words: an assertion's message, then what it compared, shortened."""
-    words, _, compared = f"\n{failure.message}".partition("\nassert ")
-    words = words.removeprefix("\n")
+def happened(result: TestResult) -> str:
+    """Return what went wrong, as the end of a sentence that begins with a task."""
+    failure = result.failure
+    if is_hang(result):
+        return "does not finish."
+    if failure is None:
+        return "fails a test."
+    if NOT_RAISED.match(failure.message):
+        return f"raises nothing where {sides_of(failure)[1]} is expected."
+    if failure.type == "Crash":
+        return f"ends Python itself: {cause(failure)}"
+    if failure.type in ("AssertionError", "Failed"):
+        return f"is not right yet: {claim(failure)}"
+    return f"{'raises' if failure.frames else 'ends in'} {cause(failure)}"
+
+
+def claim(failure: Failure) -> str:
+    """Return an assertion's own message, or else what differs."""
+    own = own_words(failure)
+    if own:
+        return value(own[0])
+    got, expected = sides_of(failure)
+    if got and expected and len(got) + len(expected) < 80:
+        return f"a test expects {expected} and gets {got}."
+    return "an assertion of the test does not hold."
+
+
+def own_words(failure: Failure) -> list[str]:
+    """Return the lines of an assertion's own message, without what pytest adds about the comparison."""
+    words = f"\n{failure.message}".partition("\nassert ")[0]
+    return [line for line in words.splitlines() if line.strip()]
+
+
+def cause(failure: Failure) -> str:
+    """Return the exception as Python shows it, in one line."""
+    kind = "" if failure.type in ("Crash", "Failed") else f"{failure.type}: "
+    first = (failure.message.splitlines() or [""])[0]
+    return value(f"{kind}{first}".removesuffix(": "), LONGEST_HEADLINE)
+
+
+def remarks(failure: Failure) -> list[str]:
+    """Return what the failure says beyond its headline: further lines of its message, notes, the first difference."""
+    if NOT_RAISED.match(failure.message):
+        return []
     if failure.type != "AssertionError":
-        kind = "" if failure.type == "Crash" else f"{failure.type}: "
-        words, compared = f"{kind}{failure.message}".removesuffix(": "), ""
-        if missing := NOT_RAISED.match(failure.message):
-            words = f"Your code raised nothing; expected {missing[1]}."
-    lines = words.splitlines()
-    if compared:
-        lines += ["  " + line for line in sides(compared)]
-    if failure.notes:
-        lines += ["  " + line for line in failure.notes.splitlines()]
-    lines = [line for line in lines if line.strip() and not NOISE.match(line)]
+        lines = failure.message.splitlines()[1:]
+    else:
+        compared = f"\n{failure.message}".partition("\nassert ")[2].splitlines()
+        got, expected = sides_of(failure)
+        lines = own_words(failure)[1:] + ([] if got or expected else untrue(compared[:1])) + compared[1:]
+        if failure.tensors:
+            lines = own_words(failure)[1:] + failure.tensors[2:]
+        elif len(got) + len(expected) > 80 and (place := re.search(r"^At index .+", "\n".join(compared), re.MULTILINE)):
+            lines.append(value(f"{place[0]}.", 160))
+    lines = [*tests_notes(failure), *lines]
+    lines = [value(line, 160) for line in lines if line.strip() and not NOISE.match(line)]
     return lines[:MOST_LINES] + (
-        [f"  … {len(lines) - MOST_LINES} more lines: --verbose"] if len(lines) > MOST_LINES else []
+        [f"… {len(lines) - MOST_LINES} more lines: --verbose"] if len(lines) > MOST_LINES else []
     )
 
 
-def sides(compared: str) -> list[str]:
-    """Label the two sides of an `==`, which the course's tests write as `result == expected`; else return the text."""
-    first, *rest = compared.splitlines()
-    mine, equals, expected = first.partition(" == ")
-    if not equals or " == " in expected or mine.count("(") != mine.count(")"):
-        return ["assert " + first, *rest]
-    return [f"Your code: {mine}", f"Expected:  {expected}", *map(relabeled, rest)]
+def untrue(compared: list[str]) -> list[str]:
+    """Return what an assertion found untrue, unless it says nothing to a reader: `False`, an object's address."""
+    texts = [without_parentheses(line) for line in compared]
+    told = [text for text in texts if not NOISE.match(text) and text != "not True" and " object at 0x" not in text]
+    return [f"This must be empty: {text[4:]}" if is_not_empty(text) else f"Not true: {text}" for text in told]
 
 
-def relabeled(line: str) -> str:
-    """Replace pytest's "Left" and "Right"."""
-    return re.sub(
-        r"^(\s*)(Left|Right) contains",
-        lambda match: match[1] + {"Left": "Your code's", "Right": "The expected one"}[match[2]] + " contains",
-        line,
-    )
+def is_not_empty(text: str) -> bool:
+    """Whether an assertion was `not something`, of a list, a dictionary and so on."""
+    try:
+        return text.startswith("not ") and isinstance(ast.literal_eval(text[4:]), list | tuple | dict | set | str)
+    except (SyntaxError, ValueError):
+        return False
+
+
+def without_parentheses(text: str) -> str:
+    """Return an expression without the parentheses around the whole of it."""
+    try:
+        is_inside = ast.parse(text, mode="eval").body.col_offset > 0
+    except SyntaxError:  # a repr such as <Request 3>
+        return text
+    return text[1:-1] if is_inside and text[0] == "(" and text[-1] == ")" else text
+
+
+def tests_notes(failure: Failure) -> list[str]:
+    """Return the notes that the test itself added to the exception; hypothesis' come after them."""
+    return list(takewhile(lambda line: not FROM_HYPOTHESIS.match(line), failure.notes.splitlines()))
 
 
 def counted(count: int, noun: str) -> str:
     """Return "1 test", "2 tests"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def in_words(test: str) -> str:
-    """Return `tests/l2/test_pool.py::test_set_kv_writes_only[2]` as "set kv writes only (2)"."""
-    name = test.rpartition("::")[2]
-    name, _, parameter = name.partition("[")
-    words = name.removeprefix("test_").replace("_", " ")
-    return f"{words} ({parameter.rstrip(']')})" if parameter else words

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+COMMAND = "python -m lessons"
 ROOT_VARIABLE = "KV_COURSE_ROOT"
 WORK_VARIABLE = "KV_COURSE_WORK"
 CHILD = Path(__file__).resolve().parent / "child"

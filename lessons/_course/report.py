@@ -9,7 +9,13 @@ from lessons._course.catalog import Lesson, Task
 
 @dataclass
 class Failure:
-    """How a test failed. task: the number of the unwritten task that it ran into, if any."""
+    """How a test failed.
+
+    task: the number of the unwritten task that it ran into, if any.
+    did: the test's lines up to the failing statement, whose lines begin with `>`.
+    parameters: the values of a parametrized test.
+    tensors: if it is about two tensors: got, expected, and how many values differ.
+    """
 
     type: str
     message: str
@@ -18,6 +24,9 @@ class Failure:
     frames: list[list] = field(default_factory=list)
     syntax: list | None = None
     stdout: str = ""
+    did: list[str] = field(default_factory=list)
+    parameters: str = ""
+    tensors: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -49,20 +58,28 @@ class TaskReport:
 
 @dataclass
 class SmokeReport:
-    """The smoke script's result. state: equal, differs, failed or NOT CHECKED; `text` says why.
+    """The smoke script's result. state: equal, differs, failed, hung or NOT CHECKED; `text` says why.
 
-    divergence: the first difference, as in the script's `--json`. output: the end of what it printed.
+    divergence: the first difference, as in the script's `--json`. output: the end of what a failed script printed.
+    printed: what the student's code printed beside the result.
     """
 
     state: str
     text: str = ""
     divergence: dict[str, Any] | None = None
     output: str = ""
+    printed: str = ""
 
 
 @dataclass
 class Report:
-    """All findings of a check. trouble: what kept the tests from running properly; empty if nothing did."""
+    """All findings of a check.
+
+    trouble: what kept the tests from running properly; empty if nothing did.
+    focus: the task that the student is working on, if the check was ordered by it.
+    is_whole: whether all tests were to run, and not only those of some tasks.
+    done_before: the tasks that were done before this check.
+    """
 
     lesson: Lesson
     results: list[TestResult] = field(default_factory=list)
@@ -70,6 +87,9 @@ class Report:
     smoke: SmokeReport = field(default_factory=lambda: SmokeReport("NOT CHECKED", "it was not run"))
     trouble: str = ""
     seconds: float = 0.0
+    focus: Task | None = None
+    is_whole: bool = True
+    done_before: list[int] = field(default_factory=list)
 
     def count(self, *outcomes: str) -> int:
         return sum(result.outcome in outcomes for result in self.results)
@@ -84,6 +104,11 @@ class Report:
             and all(report.state in ("done", "NOT CHECKED") for report in self.tasks)
             and self.smoke.state in ("equal", "NOT CHECKED")
         )
+
+    @property
+    def first_bad(self) -> TestResult | None:
+        """The first test that failed or hung, in the order in which they ran."""
+        return next((result for result in self.results if result.outcome in ("failed", "hung")), None)
 
     @property
     def tasks_done(self) -> list[int]:
@@ -101,11 +126,13 @@ class Report:
         return self.skipped + ([f"tokens: {self.smoke.text}"] if self.smoke.state == "NOT CHECKED" else [])
 
 
-def smoke_verdict(found: dict[str, Any]) -> SmokeReport:
+def smoke_verdict(found: dict[str, Any], printed: str = "") -> SmokeReport:
+    """Return what a smoke script's JSON object says. printed: everything else in its output."""
     if found["match"]:
         tokens = sum(len(request["ours"]) for request in found["requests"])
-        return SmokeReport("equal", f"all {tokens} tokens equal Hugging Face's")
+        return SmokeReport("equal", f"all {tokens} tokens equal Hugging Face's", printed=printed)
     worst = next((request for request in found["requests"] if not request["match"]), None)
     if worst is None:
-        return SmokeReport("failed", "; ".join(found["faults"]))
-    return SmokeReport("differs", "your tokens differ from Hugging Face's", worst["first_divergence"])
+        return SmokeReport("failed", "; ".join(found["faults"]), printed=printed)
+    differs = "your tokens differ from Hugging Face's"
+    return SmokeReport("differs", differs, worst["first_divergence"], printed=printed)

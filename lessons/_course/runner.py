@@ -69,13 +69,15 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def run_until(job: Job, deadline: float, each: Callable[[], None]) -> int | None:
+def run_until(
+    job: Job, deadline: float, each: Callable[[], None], is_done: Callable[[], bool] = lambda: False
+) -> int | None:
     """Wait for `job`, calling `each` meanwhile. Return the exit code, or None after `deadline` (monotonic).
 
-    The job is killed however this function is left, Ctrl-C included.
+    The job is killed however this function is left, Ctrl-C included. is_done: ends the wait early, as if in time.
     """
     try:
-        while (code := job.poll()) is None and time.monotonic() < deadline:
+        while (code := job.poll()) is None and time.monotonic() < deadline and not is_done():
             each()
             time.sleep(POLL_SECONDS)
         each()

@@ -11,9 +11,9 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from lessons._course.advice import Advice
 from lessons._course.catalog import Lesson
 from lessons._course.compare import Row
-from lessons._course.explain import Advice
 from lessons._course.messages import counted
 from lessons._course.progress import Entry
 from lessons._course.report import Failure, Report
@@ -84,11 +84,11 @@ class View:
         self.console.print(rows)
         self.line()
 
-    def verdict(self, verdict: Verdict, verbose: bool = False) -> None:
-        """Print a whole check: the summary, what to do next, notes."""
-        if verdict.report.results:
+    def verdict(self, verdict: Verdict, verbose: bool = False, table: bool = False) -> None:
+        """Print a check: what to do next and notes; with `table`, first what is known of each task."""
+        if table and verdict.report.results:
             self.report(verdict.report)
-        self.advice(verdict.advice, "bold green" if verdict.passed else "bold red")
+        self.advice(verdict.advice, "bold green" if verdict.advice.is_good else "bold red")
         if verbose:
             self.failure(verdict.advice.failure)
         for note in verdict.notes:

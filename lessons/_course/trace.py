@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from lessons._course.catalog import Lesson
-from lessons._course.checker import last_lines, python_environment
 from lessons._course.desk import COMMAND, Desk
+from lessons._course.environment import python_environment
+from lessons._course.output import last_lines
 from lessons._course.places import CourseError, Places
 from lessons._course.runner import Command, Spawned, run_until
-from lessons._course.student import StudentFile, student_files
+from lessons._course.student import StudentFile, student_files, unwritten
 from lessons._course.verdict import need_files
 
 RECORDER = "scripts.traces.record"
@@ -64,6 +65,12 @@ def show_own_run(desk: Desk, lesson: Lesson, *, seconds: float, browser: bool, a
     recorded = course_trace(lesson)
     files = student_files(lesson, desk.places)
     need_files(files, lesson, desk.places)
+    if blank := unwritten(lesson, files):
+        task = lesson.task(min(blank))
+        raise CourseError(
+            f"Task {task.number} is not written yet: {task.title}. The picture shows your run once every task is "
+            f"written; see: {COMMAND} check {lesson.number}"
+        )
     run = OwnRun(record(lesson, desk.places, files, recorded, seconds), read_trace(recorded))
     page = desk.places.work / f"l{lesson.number}" / PAGE
     page.write_text(page_of(lesson, run, desk.places), encoding="utf-8", newline="\n")

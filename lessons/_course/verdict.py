@@ -5,14 +5,19 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from lessons._course.advice import Advice
 from lessons._course.catalog import Lesson
-from lessons._course.checker import TEST_SECONDS, TOTAL_SECONDS, Check, Watcher
-from lessons._course.explain import Advice, Explainer
-from lessons._course.places import CourseError, Places
+from lessons._course.checker import TEST_SECONDS, TOTAL_SECONDS, Check
+from lessons._course.event_log import Watcher
+from lessons._course.explain import Explainer
+from lessons._course.order import Plan, plan_of
+from lessons._course.places import COMMAND, CourseError, Places
 from lessons._course.progress import Entry, Progress, today
 from lessons._course.report import Report, TaskReport
 from lessons._course.runner import Launch, Spawned
-from lessons._course.student import Problem, StudentFile, problems, reference_change, student_files
+from lessons._course.student import Problem, StudentFile, problems, reference_change, student_files, unwritten
+
+START = f"{COMMAND} start"
 
 
 @dataclass
@@ -39,6 +44,7 @@ class Verdict:
             "tests": tests | {"total": len(report.results)},
             "smoke": asdict(report.smoke),
             "not_checked": report.not_checked,
+            "result": self.advice.result.as_dict(),
             "advice": self.advice.as_dict(),
             "notes": [note.as_dict() for note in self.notes],
             "seconds": round(report.seconds, 2),
@@ -51,43 +57,87 @@ def judge(
     progress: Progress,
     *,
     task: int | None = None,
+    everything: bool = False,
     seconds: float = TOTAL_SECONDS,
     test_seconds: float = TEST_SECONDS,
     launch: Launch = Spawned,
     watcher: Watcher = lambda event: None,
     blocked: Mapping[str, str] = MappingProxyType({}),
 ) -> Verdict:
-    """Check the student's files for `lesson`, or only one task.
+    """Check the student's files for `lesson`: the next task first, up to the first failure.
+
+    Args:
+        task: check only this task.
+        everything: run all tests, whatever fails.
 
     Raises:
         CourseError: the student has not started, or the task does not exist.
     """
-    only = lesson.task(task).tests if task is not None else ()
     files, entry = student_files(lesson, places), progress.entry(lesson)
+    plan = Plan(lesson.task(task), (lesson.task(task).tests,), False) if task is not None else None
     need_files(files, lesson, places)
     explainer = Explainer(lesson, places, files, test_seconds)
     found = [problem for file in files for problem in problems(lesson, file, entry)]
-    changes = [change for file in files if (change := reference_change(lesson, file, entry))]
-    notes = [explainer.change(change) for change in changes]
+    notes = [explainer.change(change) for file in files if (change := reference_change(lesson, file, entry))]
     broken = next((problem for problem in found if problem.kind == "syntax"), None)
     if broken:
         return Verdict(not_run(lesson), explainer.problem(broken), notes)
-    limits = {"seconds": seconds, "test_seconds": test_seconds}
-    check = Check(lesson, places, launch=launch, watcher=watcher, only=only, files=files, blocked=blocked, **limits)
-    report = check.run()
-    if task is not None:
-        report.tasks = [entry for entry in report.tasks if entry.task.number == task]
+    blank = unwritten(lesson, files)
+    if task is not None or not everything:
+        plan = plan or plan_of(lesson, entry.tasks_done, blank)
+        if task in blank or not plan.groups:
+            open_task = lesson.task(task) if task is not None else plan.focus
+            assert open_task is not None, "a plan without groups has a focus"
+            report = settled(not_run(lesson), entry, blank, task)
+            keep(progress, lesson, entry, report, task)
+            return Verdict(report, explainer.unwritten(open_task, report.tasks_done), notes)
+    limits: dict[str, Any] = {"seconds": seconds, "test_seconds": test_seconds, "launch": launch, "blocked": blocked}
+    report = Check(lesson, places, watcher=watcher, plan=plan, files=files, **limits).run()
+    settled(report, entry, blank, task)
     if not report.trouble:
         keep(progress, lesson, entry, report, task)
-    return Verdict(report, explainer.advise(report, found), [*notes, *_left_over(explainer, report, found)])
+    advice = explainer.advise(report, found)
+    if is_doubtful(advice, files) and fails_with_the_reference(advice, lesson, places, limits):
+        advice = explainer.not_yours(advice)
+    return Verdict(report, advice, [*notes, *_left_over(explainer, report, found)])
+
+
+def settled(report: Report, entry: Entry, blank: set[int], task: int | None) -> Report:
+    """Complete the report by what is known without running: unwritten tasks, and earlier checks of the others."""
+    report.done_before = [number for number in entry.tasks_done if number not in blank]
+    for found in report.tasks:
+        if found.task.number in blank:
+            found.state = "not written"
+        elif found.state == "NOT CHECKED" and {r.outcome for r in found.results} <= {"not run"}:
+            found.state = "done" if found.task.number in report.done_before and report.focus else found.state
+    if task is not None:
+        report.tasks = [found for found in report.tasks if found.task.number == task]
+    return report
+
+
+def is_doubtful(advice: Advice, files: Sequence[StudentFile]) -> bool:
+    """Whether a failure may be the course's own: an error, in which no line of the student's takes part."""
+    failure, mine = advice.failure, {str(file.path) for file in files}
+    if failure is None or failure.task or advice.result.status not in ("error", "hung") or failure.syntax:
+        return False
+    return failure.type != "Crash" and not any(path in mine for path, *_ in failure.frames)
+
+
+def fails_with_the_reference(advice: Advice, lesson: Lesson, places: Places, limits: dict[str, Any]) -> bool:
+    """Whether the failed test fails with the reference in place of the student's files, too."""
+    test = next((line.removeprefix("Test: ") for line in advice.lines if line.startswith("Test: ")), "")
+    again = Check(lesson, places, only=[test], files=[], **limits).run()
+    return bool(again.trouble) or again.first_bad is not None
 
 
 def need_files(files: Sequence[StudentFile], lesson: Lesson, places: Places) -> None:
     """Raise CourseError if the student has not started."""
     for file in files:
         if not file.path.exists():
+            raise CourseError(f"{places.shown(file.path)} does not exist; create it with: {START} {lesson.number}")
+        if not file.path.is_file():
             raise CourseError(
-                f"{places.shown(file.path)} does not exist; create it with: python -m lessons start {lesson.number}"
+                f"{places.shown(file.path)} is not a file; move it away and type: {START} {lesson.number}"
             )
 
 
@@ -97,13 +147,14 @@ def not_run(lesson: Lesson) -> Report:
 
 
 def keep(progress: Progress, lesson: Lesson, entry: Entry, report: Report, task: int | None) -> None:
-    """Save what this check found. A check of one task updates only that task."""
+    """Save what this check found: a task is done if its tests ran and passed, now or in an earlier check."""
     if task is not None:
-        others = set(entry.tasks_done) - {task}
-        entry.tasks_done = sorted(others | ({task} & set(report.tasks_done)))
+        entry.tasks_done = sorted(set(entry.tasks_done) - {task} | set(report.tasks_done))
     else:
         entry.tasks_done = report.tasks_done
+    if report.is_whole and task is None and not report.count("not run") and report.results:
         entry.tests_passed, entry.tests_total = report.count("passed"), len(report.results)
+    if task is None:
         entry.not_checked = report.not_checked if report.passed else []
         entry.passed = today() if report.passed else ""
         entry.first_passed = entry.first_passed or entry.passed
@@ -112,5 +163,8 @@ def keep(progress: Progress, lesson: Lesson, entry: Entry, report: Report, task:
 
 
 def _left_over(explainer: Explainer, report: Report, found: list[Problem]) -> list[Advice]:
-    """Return problems of files whose tests pass anyway, as notes."""
-    return [explainer.problem(problem) for problem in found] if report.passed else []
+    """Return what is odd about files whose tests pass anyway, as notes."""
+    if not report.passed:
+        return []
+    printed = [explainer.printed(report.smoke.printed)] if report.smoke.printed else []
+    return [*(explainer.problem(problem) for problem in found), *printed]

@@ -63,6 +63,8 @@ def run_command(command: Command) -> None:
     course_overlay.install()
     if "torch" in sys.modules:  # torch read OMP_NUM_THREADS when the warm process started
         sys.modules["torch"].set_num_threads(int(command.env["OMP_NUM_THREADS"]))
+    if "transformers" in sys.modules:  # and it read whether to show progress bars
+        sys.modules["transformers"].utils.logging.disable_progress_bar()
     first, *rest = command.arguments
     if first == "-m":
         sys.argv = rest

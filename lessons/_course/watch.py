@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-LOOK_SECONDS = 0.3
+LOOK_SECONDS = 0.1
 
 
 def state(paths: Sequence[Path]) -> tuple:

@@ -7,6 +7,14 @@ from scripts.website.browser import Site, build_sites, find_browser, launched, s
 
 import pytest
 
+SITE = ("lessons", "site", "mkdocs.yml", "scripts/website", "scripts/traces", "mini_engine", "README.md")
+IN_EVERY_RUN = ("README.md", "l5_scheduler/README.md")  # the front page, and one with everything a lesson's page has
+
+
+def on_a_page(page: str):
+    """Return the page as a test's parameter: the few pages of every run, or a slow one."""
+    return page if page in IN_EVERY_RUN else pytest.param(page, marks=pytest.mark.slow(*SITE))
+
 
 @pytest.fixture(scope="session")
 def site_folders(tmp_path_factory) -> dict[str, Path]:

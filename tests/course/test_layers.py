@@ -16,7 +16,8 @@ each_module = pytest.mark.parametrize("name", MODULES)
 NUMBERS_ONLY = {
     "engine.scheduler", "engine.request", "engine.sampling_params", "engine.sampled", "engine.detokenizer",
     "engine.answer", "engine.mailbox", "engine.stats", "kv.allocator", "kv.block_table", "kv.manager",
-    "kv.prefix_manager", "kv.radix", "kv.radix_node", "kv.eviction", "kv.refcount",
+    "kv.prefix_manager", "kv.radix", "kv.radix_node", "kv.eviction", "kv.refcount", "hybrid.manager", "hybrid.radix",
+    "hybrid.track_slots", "hybrid.scheduler",
 }  # fmt: skip
 # Imports one module where torch cannot be found, as in the website's browser; says by way of which modules it fails.
 WITHOUT_TORCH = """

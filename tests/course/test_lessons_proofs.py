@@ -7,30 +7,23 @@ is caught and shows its symptom. Two proofs run at a time, in processes forked f
 
 import ast
 import re
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from threading import Lock
 
 import pytest
 
-from lessons._course.catalog import Bug, Lesson, Task, covers, read_lessons
+from lessons._course.advice import Advice
+from lessons._course.catalog import Bug, Lesson, Task, covers
 from lessons._course.checker import TEST_SECONDS, Check
-from lessons._course.explain import Advice, Explainer
+from lessons._course.explain import Explainer
 from lessons._course.messages import shows
 from lessons._course.places import Places
 from lessons._course.progress import Progress
 from lessons._course.report import Report
-from lessons._course.student import StudentFile, put_aside, start, starter_of, student_files
+from lessons._course.student import StudentFile, put_aside, start, student_files
 from lessons._course.verdict import Verdict, judge
-from lessons._course.warm import warm_launch
+from tests.course.proofs import LESSONS, PATIENCE, PLACES, ahead, written
+from tests.record import NUMBER
 
-PLACES = Places.find()
-LESSONS = read_lessons(PLACES)
-NUMBER = re.compile(r"Lesson (\d+)\.")
-AT_ONCE = 2
-PATIENCE = 900.0  # seconds for a check: a busy machine proves nothing about a lesson
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.id)
 each_task = pytest.mark.parametrize(
     ("lesson", "task"),
@@ -40,71 +33,6 @@ each_bug = pytest.mark.parametrize(
     ("lesson", "bug"),
     [pytest.param(lesson, bug, id=f"{lesson.id}-{bug.name}") for lesson in LESSONS for bug in lesson.bugs],
 )
-
-
-class Proofs:
-    """Runs ahead of time, a few at a time, what the selected tests will need."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.pool = ThreadPoolExecutor(AT_ONCE)
-        self.launch = warm_launch()
-        self.futures: dict[str, Future] = {}
-
-    def expect(self, item: pytest.Item) -> None:
-        """Start the work of the first test of this module."""
-        work: Callable | None = getattr(item.function, "work", None)
-        if work:
-            values = [item.callspec.params[name] for name in ("lesson", "task", "bug") if name in item.callspec.params]
-            folder = self.folder / f"{len(self.futures)}"
-            self.futures[item.name] = self.pool.submit(partial(work, *values, folder=folder, launch=self.launch))
-
-
-def ahead(work: Callable) -> Callable:
-    """Make a test's `found` the result of `work` for its parameters."""
-
-    def mark(test: Callable) -> Callable:
-        test.work = work
-        return test
-
-    return mark
-
-
-def one_at_a_time(function: Callable) -> Callable:
-    """Return the function guarded by a lock: Python 3.11 counts the depth of all trees being parsed in one number."""
-    lock = Lock()
-
-    def locked(*args, **kwargs):
-        with lock:
-            return function(*args, **kwargs)
-
-    return locked
-
-
-@pytest.fixture(scope="module")
-def proofs(request, tmp_path_factory):
-    proofs = Proofs(tmp_path_factory.mktemp("proofs"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ast, "parse", one_at_a_time(ast.parse))
-        for item in request.session.items:
-            if item.path == request.path:
-                proofs.expect(item)
-        yield proofs
-        proofs.pool.shutdown(cancel_futures=True)
-
-
-@pytest.fixture
-def found(request, proofs):
-    return proofs.futures[request.node.name].result()
-
-
-def written(lesson: Lesson, folder: Path, keep: list[int]) -> list[StudentFile]:
-    """Write starters, with the tasks in `keep` written as in the reference."""
-    files = student_files(lesson, Places(PLACES.root, folder))
-    for file in files:
-        file.path.parent.mkdir(parents=True, exist_ok=True)
-        file.path.write_text(starter_of(lesson, file, keep), encoding="utf-8")
-    return files
 
 
 def run_task(lesson: Lesson, task: Task, *, folder, launch) -> Report:
@@ -164,10 +92,12 @@ class Diary:
         written(self.lesson, self.places.work, tasks)
         options = {"launch": self.launch, "blocked": self.blocked, "seconds": PATIENCE}
         task = None if tasks in ([], self.numbers) else tasks[-1]
-        verdict = judge(self.lesson, self.places, Progress(self.places.work), task=task, **options)
+        progress = Progress(self.places.work)
+        verdict = judge(self.lesson, self.places, progress, task=task, everything=not tasks, **options)
         return verdict, Progress(self.places.work).entry(self.lesson).tasks_done
 
 
+@pytest.mark.slow
 @each_lesson
 @ahead(Diary)
 def test_a_student_gets_from_red_to_green(lesson, found):
@@ -223,6 +153,7 @@ def imported(text: str) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 @each_task
 @ahead(run_task)
 def test_each_task_alone_makes_its_tests_pass(lesson, task, found):
@@ -231,6 +162,7 @@ def test_each_task_alone_makes_its_tests_pass(lesson, task, found):
         assert any(covers(test, result.test) for result in found.results), f"{test} did not run: {failures(found)}"
 
 
+@pytest.mark.slow
 @each_bug
 @ahead(run_bug)
 def test_each_pitfall_is_caught_and_told(lesson, bug, found):

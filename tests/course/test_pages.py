@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from lessons._course.catalog import read_lessons
-from lessons._course.checker import last_lines, python_environment
 from lessons._course.cli import make_parser
+from lessons._course.environment import python_environment
+from lessons._course.output import last_lines
 from lessons._course.pages import Page, find_pages, slug
 from lessons._course.places import WORK_VARIABLE, Places
 from lessons._course.quoted import Quoted, quoted_commands
@@ -78,6 +79,13 @@ def test_a_lessons_page_names_each_task_and_where_it_is(lesson):
 
 
 @each_lesson
+def test_a_lessons_page_prints_no_tasks_body(lesson):
+    shown = {block.comment.removeprefix("code: ") for block in Page.read(lesson.page).blocks}
+    targets = {f"{target.file}::{target.symbol}" for task in lesson.tasks for target in task.targets}
+    assert not shown & targets, "the page solves this task; say what it must do instead"
+
+
+@each_lesson
 def test_a_lessons_page_names_the_pitfall_and_the_test_of_each_bug(lesson):
     section = plain(Page.read(lesson.page).section("Pitfalls"))
     for bug in lesson.bugs:
@@ -90,7 +98,14 @@ def plain(text: str) -> str:
     return re.sub(r"[`*\\]", "", text).lower()
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=place)
+def quoted(command: Quoted):
+    """Return a command as a test's parameter; those of a lesson's own page are slow."""
+    of_a_lesson = command.page.parent.parent == ROOT / "lessons"
+    marks = pytest.mark.slow("mini_engine", "scripts", "lessons") if of_a_lesson else ()
+    return pytest.param(command, marks=marks, id=place(command))
+
+
+@pytest.mark.parametrize("command", [quoted(command) for command in COMMANDS])
 def test_every_quoted_command_runs(command, ran):
     if command.why_not:
         pytest.skip(f"not run: {command.why_not}")

@@ -8,6 +8,7 @@ from scripts.website.browser import DESKTOP, PHONE, Site, visiting
 
 import pytest
 
+from tests.course.site_fixtures import SITE, on_a_page
 from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
 
 LESSONS = ROOT / "lessons"
@@ -17,7 +18,7 @@ PAGES = {"README.md": "l2-pool"} | {f"{path.parent.name}/README.md": name for na
 MOST_BYTES = 58_000
 HURRY = "() => { KvPlayer.pace = 0.004; }"
 SMALLEST_TEXT = 11
-each_page = pytest.mark.parametrize("page", PAGES)
+each_page = pytest.mark.parametrize("page", [on_a_page(page) for page in PAGES])
 
 
 class Shown:
@@ -43,7 +44,7 @@ class Shown:
         assert self.figure.locator(".kv-number").inner_text() == f"{index + 1} / {len(self.frames)}"
 
 
-@pytest.fixture(params=["http", "file"])
+@pytest.fixture(params=["http", pytest.param("file", marks=pytest.mark.slow(*SITE))])
 def site(request) -> Site:
     return request.getfixturevalue(f"site_{request.param}")
 
@@ -210,6 +211,7 @@ def test_axe_finds_nothing_while_a_player_asks(page, site_http, browser):
         assert not visitor.page.evaluate(RUN_AXE, ALL_RULES)
 
 
+@pytest.mark.slow(*SITE)
 @pytest.mark.parametrize("name", TRACES)
 def test_the_pictures_are_what_the_players_draw(name, browser):
     tape = recording.recorder(name).tape()

@@ -17,6 +17,7 @@ import pytest
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
+from tests.course.site_fixtures import SITE, on_a_page
 
 SOURCES = sorted(path.relative_to(ROOT / "lessons").as_posix() for path in (ROOT / "lessons").rglob("*.md"))
 AXE = ROOT / "tests" / "course" / "vendor" / "axe" / "axe.min.js"
@@ -25,8 +26,8 @@ SCHEMES = {"light": "default", "dark": "slate"}  # as the theme names them
 ALL_RULES, CONTRAST = {}, {"runOnly": ["color-contrast"]}  # what axe looks at
 LOOKS = [("light", DESKTOP, ALL_RULES), ("light", PHONE, None), ("dark", PHONE, ALL_RULES), ("dark", DESKTOP, CONTRAST)]
 FONTS = (".woff2", ".woff", ".ttf")
-each_page = pytest.mark.parametrize("source", SOURCES)
-each_way = pytest.mark.parametrize("way", ["http", "file"])
+each_page = pytest.mark.parametrize("source", [on_a_page(page) for page in SOURCES])
+each_way = pytest.mark.parametrize("way", ["http", pytest.param("file", marks=pytest.mark.slow(*SITE))])
 
 STICKS_OUT = """() => [...document.querySelectorAll("body, .kv-hero *, .md-content *, .md-footer *")].filter(part => {
     const box = part.getBoundingClientRect();

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "The capital of France is"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("mini_engine", "pyproject.toml", "README.md")
 
 
 class Installed(NamedTuple):

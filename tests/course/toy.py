@@ -12,6 +12,7 @@ from lessons._course.catalog import Lesson, read_lessons
 from lessons._course.cli import main
 from lessons._course.places import ROOT_VARIABLE, WORK_VARIABLE, Places
 from lessons._course.student import StudentFile, starter_of, student_files
+from lessons._course.verdict import Verdict
 
 SEATS = '''"""Lesson 0. A toy: numbered seats, handed out and taken back."""
 
@@ -113,7 +114,6 @@ match = ours == hf
 place = next((i for i, (a, b) in enumerate(zip(ours, hf)) if a != b), 0)
 divergence = {"position": place, "expected": hf[place], "got": ours[place], "gap": 0.5, "where": "layer 7, attention"}
 request = {"prompt_ids": [1], "ours": ours, "hf": hf, "match": match, "first_divergence": None if match else divergence}
-print("some chatter")
 print(json.dumps({"lesson": 0, "match": match, "requests": [request]}))
 sys.exit(0 if match else 1)
 '''
@@ -253,6 +253,12 @@ class Toy:
             except SystemExit as leave:
                 code = leave.code or 0
         return Said(code, out.getvalue(), err.getvalue())
+
+
+def words(verdict: Verdict) -> str:
+    """Return a verdict's advice as text."""
+    advice = verdict.advice
+    return "\n".join([advice.headline, advice.where, *advice.lines, *advice.commands])
 
 
 def assert_ends(pid: int) -> None:

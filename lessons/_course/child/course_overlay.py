@@ -1,7 +1,8 @@
 """Course machinery. In a process under `check`: imports the student's files instead of modules of `mini_engine`.
 
 KV_COURSE_OVERLAY is a JSON object that maps module names to files. KV_COURSE_BLOCKED maps module names to the reason
-why they must not be imported. Processes started by a test inherit both.
+why they must not be imported. Processes started by a test inherit both. A file whose import does not finish or that
+leaves Python is an error at its line.
 """
 
 import json
@@ -11,8 +12,12 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 
+from course_deadline import Deadline, tell_and_exit
+
 OVERLAY = "KV_COURSE_OVERLAY"
 BLOCKED = "KV_COURSE_BLOCKED"
+TEST_SECONDS = "KV_COURSE_TEST_SECONDS"
+RUN_SECONDS = "KV_COURSE_RUN_SECONDS"  # of processor time, for the whole process
 
 
 class FreshLoader(SourceFileLoader):
@@ -20,6 +25,14 @@ class FreshLoader(SourceFileLoader):
 
     def get_code(self, fullname: str):
         return self.source_to_code(self.get_data(self.path), self.path)
+
+    def exec_module(self, module) -> None:
+        try:
+            with Deadline(float(os.environ.get(TEST_SECONDS, "15")), tell_and_exit):
+                super().exec_module(module)
+        except SystemExit as error:
+            why = f"the file leaves Python while it is imported: SystemExit({error})"
+            raise ImportError(why).with_traceback(error.__traceback__) from None
 
 
 class OverlayFinder:
@@ -40,6 +53,8 @@ def install() -> OverlayFinder:
     """Install the finder that the environment describes. Call this before `mini_engine` is imported."""
     finder = OverlayFinder(json.loads(os.environ.get(OVERLAY, "{}")), json.loads(os.environ.get(BLOCKED, "{}")))
     sys.meta_path.insert(0, finder)
+    if RUN_SECONDS in os.environ:
+        Deadline(float(os.environ[RUN_SECONDS]), tell_and_exit).__enter__()
     return finder
 
 

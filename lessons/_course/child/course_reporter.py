@@ -1,96 +1,90 @@
-"""Course machinery. A pytest plugin that logs events as JSON lines and stops tests that run too long."""
+"""Course machinery. A pytest plugin: logs events as JSON lines, orders the tests, and stops those that do not finish.
 
-import ctypes
+KV_COURSE_ORDER is a JSON list of groups of tests, run in this order; `*` stands for all that no group names. Tests in
+no group do not run.
+"""
+
 import faulthandler
 import json
 import os
-import re
-import threading
-import time
-import traceback
 from pathlib import Path
+from time import process_time
 
 import course_overlay
 import pytest
+from course_deadline import HUNG, Deadline, TookTooLong
+from course_failure import compared, describe, where
+from course_tensors import LastPair
 
 REPORT = "KV_COURSE_REPORT"
+ORDER = "KV_COURSE_ORDER"
 TEST_SECONDS = "KV_COURSE_TEST_SECONDS"
 LAST_SECONDS = "KV_COURSE_LAST_SECONDS"
-TASK = re.compile(r"Lesson \d+, task (\d+)\b")
-LONGEST_TEXT = 6000
 MOST_HANGS = 3
 AFTER_A_HANG_SECONDS = 4.0
-LOOK_SECONDS = 0.1
-
-
-class TookTooLong(BaseException):
-    """Raised inside a test that does not finish. A BaseException, so `except Exception` does not catch it."""
-
-
-class Deadline:
-    """Raises TookTooLong in the thread that entered it, after `seconds` of this process's processor time.
-
-    Processor time, so that no test fails because the machine is busy. Stops Python code, but not a C call or a wait.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.over = threading.Event()
-        self.lock = threading.Lock()
-
-    def __enter__(self) -> "Deadline":
-        self.thread = threading.get_ident()
-        self.end = time.process_time() + self.seconds
-        threading.Thread(target=self._look, daemon=True).start()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        with self.lock:
-            self.over.set()
-
-    def _look(self) -> None:
-        while not self.over.wait(LOOK_SECONDS):
-            if time.process_time() > self.end:
-                self._fire()
-                return
-
-    def _fire(self) -> None:
-        with self.lock:
-            if not self.over.is_set():
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(TookTooLong))
+MOST_OUTPUT = 2000
 
 
 class Reporter:
     """The plugin: writes one line per event, flushed, so that `check` can follow along."""
 
-    def __init__(self, path: str, seconds: float) -> None:
+    def __init__(self, path: str, seconds: float, groups: list[list[str]]) -> None:
         self.path = path
         self.seconds = seconds
+        self.groups = groups
         self.hangs = 0
+        self.unequal = LastPair()
+        self.dumps, self.open, self.exit = json.dumps, open, os._exit  # whatever the student's code replaces
 
     def write(self, event: str, **fields) -> None:
-        with Path(self.path).open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps({"event": event, **fields}) + "\n")
+        with self.open(self.path, "a", encoding="utf-8", newline="\n") as file:
+            file.write(self.dumps({"event": event, **fields}) + "\n")
+
+    def deadline(self, node) -> Deadline:
+        def give_up(stack) -> None:
+            """Report the test that cannot be stopped, and end the process."""
+            found = {"type": TookTooLong.__name__, "message": "", **where(stack, node)}
+            self.write("exception", test=node.nodeid, **found)
+            self.write("result", test=node.nodeid, outcome="failed", seconds=self.seconds, reason="")
+            self.write("end", exit=HUNG, unused=[])
+            self.exit(HUNG)
+
+        return Deadline(self.seconds, give_up)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item):
-        with Deadline(self.seconds):
+        with self.deadline(item):
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
-        with Deadline(self.seconds):
+        self.unequal = LastPair()
+        with self.deadline(item), self.unequal:
             return (yield)
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config, items) -> None:
+        if self.groups:
+            ordered = in_order(items, self.groups)
+            left = set(items) - set(ordered)
+            config.hook.pytest_deselected(items=[item for item in items if item in left])
+            items[:] = ordered
+
     def pytest_collection_finish(self, session) -> None:
-        self.write("collected", tests=[item.nodeid for item in session.items])
+        self.write("collected", tests=[item.nodeid for item in session.items], seconds=process_time())
 
     def pytest_runtest_logstart(self, nodeid: str, location) -> None:
         self.write("start", test=nodeid)
 
+    def pytest_assertrepr_compare(self, config, op: str, left, right) -> list[str]:
+        return compared(op, left, right)
+
     def pytest_exception_interact(self, node, call, report) -> None:
-        self.write("exception", test=node.nodeid, stdout=report.capstdout[-2000:], **describe(call.excinfo.value, node))
-        if isinstance(call.excinfo.value, TookTooLong):
+        error = call.excinfo.value
+        found = describe(error, node)
+        found["tensors"] = self.unequal.shown(found["message"])
+        self.write("exception", test=node.nodeid, stdout=report.capstdout[-MOST_OUTPUT:], **found)
+        if isinstance(error, TookTooLong):
             self._after_a_hang(node.session)
 
     def _after_a_hang(self, session) -> None:
@@ -117,49 +111,24 @@ class Reporter:
         self.write("end", exit=int(exitstatus), unused=unused)
 
 
+def in_order(items: list, groups: list[list[str]]) -> list:
+    """Return the items of the groups, group by group; within a group in the order of the names."""
+    ordered, left = [], list(items)
+    for group in groups:
+        for name in group:
+            ordered += [item for item in left if name == "*" or is_named(item.nodeid, name)]
+            left = [item for item in left if name != "*" and not is_named(item.nodeid, name)]
+    return ordered
+
+
+def is_named(nodeid: str, name: str) -> bool:
+    """Whether `name`, as in lesson.toml, is this test, its unparametrized name, or its file, class or folder."""
+    return nodeid == name or nodeid.startswith((name + "[", name + "::", name + "/"))
+
+
 def skip_reason(report) -> str:
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return text.removeprefix("Skipped: ") or "no reason given"
-
-
-def describe(error: BaseException, node) -> dict:
-    """Describe a failure: its message, the unwritten task it ran into, and its traceback."""
-    error = heart_of(error)
-    task = next((m[1] for e in chain(error) if isinstance(e, NotImplementedError) and (m := TASK.search(str(e)))), None)
-    stack = traceback.extract_tb(error.__traceback__)
-    ours = next((i for i, frame in enumerate(stack) if is_ours(Path(frame.filename), node.config.rootpath)), 0)
-    return {
-        "type": type(error).__name__,
-        "message": str(error)[:LONGEST_TEXT],
-        "notes": "\n".join(getattr(error, "__notes__", ()))[:LONGEST_TEXT],
-        "task": int(task) if task else None,
-        "frames": [(frame.filename, frame.lineno, frame.name, frame.line) for frame in stack[ours:]],
-        "syntax": [error.filename, error.lineno] if isinstance(error, SyntaxError) else None,
-    }
-
-
-def is_ours(path: Path, root: Path) -> bool:
-    """Whether a frame belongs to the course: not to pytest, wherever it is installed, and not to this plugin."""
-    return path.is_relative_to(root) and "site-packages" not in path.parts and path.parent != Path(__file__).parent
-
-
-def heart_of(error: BaseException) -> BaseException:
-    """Return the underlying error: what broke a test file's import, or the first of hypothesis' exception group."""
-    while True:
-        if isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        elif type(error).__name__ == "CollectError" and error.__cause__:
-            error = error.__cause__
-        else:
-            return error
-
-
-def chain(error: BaseException | None):
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def pytest_configure(config) -> None:
@@ -167,4 +136,5 @@ def pytest_configure(config) -> None:
     if path and not hasattr(config, "workerinput"):
         if LAST_SECONDS in os.environ:  # so that this process ends even if `check` itself is killed
             faulthandler.dump_traceback_later(float(os.environ[LAST_SECONDS]), exit=True)
-        config.pluginmanager.register(Reporter(path, float(os.environ.get(TEST_SECONDS, "15"))), "course-reporter")
+        seconds, groups = float(os.environ.get(TEST_SECONDS, "15")), json.loads(os.environ.get(ORDER, "[]"))
+        config.pluginmanager.register(Reporter(str(Path(path)), seconds, groups), "course-reporter")

@@ -1,0 +1,30 @@
+"""Course machinery. What a check tells the student: one thing to do next."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lessons._course.report import Failure
+from lessons._course.result import Result
+
+
+@dataclass
+class Advice:
+    """A headline, where to look, what it means and what to type next.
+
+    result: the same for programs. failure: the one it is about, if any.
+    """
+
+    headline: str
+    where: str = ""
+    lines: list[str] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    failure: Failure | None = None
+    result: Result = field(default_factory=lambda: Result("not_checked"))
+
+    @property
+    def is_good(self) -> bool:
+        return self.result.status in ("passed", "done")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {"headline": self.headline, "where": self.where, "lines": self.lines, "commands": self.commands}

@@ -1,0 +1,46 @@
+"""Course machinery. Shortens what processes print, and puts exit codes into words."""
+
+import re
+import signal
+from pathlib import Path
+
+MOST_PRINTED = 500  # characters
+LONG_BYTES = re.compile(r"""(?<![\w'"])b'(?!s\b)(?:[^'\\]|\\.){33,}'?|(?<![\w'"])b"(?:[^"\\]|\\.){33,}"?""")
+ADDRESS = re.compile(r"<(?:\w+\.)*(\w+) object at 0x[0-9A-Fa-f]+>")
+
+
+def last_lines(*paths: Path, count: int = 12) -> str:
+    """Return the last lines of a process's output."""
+    text = "\n".join(path.read_text(encoding="utf-8", errors="replace").strip() for path in paths)
+    return "\n".join(text.strip().splitlines()[-count:])
+
+
+def shortened(text: str, most: int = MOST_PRINTED) -> str:
+    """Return `text`, or its end if it is longer than `most` characters."""
+    text = text.strip()
+    return text if len(text) <= most else f"… ({len(text) - most} characters left out)\n{text[-most:]}"
+
+
+def value(text: str, most: int = 300) -> str:
+    """Return a value's repr in short: objects by their class, the start of bytes, long text without its middle."""
+    text = ADDRESS.sub(r"<\1>", text)
+    text = LONG_BYTES.sub(lambda found: f"{cut(found[0], 26)}…'", text)
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} … {text[-half:]}"
+
+
+def cut(text: str, most: int) -> str:
+    """Return the beginning of a bytes literal without half an escape at its end."""
+    return re.sub(r"\\(x[0-9a-f]?)?$", "", text[:most])
+
+
+def exit_in_words(code: int) -> str:
+    """Return "exit code 7", or the signal's name for a negative code."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

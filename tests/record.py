@@ -1,0 +1,113 @@
+"""Course machinery. The record of slow tests: a digest of what each depends on, taken when it last passed.
+
+A slow test says what it depends on, `@pytest.mark.slow("mini_engine", "tests/l5")`, or is a proof about one lesson.
+With `--changed-only`, slow tests are skipped while that is as recorded; `--record` writes the record.
+"""
+
+import hashlib
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "tests/record.json"
+NUMBER = re.compile(r"Lesson (\d+)\.")
+MACHINERY = ("lessons/_course", "tests/course/proofs.py", "tests/course/toy.py", "scripts/constraints.txt")
+COMMON = ("tests/conftest.py", "tests/support.py", "tests/course/conftest.py")
+
+
+@cache
+def digest(*paths: str) -> str:
+    """Return a digest of these files and folders (relative to the repository), independent of line endings."""
+    files = [file for path in paths for file in files_of(ROOT / path)]
+    whole = hashlib.sha256()
+    for file in sorted(set(files)):
+        whole.update(f"{file.relative_to(ROOT).as_posix()}\n".encode() + file.read_bytes().replace(b"\r\n", b"\n"))
+    return whole.hexdigest()
+
+
+def files_of(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+
+
+@cache
+def lesson_paths(number: int, folder: str) -> tuple[str, ...]:
+    """Return what the proofs about one lesson depend on.
+
+    Of the engine and the scripts that is what belongs to this lesson or an earlier one, by the first words of a
+    module: a later lesson's cannot even be imported in those proofs.
+    """
+    engine = [file for part in ("mini_engine", "scripts") for file in (ROOT / part).rglob("*.py")]
+    starts = {file: file.read_text(encoding="utf-8")[:80] for file in engine}
+    mine = [file for file, text in starts.items() if not (found := NUMBER.search(text)) or int(found[1]) <= number]
+    tests = (f"tests/l{number}", f"tests/course/transcripts/l{number}.txt", folder, *MACHINERY)
+    return tuple(file.relative_to(ROOT).as_posix() for file in mine) + tuple(p for p in tests if (ROOT / p).exists())
+
+
+class Subject:
+    """What a slow test is about: its key in the record, and the digest of what it depends on."""
+
+    def __init__(self, item: pytest.Item, paths: tuple[str, ...]) -> None:
+        file = item.path.relative_to(ROOT).as_posix()
+        lesson = item.callspec.params.get("lesson") if hasattr(item, "callspec") else None
+        self.key = f"{file} {lesson.id}" if hasattr(lesson, "id") else file
+        if hasattr(lesson, "id"):
+            paths = (*paths, *lesson_paths(lesson.number, lesson.folder.relative_to(ROOT).as_posix()))
+        self.paths = (file, *COMMON, *paths)
+
+    @property
+    def digest(self) -> str:
+        return digest(*self.paths)
+
+
+def subject(item: pytest.Item) -> Subject | None:
+    """Return what a slow test is about; None if the test is not slow or depends on everything."""
+    marks = list(item.iter_markers("slow"))
+    paths = tuple(path for mark in marks for path in mark.args)
+    about_a_lesson = hasattr(item, "callspec") and hasattr(item.callspec.params.get("lesson"), "id")
+    return Subject(item, paths) if marks and (paths or about_a_lesson) else None
+
+
+def recorded() -> dict[str, str]:
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+
+
+def is_on_record(item: pytest.Item) -> bool:
+    """Whether `--changed-only` is on and all that this slow test depends on is as recorded."""
+    if not item.config.getoption("--changed-only") or not (about := subject(item)):
+        return False
+    return recorded().get(about.key) == about.digest
+
+
+class Recorder:
+    """A pytest plugin: at the end of a run, records each subject whose slow tests all ran and none failed."""
+
+    def __init__(self) -> None:
+        self.about: dict[str, Subject] = {}
+        self.open: set[str] = set()
+
+    def pytest_deselected(self, items) -> None:
+        self.open |= {about.key for item in items if (about := subject(item))}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        report = yield
+        if about := subject(item):
+            self.about[about.key] = about
+            if report.outcome == "failed":
+                self.open.add(about.key)
+        return report
+
+    def pytest_sessionfinish(self, session) -> None:
+        digest.cache_clear()  # transcripts may have been written meanwhile
+        lesson_paths.cache_clear()
+        new = {key: digest(*about.paths) for key, about in self.about.items() if key not in self.open}
+        kept = {key: text for key, text in recorded().items() if (ROOT / key.split(" ")[0]).exists()}
+        if new:
+            text = json.dumps(kept | new, indent=2, sort_keys=True) + "\n"
+            RECORD.write_text(text, encoding="utf-8", newline="\n")
