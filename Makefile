@@ -7,13 +7,16 @@ PYTHON ?= python3
 endif
 RUN = $(PYTHON) scripts/setup_env.py --run
 export NO_MKDOCS_2_WARNING = 1
+# two processes, each with whole files of tests: a file's fixtures, such as a server or a browser, start once
+TWO_AT_A_TIME = -n 2 --dist loadfile
 
-.PHONY: help setup lock smoke test serve lint format site serve-site bench clean
+.PHONY: help setup lock smoke test test-all serve lint format site serve-site bench clean
 .NOTPARALLEL:
 
 help:
 	@echo "make smoke       run every lesson on the pocket model and compare its tokens with Hugging Face's"
-	@echo "make test        run all tests, including those that check the lessons"
+	@echo "make test        run the tests: everything that a change of yours can break, in a few minutes"
+	@echo "make test-all    also run the proofs: every known right and wrong answer of every lesson, every rerun, every browser"
 	@echo "make serve       serve an OpenAI-compatible API at http://127.0.0.1:8000/v1"
 	@echo "make setup       only make .venv; the other targets do this automatically"
 	@echo "make lock        rewrite scripts/constraints.txt after moving a pin in pyproject.toml"
@@ -36,7 +39,10 @@ smoke:
 	@$(RUN) scripts/smoke_all.py $(ARGS)
 
 test:
-	@$(RUN) -m pytest $(ARGS)
+	@$(RUN) -m pytest $(TWO_AT_A_TIME) $(ARGS)
+
+test-all:
+	@$(RUN) -m pytest -m "" $(ARGS)
 
 serve:
 	@$(RUN) -m mini_engine serve $(ARGS)

@@ -20,10 +20,13 @@ from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 PIECE = 1 << 22  # numbers drawn at a time
 STD = 0.02
+LONG_MEMORY = -4.6  # softplus of it is 0.01
 DTYPES = {"bfloat16": "BF16", "float32": "F32"}  # torch's name, safetensors' name
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 QWEN3 = dict(vocab_size=151_936, num_key_value_heads=8, head_dim=128, max_position_embeddings=40_960)
-# From the public config.json files; "small" is ours, for two cores and little time; "pocket" is the pocket model's.
+HYBRID = dict(linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4, full_attention_interval=4)
+# From the public config.json files. "hybrid-0.6B" is the 0.6B with delta nets in three layers of four (lesson 11);
+# "small" is ours, for two cores and little time; "pocket" is the pocket model's.
 SHAPES: dict[str, dict[str, Any]] = {
     "0.6B": QWEN3 | dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
     "1.7B": QWEN3 | dict(hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16),
@@ -33,6 +36,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     | dict(tie_word_embeddings=False),
     "small": QWEN3
     | dict(vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8),
+    "hybrid-0.6B": QWEN3
+    | HYBRID
+    | dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16)
+    | dict(linear_num_key_heads=16, linear_num_value_heads=16),
     "pocket": dict(vocab_size=2048, hidden_size=192, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4)
     | dict(num_key_value_heads=2, head_dim=64, max_position_embeddings=8192),
 }
@@ -41,10 +48,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 def config_of(shape: str, dtype: str, tokenizer: bool = False) -> dict[str, Any]:
     """Return the config.json of a shape. With the pocket model's tokenizer, also with its end token."""
     sizes = SHAPES[shape]
+    family = ("Qwen3_5ForCausalLM", "qwen3_5_text") if is_hybrid(shape) else ("Qwen3ForCausalLM", "qwen3")
+    partial = {"partial_rotary_factor": 0.25} if is_hybrid(shape) else {}
     end = 2047 if tokenizer or sizes["vocab_size"] < QWEN3["vocab_size"] else 151_645
     return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+        "architectures": [family[0]],
+        "model_type": family[1],
         "attention_bias": False,
         "attention_dropout": 0.0,
         "bos_token_id": end,
@@ -53,7 +62,7 @@ def config_of(shape: str, dtype: str, tokenizer: bool = False) -> dict[str, Any]
         "hidden_act": "silu",
         "initializer_range": STD,
         "rms_norm_eps": 1e-06,
-        "rope_parameters": {"rope_theta": 1_000_000.0, "rope_type": "default"},
+        "rope_parameters": {"rope_theta": 1_000_000.0, "rope_type": "default"} | partial,
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
         "use_cache": True,
@@ -61,15 +70,26 @@ def config_of(shape: str, dtype: str, tokenizer: bool = False) -> dict[str, Any]
     } | sizes
 
 
+def is_hybrid(shape: str) -> bool:
+    """Return whether a shape is lesson 11's."""
+    return "linear_key_head_dim" in SHAPES[shape]
+
+
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor of the model described by the directory's config.json."""
     import torch
 
-    from mini_engine.config import Qwen3Config
+    from mini_engine.config import Qwen3Config, read_json
+    from mini_engine.hybrid.config import HybridConfig
+    from mini_engine.hybrid.model import HybridForCausalLM
     from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
+    hybrid = read_json(directory / "config.json")["model_type"] != "qwen3"
     with torch.device("meta"):
-        model = Qwen3ForCausalLM(Qwen3Config.from_dir(directory))
+        if hybrid:
+            model = HybridForCausalLM(HybridConfig.from_dir(directory))
+        else:
+            model = Qwen3ForCausalLM(Qwen3Config.from_dir(directory))
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
@@ -82,7 +102,10 @@ def num_elements(shape: Sequence[int]) -> int:
 
 
 def pieces(name: str, shape: Sequence[int], dtype: str, seed: int) -> Iterator[bytes]:
-    """Yield a tensor's bytes, PIECE numbers at a time: ones for a norm, otherwise normal; seeded by its name."""
+    """Yield a tensor's bytes, PIECE numbers at a time: ones for a norm, otherwise normal; seeded by its name.
+
+    A delta net's dt_bias gives time steps of 0.01: with ones, it would forget within a few tokens.
+    """
     import torch
 
     kind = getattr(torch, dtype)
@@ -91,7 +114,8 @@ def pieces(name: str, shape: Sequence[int], dtype: str, seed: int) -> Iterator[b
     while left:
         count = min(left, PIECE)
         one = len(shape) == 1
-        piece = torch.ones(count) if one else torch.randn(count, generator=generator).mul_(STD)
+        constant = LONG_MEMORY if name.endswith("dt_bias") else 1.0
+        piece = torch.full((count,), constant) if one else torch.randn(count, generator=generator).mul_(STD)
         yield piece.to(kind).view(torch.uint8).numpy().tobytes()
         left -= count
 
@@ -205,7 +229,7 @@ def run(args) -> int:
     if args.json:
         print_json(facts)
     else:
-        print(f"{out}: Qwen3 of shape {args.shape}, {args.dtype}, {total / 1e9:.2f} GB of random weights")
+        print(f"{out}: a model of shape {args.shape}, {args.dtype}, {total / 1e9:.2f} GB of random weights")
     return 0
 
 

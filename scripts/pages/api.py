@@ -133,6 +133,21 @@ PARTS = (
         ),
     ),
     Part(
+        "Hybrid models",
+        "Layers that keep a state instead of K and V, and their slots. [Lesson 11](l11_hybrid/README.md).",
+        (
+            *entries("hybrid/build.py", "hybrid_engine"),
+            *entries("hybrid/weights.py", "load_hybrid"),
+            *entries("hybrid/config.py", "HybridConfig"),
+            *entries("hybrid/model.py", "HybridForCausalLM", "HybridStore"),
+            *entries("hybrid/delta_rule.py", "recurrent_step", "chunk_scan"),
+            *entries("hybrid/gdn_pool.py", "GdnPool"),
+            *entries("hybrid/store.py", "HybridKv", "HybridMeta"),
+            *entries("hybrid/radix.py", "CheckpointTree"),
+            *entries("hybrid/manager.py", "HybridCacheManager"),
+        ),
+    ),
+    Part(
         "Errors",
         "A user's mistake is reported in one sentence. A call that fails changes nothing.",
         (*entries("errors.py", "UserError", "OutOfBlocks", "CacheFull"),),

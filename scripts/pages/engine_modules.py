@@ -34,27 +34,44 @@ LAYERS = (
     Layer(
         "The engine",
         "takes requests, runs steps, returns answers",
-        ("build", "llm", "engine.offline", "engine.answers", "engine.worker", "engine.mailbox", "engine.engine"),
+        (
+            "build",
+            "llm",
+            "hybrid.build",
+            "engine.offline",
+            "engine.answers",
+            "engine.worker",
+            "engine.mailbox",
+            "engine.engine",
+            "tiers.attach",
+        ),
     ),
     Layer(
         "Inside a step",
         "which requests run, how the step is planned, which token is chosen, which text is shown",
-        ("engine", "gpu"),
+        ("engine", "gpu", "hybrid"),
     ),
     Layer(
         "KV and attention",
         "where K and V are stored, and how they are read",
-        ("kv", "attention", "cpu", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
+        (
+            *("kv", "attention", "cpu", "tiers", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
+            *("hybrid.manager", "hybrid.radix", "hybrid.track_slots", "hybrid.gdn_pool", "hybrid.store"),
+            *("hybrid.delta_rule", "hybrid.native", "hybrid.fast"),
+        ),
     ),
     Layer(
         "The model",
         "the network and its files, independent of any lesson",
-        ("model", "weights", "tokenizer", "chat_template", "pocket"),
+        (
+            *("model", "weights", "tokenizer", "chat_template", "control_tokens", "tool_messages"),
+            *("pocket", "pocket_hybrid", "hybrid.model", "hybrid.weights"),
+        ),
     ),
     Layer(
         "Foundations",
         "definitions that all layers may use",
-        ("config", "errors", "native_build", "prompts", "cli.parser"),
+        ("config", "config_schema", "errors", "native_build", "prompts", "cli.parser", "hybrid.config"),
     ),
 )
 
@@ -98,7 +115,7 @@ def read_modules(package: Path = ROOT / PACKAGE) -> dict[str, Module]:
     paths = {
         ".".join(path.relative_to(package).with_suffix("").parts): path
         for path in sorted(package.rglob("*.py"))
-        if path.name != "__init__.py" or path.parent.name == "pocket"
+        if path.name != "__init__.py" or path.parent.name.startswith("pocket")
     }
     names = {name.removesuffix(".__init__") for name, path in paths.items() if not path.with_suffix("").is_dir()}
     return {

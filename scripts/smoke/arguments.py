@@ -48,8 +48,9 @@ def load_ours(args: argparse.Namespace):
     from mini_engine.weights import load_model
 
     args.device = pick_device(args.device)
-    args.model = args.model or str(pocket_dir())
-    model = load_model(args.model, DTYPES[args.dtype], args.device)
+    args.model = args.model or getattr(args, "default_model", None) or str(pocket_dir())
+    load = getattr(args, "load_model", load_model)  # lesson 11 has another family of models
+    model = load(args.model, DTYPES[args.dtype], args.device)
     return model, encode_prompts(args, model.config)
 
 
@@ -77,12 +78,17 @@ def tokenizer_of(args: argparse.Namespace):
     """Return the checkpoint's tokenizer, or None if it has none (token ids need no tokenizer)."""
     from transformers import AutoTokenizer
 
+    from mini_engine.errors import UserError
     from mini_engine.weights import resolve_checkpoint
 
     directory = resolve_checkpoint(args.model)
     if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json")):
         return None
-    return AutoTokenizer.from_pretrained(directory)
+    try:
+        return AutoTokenizer.from_pretrained(directory)
+    except Exception as error:  # transformers raises whatever the damaged file leads to
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(f"{directory} has a tokenizer that transformers cannot read ({why})") from error
 
 
 def encode_prompts(args: argparse.Namespace, config) -> list[list[int]]:

@@ -103,7 +103,8 @@ class Comparer:
 
     def begin_step(self, module, args, kwargs) -> None:
         """At the start of our forward pass, check the fed tokens and their positions."""
-        token_ids, meta = args[0], args[2]
+        given = dict(zip(("token_ids", "kv", "meta"), args, strict=False)) | kwargs
+        token_ids, meta = given["token_ids"], given["meta"]
         self.step, self.positions = self.step + 1, meta.positions
         last = self.prompt_len - 1 + self.step
         if last >= len(self.ids):

@@ -60,6 +60,8 @@ def add_path(report: Report, name: str, outcome: Outcome | LeftOut, dtype: str) 
         return
     unequal = [i for i, request in enumerate(report.requests) if outcome.outputs[i] != request.hf]
     report.kv["equal"][name] = len(report.requests) - len(unequal)
+    if "restored_tokens" in outcome.kv:
+        report.kv.setdefault("restored_tokens", {})[name] = outcome.kv["restored_tokens"]
     report.faults += [f"{name}: {error}" for error in outcome.faults]
     if (
         unequal and dtype == "float32"

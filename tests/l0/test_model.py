@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from transformers.models.qwen3 import modeling_qwen3 as hf_qwen3
 
+from mini_engine.config import Qwen3Config
 from mini_engine.kv.no_cache import ForwardMeta, NoCache
-from mini_engine.model.layers import RMSNorm, apply_rope, rope_cos_sin
+from mini_engine.model.layers import RMSNorm
+from mini_engine.model.rope import RotaryEmbedding, apply_rope
 from tests.support import FAMILIES, both, some_ids
 
 
@@ -51,6 +52,8 @@ def test_logits_are_computed_for_the_given_rows():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_norm_casts_where_hugging_face_casts(dtype):
+    from transformers.models.qwen3 import modeling_qwen3 as hf_qwen3
+
     x = torch.randn(64, 48, generator=torch.Generator().manual_seed(0)).mul(3).to(dtype)
     weight = torch.rand(48, generator=torch.Generator().manual_seed(1)).add(0.5).to(dtype)
     ours, theirs = RMSNorm(48, 1e-6).to(dtype), hf_qwen3.Qwen3RMSNorm(48, 1e-6).to(dtype)
@@ -62,12 +65,15 @@ def test_the_norm_casts_where_hugging_face_casts(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rope_equals_hugging_face_bit_for_bit(dtype):
+    from transformers.models.qwen3 import modeling_qwen3 as hf_qwen3
+
     positions = torch.tensor([0, 1, 2, 63, 1000, 40_000])
     q = torch.randn(6, 4, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
     config = hf_qwen3.Qwen3Config(head_dim=32, rope_parameters={"rope_type": "default", "rope_theta": 10_000.0})
     cos, sin = hf_qwen3.Qwen3RotaryEmbedding(config)(q, positions[None])
     want, _ = hf_qwen3.apply_rotary_pos_emb(q.transpose(0, 1)[None], q.transpose(0, 1)[None], cos, sin)
-    got = apply_rope(q, *rope_cos_sin(positions, 32, 10_000.0, dtype))
+    ours = RotaryEmbedding(Qwen3Config(1, 1, 1, 1, 1, 1, head_dim=32, rope_theta=10_000.0))
+    got = apply_rope(q, *ours(positions, dtype))
     assert torch.equal(got, want[0].transpose(0, 1)), "rotate-half RoPE pairs element i with element i + D/2"
 
 

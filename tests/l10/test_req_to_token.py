@@ -10,16 +10,21 @@ from mini_engine.engine.scheduler import Chunk
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.gpu.req_to_token import PADDING_ROW, ReqToTokenPool
 from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+from tests.l10.gpu_helpers import NoReading
 
 
 def slots_of(*numbers):
     return torch.tensor(numbers, dtype=torch.int32)
 
 
-def refused(pool, error, match, call):
+def refused(pool, error, why, call):
     before = (pool.req_to_token.tolist(), list(pool.free_rows), set(pool.held))
-    with pytest.raises(error, match=match):
+    try:
         call()
+    except error:
+        pass
+    else:
+        pytest.fail(f"the call must raise {error.__name__}: {why}")
     assert (pool.req_to_token.tolist(), pool.free_rows, pool.held) == before, "a rejected call must change nothing"
 
 
@@ -98,13 +103,13 @@ def test_a_read_past_the_row_is_refused():
     pool = ReqToTokenPool(2, 4)
     pool.alloc()
     for length in (5, -1):
-        with pytest.raises(ValueError, match="cannot read"):
+        with pytest.raises(ValueError):
             pool.read(1, length)
 
 
 @pytest.mark.parametrize(("reqs", "length"), [(0, 4), (2, 0), (-1, 4)])
 def test_an_empty_table_is_refused(reqs, length):
-    with pytest.raises(UserError, match="at least 1"):
+    with pytest.raises(UserError):
         ReqToTokenPool(reqs, length)
 
 
@@ -121,6 +126,8 @@ def test_clear_frees_every_row():
 
 
 class Decoding:
+    tells_prompt = False
+
     def __init__(self, length):
         self.token_ids = [1] * length
 
@@ -149,13 +156,37 @@ def test_the_plan_made_on_the_device_equals_lesson_5_s(page_size):
     assert got.block_size == page_size
     for name in ("positions", "slot_mapping", "cu_seqlens_q", "seq_lens_kv", "block_table"):
         a, b = getattr(got, name), getattr(want, name)
-        assert a.dtype == b.dtype and a.tolist() == b.tolist(), f"{name} is {a.tolist()}, lesson 5's is {b.tolist()}"
+        assert a.dtype == b.dtype, f"{name} is {a.dtype}, lesson 5's is {b.dtype}"
+        assert a.tolist() == b.tolist(), f"{name} is {a.tolist()}, lesson 5's is {b.tolist()}"
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_plan_reads_no_value(page_size):
+    pool, rows, _ = table_with([5, 2], page_size)
+    rows, lengths = torch.tensor([*rows, PADDING_ROW]), slots_of(5, 2, 0)
+    with NoReading():
+        pool.plan_decode(rows, lengths, page_size)
+    assert (rows.tolist(), lengths.tolist()) == ([1, 2, 0], [5, 2, 0]), (
+        "the plan must not change rows and lengths: the next step of the device loop reads them"
+    )
+
+
+def test_a_plan_follows_the_table_and_the_lengths():
+    pool, rows, _ = table_with([8, 8], 4)
+    rows, lengths = torch.tensor(rows), slots_of(3, 8)
+    first = pool.plan_decode(rows, lengths, 4)
+    lengths += torch.tensor([1, -2])
+    second = pool.plan_decode(rows, lengths, 4)
+    slots = [pool.read(1, 8)[[2, 3]].tolist(), pool.read(2, 8)[[7, 5]].tolist()]
+    assert [first.slot_mapping.tolist(), second.slot_mapping.tolist()] == [[a, b] for a, b in zip(*slots, strict=True)]
+    assert second.positions.tolist() == [3, 5], "each step's plan is made from the lengths of that step"
 
 
 def test_padding_rows_write_into_slot_0_and_feed_no_query():
     pool, rows, _ = table_with([5, 2], 4)
     meta = pool.plan_decode(torch.tensor([*rows, PADDING_ROW, PADDING_ROW]), slots_of(5, 2, 0, 0), 4)
     assert meta.slot_mapping[2:].tolist() == [0, 0], "padding rows must write into the padding slot"
-    assert meta.cu_seqlens_q.tolist() == [0, 1, 2, 2, 2] and meta.seq_lens_kv.tolist() == [5, 2, 0, 0]
+    assert meta.cu_seqlens_q.tolist() == [0, 1, 2, 2, 2], "a padding row feeds no query: the running sum must not grow"
+    assert meta.seq_lens_kv.tolist() == [5, 2, 0, 0], "the plan has the lengths as they are, 0 for padding rows"
     assert meta.positions.tolist() == [4, 1, 0, 0], "a padding row must not be at position -1"
-    assert not meta.block_table[2:].any()
+    assert not meta.block_table[2:].any(), "the table of a padding row must name the padding page only"

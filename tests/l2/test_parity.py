@@ -9,7 +9,7 @@ from mini_engine.engine.loop import generate
 from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.token_flat import KvPool, PagedSequence, Request
-from tests.support import FAMILIES, both, hf_greedy, some_ids
+from tests.support import FAMILIES, both, hf_greedy, must_raise, some_ids
 
 
 def poisoned(config, num_slots):
@@ -46,8 +46,8 @@ def first_difference(got, want):
 def test_tokens_equal_hugging_face_for_every_block_size(family, block_size):
     ours, hf = both(family)
     prompt = some_ids(30, ours.config.vocab_size)
-    want = hf_greedy(hf, prompt, 40)
-    got = run(ours, prompt, 40, block_size, num_blocks=-(-70 // block_size), shuffle=1)
+    want = hf_greedy(hf, prompt, 24)
+    got = run(ours, prompt, 24, block_size, num_blocks=-(-54 // block_size), shuffle=1)
     assert got == want, first_difference(got, want)
 
 
@@ -55,7 +55,7 @@ def test_tokens_equal_hugging_face_for_every_block_size(family, block_size):
 def test_tokens_equal_around_a_block_edge(length):
     ours, hf = both("two, tied, wide heads")
     prompt = some_ids(length, ours.config.vocab_size)
-    got, want = run(ours, prompt, 20, 16, num_blocks=4, shuffle=2), hf_greedy(hf, prompt, 20)
+    got, want = run(ours, prompt, 3, 16, num_blocks=3, shuffle=2), hf_greedy(hf, prompt, 3)
     assert got == want, first_difference(got, want)
 
 
@@ -63,7 +63,7 @@ def test_tokens_equal_around_a_block_edge(length):
 def test_tokens_equal_for_short_and_long_prompts(length):
     ours, hf = both("eight, odd sizes")
     prompt = some_ids(length, ours.config.vocab_size)
-    got, want = run(ours, prompt, 24, 16, num_blocks=-(-(length + 24) // 16), shuffle=3), hf_greedy(hf, prompt, 24)
+    got, want = run(ours, prompt, 8, 16, num_blocks=-(-(length + 8) // 16), shuffle=3), hf_greedy(hf, prompt, 8)
     assert got == want, first_difference(got, want)
 
 
@@ -72,7 +72,7 @@ def test_a_pool_of_exactly_the_needed_size_is_enough():
     ours, hf = both("four, with biases")
     prompt = some_ids(9, ours.config.vocab_size)
     assert run(ours, prompt, 8, 16, num_blocks=1) == hf_greedy(hf, prompt, 8)
-    with pytest.raises(OutOfBlocks, match="need 1 blocks, 0 free of 1"):
+    with must_raise(OutOfBlocks, "17 slots are needed, and a pool of one block has 16"):
         run(ours, prompt, 9, 16, num_blocks=1)
 
 
@@ -82,7 +82,7 @@ def test_consecutive_requests_reuse_blocks():
     for seed in range(4):
         prompt = some_ids(20 + seed, ours.config.vocab_size, seed)
         sequence = PagedSequence(Request(prompt), pool, allocator)
-        assert generate(ours, pool, sequence, prompt, 12) == hf_greedy(hf, prompt, 12), f"request {seed}"
+        assert generate(ours, pool, sequence, prompt, 8) == hf_greedy(hf, prompt, 8), f"request {seed}"
         sequence.release()
 
 

@@ -5,7 +5,7 @@ import torch
 
 from mini_engine.config import Qwen3Config
 from mini_engine.kv.token_flat import ForwardMeta, KvPool, pool_slots
-from tests.support import oracle
+from tests.support import must_raise, oracle
 
 CONFIG = Qwen3Config(
     vocab_size=10,
@@ -29,24 +29,44 @@ def zeroed(num_slots=12):
     return pool
 
 
+def used(tensor):
+    """Return the slots that hold anything but zeros."""
+    return tensor.any(dim=(1, 2)).nonzero().flatten().tolist()
+
+
 def test_set_kv_writes_only_the_named_slots():
     pool, k, v = zeroed(), rows(3, seed=1), rows(3, seed=2)
     pool.set_kv(1, torch.tensor([9, 2, 4]), k, v)
-    assert torch.equal(pool.K[1][[9, 2, 4]], k), "row i of k belongs in slot slot_mapping[i]"
-    assert torch.equal(pool.V[1][[9, 2, 4]], v), "row i of v belongs in slot slot_mapping[i]"
-    others = [slot for slot in range(12) if slot not in (9, 2, 4)]
-    assert not pool.K[1][others].any() and not pool.V[1][others].any(), "a slot that is not in slot_mapping has changed"
+    for name, tensor, given in (("k", pool.K[1], k), ("v", pool.V[1], v)):
+        assert used(tensor) == [2, 4, 9], f"write {name} to the slots in slot_mapping, [9, 2, 4], and to no other"
+        assert torch.equal(tensor[[9, 2, 4]], given), (
+            f"row i of {name} belongs in slot slot_mapping[i]: {name}[0] in slot 9, {name}[1] in slot 2, {name}[2] in 4"
+        )
 
 
 def test_set_kv_keeps_layers_apart():
     pool = zeroed()
     pool.set_kv(2, torch.tensor([0]), rows(1), rows(1))
-    assert pool.K[2].any(), "nothing was written to layer 2: was the layer index forgotten?"
-    assert not pool.K[0].any() and not pool.K[1].any(), "the wrong layer was written: was the layer index forgotten?"
+    for name, layers in (("K", pool.K), ("V", pool.V)):
+        written = [layer for layer, tensor in enumerate(layers) if tensor.any()]
+        assert written == [2], (
+            f"layer 2 was to be written: was the layer index forgotten? The layers whose {name} has changed"
+        )
 
 
-def test_set_kv_returns_nothing():
-    assert zeroed().set_kv(0, torch.tensor([0]), rows(1), rows(1)) is None, "set_kv changes the pool in place"
+def test_set_kv_writes_in_place_and_returns_nothing():
+    pool = zeroed()
+    before = [*pool.K, *pool.V]
+    got = pool.set_kv(0, torch.tensor([0]), rows(1), rows(1))
+    assert all(mine is kept for mine, kept in zip([*pool.K, *pool.V], before, strict=True)), (
+        "write into the pool's tensors: a new tensor would copy the whole pool"
+    )
+    assert got is None, "set_kv changes the pool in place and returns nothing"
+
+
+def nothing_was_written(pool):
+    touched = sorted({*used(pool.K[0]), *used(pool.V[0])})
+    assert touched == [], f"check everything before the first write: the refused call wrote slots {touched}"
 
 
 @pytest.mark.parametrize(
@@ -55,35 +75,55 @@ def test_set_kv_returns_nothing():
         ([0, 1], rows(1), rows(1)),
         ([0], rows(2), rows(2)),
         ([0, 1], rows(2), rows(1)),
+        ([0, 1], rows(1), rows(2)),
         ([0], torch.zeros(1, 2, 9), rows(1)),
         ([0], rows(1), torch.zeros(1, 1, 8)),
+        ([0], torch.ones(1, 1, 8), torch.ones(1, 1, 8)),
+    ],
+    ids=[
+        "one row, two slots",
+        "two rows, one slot",
+        "v too short",
+        "k too short",
+        "k too wide",
+        "v of one head",
+        "one head",
     ],
 )
 def test_set_kv_refuses_mismatched_shapes_and_writes_nothing(slots, k, v):
     pool = zeroed()
-    with pytest.raises(ValueError):
+    shapes = f"k {list(k.shape)} and v {list(v.shape)}"
+    with must_raise(ValueError, f"slots {slots}, {shapes}: both must be {[len(slots), 2, 8]}; torch may broadcast"):
         pool.set_kv(0, torch.tensor(slots), k, v)
-    assert not pool.K[0].any() and not pool.V[0].any(), "the refused write was carried out in part"
+    nothing_was_written(pool)
 
 
-@pytest.mark.parametrize("slots, stray", [([0, 12], 12), ([-1, 3], -1), ([99, -7], -7)])
-def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots, stray):
+@pytest.mark.parametrize("slots", [[0, 12], [-1, 3], [99, -7], [3, -12]])
+def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots):
     pool = zeroed(num_slots=12)
-    with pytest.raises(ValueError, match=str(stray)):
+    why = f"slot_mapping is {slots}, and the pool has the slots 0 … 11: torch would take -1 for the last one"
+    with must_raise(ValueError, why):
         pool.set_kv(0, torch.tensor(slots), rows(2), rows(2))
-    assert not pool.K[0].any() and not pool.V[0].any(), "the refused write was carried out in part"
+    nothing_was_written(pool)
 
 
 def test_set_kv_of_no_tokens_writes_nothing():
     pool = zeroed()
-    pool.set_kv(0, torch.tensor([], dtype=torch.int64), rows(0), rows(0))
-    assert not pool.K[0].any()
+    try:
+        pool.set_kv(0, torch.tensor([], dtype=torch.int64), rows(0), rows(0))
+    except (RuntimeError, IndexError, ValueError) as error:
+        error.add_note("a step of no tokens writes nothing, and is no mistake")
+        raise
+    nothing_was_written(pool)
 
 
 def test_set_kv_on_a_device_does_not_wait_to_check_the_slots():
     pool, nowhere = KvPool(CONFIG, 12, device="meta"), torch.zeros(2, 2, 8, device="meta")
-    # a tensor on device "meta" has no values: reading one raises, where a CUDA device would wait
-    pool.set_kv(0, torch.tensor([0, 5]).to("meta"), nowhere, nowhere)
+    try:  # a tensor on device "meta" has no values: reading one raises, where a CUDA device would wait
+        pool.set_kv(0, torch.tensor([0, 5]).to("meta"), nowhere, nowhere)
+    except (RuntimeError, NotImplementedError) as error:
+        error.add_note("slots on a device were read, and every layer would wait for it: leave the check to check_slots")
+        raise
 
 
 def scattered():
@@ -101,23 +141,22 @@ def test_attend_reads_the_history_in_the_order_of_kv_indices(q_len):
     q = torch.randn(q_len, 4, 8, generator=torch.Generator().manual_seed(9))
     positions = torch.arange(5 - q_len, 5)
     meta = ForwardMeta(positions, indices[5 - q_len :], indices, is_prefill=q_len > 1)
-    want = oracle(q, rows(5, seed=1), rows(5, seed=11))
-    got = pool.attend(1, q, meta)
-    assert not got.isnan().any(), "attention read a slot that the request does not own"
-    torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+    want = oracle(q, rows(5, seed=0), rows(5, seed=10))
+    got = pool.attend(0, q, meta)
+    assert not got.isnan().any(), "attention read a slot that the request does not own: only those in kv_indices are"
+    assert list(got.shape) == list(want.shape), "the result has q's shape, [T, H_q, D]"
+    why = f"a history in slots {indices.tolist()}, in this order, and q for the last {q_len}: each sees up to itself"
+    torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5, msg=lambda m: f"{why}\n{m}")
 
 
 def test_attend_reads_the_layer_it_is_asked_for():
     pool, indices = scattered()
     q = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(9))
     meta = ForwardMeta(torch.tensor([4]), indices[4:], indices, is_prefill=False)
-    answers = [pool.attend(layer, q, meta) for layer in range(3)]
-    assert not torch.allclose(answers[0], answers[1]), (
-        "layers 0 and 1 gave the same answer: was the layer index forgotten?"
-    )
-    assert not torch.allclose(answers[1], answers[2]), (
-        "layers 1 and 2 gave the same answer: was the layer index forgotten?"
-    )
+    for layer in range(3):
+        want = oracle(q, rows(5, seed=layer), rows(5, seed=10 + layer))
+        right = torch.allclose(pool.attend(layer, q, meta).double(), want, atol=1e-5)
+        assert right, f"attend({layer}, …) must read K and V of layer {layer}: was the layer index forgotten?"
 
 
 def test_qwen3_8b_in_bfloat16_takes_144_kib_per_token():

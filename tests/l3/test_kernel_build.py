@@ -14,6 +14,7 @@ from mini_engine.attention import cpu, registry
 from mini_engine.errors import UserError
 from tests.l3.kernel_cases import make_case, relative_error
 
+pytestmark = pytest.mark.reference
 ROOT = Path(__file__).parents[2]
 posix_only = pytest.mark.skipif(os.name != "posix", reason="NOT CHECKED: needs a POSIX shell and signals")
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mini_engine.attention.contract import check_inputs
 from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from tests.l3.kernel_cases import NAN, int32, make_case, relative_error
@@ -313,6 +314,14 @@ def test_bad_inputs_are_refused_in_one_clear_sentence(message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_sequence_may_reach_to_the_end_of_its_row_of_the_table_and_no_further():
+    *fits, _ = replace(GOOD, seq_lens_kv=int32([12, 3])).inputs  # rows of 3 blocks of 4 slots
+    check_inputs(*fits)
+    *too_long, _ = replace(GOOD, seq_lens_kv=int32([13, 3])).inputs
+    with pytest.raises(ValueError, match="13 keys; its row of block_table reaches 12"):
+        check_inputs(*too_long)
+
+
 def test_an_unknown_kernel_is_refused_with_the_names_there_are():
     with pytest.raises(
         UserError, match="no attention kernel 'cuda'; choose one of auto, reference, torch, cpu, triton"
@@ -339,6 +348,7 @@ def test_a_kernel_loaded_for_one_dtype_is_right_for_another(dtype):
         assert relative_error(kernel(*case.inputs), case.expected()) < TOLERANCE[dtype], "the dtype is q's own"
 
 
+@pytest.mark.reference
 def test_auto_on_a_cpu_says_once_where_it_settles_for_less(capfd):
     names = {load_kernel("auto", "cpu", torch.float16).name for _ in range(2)}
     assert names == {"torch"}, "the C++ kernel has no float16; torch does"

@@ -13,7 +13,9 @@ def numbers(*values):
 
 
 def test_the_number_is_the_documented_one_on_every_machine():
-    assert uniform(0, 0) == 0.0564663990004608, "blake2b of 16 zero bytes, its first 53 bits"
+    assert uniform(0, 0) == 0.0564663990004608, (
+        "seed 0 at position 0: blake2b with a digest of 8 bytes, of 16 zero bytes; the first 53 of its 64 bits"
+    )
     assert uniform(1, 2) == 0.6434025071674214, "seed and position are 8 little-endian bytes each"
     assert uniform(2**64 - 1, 5) == 0.9318107580365629, "a seed may have 64 bits"
     assert uniform(3, 0) == 0.510422159228949, "the 53rd bit counts as well"
@@ -28,9 +30,19 @@ def test_the_number_depends_on_seed_and_position_and_nothing_else():
     assert len(grid) == 2500, f"{len(grid)} numbers for 2,500 seeds and positions: some of them share a number"
 
 
+@pytest.mark.parametrize("far", [2**8, 2**16, 2**32])
+def test_no_number_comes_back_at_a_far_position_or_seed(far):
+    assert uniform(3, 1 + far) != uniform(3, 1), f"positions 1 and {1 + far} share a number: answers would repeat"
+    assert uniform(3 + far, 1) != uniform(3, 1), f"seeds 3 and {3 + far} share a number: a seed has 64 bits"
+
+
+def test_seed_and_position_cannot_be_exchanged():
+    assert uniform(1, 2) != uniform(2, 1), "seed 1 at position 2 and seed 2 at position 1 are two different draws"
+
+
 def test_numbers_spread_evenly_from_0_to_1():
     values = numbers(*[uniform(seed, position) for seed in range(100) for position in range(100)])
-    assert values.min() >= 0 and values.max() < 1
+    assert values.min() >= 0 and values.max() < 1, f"{values.min()} … {values.max()}: numbers lie in [0, 1)"
     tenths = torch.histc(values, bins=10, min=0, max=1)
     chi_square = float(((tenths - 1000) ** 2 / 1000).sum())
     assert chi_square < 30, (
@@ -48,13 +60,14 @@ def test_the_token_is_the_one_whose_interval_contains_the_number():
     probs = torch.tensor([[0.5, 0.25, 0.25]]).repeat(5, 1)
     tokens = draw(probs, numbers(0.0, 0.49, 0.5, 0.74, 0.999))
     assert tokens.tolist() == [0, 0, 1, 1, 2], "0 … 0.5 is token 0, 0.5 … 0.75 token 1, 0.75 … 1 token 2"
-    assert tokens.dtype == torch.int64
+    assert tokens.dtype == torch.int64, "token ids are int64"
+    assert tokens.shape == (5,), "one token for each row: [R]"
 
 
 def test_each_row_is_drawn_with_its_own_number():
     probs = torch.tensor([[0.9, 0.1], [0.1, 0.9]])
-    assert draw(probs, numbers(0.5, 0.5)).tolist() == [0, 1]
-    assert draw(probs, numbers(0.95, 0.05)).tolist() == [1, 0]
+    assert draw(probs, numbers(0.5, 0.5)).tolist() == [0, 1], "each row has its own probabilities"
+    assert draw(probs, numbers(0.95, 0.05)).tolist() == [1, 0], "and each row its own number"
 
 
 def test_a_token_of_probability_0_is_never_drawn():
@@ -63,6 +76,20 @@ def test_a_token_of_probability_0_is_never_drawn():
     assert set(tokens.tolist()) <= {1, 3}, (
         f"{tokens.tolist()}: a number on a boundary belongs to the interval that begins there"
     )
+
+
+def test_the_numbers_are_scaled_to_what_a_row_adds_up_to():
+    probs = torch.tensor([[0.4, 0.4]])
+    assert draw(probs, numbers(0.45)).tolist() == [0], (
+        "the line is 0.8 long: 0.45 of it is 0.36, in the first interval; unscaled, the last token gets too much"
+    )
+
+
+def test_drawing_leaves_the_probabilities_as_they_were():
+    probs, uniforms = torch.tensor([[0.5, 0.5], [0.2, 0.8]]), numbers(0.1, 0.9)
+    draw(probs, uniforms)
+    assert probs.tolist() == torch.tensor([[0.5, 0.5], [0.2, 0.8]]).tolist(), "draw changed `probs`"
+    assert uniforms.tolist() == [0.1, 0.9], "draw changed `uniforms`"
 
 
 def test_a_row_that_adds_up_to_a_little_less_than_1_is_drawn_within_its_vocabulary():
@@ -117,9 +144,9 @@ PARAMS = [
 @pytest.mark.parametrize("params", PARAMS, ids=str)
 def test_tokens_are_drawn_in_proportion_to_their_probability(params):
     logits = 2 * torch.randn(1, 12, generator=torch.Generator().manual_seed(5))
-    rows = [row(seed, **params) for seed in range(5000)]
-    counts = torch.bincount(torch.tensor([one.token_id for one in sample(logits.expand(5000, -1), rows)]), minlength=12)
-    expected = 5000 * process(logits.clone(), rows[:1]).softmax(-1)[0]
+    rows = [row(seed, **params) for seed in range(2000)]
+    counts = torch.bincount(torch.tensor([one.token_id for one in sample(logits.expand(2000, -1), rows)]), minlength=12)
+    expected = 2000 * process(logits.clone(), rows[:1]).softmax(-1)[0]
     assert not counts[expected == 0].any(), "a token that was filtered out was drawn"
     possible = expected > 0
     chi_square = float(((counts - expected)[possible] ** 2 / expected[possible]).sum())

@@ -34,13 +34,14 @@ def request_of(prompt_len, max_tokens=8, name="a", computed=0, outputs=(), stop_
 class CountingManager:
     """The part of a manager that the scheduler uses, as counts. Block numbers start at 1 for each request.
 
-    `cost` tells a prompt of `held_back` tokens to wait a step, until `held_back` is None.
+    `cost` tells a prompt of `held_back` tokens to wait a step, until `held_back` is None. `log` has the calls that tell
+    the manager something, `asked` those of `cost`.
     """
 
     def __init__(self, usable=8, block_size=4, cached=0, held_back=None):
         self.num_usable_blocks, self.block_size, self.cached = usable, block_size, cached
         self.held_back = held_back
-        self.held, self.log = {}, []
+        self.held, self.log, self.asked = {}, [], []
 
     @property
     def num_free_blocks(self):
@@ -56,6 +57,7 @@ class CountingManager:
         return request
 
     def cost(self, token_ids, num_tokens, namespace=None):
+        self.asked.append((list(token_ids), num_tokens, namespace))
         return Cost(-(-num_tokens // self.block_size), should_wait=len(token_ids) == self.held_back)
 
     def allocate(self, request_id, token_ids, namespace=None):
@@ -73,7 +75,10 @@ class CountingManager:
         return array("i", range(1, self.held[request_id] + 1))
 
     def commit(self, request_id, token_ids, num_computed):
-        self.log.append(("commit", request_id, num_computed))
+        assert request_id in self.held, (
+            f"commit for {request_id!r}, which holds nothing: commit before the request ends"
+        )
+        self.log.append(("commit", request_id, list(token_ids[:num_computed])))
 
     def free(self, request_id, computed_ids=()):
         self.log.append(("free", request_id, list(computed_ids)))
@@ -94,6 +99,11 @@ def scheduler_with(manager=None, running=(), waiting=(), **limits):
 def spans(chunks):
     """Return chunks as (id, start, stop), which are easy to compare."""
     return [(chunk.request.id, chunk.start, chunk.stop) for chunk in chunks]
+
+
+def by_id(chunks):
+    """Return chunks as (id, start, stop), sorted by id: a step's chunks may come in any order."""
+    return sorted(spans(chunks))
 
 
 def next_token(history):
@@ -180,18 +190,25 @@ def check_books(engine):
     assert sorted(held + manager.allocator.free_blocks) == list(range(1, manager.num_usable_blocks + 1)), (
         f"free + held is not the pool: {len(held)} held, {manager.num_free_blocks} free of {manager.num_usable_blocks}"
     )
-    assert set(manager.tables) == {r.id for r in scheduler.running}, "only running requests may hold blocks"
+    running = {r.id for r in scheduler.running}
+    assert set(manager.tables) == running, (
+        f"{sorted(set(manager.tables) ^ running)} hold blocks without running, or run without a table: see preempt "
+        "(task 3), admit (task 4) and update (task 5)"
+    )
     for table in manager.tables.values():
         assert table.row.tolist() == table.blocks, "a table's row differs from its blocks"
     for queue in (scheduler.waiting, scheduler.running):
         assert [scheduler.order(r) for r in queue] == sorted(scheduler.order(r) for r in queue), (
-            "a queue is out of order"
+            f"a queue is out of order, {[r.id for r in queue]}: see preempt (task 3) and admit (task 4)"
         )
-    assert {r.id for r in scheduler.waiting} | {r.id for r in scheduler.running} == set(scheduler.requests)
+    queued = sorted(r.id for r in [*scheduler.waiting, *scheduler.running])
+    assert queued == sorted(scheduler.requests), (
+        f"the queues have {queued}, unfinished are {sorted(scheduler.requests)}: each must be in one queue, once"
+    )
 
 
 def check_empty(engine):
     """Check that no request is left and no block is held."""
     check_books(engine)
-    assert not engine.scheduler.manager.tables and not engine.has_unfinished
+    assert not engine.has_unfinished, f"{sorted(engine.scheduler.requests)} have not finished"
     assert engine.scheduler.manager.num_free_blocks == engine.scheduler.manager.num_usable_blocks, "blocks leaked"

@@ -10,7 +10,7 @@ import torch
 from mini_engine.engine.engine import Engine, default_kv_bytes
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampled import Sampled
-from mini_engine.engine.scheduler import Chunk
+from mini_engine.engine.scheduler import Chunk, Scheduler
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import BlocksByState, KvCacheManager
 from tests.l5.helpers import (
@@ -42,13 +42,16 @@ def with_requests(max_tokens=12, **limits):
 # --- one step, with hand-made parts
 
 
-class FixedScheduler:
-    """A scheduler with a fixed schedule that logs its calls."""
+class FixedScheduler(Scheduler):
+    """A scheduler with a fixed schedule that logs its calls. The first request ends with the step."""
 
-    def __init__(self, chunks, fails=False):
-        self.chunks, self.fails, self.log = chunks, fails, []
-        self.num_preemptions, self.running, self.waiting, self.requests = 0, [1, 2], [3], {}
-        self.manager = SimpleNamespace(blocks_by_state=BlocksByState(3, 5))
+    def __init__(self, requests, chunks):
+        super().__init__(CountingManager(usable=8))
+        self.running, self.chunks, self.log, self.num_preemptions = list(requests), chunks, [], 5
+        self.requests = {request.id: request for request in [*requests, request_of(3, name="waits")]}
+        self.waiting = [self.requests["waits"]]
+        for request in requests:
+            self.manager.holding(request, 4)
 
     def schedule(self):
         self.num_preemptions += 2
@@ -56,21 +59,25 @@ class FixedScheduler:
 
     def update(self, chunks, sampled):
         self.log.append(("update", chunks, sampled))
-        self.chunks[0].request.finish_reason = FinishReason.STOP
+        self.finish(self.chunks[0].request, FinishReason.STOP)
         return {chunk.request.id: s for chunk, s in zip([c for c in chunks if c.samples], sampled, strict=True)}
 
     def fail(self, requests, error):
-        self.log.append(("fail", list(requests), error))
-        for request in requests:
-            request.finish_reason = FinishReason.ERROR
+        requests = list(requests)
+        self.log.append(("fail", requests, error))
+        super().fail(requests, error)
 
 
 def fixed(run):
     """Return an engine whose scheduler has a decode, a prompt's last chunk and a chunk in mid-prompt."""
     requests = [request_of(4, name="a", computed=4, outputs=[9]), request_of(6, name="b"), request_of(9, name="c")]
     chunks = [Chunk(request, *span, [1, 2]) for request, span in zip(requests, [(4, 5), (0, 6), (0, 4)], strict=True)]
-    scheduler = FixedScheduler(chunks)
+    scheduler = FixedScheduler(requests, chunks)
     return Engine(stub_config(), scheduler, SimpleNamespace(run=run)), scheduler, requests
+
+
+def names(requests):
+    return [request.id for request in requests]
 
 
 def one_hot(*tokens):
@@ -78,18 +85,24 @@ def one_hot(*tokens):
 
 
 def test_a_step_returns_new_tokens_finished_requests_and_statistics():
-    engine, scheduler, requests = fixed(lambda chunks: one_hot(7, 8))
+    engine, scheduler, _ = fixed(lambda chunks: one_hot(7, 8))
     result = engine.step()
-    assert result.new_tokens == {"a": Sampled(7, None), "b": Sampled(8, None)}
-    assert result.finished == requests[:1] and result.finished[0].finish_reason == "stop"
-    assert scheduler.log == [("update", scheduler.chunks, [Sampled(7, None), Sampled(8, None)])]
+    assert result.new_tokens == {"a": Sampled(7, None), "b": Sampled(8, None)}, "what update returns: id to new token"
+    assert names(result.finished) == ["a"], "a ended with this step, b and c go on"
+    assert result.finished[0].finish_reason == "stop"
+    assert scheduler.log == [("update", scheduler.chunks, [Sampled(7, None), Sampled(8, None)])], (
+        "update is called once, with the step's chunks and one token for each chunk that samples"
+    )
 
 
 def test_a_step_counts_queues_tokens_by_kind_and_blocks_by_state():
     stats = fixed(lambda chunks: one_hot(7, 8))[0].step().stats
-    assert (stats.num_running, stats.num_waiting, stats.num_preempted) == (2, 1, 2)
-    assert (stats.prefill_tokens, stats.decode_tokens) == (10, 1), "prompts have 6 and 4 tokens, the decode has one"
-    assert stats.blocks == BlocksByState(free=3, held=5, cached=0)
+    assert (stats.prefill_tokens, stats.decode_tokens) == (10, 1), (
+        "prompts have 6 and 4 tokens in this step, and a decodes one: count them before update, which changes them"
+    )
+    assert (stats.num_running, stats.num_waiting) == (2, 1), "after the step: a has ended, b and c run, one waits"
+    assert stats.num_preempted == 2, "scheduler.num_preemptions was 5 before this step and is 7 now"
+    assert stats.blocks == BlocksByState(free=6, held=2, cached=0), "after the step: a's block is free again"
 
 
 def test_a_failed_step_ends_its_requests_with_the_error(caplog):
@@ -100,28 +113,67 @@ def test_a_failed_step_ends_its_requests_with_the_error(caplog):
 
     engine, scheduler, requests = fixed(burn)
     result = engine.step()
-    assert scheduler.log == [("fail", requests, error)], "all requests of the step end with the error"
-    assert result.finished == requests and result.new_tokens == {}
-    assert "a step failed" in caplog.text and "on fire" in caplog.text, (
-        "the log has the details that clients need not see"
+    assert scheduler.log == [("fail", requests, error)], (
+        "scheduler.fail ends all requests of the step with the error, and update is not called"
+    )
+    assert names(result.finished) == ["a", "b", "c"], "requests that end with an error have finished too"
+    assert result.new_tokens == {}, "a failed step has no tokens"
+    assert [r.id for r in scheduler.waiting] == ["waits"], "a request that was not in the step goes on"
+    assert "on fire" in caplog.text, (
+        "log the exception (log.exception): clients see one line, the operator the traceback"
     )
 
 
-def test_ctrl_c_in_a_step_is_not_a_failed_step():
+def test_a_step_that_fails_in_update_is_a_failed_step(caplog):
+    caplog.set_level(logging.CRITICAL)
+    engine, scheduler, requests = fixed(lambda chunks: one_hot(7, 8))
+    error = KeyError("unknown block")
+
+    def broken(chunks, sampled):
+        raise error
+
+    scheduler.update = broken
+    result = engine.step()
+    assert scheduler.log == [("fail", requests, error)], "whatever update raises is a failed step too"
+    assert names(result.finished) == ["a", "b", "c"], "requests that end with an error have finished too"
+    assert result.new_tokens == {}, "a failed step has no tokens"
+
+
+def test_a_failed_step_has_computed_no_tokens(caplog):
+    caplog.set_level(logging.CRITICAL)
+    stats = fixed(lambda chunks: 1 / 0)[0].step().stats
+    assert (stats.prefill_tokens, stats.decode_tokens) == (0, 0), "a failed step computed nothing: it counts no tokens"
+    assert (stats.num_running, stats.num_waiting) == (0, 1), "its three requests have ended"
+
+
+def test_a_request_aborted_during_the_step_is_not_among_the_finished():
+    def run(chunks):
+        engine.abort("c")
+        return one_hot(7, 8)
+
+    engine, _, _ = fixed(run)
+    assert names(engine.step().finished) == ["a"], (
+        "c was aborted while the step ran. Its caller knows; to others it would look as if an answer had ended"
+    )
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_in_a_step_is_not_a_failed_step(signal):
     def stop(chunks):
-        raise KeyboardInterrupt
+        raise signal
 
     engine, scheduler, _ = fixed(stop)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(signal):
         engine.step()
-    assert scheduler.log == []
+    assert scheduler.log == [], "the requests are not to blame: catch Exception, and let everything else through"
 
 
 def test_a_step_without_chunks_does_not_call_the_model():
     engine, scheduler, _ = fixed(lambda chunks: 1 / 0)
     scheduler.chunks = []
     scheduler.update = lambda chunks, sampled: {}
-    assert engine.step().new_tokens == {} and scheduler.log == []
+    assert engine.step().new_tokens == {}
+    assert scheduler.log == [], "nothing was scheduled: do not call the model with no chunks"
 
 
 # --- whole runs

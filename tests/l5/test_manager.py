@@ -1,6 +1,7 @@
 """Lesson 5. The manager: tables by request id, refused calls that change nothing, correct copies, separate forks."""
 
 import random
+from array import array
 
 import pytest
 import torch
@@ -22,6 +23,14 @@ def manager_with(blocks=8, block_size=4, **tables):
         manager.allocator.held |= set(held)
         manager.allocator.free_blocks = [b for b in manager.allocator.free_blocks if b not in held]
     return manager
+
+
+def listed(row):
+    """Return the blocks that `grow` answered as a list."""
+    assert isinstance(row, array) and row.typecode == "i", (
+        f"grow returned {row!r}: it returns the blocks as an int32 array, the table's row, from which plans are built"
+    )
+    return row.tolist()
 
 
 def books(manager):
@@ -53,16 +62,20 @@ def test_a_second_table_for_a_request_is_refused():
 
 def test_grow_takes_a_block_only_when_the_held_ones_are_full():
     manager = manager_with(a=([3], 2))
-    assert manager.grow("a", 4).tolist() == [3], "four tokens fit in the block that is held"
-    assert len(manager.grow("a", 5)) == 2, "the fifth token needs a second block"
-    assert manager.tables["a"].num_tokens == 5, "num_tokens counts the tokens that the table has slots for"
-    assert manager.num_free_blocks == 6
+    assert listed(manager.grow("a", 4)) == [3], "four tokens fit in the block that is held"
+    assert manager.tables["a"].num_tokens == 4, "two tokens were in use, now it is four: num_tokens rises with them"
+    assert len(listed(manager.grow("a", 5))) == 2, "the fifth token needs a second block"
+    assert manager.tables["a"].num_tokens == 5, "num_tokens rises to the total that grow was given"
+    assert manager.num_free_blocks == 6, "of 8 blocks a holds two"
+    assert manager.tables["a"].blocks == manager.tables["a"].row.tolist(), "blocks and row list the same blocks"
 
 
 def test_grow_takes_the_total_length_not_the_additional_tokens():
     manager = manager_with(a=([3, 5], 7))
-    assert manager.grow("a", 7).tolist() == [3, 5], "grow takes the total length, and 7 tokens have slots already"
-    assert manager.grow("a", 3).tolist() == [3, 5] and manager.tables["a"].num_tokens == 7, "grow never shrinks a table"
+    assert listed(manager.grow("a", 7)) == [3, 5], "grow takes the total length, and 7 tokens have slots already"
+    assert listed(manager.grow("a", 3)) == [3, 5], "grow never shrinks a table: 3 tokens have slots, and so have 7"
+    assert manager.tables["a"].num_tokens == 7, "grow never shrinks a table: it has 7 tokens, and 3 were asked for"
+    assert len(listed(manager.grow("a", 9))) == 3, "9 tokens in total need 3 blocks of 4, and two are held"
 
 
 def test_grow_that_fails_changes_nothing():

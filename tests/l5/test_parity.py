@@ -50,8 +50,17 @@ def check_answers(finished, lengths, family=FAMILY, new_tokens=NEW):
         assert got == want, f"the prompt of {length} tokens: new token {where} differs from the one it gets alone"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_batched_requests_equal_hugging_face_alone(family):
+def test_batched_requests_equal_hugging_face_alone():
+    check_batch(FAMILY)
+
+
+@pytest.mark.slow("mini_engine", "tests/l5")  # the model's shapes are nothing to the scheduler: these prove the course
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != FAMILY])
+def test_batched_requests_of_every_family_equal_hugging_face_alone(family):
+    check_batch(family)
+
+
+def check_batch(family):
     engine = engine_for(family)
     add(engine, LENGTHS, family)
     check_answers(drain(engine), LENGTHS, family)

@@ -1,6 +1,7 @@
 """Lesson 5. The runner: a step's plan, equal to lesson 3's, and the rows that need logits."""
 
 import random
+import sys
 from array import array
 
 import torch
@@ -43,32 +44,82 @@ def test_prefills_chunks_and_decodes_share_one_plan():
 
 
 def test_the_tokens_fed_are_those_of_the_chunks():
-    assert plan_step(MIXED, 4, CPU).token_ids.tolist() == [1, 2, 3, 5, 3, 4, 5, 6]
+    assert plan_step(MIXED, 4, CPU).token_ids.tolist() == [1, 2, 3, 5, 3, 4, 5, 6], (
+        "chunk after chunk, tokens start … stop - 1 of its request; the prompts here are 1, 2, 3, …"
+    )
 
 
 def test_logits_are_computed_for_the_last_row_of_each_chunk_that_samples():
     assert plan_step(MIXED, 4, CPU).rows.tolist() == [2, 3], "the third chunk ends in mid-prompt and samples no token"
-    assert plan_step(MIXED[2:], 4, CPU).rows.tolist() == []
+    assert plan_step(MIXED[2:], 4, CPU).rows.tolist() == [], "no chunk of this step samples"
 
 
 def test_kernel_tables_are_int32_and_torch_indices_int64():
     step = plan_step(MIXED, 4, CPU)
     meta = step.meta
-    assert meta.cu_seqlens_q.dtype == meta.seq_lens_kv.dtype == meta.block_table.dtype == torch.int32
+    for name in ("cu_seqlens_q", "seq_lens_kv", "block_table"):
+        assert getattr(meta, name).dtype == torch.int32, f"{name} is {getattr(meta, name).dtype}; kernels read int32"
     for name, tensor in (
         ("positions", meta.positions),
         ("slot_mapping", meta.slot_mapping),
         ("token_ids", step.token_ids),
+        ("rows", step.rows),
+        ("rows, of a step that samples nothing,", plan_step(MIXED[2:], 4, CPU).rows),
     ):
         assert tensor.dtype == torch.int64, f"{name} is {tensor.dtype}; torch indexes with int64"
 
 
+def test_every_tensor_is_on_the_device():
+    plan_step(MIXED, 4, CPU)
+    meta = torch.device("meta")  # a device without memory, which every machine has
+    try:
+        step = plan_step(MIXED, 4, meta)
+    except (RuntimeError, NotImplementedError):  # it computes on the device, where these numbers cannot be read
+        return
+    tensors = {"token_ids": step.token_ids, "rows": step.rows} | vars(step.meta)
+    astray = sorted(name for name, x in tensors.items() if isinstance(x, torch.Tensor) and x.device != meta)
+    assert astray == [], (
+        f"{', '.join(astray)} stayed on the CPU: put every tensor on `device`, where the model reads them"
+    )
+
+
+def python_steps(function):
+    """Return how many bytecode instructions Python executes in a call. Work done by torch is not among them."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame, event, _):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_python_loops_over_chunks_not_over_tokens():
+    few, many = ([chunk(length, 0, length, range(1, 1 + -(-length // 4)))] for length in (8, 808))
+    plan_step(few, 4, CPU)
+    more = python_steps(lambda: plan_step(many, 4, CPU)) - python_steps(lambda: plan_step(few, 4, CPU))
+    assert more < 400, (
+        f"a chunk of 808 tokens takes {more} Python instructions more than one of 8: something loops over tokens in "
+        "Python. A step has thousands of tokens; compute positions and slots for all of them with array operations"
+    )
+
+
 def test_blocks_beyond_a_chunk_are_in_the_table_but_not_in_the_slots():
     meta = plan_step([chunk(30, 4, 6, [9, 8, 7, 6])], 4, CPU).meta
-    assert meta.block_table.tolist() == [[9, 8, 7, 6]] and meta.slot_mapping.tolist() == [32, 33]
+    assert meta.block_table.tolist() == [[9, 8, 7, 6]], "the table lists all blocks of the chunk's request"
+    assert meta.slot_mapping.tolist() == [32, 33], (
+        "tokens 4 and 5 are in the second block, 8: slots 8 * 4 and 8 * 4 + 1"
+    )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     size=st.integers(1, 9),
     spans=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=9),
@@ -85,7 +136,9 @@ def test_the_plan_equals_lesson_3_s(size, spans, seed):
         chunks.append(chunk(start + count, start, start + count, table.blocks))
     want, got = plan_packed(simple, size, CPU), plan_step(chunks, size, CPU).meta
     for name, tensor in vars(want).items():
-        assert got.__dict__[name] == tensor if name == "block_size" else torch.equal(getattr(got, name), tensor), name
+        mine = getattr(got, name)
+        equal = mine == tensor if name == "block_size" else torch.equal(mine, tensor)
+        assert equal, f"{name} differs from lesson 3's plan for chunks (start, count) {spans}, blocks of {size}"
 
 
 class Echo:

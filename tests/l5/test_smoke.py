@@ -9,8 +9,11 @@ import pytest
 
 from tests.support import checkpoint, some_ids
 
+NUM_PROMPTS = 9
 PROMPTS = [
-    part for n in range(1, 17) for part in ("--prompt-ids", ",".join(map(str, some_ids(n * n % 37 + 1, 160, n))))
+    part
+    for n in range(1, NUM_PROMPTS + 1)
+    for part in ("--prompt-ids", ",".join(map(str, some_ids(n * n % 37 + 1, 160, n))))
 ]
 
 
@@ -23,14 +26,15 @@ def smoke(capsys, *arguments):
     return code, (json.loads(out) if code in (0, 1) else err)
 
 
-def test_sixteen_prompts_through_a_pool_too_small_for_all(capsys):
-    code, report = smoke(capsys, "--max-new-tokens", "12")
-    assert code == 0 and report["match"] and len(report["requests"]) == 16
+def test_prompts_through_a_pool_too_small_for_all(capsys):
+    code, report = smoke(capsys, "--max-new-tokens", "9")
+    assert code == 0 and report["match"] and len(report["requests"]) == NUM_PROMPTS
     kv = report["kv"]
     assert kv["preemptions"] > 0, "no request was preempted: the pool was not too small"
     assert kv["free_at_end"] == kv["blocks"] and kv["most_running"] > 1
 
 
+@pytest.mark.slow("mini_engine", "scripts", "tests/l5")
 @pytest.mark.parametrize("options", [("--chunk-size", "1"), ("--chunk-size", "5", "--every", "1", "--block-size", "3")])
 def test_tokens_are_equal_in_chunks_of_any_size(capsys, options):
     code, report = smoke(capsys, "--max-new-tokens", "6", *options)

@@ -39,7 +39,10 @@ def ending(detokenizer, checker):
 def test_the_end_shows_what_both_hold_back():
     checker = Watching("EN")
     answer = ending(Holding("\ufffd"), checker)
-    assert answer.finish() == "\ufffdEN", "expected what the detokenizer held, then what the stop checker held"
+    shown, why = answer.finish(), "expected what the detokenizer held, then what the stop checker held"
+    if shown == "\ufffd":
+        why = "what the stop checker held is lost: at the end it can no longer become a stop string, so show it"
+    assert shown == "\ufffdEN", why
     assert checker.given == ["\ufffd"], "the last characters may complete a stop string: pass them through the checker"
 
 
@@ -51,4 +54,14 @@ def test_after_a_stop_string_nothing_more_is_shown():
 
 def test_a_stop_string_completed_by_the_last_characters_counts():
     answer = ending(Holding("D"), Watching("never shown", stop="END"))
-    assert answer.finish() == "D" and answer.stop == "END"
+    shown = answer.finish()
+    assert answer.stop == "END", "the last characters completed a stop string: set `stop`"
+    assert shown == "D", (
+        "show what the checker lets through, and not what it held back: that is part of the stop string"
+    )
+
+
+def test_an_answer_without_a_stop_string_has_none_at_the_end():
+    answer = ending(Holding(""), Watching(""))
+    assert answer.finish() == "", "nothing was held back"
+    assert answer.stop is None, "no stop string ended the answer"

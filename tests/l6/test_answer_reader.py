@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_engine.engine.answer import AnswerReader
+from mini_engine.engine.grammar import ANYTHING
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.pocket import POCKET_DIR
@@ -22,7 +23,12 @@ def tokenizer():
 def read(token_ids, sizes, stop=()):
     """All deltas of an answer that gains `sizes[i]` tokens in step i and ends with max_tokens."""
     request = SimpleNamespace(
-        params=SamplingParams(stop=stop), output_ids=[], is_finished=False, finish_reason=None, error=None
+        params=SamplingParams(stop=stop),
+        output_ids=[],
+        matcher=ANYTHING,
+        is_finished=False,
+        finish_reason=None,
+        error=None,
     )
     reader, deltas, left = AnswerReader(request, tokenizer()), [], list(token_ids)
     for size in [*sizes, len(left)]:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from tokenizers.decoders import DecodeStream
-from transformers import AutoTokenizer
 
 from mini_engine.engine.detokenizer import Detokenizer
 from mini_engine.pocket import POCKET_DIR
@@ -38,6 +37,8 @@ def pocket():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A byte-level BPE with 300 entries: nearly every character beyond ASCII is split over several tokens."""
+    from transformers import AutoTokenizer
+
     raw = RawTokenizer(models.BPE())
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -152,33 +153,54 @@ def test_special_tokens_are_not_shown(pocket):
     assert "".join(deltas) + rest == "Yes."
 
 
-def test_a_token_costs_the_bytes_it_has_and_no_more(pocket):
-    """The cost of a token does not depend on the answer's length: the bytes of each token are looked up once."""
+class Counted(list):
+    """Counts how often an entry is looked up."""
 
-    class Counted(list):
-        looked_up = 0
+    looked_up = 0
 
-        def __getitem__(self, index):
-            self.looked_up += 1
-            return super().__getitem__(index)
+    def __getitem__(self, index):
+        self.looked_up += 1
+        return super().__getitem__(index)
 
-    table = Counted(pocket.token_bytes)
-    detokenizer, ids = Detokenizer(table), pocket.encode("one two three " * 200)
+
+def test_a_token_costs_the_bytes_it_has_and_no_more():
+    """The cost of a token does not depend on the answer's length: an entry or two are looked up for each."""
+    table = Counted([b"one ", b"\xf0\x9f\x98", b"\x80"])
+    detokenizer, ids = Detokenizer(table), [0, 1, 2] * 100 + [1]
     for token in ids:
         detokenizer.push(token)
-    assert table.looked_up == len(ids), f"{table.looked_up} lookups for {len(ids)} tokens: old tokens are decoded again"
+    most = 3 * len(ids)  # looking twice at the same entry does no harm
+    assert table.looked_up <= most, f"{table.looked_up} lookups for {len(ids)} tokens: old tokens are decoded again"
     held = detokenizer.decoder.getstate()[0]
     assert len(held) <= 3, "at most three bytes of an unfinished character are held back"
 
 
 def test_every_byte_has_one_character():
     table = byte_of_character()
-    assert sorted(table.values()) == list(range(256))
-    assert bytes_of_token("ĠParis") == b" Paris" and bytes_of_token("Ċ") == b"\n"
+    assert sorted(table.values()) == list(range(256)), "256 stand-ins, one for each byte"
+    paris, why = bytes_of_token("ĠParis"), "Ġ is how tokenizer.json spells the byte 20, a space; P stands for itself"
+    if paris == "ĠParis".encode():
+        why = "the token's spelling was taken for its text: Ġ stands for the byte 20, a space"
+    assert paris == b" Paris", why
+    assert bytes_of_token("Ċ") == b"\n", "Ċ is how tokenizer.json spells a line break"
+    spelled = "".join(table)
+    assert bytes_of_token(spelled) == bytes(table.values()), "each stand-in is one byte, in the order of the token"
+
+
+def test_a_token_may_be_part_of_a_character():
+    assert bytes_of_token("ð") == b"\xf0", "ð stands for byte F0, the first of an emoji: one byte, not ð's UTF-8"
+
+
+def test_an_empty_token_has_no_bytes():
+    assert bytes_of_token("") == b"", "no character, no byte"
 
 
 def test_a_token_of_plain_text_is_its_own_bytes():
-    assert bytes_of_token("漢") == "漢".encode()
+    assert bytes_of_token("漢") == "漢".encode(), "漢 stands for no byte, so the token is plain text"
+
+
+def test_one_character_of_plain_text_makes_the_whole_token_plain_text():
+    assert bytes_of_token("é漢") == "é漢".encode(), "é could stand for byte E9, but beside 漢 it is an é: C3 A9"
 
 
 # Four tokens: two that begin an emoji, its last byte with a character after it, and plain text.
@@ -187,20 +209,64 @@ SMILE = [b"\xf0\x9f", b"\x98", b"\x80!", b"ok"]
 
 def test_push_holds_back_the_bytes_of_an_unfinished_character():
     detokenizer = Detokenizer(SMILE)
-    assert [detokenizer.push(token) for token in (3, 0, 1, 2)] == ["ok", "", "", "😀!"], (
-        "hold the bytes back until the character is complete, then show it with what follows"
-    )
+    shown = [detokenizer.push(token) for token in (3, 0, 1, 2)]
+    why = "hold the bytes back until the character is complete, then show it with what follows"
+    if shown == [SMILE[token].decode(errors="replace") for token in (3, 0, 1, 2)]:
+        why = f"each token was decoded alone: {why}"
+    assert shown == ["ok", "", "", "😀!"], why
 
 
 def test_push_shows_nothing_of_a_hidden_token():
     assert Detokenizer(SMILE, hidden_ids={3}).push(3) == "", "an end mark is meant for the engine, not for the reader"
 
 
-def test_finish_shows_what_never_became_a_character():
+def test_a_hidden_token_inside_a_character_changes_nothing():
+    detokenizer = Detokenizer(SMILE, hidden_ids={3})
+    assert [detokenizer.push(token) for token in (0, 3, 1, 3, 2)] == ["", "", "", "", "😀!"], (
+        "a hidden token between the tokens of a character: the bytes before it still wait for theirs"
+    )
+
+
+def test_token_0_can_be_shown_and_hidden():
+    assert Detokenizer([b"a", b"b"], hidden_ids={1}).push(0) == "a", "token 0 is a token like any other"
+    assert Detokenizer([b"a", b"b"], hidden_ids={0}).push(0) == "", "and may be hidden like any other"
+
+
+def test_bytes_that_cannot_become_a_character_are_shown_as_u_fffd():
+    detokenizer = Detokenizer([b"\xff", b"\xf0\x9f", b"A"])
+    assert [detokenizer.push(token) for token in (0, 1, 2)] == ["\ufffd", "", "\ufffdA"], (
+        "FF begins no character; F0 9F begins one that A does not continue. Decoding at once gives U+FFFD for each"
+    )
+
+
+def holding(tokens):
+    """Return a detokenizer that has taken these tokens of SMILE."""
     detokenizer = Detokenizer(SMILE)
-    detokenizer.decoder.decode(SMILE[0])
-    assert detokenizer.finish() == "\ufffd", "decoding at once gives U+FFFD here, so the stream must too"
+    try:
+        for token in tokens:
+            detokenizer.push(token)
+    except NotImplementedError:  # `finish` is tested before `push` is written
+        detokenizer.decoder.decode(b"".join(SMILE[token] for token in tokens))
+    return detokenizer
+
+
+@pytest.mark.parametrize("tokens", [(0,), (0, 1), (3, 0)])
+def test_finish_shows_what_never_became_a_character(tokens):
+    held = b"".join(SMILE[token] for token in tokens)
+    why = f"after the bytes {held!r}: decoding them at once ends in one U+FFFD, so the stream must too"
+    try:
+        left = holding(tokens).finish()
+    except UnicodeDecodeError as error:
+        error.add_note(f"expected U+FFFD {why}")
+        raise
+    assert left == "\ufffd", why if left else f"the last bytes are lost {why}"
 
 
 def test_finish_shows_nothing_when_no_bytes_are_left():
-    assert Detokenizer(SMILE).finish() == ""
+    assert holding(()).finish() == "", "nothing came, so nothing is left"
+    assert holding((3, 0, 1, 2)).finish() == "", "every byte has become a character, so nothing is left"
+
+
+def test_finish_shows_what_is_left_only_once():
+    detokenizer = holding((0,))
+    assert [detokenizer.finish(), detokenizer.finish()] == ["\ufffd", ""], "the answer ends once"

@@ -6,8 +6,6 @@ import shutil
 import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as RawTokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-from transformers.models.qwen2 import Qwen2Tokenizer
 
 from mini_engine.errors import UserError
 from mini_engine.pocket import POCKET_DIR
@@ -82,6 +80,8 @@ def pocket(directory):
 
 def by_transformers(directory):
     """Named and unnamed special tokens, added ones that are not special, padding and truncation switched on."""
+    from transformers import PreTrainedTokenizerFast
+
     raw = raw_tokenizer()
     raw.add_special_tokens(["<|bos|>"])
     raw.post_processor = processors.TemplateProcessing(
@@ -102,6 +102,8 @@ def by_transformers(directory):
 
 
 def by_qwen_s_class(directory):
+    from transformers.models.qwen2 import Qwen2Tokenizer
+
     raw = json.loads(raw_tokenizer().to_str())["model"]
     merges = [tuple(merge) for merge in raw["merges"]]
     tokenizer = Qwen2Tokenizer(
@@ -186,6 +188,8 @@ WRITERS = [
 @pytest.fixture(scope="module", params=WRITERS, ids=lambda writer: writer.__name__)
 def both(request, tmp_path_factory):
     """(ours, transformers') of the same directory."""
+    from transformers import AutoTokenizer
+
     directory = tmp_path_factory.mktemp(request.param.__name__)
     request.param(directory)
     return Tokenizer(directory), AutoTokenizer.from_pretrained(directory)

@@ -5,7 +5,6 @@ import functools
 import http.client
 import json
 import logging
-import os
 import socket
 import tempfile
 import time
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import SchedulerConfig
@@ -35,7 +33,7 @@ WATCHED = ("", "uvicorn.error", "mini_engine.engine.engine", "mini_engine.engine
 PATIENCE = 60.0  # seconds after which a test gives up; nothing that works takes nearly as long
 
 
-LONG = pytest.mark.skipif("KV_COURSE_REPORT" in os.environ, reason="takes long: `make test` runs it, `check` does not")
+LONG = pytest.mark.reference  # `make test` runs it, a check does not
 
 
 class Answered(NamedTuple):
@@ -62,6 +60,8 @@ def models():
     """(ours, Hugging Face's): a small random model with the pocket's vocabulary, and no end token."""
     with tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True) as folder:
         path = write_checkpoint(Path(folder), vocab_size=len(tokenizer().token_bytes), max_position_embeddings=512)
+        from transformers import AutoModelForCausalLM
+
         return load_model(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 

@@ -33,18 +33,24 @@ def test_every_token_of_the_answer_is_counted_the_last_one_too():
         f"{found['completion_tokens']} of 4 tokens are counted: "
         "the last token has no KV, but the client got it; count tokens, not their KV"
     )
-    assert (found["prompt_tokens"], found["total_tokens"]) == (3, 7)
+    assert (found["prompt_tokens"], found["total_tokens"]) == (3, 7), "3 tokens of the prompt and 4 of the answer"
 
 
 def test_a_prompt_counts_once_however_many_answers_it_has():
     found = usage([done([1, 2, 3], [4]), done([1, 2, 3], [4, 5]), done([6], [7]), done([6], [7])], n=2)
-    assert found["prompt_tokens"] == 4 and found["completion_tokens"] == 5 and found["total_tokens"] == 9
+    assert found["prompt_tokens"] == 4, "two prompts, of 3 and 1 tokens, with n=2 answers each: the prompts count once"
+    assert found["completion_tokens"] == 5, "the answers have 1, 2, 1 and 1 tokens, and all of them count"
+    assert found["total_tokens"] == 9, "the sum of both"
 
 
 def test_cached_tokens_are_told():
-    found = usage([done(range(32), [4], cached=16), done(range(32), [4], cached=31)], n=2)
-    assert found["prompt_tokens_details"] == {"cached_tokens": 16}, "of the prompt, as its first answer found it"
-    assert found["prompt_tokens"] == 32, "cached tokens are prompt tokens too"
+    first, second = [done(range(32), [4], cached=k) for k in (16, 31)], [done(range(9), [4], cached=k) for k in (4, 8)]
+    found = usage(first + second, n=2)
+    assert found["prompt_tokens_details"] == {"cached_tokens": 20}, (
+        "16 of the first prompt and 4 of the second, as their first answers found them: an answer that comes later "
+        "finds the first one's blocks, and a prompt counts once"
+    )
+    assert found["prompt_tokens"] == 41, "cached tokens are prompt tokens too"
 
 
 @pytest.mark.parametrize(("reason", "word"), [("stop", "stop"), ("length", "length"), (None, None)])
@@ -54,14 +60,15 @@ def test_an_answer_that_ended_well_says_why(reason, word):
         f"finish_reason is {found!r} for an engine's {reason!r}: "
         "a client that gets 'stop' for a cut-off answer takes it for a complete one"
     )
-    assert json.dumps({"finish_reason": found}) == json.dumps({"finish_reason": word})
+    assert json.dumps({"finish_reason": found}) == json.dumps({"finish_reason": word}), "as JSON it is OpenAI's word"
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
 def test_an_answer_that_ended_badly_is_an_error_and_no_reason(reason):
-    with pytest.raises(ApiError, match="the pool is on fire") as caught:
+    with pytest.raises(ApiError) as caught:
         finish_reason(TextDelta("", [], reason, "the pool is on fire"))
     assert caught.value.status_code == 500, "OpenAI's clients know no finish_reason for this: say that it failed"
+    assert "the pool is on fire" in caught.value.detail, f"the message must say why, delta.error: {caught.value.detail}"
 
 
 # Forms

@@ -118,6 +118,7 @@ def run_to_the_end(*arguments: str, **environment: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@LONG
 def test_a_port_that_is_taken_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, errors = run_to_the_end("--port", str(taken.getsockname()[1]))

@@ -5,10 +5,12 @@ import json
 import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 
 from mini_engine.engine.worker import EngineStopped, QueueFull
 from mini_engine.errors import UserError
-from mini_engine.server.errors import as_api_error, refusal
+from mini_engine.server import errors
+from mini_engine.server.errors import ApiError, as_api_error, refusal
 from mini_engine.server.protocol import ChatRequest, CompletionRequest
 from tests.l7.service import Service
 
@@ -27,27 +29,43 @@ def invalid(model, body) -> RequestValidationError:
     )
 
 
-@pytest.mark.parametrize("name", ["best_of", "suffix", "logit_bias", "echo", "tools", "response_format", "temprature"])
+@pytest.mark.parametrize("name", ["suffix", "logit_bias", "echo", "tools", "response_format", "temprature", "body"])
 def test_a_parameter_that_is_not_supported_is_refused_by_name(name):
     found = refusal(invalid(CompletionRequest, ALL | {name: 1}))
-    assert found.status_code == 400 and found.param == name
-    assert name in found.detail, f"name the parameter: {found.detail}"
+    assert found.status_code == 400, "the client can fix it: 400"
+    assert found.param == name, f"param is {found.param!r}, but the parameter at fault is {name!r}"
+    assert name in found.detail, f"the message must name the parameter {name!r}: {found.detail}"
 
 
 def test_a_wrong_value_is_refused_with_the_path_to_it():
     found = refusal(invalid(ChatRequest, {"messages": [{"role": "owner", "content": "x"}]}))
-    assert (found.status_code, found.param) == (400, "messages")
-    assert "messages.0.role" in found.detail, found.detail
+    assert found.status_code == 400, "a mistake that the client can fix is 400 (422 is FastAPI's habit, not OpenAI's)"
+    assert found.param == "messages", f"param is {found.param!r}: it is the first part of the path, 'messages'"
+    assert "messages.0.role" in found.detail, f"the message must have the whole path, messages.0.role: {found.detail}"
+    assert "'system'" in found.detail, f"the message must say what is wrong with it, pydantic's `msg`: {found.detail}"
+
+
+def test_the_first_of_several_mistakes_is_named():
+    found = refusal(invalid(CompletionRequest, ALL | {"max_tokens": "one", "temperature": "hot"}))
+    first = invalid(CompletionRequest, ALL | {"max_tokens": "one", "temperature": "hot"}).errors()[0]["loc"][1]
+    assert found.param == first and first in found.detail, (
+        f"two parameters are wrong, and {first} is the first in error.errors(); the refusal names {found.param}"
+    )
 
 
 def test_a_wrong_type_of_one_that_may_have_several_is_one_sentence():
     found = refusal(invalid(CompletionRequest, {"prompt": {"text": "one"}}))
-    assert found.param == "prompt" and "give a text, a list of token ids, or a list of either" in found.detail
+    assert found.param == "prompt", f"param is {found.param!r}, but the parameter at fault is 'prompt'"
+    assert "give a text, a list of token ids, or a list of either" in found.detail, (
+        f"the message must have pydantic's `msg`, which says what to give: {found.detail}"
+    )
 
 
 def test_a_body_that_is_no_object_is_refused():
     found = refusal(RequestValidationError([{"type": "model_attributes_type", "loc": ("body",), "msg": "no object"}]))
-    assert found.status_code == 400 and found.param is None and found.detail
+    assert found.status_code == 400, "the client can fix it: 400"
+    assert found.param is None, "the whole body is at fault, not a parameter: there is no path behind 'body'"
+    assert found.detail, "the message is empty: say that the body must be an object"
 
 
 def test_a_body_that_is_no_json_is_refused():
@@ -58,12 +76,15 @@ def test_a_body_that_is_no_json_is_refused():
         "ctx": {"error": "Expecting value"},
     }
     found = refusal(RequestValidationError([error]))
-    assert found.status_code == 400 and found.param is None and "Expecting value" in found.detail
+    assert found.status_code == 400, "the client can fix it: 400"
+    assert found.param is None, f"param is {found.param!r}: the 3 in `loc` is a place in the text, not a parameter"
+    assert "Expecting value" in found.detail, f"the message must say what is wrong, ctx['error']: {found.detail}"
 
 
 @pytest.mark.parametrize("value", ["5", True, 2.5, [5]])
 def test_a_number_is_a_number(value):
-    assert refusal(invalid(CompletionRequest, ALL | {"max_tokens": value})).param == "max_tokens"
+    found = refusal(invalid(CompletionRequest, ALL | {"max_tokens": value}))
+    assert found.param == "max_tokens", f"max_tokens is {value!r}, and the refusal names {found.param!r}"
 
 
 def test_null_means_left_out():
@@ -71,30 +92,66 @@ def test_null_means_left_out():
     assert wanted.temperature == 1.0 and not wanted.stop
 
 
+def parts(error) -> tuple:
+    """Status, type, code and param of the response to `error`, and the seconds of Retry-After, 0 without one."""
+    found = as_api_error(error)
+    assert isinstance(found, ApiError), f"as_api_error({error!r}) is {found!r}; it returns an ApiError for every error"
+    response, told = found.response(), found.body["error"]
+    return found.status_code, told["type"], told["code"], told["param"], int(response.headers.get("retry-after", 0))
+
+
 def test_too_many_waiting_is_429_with_retry_after():
-    found = as_api_error(QueueFull("3 requests wait already"))
-    assert found.status_code == 429
-    assert int((found.headers or {}).get("Retry-After", 0)) >= 1, (
-        f"429 came with the headers {found.headers}: without Retry-After clients come back at once, all of them"
-    )
-    assert found.body["error"]["code"] == "rate_limit_exceeded"
+    status, kind, code, _, seconds = parts(QueueFull("3 requests wait already"))
+    assert (status, kind) == (429, "rate_limit_error"), "too many are waiting: 429, not now"
+    assert seconds >= 1, f"Retry-After is {seconds or None}: without Retry-After clients come back at once, all of them"
+    assert code == "rate_limit_exceeded", f"the code is {code!r}; programs look for 'rate_limit_exceeded'"
+    assert "3 requests" in as_api_error(QueueFull("3 requests wait already")).detail, "say what the exception says"
 
 
-def test_an_engine_that_stops_is_503():
-    found = as_api_error(EngineStopped("stopping"))
-    assert found.status_code == 503 and found.body["error"]["type"] == "server_error"
+def test_an_engine_that_stops_is_503_with_retry_after():
+    status, kind, code, _, seconds = parts(EngineStopped("stopping"))
+    assert (status, kind) == (503, "server_error"), "the server is shutting down: 503, not here any more"
+    assert code == "shutting_down", f"the code is {code!r}; programs look for 'shutting_down'"
+    assert seconds >= 1, f"Retry-After is {seconds or None}: say when to try again, at another server"
 
 
 def test_a_user_s_mistake_is_400_and_names_its_parameter():
-    found = as_api_error(UserError("top_p is 3; give a number from 0 to 1", param="top_p"))
-    assert (found.status_code, found.param) == (400, "top_p")
-    found = as_api_error(UserError("the prompt is empty; give at least one token"))
-    assert (found.status_code, found.param) == (400, None)
+    error = UserError("top_p is 3; give a number from 0 to 1", param="top_p")
+    assert parts(error)[0] == 400, "the client's own mistake is 400"
+    assert parts(error)[3] == "top_p", "UserError says which parameter is at fault: error.param"
+    assert "top_p is 3" in as_api_error(error).detail, "say what the exception says"
+    assert parts(UserError("the prompt is empty; give at least one token"))[3] is None, "no parameter was named"
 
 
-def test_anything_else_is_500_in_the_same_shape():
-    found = as_api_error(RuntimeError("the roof"))
-    assert found.status_code == 500 and "the roof" in found.body["error"]["message"]
+def test_an_api_error_is_returned_as_it_is():
+    error = ApiError(404, "there is no such model", param="model", code="model_not_found")
+    assert as_api_error(error) is error, "an ApiError has its status, param and code already: leave it as it is"
+
+
+def test_an_http_exception_keeps_its_status_and_headers():
+    found = as_api_error(HTTPException(405, "Method Not Allowed", {"Allow": "POST"}))
+    assert found.status_code == 405, (
+        f"FastAPI's own exceptions know their status, 405 here: it became {found.status_code}"
+    )
+    assert found.detail == "Method Not Allowed", "and their message, `detail`"
+    assert found.response().headers.get("allow") == "POST", "and their headers: Allow says which methods there are"
+
+
+def test_a_validation_error_is_what_refusal_says(monkeypatch):
+    said = ApiError(400, "whatever refusal says")
+    monkeypatch.setattr(errors, "refusal", lambda error: said)
+    error = RequestValidationError([{"type": "missing", "loc": ("body", "prompt"), "msg": "Field required"}])
+    assert as_api_error(error) is said, "call refusal, task 3, for a RequestValidationError"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the roof"), ValueError("the roof"), TimeoutError("the roof")])
+def test_anything_else_is_500_in_the_same_shape(error):
+    status, kind, *_ = parts(error)
+    assert (status, kind) == (500, "server_error"), "not the client's fault, and not a matter of waiting: 500"
+    said = as_api_error(error).detail
+    assert type(error).__name__ in said and "the roof" in said, (
+        f"the message must have the exception's type and text: {said}"
+    )
 
 
 # Over a real socket
@@ -108,7 +165,7 @@ BAD = {
     "not a number": ({"prompt": "x", "top_p": float("nan")}, "top_p"),
     "a large seed": ({"prompt": "x", "seed": 2**70}, "seed"),
     "no prompt": ({"max_tokens": 1}, "prompt"),
-    "an empty prompt": ({"prompt": ""}, None),
+    "an empty prompt": ({"prompt": ""}, "prompt"),
     "an id outside the vocabulary": ({"prompt": [1, 99999]}, None),
     "half a character": ({"prompt": "\ud800"}, "prompt"),
     "too long for the model": ({"prompt": "x", "max_tokens": 10**6}, None),
@@ -161,9 +218,10 @@ def test_another_model_s_name_is_404(server: Service):
     [
         (CHAT | {"max_completion_tokens": 3}, "two names for the same thing"),
         (CHAT | {"top_logprobs": 2}, "logprobs: true"),
-        ({"messages": []}, "messages: "),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content: give a text"),
-        (CHAT | {"functions": []}, "'functions'"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": 3}]}, "give a text, or a list of"),
+        (CHAT | {"functions": []}, "functions"),
     ],
 )
 def test_a_bad_chat_is_400(server: Service, body, words):

@@ -51,7 +51,7 @@ def bodies(model, base):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_parameters_are_answered_or_refused(server: Service, path, data):
     body = data.draw(bodies(*PATHS[path]))
@@ -62,13 +62,13 @@ def test_any_parameters_are_answered_or_refused(server: Service, path, data):
 
 
 @given(data=st.binary(max_size=60))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_refused(server: Service, data):
     assert server.post("/v1/completions", data).status in (400, 413)
 
 
 @given(path=st.text("/v1chatmodels.%?#:@é\n ", max_size=20), method=st.sampled_from(["GET", "POST", "PUT", "DELETE"]))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_path_is_found_or_not(server: Service, path, method):
     from urllib.parse import quote
 

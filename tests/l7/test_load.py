@@ -91,10 +91,10 @@ async def dawdle(service: Service) -> None:
         writer.transport.abort()
 
 
-async def one_round(service: Service, number: int) -> Counter:
+async def one_round(service: Service, number: int, num_clients: int = CLIENTS) -> Counter:
     """All clients at once, beside one that dawdles and is still reading when the others are done."""
     slow = asyncio.create_task(dawdle(service))
-    clients = (one_client(service, 1000 * number + seed) for seed in range(CLIENTS))
+    clients = (one_client(service, 1000 * number + seed) for seed in range(num_clients))
     done = sum(await asyncio.gather(*clients), Counter())
     assert not slow.done(), "the slow client was to read on"
     slow.cancel()
@@ -115,18 +115,26 @@ def rounds(service: Service, count: int) -> list[int]:
         done = asyncio.run(one_round(service, number))
         assert done.total() == CLIENTS * REQUESTS and done["served"] > 80 and done["hung up"] > 40, done
         service.wait_until_idle()
-        service.wait_until("no request is in flight", lambda: service.app.num_in_flight == 0)
+        service.wait_until("no request is in flight", lambda: service.app.drain.num_in_flight == 0)
         gc.collect()
         held.append(resident_bytes() if sys.platform == "linux" else 0)
     return held
 
 
+def test_clients_that_hang_up_leave_nothing_behind(service: Service):
+    done = asyncio.run(one_round(service, 0, num_clients=10))
+    assert done["served"] and done["hung up"], f"this run tests too little: {done}"
+    service.wait_until_idle()
+    service.wait_until("no request is in flight", lambda: service.app.drain.num_in_flight == 0)
+
+
+@LONG
 def test_two_hundred_requests_a_third_of_which_hang_up(service: Service):
     rounds(service, 1)
     assert service.post("/v1/completions", {"prompt": [1], "max_tokens": 1}).status == 200
 
 
-@pytest.mark.slow
+@pytest.mark.slow("mini_engine", "tests/l7")
 @LONG
 def test_ten_such_rounds_leave_no_memory_behind(service: Service):
     held = rounds(service, 10)

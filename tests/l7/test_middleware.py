@@ -10,7 +10,6 @@ import pytest
 from mini_engine.errors import UserError
 from mini_engine.server.background import DrainingServer, listen, url_of
 from mini_engine.server.config import ServerConfig
-from mini_engine.server.errors import ApiError
 from mini_engine.server.middleware import ApiKey, BodyLimit, Drain
 from tests.l7.service import PATIENCE, Service, exchange, read_answer
 
@@ -18,15 +17,15 @@ SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers":
 
 
 class Inner:
-    """An app that notes how many requests are in flight, and answers 200, or fails."""
+    """An app that notes how many requests are in flight, and answers 200, or raises `fails`."""
 
-    def __init__(self, fails=False):
+    def __init__(self, fails=None):
         self.seen, self.fails, self.drain = [], fails, None
 
     async def __call__(self, scope, receive, send):
         self.seen.append(self.drain.num_in_flight if self.drain else scope["path"])
         if self.fails:
-            raise KeyError("inside")
+            raise self.fails
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
@@ -54,25 +53,55 @@ def draining(**options):
 
 def test_requests_are_served_and_counted_while_in_flight():
     drain, inner = draining()
-    assert call(drain)[0] == 200
+    assert call(drain)[0] == 200, "no drain has begun: the request is passed on to the app"
     assert inner.seen == [1], "one request was in flight while it was served"
     assert drain.num_in_flight == 0, "and none afterwards"
 
 
-def test_a_request_that_fails_is_no_longer_in_flight():
-    drain, _ = draining(fails=True)
-    with pytest.raises(KeyError):
+def test_requests_at_the_same_time_are_all_counted():
+    async def scene():
+        counts, leave = [], [asyncio.Event(), asyncio.Event()]
+
+        async def inner(scope, receive, send):
+            await leave[scope["number"]].wait()
+
+        drain = Drain(inner)
+        serving = [asyncio.create_task(drain(SCOPE | {"number": number}, None, None)) for number in range(2)]
+        for number in (0, 1, None):
+            await asyncio.sleep(0)
+            counts.append(drain.num_in_flight)
+            if number is not None:
+                leave[number].set()
+                await serving[number]
+        return counts
+
+    found = asyncio.run(asyncio.wait_for(scene(), 10))
+    assert found == [2, 1, 0], (
+        f"num_in_flight was {found} while two requests came and left one by one; "
+        "a count that forgets one ends the server before that one's answer is complete"
+    )
+
+
+@pytest.mark.parametrize("error", [KeyError("inside"), asyncio.CancelledError()], ids=["an error", "a cancellation"])
+def test_a_request_that_fails_is_no_longer_in_flight(error):
+    drain, _ = draining(fails=error)
+    with pytest.raises(type(error)):
         call(drain)
-    assert drain.num_in_flight == 0, "the count must go down however it ends, or the server never ends"
+    assert drain.num_in_flight == 0, (
+        f"num_in_flight is {drain.num_in_flight} after {error!r}: the count must go down however a request ends, "
+        "or the server never ends"
+    )
 
 
 def test_a_draining_server_refuses_new_requests_and_says_when_to_retry():
     drain, inner = draining()
     drain.begin()
     status, headers, body = call(drain)
-    assert status == 503 and inner.seen == [], "no new request may be served during the drain"
-    assert int(headers["retry-after"]) >= 1 and headers["connection"] == "close"
-    assert body["error"]["code"] == "shutting_down" and drain.num_in_flight == 0
+    assert status == 503 and inner.seen == [], "no new request may be served during the drain: 503"
+    assert int(headers.get("retry-after", 0)) >= 1, f"say when to retry, as the page's table does: {headers}"
+    assert headers.get("connection") == "close", f"Connection: close sends the client to another server: {headers}"
+    assert body["error"]["code"] == "shutting_down", f"programs look for the code 'shutting_down': {body}"
+    assert drain.num_in_flight == 0, "a refused request is not in flight: the server would wait for it"
 
 
 def test_health_and_metrics_pass_every_middleware():
@@ -81,7 +110,7 @@ def test_health_and_metrics_pass_every_middleware():
     assert call(ApiKey(drain, "secret"), SCOPE | {"path": "/health"})[0] == 200 and len(inner.seen) == 1
 
 
-@pytest.mark.parametrize("header", [b"", b"Bearer wrong", b"secret", b"bearer secret", b"Bearer secret ", b"\xff\xfe"])
+@pytest.mark.parametrize("header", [b"", b"Bearer wrong", b"secret", b"Basic secret", b"Bearer secret ", b"\xff\xfe"])
 def test_a_wrong_key_is_401(header):
     scope = SCOPE | {"headers": [(b"authorization", header)]}
     status, _, body = call(ApiKey(Inner(), "secret"), scope)
@@ -89,8 +118,8 @@ def test_a_wrong_key_is_401(header):
 
 
 def test_the_right_key_opens_and_none_is_asked_for_by_default():
-    scope = SCOPE | {"headers": [(b"authorization", b"Bearer secret")]}
-    assert call(ApiKey(Inner(), "secret"), scope)[0] == 200
+    for header in (b"Bearer secret", b"bearer secret", b"BEARER  secret"):  # a scheme's name has no case
+        assert call(ApiKey(Inner(), "secret"), SCOPE | {"headers": [(b"authorization", header)]})[0] == 200, header
     assert call(ApiKey(Inner(), None))[0] == 200
 
 
@@ -102,19 +131,19 @@ def test_a_content_length_that_is_too_large_is_believed(length, status):
 
 
 def test_a_body_is_counted_as_it_comes():
-    async def greedy(scope, receive, send):
-        while True:
-            await receive()
+    sent, inner = [], Inner()
 
     async def receive():
         return {"type": "http.request", "body": b"12345", "more_body": True}
 
-    with pytest.raises(ApiError) as caught:
-        asyncio.run(BodyLimit(greedy, 12)(dict(SCOPE), receive, None))
-    assert caught.value.status_code == 413
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(BodyLimit(inner, 12)(dict(SCOPE), receive, send))
+    assert sent[0]["status"] == 413 and not inner.seen, "the app runs only once the body is there"
 
 
-@pytest.mark.parametrize("key", ["", " ", "secret\n", " secret"])
+@pytest.mark.parametrize("key", ["", " ", "secret\n", " secret", "two words", "schlüssel", "\x7f"])
 def test_a_key_that_no_client_could_send_is_refused(key):
     with pytest.raises(UserError, match="the API key"):
         ServerConfig(api_key=key)
@@ -152,13 +181,13 @@ def test_a_drain_lets_running_answers_finish_and_refuses_new_ones():
         return await running, refused
 
     with Service() as service, listen("127.0.0.1", 0) as listener:
-        server = DrainingServer(service.app, 20)
+        server = DrainingServer(service.app, PATIENCE)
         service.address = ("127.0.0.1", int(url_of(listener).rsplit(":", 1)[1]))
 
         async def both():
             serving = asyncio.create_task(server.serve([listener]))
             (status, content), refused = await scene(service, server)
-            await asyncio.wait_for(serving, 15)
+            await asyncio.wait_for(serving, PATIENCE)
             return status, read_answer(content), refused
 
         status, answer, (new_status, new_content) = asyncio.run(asyncio.wait_for(both(), 60))
@@ -176,7 +205,7 @@ def test_when_the_grace_is_over_who_is_left_is_cut_off():
         stuck = service.connect({"prompt": [1, 2, 3], "max_tokens": 400, "stream": True})
         await asyncio.to_thread(service.wait_until, "it runs", lambda: service.worker.num_running)
         server.handle_exit(signal.SIGTERM, None)
-        await asyncio.wait_for(serving, 15)
+        await asyncio.wait_for(serving, PATIENCE)
         stuck.close()
 
     with Service() as service, listen("127.0.0.1", 0) as listener:
@@ -188,4 +217,4 @@ def test_when_the_grace_is_over_who_is_left_is_cut_off():
         finally:
             cut_off.set()
         service.wait_until_idle()
-        assert 'finish_reason="abort"} 1.0' in service.metrics.text().decode(), "who is cut off is aborted"
+        assert 'finish_reason="error"} 1.0' in service.metrics.text().decode(), "what is cut off ends with an error"

@@ -4,7 +4,7 @@ import threading
 
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import Job
-from tests.l7.service import Service, greedy, read_answer, unchunked
+from tests.l7.service import LONG, Service, greedy, read_answer, unchunked
 
 SOON = 5.0  # seconds for what takes a fraction of one
 
@@ -23,14 +23,15 @@ WAITS = "a reader waits for another that does not read: give each a queue of its
 
 
 def test_a_reader_that_is_stuck_holds_up_no_other(service: Service):
-    stuck = service.worker.submit_sync([Job([5, 6, 7], SamplingParams(temperature=0, max_tokens=200))])
+    stuck = service.worker.submit_sync([Job([5, 6, 7], SamplingParams(temperature=0, max_tokens=100))])
     found = in_time(lambda: service.post("/v1/completions", SHORT))
-    assert [token for _, delta in stuck for token in delta.token_ids] == greedy((5, 6, 7), 200), "late, but all of it"
+    assert [token for _, delta in stuck for token in delta.token_ids] == greedy((5, 6, 7), 100), "late, but all of it"
     assert found, WAITS
     assert found.body["choices"][0]["token_ids"] == greedy((1, 2), 20)
     service.wait_until_idle()
 
 
+@LONG
 def test_a_client_that_does_not_read_holds_up_no_other(service: Service):
     asked = SHORT | {"prompt": [5, 6, 7], "max_tokens": 250, "n": 4, "stream": True}
     slow = service.connect(asked, receive_buffer=2048)  # and reads nothing

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mini_engine.server.sse import EventStream, event
@@ -11,11 +11,11 @@ from tests.l7.service import read_events
 
 
 def test_an_event_is_data_and_an_empty_line():
-    assert event("[DONE]") == b"data: [DONE]\n\n"
+    assert event("[DONE]") == b"data: [DONE]\n\n", "`data: `, the text, the end of its line, and an empty line"
 
 
 def test_an_event_is_utf_8():
-    assert event("Zürich 🚲") == "data: Zürich 🚲\n\n".encode()
+    assert event("Zürich 🚲") == "data: Zürich 🚲\n\n".encode(), "server-sent events are always UTF-8"
 
 
 @pytest.mark.parametrize("text", ["one\ntwo", "one\r\ntwo", "one\rtwo", "\n", "a\n\nb", "ends with one\n"])
@@ -27,10 +27,20 @@ def test_a_line_break_does_not_end_the_event(text):
     )
 
 
+@pytest.mark.parametrize("text", ["one\u2028two", "one\x85two", "one\x0btwo", "one\x1ctwo"])
+def test_only_cr_and_lf_break_a_line(text):
+    found = read_events(event(text).decode())
+    assert found == [text], (
+        f"{text!r} is read as {found}: only CR LF, LF and CR break a line of an event; splitlines breaks at more"
+    )
+
+
+@settings(max_examples=50)
 @given(texts=st.lists(st.text(), max_size=4))
 def test_whatever_is_framed_is_read_as_it_was(texts):
     stream = b"".join(map(event, texts)).decode()
-    assert read_events(stream) == [text.replace("\r\n", "\n").replace("\r", "\n") for text in texts]
+    want = [text.replace("\r\n", "\n").replace("\r", "\n") for text in texts]
+    assert read_events(stream) == want, f"the events of {texts!r} are not read as these texts; they are {stream!r}"
 
 
 def test_a_stream_is_its_events_and_done():

@@ -200,7 +200,10 @@ def turns(engine, rounds=4):
     return asked
 
 
-@pytest.mark.parametrize("blocks, chunk", [(60, 512), (60, 5), (18, 512), (18, 6)])
+@pytest.mark.parametrize(
+    "blocks, chunk",
+    [pytest.param(60, 512, marks=pytest.mark.slow), (60, 5), pytest.param(18, 512, marks=pytest.mark.slow), (18, 6)],
+)
 def test_answers_are_hugging_face_s_in_chats_branches_and_small_pools(blocks, chunk):
     model, hf = both(FAMILY)
     limits = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, chunked_prefill_size=chunk)

@@ -1,4 +1,4 @@
-"""Lesson 8. Tree, manager, counts and pool alongside a plain dictionary of prefixes, through 100,000 calls.
+"""Lesson 8. Tree, manager, counts and pool alongside a plain dictionary of prefixes, through thousands of calls.
 
 The pool is a dictionary of slots. A token's KV is a digest of all tokens up to it, so reading a block with the wrong
 contents is noticed at once.
@@ -242,7 +242,7 @@ class World:
     def clear(self):
         self.calls += 1
         if self.manager.tree.num_protected:
-            with pytest.raises(ValueError, match="locked"):
+            with pytest.raises(ValueError):
                 self.manager.clear()
         else:
             self.manager.clear()
@@ -356,7 +356,8 @@ class PrefixMachine(RuleBasedStateMachine):
         self.world.finish()
 
 
-def test_100_000_calls_keep_tree_manager_pool_and_dictionary_equal():
+def play(examples):
+    """Let hypothesis play that many games; return their worlds."""
     worlds = []
 
     class Machine(PrefixMachine):
@@ -364,8 +365,18 @@ def test_100_000_calls_keep_tree_manager_pool_and_dictionary_equal():
             super().teardown()
             worlds.append(self.world)
 
-    plan = settings(max_examples=120, stateful_step_count=50, deadline=None, phases=[Phase.generate])
+    plan = settings(max_examples=examples, stateful_step_count=50, deadline=None, phases=[Phase.generate])
     run_state_machine_as_test(Machine, settings=plan)
+    return worlds
+
+
+def test_thousands_of_calls_keep_tree_manager_pool_and_dictionary_equal():
+    assert sum(world.calls for world in play(6)) >= 4000
+
+
+@pytest.mark.slow("mini_engine/kv", "mini_engine/engine", "tests/l8")
+def test_100_000_calls_keep_tree_manager_pool_and_dictionary_equal():
+    worlds = play(120)
     assert sum(world.calls for world in worlds) >= 100_000
     assert sum(world.evicted for world in worlds) > 1000 and sum(world.waits for world in worlds) > 1000
     assert sum(world.manager.stats.num_hits for world in worlds) > 1000

@@ -1,35 +1,54 @@
 """Lesson 8. The manager: what a request finds, what it leaves behind, and what happens in between."""
 
+from types import MappingProxyType
+
 import pytest
 
 from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.manager import BlocksByState
 from mini_engine.kv.prefix_manager import PrefixCacheManager, PrefixTable
 from mini_engine.kv.radix import RadixTree
-from mini_engine.kv.radix_node import Match, key_of
+from mini_engine.kv.radix_node import TOKEN_BYTES, Match, Node, key_of
 from mini_engine.kv.refcount import RefCountedAllocator
-from tests.l8.trees import SIZE, contents, hang, tokens
+from tests.l8.trees import SIZE, contents, hang, refused, tokens
 
 
 class StubTree:
-    """A tree that finds what it is told to find, and records its calls."""
+    """A tree that finds and stores what it is told to, and records its calls.
+
+    locks: the calls that lock or unlock, in order: ("match", lock), ("insert", lock), ("lock", node), ("unlock", node).
+    asked, inserted: what was looked up and stored: (token ids, namespace), and (token ids, blocks, namespace).
+    """
 
     def __init__(self, found=(), stored=None):
-        self.width, self.num_evictable, self.log = SIZE * 4, 0, []
+        self.block_size, self.width, self.num_evictable = SIZE, SIZE * 4, 0
+        self.locks, self.asked, self.inserted = [], [], []
         self.tree = RadixTree(SIZE)
-        self.node = hang(self.tree, self.tree.root, range(1, len(found) + 1), found) if found else self.tree.root
+        self.root = self.node = self.tree.root
+        for number, block in enumerate(found):
+            self.node = hang(self.tree, self.node, (number + 1,), (block,))
         self.found, self.stored = list(found), stored
 
     def match(self, token_ids, namespace=None, lock=False):
-        self.log.append(("match", len(token_ids) // 4, lock))
-        return Match(self.node, list(self.found), len(self.found) * SIZE)
+        key = key_of(token_ids)
+        self.asked.append((list(memoryview(key).cast("I")), namespace))
+        self.locks.append(("match", lock))
+        path = list(self.node.path())[::-1][: len(key) // self.width]
+        return Match(path[-1] if path else self.root, self.found[: len(path)], len(path) * SIZE)
 
     def insert(self, token_ids, blocks, namespace=None, lock=False):
-        self.log.append(("insert", len(token_ids) // 4, list(blocks)))
-        return Match(self.tree.root, list(self.stored or blocks), len(blocks) * SIZE)
+        key = key_of(token_ids)
+        self.inserted.append((list(memoryview(key).cast("I")), list(blocks), namespace))
+        self.locks.append(("insert", lock))
+        has = list(blocks if self.stored is None else self.stored)
+        self.new = Node(self.root, (namespace, key[: self.width]), key, has)
+        return Match(self.new, has, len(has) * SIZE)
+
+    def lock(self, node):
+        self.locks.append(("lock", node))
 
     def unlock(self, node):
-        self.log.append(("unlock", node))
+        self.locks.append(("unlock", node))
 
 
 def manager_of(usable=12, cached=(), **options):
@@ -51,12 +70,19 @@ def serve(manager, name, prompt, computed=None, end=True, **where):
 
 
 class PlainCounts(RefCountedAllocator):
-    """Frees blocks without checks."""
+    """Frees blocks without checks, except that no table of `tables` may still point at a block that becomes free."""
+
+    tables = MappingProxyType({})
 
     def free(self, blocks):
         for block in blocks:
             self.counts[block] -= 1
             if self.counts[block] == 0:
+                users = [name for name, table in self.tables.items() if block in table.blocks or block in table.row]
+                assert not users, (
+                    f"block {block} is freed while the table of {users[0]!r} still has it; "
+                    "the table and its row must point at the blocks that stay before the duplicates are freed"
+                )
                 self.held.remove(block)
                 self.free_blocks.append(block)
 
@@ -65,6 +91,7 @@ def by_hand(counts, found=(), stored=None):
     """Return a manager over a stub tree, with blocks that have the reference counts of `counts`."""
     manager = manager_of()
     manager.allocator, manager.tree = PlainCounts(13, SIZE), StubTree(found, stored)
+    manager.allocator.tables = manager.tables
     for block, count in counts.items():
         manager.allocator.counts[block] = count
         manager.allocator.held.add(block)
@@ -72,9 +99,9 @@ def by_hand(counts, found=(), stored=None):
     return manager
 
 
-def table_of(manager, name, blocks, *names):
+def table_of(manager, name, blocks, *names, namespace=None):
     """Return a table built by hand that holds `blocks`; it was admitted with the tokens of `names`."""
-    table = PrefixTable(manager.allocator, key_of(tokens(*names)), None, manager.tree.node)
+    table = PrefixTable(manager.allocator, key_of(tokens(*names)), namespace, manager.tree.node)
     table.blocks, table.num_tokens = list(blocks), len(blocks) * SIZE
     table.row.fromlist(table.blocks)
     manager.tables[name] = table
@@ -88,15 +115,60 @@ def test_a_request_begins_with_the_blocks_that_are_found():
     manager = by_hand({5: 1, 6: 1}, found=[5, 6])
     assert manager.allocate("a", tokens(1, 2, 3)) == 8, "two blocks of four tokens need not be computed"
     table = manager.tables["a"]
-    assert (table.blocks, table.row.tolist(), table.num_tokens) == ([5, 6], [5, 6], 8)
+    assert isinstance(table, PrefixTable), "the request's table must be a PrefixTable: it knows what is shared"
+    assert (table.blocks, table.row.tolist(), table.num_tokens) == ([5, 6], [5, 6], 8), (
+        "the table must begin with the two blocks that were found, and count their eight tokens"
+    )
     assert manager.allocator.counts[5:7] == [2, 2], "the request must hold the blocks it found, alongside the tree"
 
 
 def test_what_is_found_is_locked_by_the_same_call():
-    manager = by_hand({})
+    manager = by_hand({5: 1}, found=[5])
     manager.allocate("a", tokens(1, 2, 3))
-    assert manager.tree.log == [("match", 11, True)] or manager.tree.log == [("match", 8, True)], (
-        "match with lock=True: between a match and a later lock, an eviction may take the blocks"
+    assert manager.tree.locks == [("match", True)], (
+        "match with lock=True, once: between a match and a later lock, an eviction may take the blocks"
+    )
+    assert manager.tables["a"].node is manager.tree.node, (
+        "the table must remember the node that was locked, to unlock it"
+    )
+
+
+@pytest.mark.parametrize("length, usable", [(12, 8), (11, 8), (9, 8), (8, 4), (4, 0), (1, 0)])
+def test_the_last_token_is_never_taken_from_the_tree(length, usable):
+    manager, prompt = by_hand({5: 1, 6: 1, 7: 1}, found=[5, 6, 7]), tokens(1, 2, 3)[:length]
+    assert manager.allocate("a", prompt) == usable, (
+        f"the tree has all whole blocks of these {length} tokens, but at least one token must be computed: "
+        "without it there are no logits to choose the first new token from"
+    )
+
+
+def test_the_table_s_key_has_all_whole_blocks_of_the_prompt():
+    manager = by_hand({5: 1}, found=[5])
+    for name, length in (("a", 12), ("b", 14)):
+        manager.allocate(name, tokens(1, 2, 3, 4)[:length])
+        table = manager.tables[name]
+        assert (len(table.key) // TOKEN_BYTES, table.num_whole) == (12, 3), (
+            f"{length} tokens fill three blocks. The key says what the request will store, and all three will be full; "
+            "only the lookup leaves out the last token"
+        )
+        assert table.key == key_of(tokens(1, 2, 3)), "the key is the prompt's whole blocks"
+        assert table.num_stored == 1, "the tree has one of these blocks"
+
+
+def test_a_request_looks_only_in_its_namespace():
+    manager = by_hand({})
+    manager.allocate("a", tokens(1, 2), "ours")
+    assert [namespace for _, namespace in manager.tree.asked] == ["ours"], "match must be told the request's namespace"
+    assert manager.tables["a"].namespace == "ours", "the table stores under the same namespace later"
+
+
+def test_an_admission_is_counted():
+    manager = by_hand({5: 1, 6: 1}, found=[5, 6])
+    manager.allocate("a", tokens(1, 2, 3))
+    manager.allocate("b", tokens(1, 2)[:5])
+    stats = manager.stats
+    assert (stats.num_lookups, stats.asked_tokens, stats.found_tokens) == (2, 17, 12), (
+        "12 + 5 prompt tokens were asked for, and 8 + 4 of them found; self.stats counts every admission"
     )
 
 
@@ -108,10 +180,13 @@ def test_at_least_one_token_of_a_cached_prompt_is_computed(length, most):
 
 
 def test_an_id_in_use_is_refused():
-    manager = by_hand({})
-    manager.allocate("a", tokens(1))
-    with pytest.raises(ValueError):
-        manager.allocate("a", tokens(1))
+    manager = by_hand({5: 1}, found=[5])
+    manager.allocate("a", tokens(1, 2))
+    before = manager.tables["a"], list(manager.tree.locks), list(manager.allocator.counts), manager.stats.num_lookups
+    with refused("allocate must raise ValueError: request 'a' has a table, and its blocks would be lost"):
+        manager.allocate("a", tokens(1, 2))
+    after = manager.tables["a"], list(manager.tree.locks), list(manager.allocator.counts), manager.stats.num_lookups
+    assert after == before, "a refused call must change nothing: no table, no lock, no count, no statistics"
 
 
 def test_an_eviction_between_match_and_allocation_spares_what_was_matched():
@@ -123,7 +198,7 @@ def test_an_eviction_between_match_and_allocation_spares_what_was_matched():
     assert manager.tables["a"].blocks == mine and set(mine).isdisjoint(manager.tables["b"].blocks), (
         "b grows after a's match and before a's own growth: the blocks that a has matched must not be given to b"
     )
-    with pytest.raises(OutOfBlocks, match="need 1 blocks, 0 free of 6"):
+    with pytest.raises(OutOfBlocks):
         manager.grow("a", 12)
 
 
@@ -219,7 +294,8 @@ def test_duplicates_are_given_back_and_the_table_points_at_what_the_tree_has():
     manager = by_hand({5: 1, 6: 1, 7: 1, 8: 1}, stored=[5, 6])
     table = table_of(manager, "b", [7, 8], 1, 2)
     manager.store(table, 2)
-    assert (table.blocks, table.row.tolist()) == ([5, 6], [5, 6]), "the table must point at the blocks that stay"
+    assert table.blocks == [5, 6], "the table must point at the blocks that stay"
+    assert table.row.tolist() == [5, 6], "table.row, which attention reads, must point at the blocks that stay as well"
     assert manager.allocator.counts[5:9] == [2, 2, 0, 0], "b must hold the tree's blocks now, and its own must be free"
     assert {7, 8} <= set(manager.allocator.free_blocks)
 
@@ -228,7 +304,50 @@ def test_only_duplicates_are_replaced():
     manager = by_hand({5: 1, 6: 1, 7: 1}, stored=[5, 6])
     table = table_of(manager, "b", [7, 6], 1, 2)
     manager.store(table, 2)
-    assert table.blocks == [5, 6] and manager.allocator.counts[5:8] == [2, 1, 0]
+    assert table.blocks == [5, 6] and manager.allocator.counts[5:8] == [2, 1, 0], (
+        "block 7 is a duplicate of the tree's block 5; block 6 is the tree's own, and its count stays as it is"
+    )
+
+
+def test_a_store_without_duplicates_keeps_the_table_s_blocks():
+    manager = by_hand({7: 2, 8: 2})
+    table = table_of(manager, "b", [7, 8], 1, 2)
+    manager.store(table, 2)
+    assert (table.blocks, manager.allocator.counts[7:9]) == ([7, 8], [2, 2]), "the tree has b's own blocks: keep them"
+    assert manager.tree.inserted == [(tokens(1, 2), [7, 8], None)], "store must insert the tokens and their blocks"
+    assert table.node is manager.tree.new and table.num_stored == 2, (
+        "the table must remember the node that it has locked now, and that two of its blocks are stored"
+    )
+
+
+def test_only_the_first_blocks_are_stored():
+    manager = by_hand({6: 2, 7: 2, 8: 1})
+    table = table_of(manager, "b", [6, 7, 8], 1, 2, 3, namespace="ours")
+    manager.store(table, 2)
+    assert manager.tree.inserted == [(tokens(1, 2), [6, 7], "ours")], (
+        "store(table, 2) must insert two blocks, their tokens, under the table's namespace: the third is not full yet"
+    )
+    assert (table.num_stored, table.num_whole) == (2, 3), "two blocks are stored; the third will be stored later"
+
+
+def test_the_new_path_is_locked_before_the_old_one_is_unlocked():
+    manager = by_hand({5: 2, 8: 2}, found=[5], stored=[5, 8])
+    table = table_of(manager, "b", [5, 8], 1, 2)
+    before = table.node
+    manager.store(table, 2)
+    assert manager.tree.locks == [("insert", True), ("unlock", before)], (
+        "insert with lock=True, then unlock the node that the table had locked, once: "
+        "while the path has no lock, an eviction may take its blocks"
+    )
+
+
+def test_what_the_tree_has_no_room_for_is_not_tried_again():
+    manager = by_hand({5: 1, 7: 1, 8: 1}, stored=[5])
+    table = table_of(manager, "b", [7, 8], 1, 2)
+    manager.store(table, 2)
+    assert (table.blocks, table.num_stored, table.num_whole) == ([5, 8], 1, 1), (
+        "the tree took one block of two: num_stored and num_whole must say so, and b keeps its second block"
+    )
 
 
 def test_requests_that_computed_the_same_tokens_end_with_one_copy():
@@ -350,7 +469,7 @@ def test_growth_beyond_the_pool_is_refused_and_evicts_nothing():
     serve(manager, "a", tokens(4, 5), end=False)
     manager.allocate("b", tokens(6, 7, 8, 9, 10, 11))
     before = contents(manager.tree)
-    with pytest.raises(OutOfBlocks, match="need 5 blocks, 4 free of 6"):
+    with pytest.raises(OutOfBlocks):
         manager.grow("b", 20)
     assert contents(manager.tree) == before and manager.blocks_by_state == BlocksByState(1, 2, 3)
 
@@ -365,6 +484,13 @@ def test_evicted_blocks_are_handed_out_again():
     )
 
 
+def test_no_more_is_evicted_than_a_request_lacks():
+    manager = manager_of(6, cached=[tokens(1, 2), tokens(3, 4)])  # two blocks are free, four are cached
+    manager.allocate("a", tokens(5, 6, 7))
+    manager.grow("a", 12)
+    assert manager.tree.num_evicted == 1, "two of the three blocks were free: one cached block had to go"
+
+
 def test_the_capacity_limits_what_is_kept():
     manager = manager_of(12, cached=[tokens(1, 2), tokens(3, 4), tokens(5, 6)], capacity=3)
     assert manager.blocks_by_state == BlocksByState(free=9, held=0, cached=3)
@@ -373,7 +499,7 @@ def test_the_capacity_limits_what_is_kept():
 def test_clear_is_refused_while_a_request_uses_a_prefix():
     manager = manager_of(cached=[tokens(1, 2, 3)])
     manager.allocate("a", tokens(1, 2, 3))
-    with pytest.raises(ValueError, match="2 blocks are locked"):
+    with pytest.raises(ValueError):
         manager.clear()
     assert manager.tree.peek(tokens(1, 2, 3)).num_tokens == 12
     manager.free("a")
@@ -422,7 +548,7 @@ def test_a_fork_to_an_id_in_use_is_refused():
     manager = manager_of()
     serve(manager, "a", tokens(1), end=False)
     manager.allocate("b", tokens(2))
-    with pytest.raises(ValueError, match="'b' has a block table already"):
+    with pytest.raises(ValueError):
         manager.fork("a", "b")
     assert manager.allocator.counts[1] == 2, "a refused fork must change no count"
 
@@ -432,6 +558,6 @@ def test_a_shared_block_is_refused_as_the_target_of_a_copy():
     serve(manager, "a", tokens(1), end=False)
     manager.allocate("b", tokens(2))
     other = manager.grow("b", 4)[0]
-    with pytest.raises(ValueError, match="are shared"):
+    with pytest.raises(ValueError):
         manager.copy_blocks([other], manager.tables["a"].blocks)
     assert copies == []

@@ -1,5 +1,6 @@
 """Lesson 8. The tree on its own, without reference counts: matching, splitting, inserting, locking, evicting."""
 
+import contextlib
 import random
 import re
 import sys
@@ -12,7 +13,7 @@ from mini_engine.kv import radix
 from mini_engine.kv.eviction import FIFO, LFU, LRU
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import Node, key_of
-from tests.l8.trees import SIZE, check_tree, contents, hang, nodes, small_tree, tokens
+from tests.l8.trees import SIZE, Contended, check_tree, contents, hang, nodes, refused, small_tree, tokens
 
 
 class Holder:
@@ -36,16 +37,40 @@ def test_a_split_keeps_tokens_and_blocks_in_order():
     upper = trunk.split(1, tree.width)
     assert (upper.blocks, trunk.blocks) == ([5], [6, 7]), "the upper part takes the first blocks"
     assert (upper.key, trunk.key) == (key_of(tokens(1)), key_of(tokens(2, 3))), "and their tokens"
-    assert tree.root.children == {(None, key_of(tokens(1))): upper} and upper.parent is tree.root
-    assert upper.children == {(None, key_of(tokens(2))): trunk} and trunk.parent is upper
+    assert list(tree.root.children) == [(None, key_of(tokens(1)))], "the parent looks the upper part up by its label"
+    assert tree.root.children[None, key_of(tokens(1))] is upper and upper.parent is tree.root, (
+        "the upper part takes this node's place in its parent's children"
+    )
+    assert list(upper.children) == [(None, key_of(tokens(2)))], (
+        "the lower part needs a new label, its own first block's tokens, and is the upper part's only child"
+    )
+    assert upper.children[None, key_of(tokens(2))] is trunk and trunk.parent is upper
     assert len(trunk.children) == 2, "the node's children stay below its lower part"
 
 
 def test_a_split_of_a_locked_node_keeps_both_halves_locked():
     tree, trunk, *_ = small_tree()
-    trunk.locks = 2
+    trunk.locks, trunk.queued = 2, True
     upper = trunk.split(2, tree.width)
     assert (upper.locks, trunk.locks) == (2, 2), "a request that has locked the lower half uses the upper half as well"
+    assert (upper.queued, trunk.queued) == (False, True), "the eviction queue has an entry for the lower half only"
+
+
+def test_a_split_keeps_the_namespace():
+    tree = RadixTree(SIZE)
+    node = hang(tree, tree.root, (1, 2), (5, 6), namespace="ours")
+    upper = node.split(1, tree.width)
+    assert (upper.label, node.label) == (("ours", key_of(tokens(1))), ("ours", key_of(tokens(2)))), (
+        "a label is (namespace, the tokens of the first block), and both halves stay in their namespace"
+    )
+
+
+def test_the_root_cannot_be_split():
+    tree, *_ = small_tree()
+    children = dict(tree.root.children)
+    with refused("split must raise ValueError: the root has no edge to split"):
+        tree.root.split(0, tree.width)
+    assert tree.root.children == children and tree.root.parent is None, "a refused split must change nothing"
 
 
 def test_after_a_split_the_lower_half_is_the_same_node():
@@ -59,8 +84,10 @@ def test_a_split_keeps_the_age_of_the_lower_part():
     tree, trunk, *_ = small_tree()
     trunk.last_used, trunk.created, trunk.num_hits = 7, 2, 3
     upper = trunk.split(1, tree.width)
-    assert (trunk.last_used, trunk.created, trunk.num_hits) == (7, 2, 3)
-    assert (upper.last_used, upper.created, upper.num_hits) == (7, 2, 3)
+    ages = [(part.last_used, part.created, part.num_hits) for part in (upper, trunk)]
+    assert ages == [(7, 2, 3), (7, 2, 3)], (
+        "both halves keep last_used, created and num_hits: the upper half was used whenever the lower one was"
+    )
 
 
 # Matching
@@ -73,8 +100,51 @@ def test_a_split_keeps_the_age_of_the_lower_part():
 def test_match_finds_the_longest_stored_prefix(names, blocks):
     tree, *_ = small_tree()
     match = tree.match(tokens(*names))
-    assert (match.blocks, match.num_tokens) == (blocks, len(blocks) * SIZE)
+    assert (match.blocks, match.num_tokens) == (blocks, len(blocks) * SIZE), (
+        "match must return the blocks of the whole path, from the root, and how many tokens they hold"
+    )
     check_shape(tree)
+
+
+def test_a_match_stays_in_its_namespace():
+    tree = RadixTree(SIZE)
+    hang(tree, tree.root, (1, 2), (5, 6), namespace="ours")
+    found = [tree.match(tokens(1, 2), namespace).blocks for namespace in ("ours", "theirs", None)]
+    assert found == [[5, 6], [], []], "a match must search only what was stored under its own namespace"
+
+
+def with_simple_locks(tree):
+    """Replace the tree's `lock` by one that only counts on the path."""
+
+    def lock(node):
+        for part in node.path():
+            part.locks += 1
+
+    tree.lock = lock
+
+
+@pytest.mark.parametrize("lock", [True, False])
+def test_a_match_locks_what_it_found_if_asked_to(lock):
+    tree, trunk, leaf, other = small_tree()
+    with_simple_locks(tree)
+    tree.match(tokens(1, 2, 3, 4), lock=lock)
+    assert (trunk.locks, leaf.locks, other.locks) == (lock, lock, 0), (
+        "with lock=True, match must lock the node where the prefix ends, once; without, nothing"
+    )
+
+
+def test_what_another_thread_evicted_meanwhile_is_not_matched():
+    tree, trunk, leaf, _ = small_tree()
+
+    def other_thread():
+        del trunk.children[leaf.label]
+        leaf.parent = None
+
+    tree.mutex = Contended(other_thread)
+    assert tree.match(tokens(1, 2, 3, 4)).blocks == [5, 6, 7], (
+        "another thread evicted block 8 while this call waited for self.mutex: search under the mutex"
+    )
+    assert not tree.mutex.is_held
 
 
 @pytest.mark.parametrize("extra", [0, 1, 3])
@@ -150,7 +220,18 @@ def test_namespaces_share_nothing():
 def test_a_match_makes_the_whole_path_the_most_recently_used():
     tree, trunk, leaf, other = small_tree()
     tree.match(tokens(1, 2, 3, 9))
-    assert trunk.last_used == other.last_used > leaf.last_used
+    is_fresh = [node.last_used == tree.now for node in (trunk, leaf, other)]
+    assert is_fresh == [True, False, True], "all nodes of the path were used now, and no others"
+
+
+def test_a_match_counts_a_hit_on_every_node_of_the_path():
+    tree, trunk, leaf, other = small_tree()
+    tree.match(tokens(1, 2, 3, 4))
+    tree.match(tokens(1, 2, 3, 9, 7))
+    tree.match(tokens(7))
+    assert (trunk.num_hits, leaf.num_hits, other.num_hits) == (2, 1, 1), (
+        "the trunk was found twice and each leaf once: a hit counts on the whole path, and a miss on no node"
+    )
 
 
 def test_a_split_by_a_match_keeps_the_matched_part_fresh_and_the_rest_old():
@@ -183,8 +264,15 @@ def test_lookups_are_counted():
     tree.match(tokens(1, 2, 3, 7))
     tree.match(tokens(7))
     stats = tree.stats
-    assert (stats.num_lookups, stats.num_hits, stats.asked_tokens, stats.found_tokens) == (2, 1, 20, 12)
+    assert (stats.num_lookups, stats.num_hits) == (2, 1), "both lookups count, the one that found nothing too"
+    assert (stats.asked_tokens, stats.found_tokens) == (20, 12), "stats count tokens: 16 + 4 asked for, 12 found"
     assert stats.hit_rate == 0.6
+
+
+def test_a_lookup_counts_tokens_that_fill_no_block():
+    tree, *_ = small_tree()
+    tree.match([*tokens(1, 2, 3), 99, 98])
+    assert (tree.stats.asked_tokens, tree.stats.found_tokens) == (14, 12), "14 tokens were asked for, 12 found"
 
 
 # Inserting
@@ -201,9 +289,11 @@ def test_insert_stores_what_is_new_behind_what_is_there():
     holder = Holder()
     tree, trunk, *_ = small_tree(holder=holder)
     stored = tree.insert(tokens(1, 2, 3, 6, 7), [5, 6, 7, 11, 12])
-    assert stored.blocks == [5, 6, 7, 11, 12] and stored.node.blocks == [11, 12] and stored.node.parent is trunk
+    assert stored.blocks == [5, 6, 7, 11, 12], "insert returns all blocks that the tree now has of the prefix"
+    assert stored.node.blocks == [11, 12] and stored.node.parent is trunk, "one new node takes what the tree lacked"
     assert holder.shared == [11, 12], "the tree must share the new blocks, each once, and no others"
-    assert tree.num_blocks == 7
+    assert tree.num_blocks == 7, "num_blocks must count the two new blocks"
+    assert stored.node.queued, "a new leaf without locks may be evicted, so it must be in the eviction queue"
     check_shape(tree)
 
 
@@ -211,7 +301,57 @@ def test_insert_into_an_empty_tree():
     tree = RadixTree(SIZE)
     stored = tree.insert(tokens(1, 2), [5, 6])
     assert stored.blocks == [5, 6] and stored.node.parent is tree.root and tree.num_blocks == 2
+    assert tree.insert([], []).blocks == [] and tree.num_blocks == 2, "nothing to store, nothing stored"
     check_tree(tree)
+
+
+def test_insert_stores_under_a_namespace():
+    tree = RadixTree(SIZE)
+    for number, namespace in enumerate(["ours", "theirs"]):
+        stored = tree.insert(tokens(1), [5 + number], namespace)
+        assert stored.blocks == [5 + number], "what another namespace stored is invisible: the block given is kept"
+    assert contents(tree) == {("ours", key_of(tokens(1))): 5, ("theirs", key_of(tokens(1))): 6}, (
+        "each prefix must be stored under its own namespace: contents are {(namespace, tokens): block}"
+    )
+
+
+@pytest.mark.parametrize("names", [(1, 2, 3, 6), (1, 2, 3, 4)], ids=["a new node", "a node that is there"])
+def test_insert_locks_what_it_stored_if_asked_to(names):
+    tree, trunk, *_ = small_tree()
+    with_simple_locks(tree)
+    stored = tree.insert(tokens(*names), [5, 6, 7, 11], lock=True)
+    assert (stored.node.locks, trunk.locks) == (1, 1), "with lock=True, insert must lock the node where the prefix ends"
+    assert tree.insert(tokens(1, 2, 3, 9), [5, 6, 7, 2]).node.locks == 0, "without lock=True, it must lock nothing"
+
+
+def test_insert_notes_when_a_node_was_created_and_used():
+    tree, trunk, *_ = small_tree()
+    first = tree.insert(tokens(1, 2, 3, 6), [5, 6, 7, 11]).node
+    second = tree.insert(tokens(7), [12]).node
+    assert first.created < second.created, "created is the tree's tick at the insertion: FIFO needs it"
+    assert trunk.last_used == first.last_used < second.last_used, "an insertion uses the whole path, like a match"
+
+
+def test_without_room_insert_leaves_the_end_out():
+    holder = Holder()
+    tree, *_ = small_tree(holder=holder)
+    tree._room = lambda wanted, node: min(wanted, 1)
+    stored = tree.insert(tokens(1, 2, 3, 6, 7), [5, 6, 7, 11, 12])
+    assert (stored.blocks, holder.shared, tree.num_blocks) == ([5, 6, 7, 11], [11], 6), (
+        "self._room allowed one new block of two: the prefix must be stored without its last block"
+    )
+    tree._room = lambda wanted, node: 0
+    assert tree.insert(tokens(8), [13]).blocks == [] and len(tree.root.children) == 1, "no room, so no new node"
+    check_shape(tree)
+
+
+def test_what_another_thread_inserted_meanwhile_is_kept():
+    tree, trunk, *_ = small_tree(holder=(holder := Holder()))
+    tree.mutex = Contended(lambda: hang(tree, trunk, (6,), (11,)))
+    assert tree.insert(tokens(1, 2, 3, 6), [5, 6, 7, 12]).blocks == [5, 6, 7, 11] and holder.shared == [], (
+        "another thread stored block 11 while this call waited for self.mutex: search under the mutex"
+    )
+    assert not tree.mutex.is_held
 
 
 def test_insert_of_what_is_there_keeps_the_blocks_of_the_tree():
@@ -221,15 +361,17 @@ def test_insert_of_what_is_there_keeps_the_blocks_of_the_tree():
     assert stored.blocks == [5, 6, 7, 8], (
         "the caller must learn which blocks the tree has, to use them instead of its own"
     )
-    assert holder.shared == [] and tree.num_blocks == 5, "freeing the duplicates is up to the caller"
+    assert holder.shared == [] and holder.freed == [] and tree.num_blocks == 5, (
+        "nothing new was stored, so the tree shares nothing; freeing the duplicates is up to the caller"
+    )
 
 
 @pytest.mark.parametrize("count, blocks", [(8, [5]), (7, [5, 6]), (8, [5, 6, 7])])
 def test_tokens_that_do_not_fill_the_blocks_are_refused(count, blocks):
     tree = RadixTree(SIZE)
-    with pytest.raises(ValueError):
+    with refused(f"insert must raise ValueError: {count} tokens do not fill {len(blocks)} blocks of {SIZE}"):
         tree.insert(list(range(count)), blocks)
-    assert tree.num_blocks == 0
+    assert tree.num_blocks == 0 and not tree.root.children, "a refused insertion must store nothing"
 
 
 @pytest.mark.parametrize(
@@ -267,6 +409,13 @@ def test_over_capacity_the_end_of_a_prefix_is_left_out():
     check_tree(tree)
 
 
+def test_room_for_a_prefix_is_never_made_by_evicting_its_own_beginning():
+    tree = RadixTree(1, capacity=1)
+    tree.insert([1], [1])
+    assert tree.insert([1, 2], [1, 2]).blocks == [1], "the only block that could be evicted is the prefix's own first"
+    check_tree(tree)
+
+
 # Locks
 
 
@@ -274,9 +423,11 @@ def test_a_lock_counts_on_the_whole_path():
     tree, trunk, leaf, other = small_tree()
     tree.lock(leaf)
     assert (trunk.locks, leaf.locks, other.locks) == (1, 1, 0), "a request that uses a node uses all nodes above it"
-    assert (tree.num_protected, tree.num_evictable) == (4, 1)
+    assert (tree.num_protected, tree.num_evictable) == (4, 1), "the trunk's three blocks and the leaf's are protected"
+    tree.lock(leaf)
+    assert (trunk.locks, leaf.locks, tree.num_protected) == (2, 2, 4), "locks are counted; blocks are protected once"
     tree.lock(other)
-    assert (trunk.locks, tree.num_protected, tree.num_evictable) == (2, 5, 0), "the trunk is protected once, not twice"
+    assert (trunk.locks, tree.num_protected, tree.num_evictable) == (3, 5, 0), "the trunk is protected once, not twice"
 
 
 def test_unlock_takes_back_one_lock():
@@ -284,17 +435,66 @@ def test_unlock_takes_back_one_lock():
     trunk.locks, leaf.locks, other.locks, tree.num_protected = 3, 2, 1, 5
     tree.unlock(leaf)
     assert (trunk.locks, leaf.locks, tree.num_evictable) == (2, 1, 0), "another request still uses the leaf"
+    assert not leaf.queued, "a leaf that is still locked does not belong in the eviction queue"
     tree.unlock(leaf)
+    assert tree.num_evictable == 1, "only the leaf's block: the trunk is still locked by the other request"
     tree.unlock(other)
-    assert (trunk.locks, leaf.locks, other.locks) == (0, 0, 0) and tree.num_evictable == 5
+    assert (trunk.locks, leaf.locks, other.locks) == (0, 0, 0), "every lock was taken back, so no count may be left"
+    assert tree.num_evictable == 5, "no node is locked, so all five blocks can be evicted"
     assert leaf.queued and other.queued, "leaves that are unlocked may be evicted, so they must be in the queue"
 
 
 def test_one_unlock_too_many_is_refused():
     tree, trunk, leaf, _ = small_tree()
-    with pytest.raises(ValueError):
+    trunk.locks, tree.num_protected = 1, 3  # another request ends at the trunk
+    with refused("unlock must raise ValueError: this leaf is not locked, although the trunk above it is"):
         tree.unlock(leaf)
-    assert (trunk.locks, leaf.locks, tree.num_protected) == (0, 0, 0)
+    assert (trunk.locks, leaf.locks, tree.num_protected) == (1, 0, 3), "a refused unlock must change no count"
+
+
+def test_an_evicted_node_cannot_be_locked():
+    tree, trunk, leaf, _ = small_tree()
+    del trunk.children[leaf.label]
+    leaf.parent, leaf.blocks, tree.num_blocks = None, [], 4
+    with refused("lock must raise ValueError: this node was evicted, so its blocks may hold other tokens by now"):
+        tree.lock(leaf)
+    assert (trunk.locks, leaf.locks, tree.num_protected) == (0, 0, 0), "a refused lock must change no count"
+
+
+def test_the_root_needs_no_lock():
+    tree, trunk, *_ = small_tree()
+    tree.lock(tree.root)
+    assert (trunk.locks, tree.num_protected) == (0, 0), "a request that found nothing protects nothing"
+    tree.unlock(tree.root)
+    assert (trunk.locks, tree.num_protected) == (0, 0)
+
+
+def test_a_node_that_another_thread_evicted_meanwhile_is_not_locked():
+    tree, trunk, leaf, _ = small_tree()
+
+    def other_thread():
+        del trunk.children[leaf.label]
+        leaf.parent = None
+
+    tree.mutex = Contended(other_thread)
+    with refused("another thread evicted the leaf while this call waited for self.mutex: check under the mutex"):
+        tree.lock(leaf)
+    assert not tree.mutex.is_held
+
+
+def test_a_lock_that_another_thread_took_back_meanwhile_is_not_taken_back_again():
+    tree, trunk, leaf, _ = small_tree()
+    trunk.locks, leaf.locks, tree.num_protected = 1, 1, 4
+
+    def other_thread():
+        trunk.locks = leaf.locks = tree.num_protected = 0
+
+    tree.mutex = Contended(other_thread)
+    with contextlib.suppress(ValueError):
+        tree.unlock(leaf)
+    assert (trunk.locks, leaf.locks, tree.num_protected) == (0, 0, 0), (
+        "another thread took the last lock back while this call waited for self.mutex: check under the mutex"
+    )
 
 
 def test_a_miss_can_be_locked_and_unlocked_like_a_hit():
@@ -321,7 +521,7 @@ def test_a_prefix_that_was_evicted_cannot_be_locked():
     tree.insert(tokens(1), [5])
     match = tree.match(tokens(1))
     tree.evict(1)
-    with pytest.raises(ValueError, match="evicted before it was locked"):
+    with pytest.raises(ValueError):
         tree.lock(match.node)
 
 
@@ -351,9 +551,42 @@ def queued(tree, *leaves):
 def test_the_least_recently_used_leaf_goes_first():
     tree, _, leaf, other = small_tree(holder=(holder := Holder()))
     queued(tree, leaf, other)
-    assert tree.evict(1) == [2] == holder.freed, "the most recently used leaf must stay"
+    assert tree.evict(1) == [2], "block 2's leaf was used least recently, so it must go first"
+    assert holder.freed == [2], "evicted blocks must be freed through self.holder, or their counts stay up for ever"
     assert other.parent is None and tree.num_blocks == 4
-    assert tree.evict(1) == [8]
+    assert tree.evict(1) == [8], "the next call must find the other leaf: pop no leaf from the queue that is not cut"
+    assert (holder.freed, tree.num_evicted) == ([2, 8], 2), "num_evicted counts the blocks of all calls"
+
+
+@pytest.mark.parametrize("count", [0, -3])
+def test_evict_without_need_takes_nothing(count):
+    tree, _, leaf, other = small_tree(holder=(holder := Holder()))
+    queued(tree, leaf, other)
+    assert (tree.evict(count), holder.freed, tree.num_blocks) == ([], [], 5), f"evict({count}) must release no block"
+    assert tree.evict(2) == [2, 8], "and the queue must still have every leaf"
+
+
+def test_evict_cuts_no_more_than_it_needs_from_a_leaf():
+    tree = RadixTree(SIZE)
+    node = hang(tree, tree.root, (1, 2, 3), (5, 6, 7))
+    queued(tree, node)
+    assert tree.evict(2) == [7, 6] and node.blocks == [5], "two blocks were asked for: the leaf keeps its first block"
+    assert tree.evict(9) == [5], "what is left of a leaf must stay evictable, and evict returns what there is"
+
+
+def test_blocks_that_another_thread_evicted_meanwhile_are_not_evicted_again():
+    tree, trunk, leaf, other = small_tree(holder=(holder := Holder()))
+    queued(tree, leaf, other)
+
+    def other_thread():
+        del trunk.children[other.label]
+        other.parent, tree.num_blocks = None, 4
+
+    tree.mutex = Contended(other_thread)
+    assert tree.evict(1) == [8] == holder.freed, (
+        "another thread evicted block 2 while this call waited for self.mutex: pop under the mutex"
+    )
+    assert not tree.mutex.is_held
 
 
 def test_a_parent_goes_only_after_its_children_and_from_its_end():
@@ -362,7 +595,7 @@ def test_a_parent_goes_only_after_its_children_and_from_its_end():
     queued(tree, leaf, other)
     assert tree.evict(3) == [2, 8, 7], "leaves first, though the trunk is older; then the trunk's tail"
     assert trunk.blocks == [5, 6] and trunk.key == key_of(tokens(1, 2)), "tokens and blocks are cut together"
-    assert tree.evict(9) == [6, 5] and not tree.root.children and tree.num_blocks == 0
+    assert tree.evict(9) == [6, 5] and not tree.root.children and tree.num_blocks == 0, "asked for more, all must go"
 
 
 def test_nothing_locked_is_evicted():
@@ -407,7 +640,7 @@ def test_clear_is_refused_while_a_prefix_is_used():
     tree = RadixTree(SIZE)
     stored = tree.insert(tokens(1, 2), [5, 6], lock=True)
     tree.insert(tokens(3), [7])
-    with pytest.raises(ValueError, match="2 blocks are locked"):
+    with pytest.raises(ValueError):
         tree.clear()
     assert tree.num_blocks == 3, "a refused clear must forget nothing"
     tree.unlock(stored.node)

@@ -1,5 +1,6 @@
 """Lesson 8. Reference-counted blocks: free exactly when they have no holders."""
 
+import contextlib
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mini_engine.kv.refcount import RefCountedAllocator
+from tests.l8.trees import Contended, refused
 
 
 def holding(counts, num_blocks=8):
@@ -40,8 +42,16 @@ def test_a_shared_block_is_free_only_when_its_last_holder_frees_it():
 def test_freeing_several_blocks_frees_those_without_other_holders():
     allocator = holding({3: 2, 4: 1, 5: 3})
     allocator.free([3, 4, 5])
-    assert (allocator.counts[3], allocator.counts[4], allocator.counts[5]) == (1, 0, 2)
-    assert allocator.held == {3, 5} and 4 in allocator.free_blocks
+    assert allocator.counts[3:6] == [1, 0, 2], "free must take one holder from each of the blocks 3, 4 and 5"
+    assert allocator.held == {3, 5}, "blocks 3 and 5 still have holders, block 4 has none left"
+    assert sorted(allocator.free_blocks) == [1, 2, 4, 6, 7], "a block without holders is free, and is so exactly once"
+
+
+def test_freeing_no_blocks_changes_nothing():
+    allocator = holding({3: 2})
+    before = books(allocator)
+    allocator.free([])
+    assert books(allocator) == before, "no block was named, so none may change"
 
 
 @pytest.mark.parametrize(
@@ -56,18 +66,59 @@ def test_freeing_several_blocks_frees_those_without_other_holders():
 def test_what_cannot_be_freed_is_refused_and_changes_no_count(blocks):
     allocator = holding({3: 2})
     before = books(allocator)
-    with pytest.raises(ValueError):
+    with refused(f"free({blocks}) must raise ValueError: only block 3 is held, and a holder frees a block once"):
         allocator.free(blocks)
-    assert books(allocator) == before, "a refused call must change no count"
+    assert books(allocator) == before, "a refused call must change no count: check all blocks before changing any"
 
 
 @pytest.mark.parametrize("blocks", [[3, 6], [0], [99]])
 def test_a_block_without_holders_cannot_be_shared(blocks):
     allocator = holding({3: 1})
     before = books(allocator)
-    with pytest.raises(ValueError, match="not held"):
+    with pytest.raises(ValueError):
         allocator.share(blocks)
     assert books(allocator) == before
+
+
+class Guarded(list):
+    """A list that may change only while `mutex` is held."""
+
+    def __init__(self, items, mutex):
+        super().__init__(items)
+        self.mutex = mutex
+
+    def __setitem__(self, index, value):
+        assert self.mutex.is_held, "a count was changed outside `with self.mutex`: another thread may change it as well"
+        super().__setitem__(index, value)
+
+    def extend(self, blocks):
+        assert self.mutex.is_held, "the free list was changed outside `with self.mutex`: another thread may change it"
+        super().extend(blocks)
+
+
+def test_counts_and_free_list_change_only_under_the_mutex():
+    allocator = holding({3: 2, 4: 1})
+    allocator.mutex = Contended()
+    allocator.counts = Guarded(allocator.counts, allocator.mutex)
+    allocator.free_blocks = Guarded(allocator.free_blocks, allocator.mutex)
+    allocator.free([3, 4])
+    assert not allocator.mutex.is_held, "free must release self.mutex, or the next call waits for ever"
+
+
+def test_what_another_thread_freed_meanwhile_is_refused():
+    allocator = holding({3: 1})
+
+    def other_thread():
+        allocator.counts[3] = 0
+        allocator.held.remove(3)
+        allocator.free_blocks.append(3)
+
+    allocator.mutex = Contended(other_thread)
+    with contextlib.suppress(ValueError):
+        allocator.free([3])
+    assert (allocator.counts[3], allocator.free_blocks.count(3)) == (0, 1), (
+        "another thread freed block 3 while this call waited for self.mutex: check under the mutex, not before it"
+    )
 
 
 class Dawdling(list):
@@ -86,7 +137,7 @@ def test_threads_that_share_and_free_leave_every_count_right():
 
     def work(seed):
         chance = random.Random(seed)
-        for _ in range(100):
+        for _ in range(30):
             mine = allocator.alloc_blocks(chance.randrange(4))
             allocator.share(common)
             allocator.free(common)
@@ -94,5 +145,5 @@ def test_threads_that_share_and_free_leave_every_count_right():
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
-    assert allocator.held == set(common) and all(allocator.counts[block] == 1 for block in common)
-    assert len(allocator.free_blocks) == 55
+    assert [allocator.counts[block] for block in common] == [1] * 8, "threads lost counts: each call must be atomic"
+    assert allocator.held == set(common) and len(allocator.free_blocks) == 55

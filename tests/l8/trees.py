@@ -1,9 +1,50 @@
 """Lesson 8. What the tests share: trees built by hand, and the invariants of every tree."""
 
+from contextlib import contextmanager
+
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import Node, key_of
 
 SIZE = 4
+
+
+class Contended:
+    """A mutex that another thread holds when it is first asked for; before releasing it, that thread does `meanwhile`.
+
+    `is_held` says whether the code under test holds the mutex.
+    """
+
+    def __init__(self, meanwhile=lambda: None):
+        self.meanwhile, self.depth = meanwhile, 0
+
+    @property
+    def is_held(self):
+        return self.depth > 0
+
+    def acquire(self, *_, **__):
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        self.depth += 1
+        return True
+
+    def release(self):
+        self.depth -= 1
+
+    def __enter__(self):
+        return self.acquire()
+
+    def __exit__(self, *_):
+        self.release()
+
+
+@contextmanager
+def refused(why):
+    """Assert that the block raises ValueError; otherwise fail with `why`."""
+    try:
+        yield
+    except ValueError:
+        return
+    raise AssertionError(why)
 
 
 def tokens(*names):

@@ -1,6 +1,5 @@
 """Lesson 9. A fast model is the same model: equal tokens in every store, independent rows, rejected input."""
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -23,7 +22,7 @@ from mini_engine.kv.token_flat import PagedSequence
 from mini_engine.kv.token_flat import Request as FlatRequest
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.weights import load_model
-from tests.support import FAMILIES, both, checkpoint, hf_greedy, some_ids
+from tests.support import FAMILIES, both, checkpoint, hf_greedy, some_ids, write_checkpoint
 
 FAMILY = "two, tied, wide heads"
 LENGTHS = [1, 2, 7, 15, 16, 17, 33, 63]
@@ -39,7 +38,6 @@ def has_compiler():
 
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
-LONG = pytest.mark.skipif("KV_COURSE_REPORT" in os.environ, reason="slow: `make test` runs it, `check` does not")
 backends = pytest.mark.parametrize("backend", [pytest.param("packed", marks=needs_compiler), "torch"])
 
 
@@ -86,8 +84,14 @@ def test_tokens_equal_hugging_face_through_every_store_of_one_sequence(family, b
 
 
 @backends
-@pytest.mark.parametrize("kernel", ["auto", "torch", "reference"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family, kernel",
+    [
+        pytest.param(family, kernel, marks=[pytest.mark.slow] if kernel != "auto" and family != FAMILY else [])
+        for family in FAMILIES
+        for kernel in ("auto", "torch", "reference")
+    ],
+)
 def test_tokens_equal_hugging_face_in_batches_and_chunks(family, kernel, backend):
     model, hf = fast_model(family, backend), both(family)[1]
     engine = Engine.for_model(model, num_blocks=80, block_size=8, kernel=kernel)
@@ -113,6 +117,21 @@ def test_bfloat16_logits_equal_the_slow_models_up_to_rounding(family, backend):
         exact = both(family)[0](ids, NoCache(), meta)
     own = float((want - exact).norm() / exact.norm())
     assert float((got - exact).norm() / exact.norm()) < 1.3 * own + 1e-3, "the error is larger than bfloat16 explains"
+
+
+@backends
+def test_a_stretched_context_is_stretched_here_too(tmp_path, backend):
+    from transformers import AutoModelForCausalLM
+
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    directory = write_checkpoint(tmp_path, rope_parameters=rope, max_position_embeddings=128)
+    hf = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = speed_up(load_model(directory), backend)
+    ids = some_ids(90, model.config.vocab_size)
+    with torch.inference_mode():
+        got = model(torch.tensor(ids), NoCache(), Recompute().plan(ids))
+        want = hf(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4, msg=lambda m: f"YaRN's frequencies are missing: {m}")
 
 
 # ---------------------------------------------------------------- rows of a batch

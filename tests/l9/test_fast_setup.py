@@ -12,7 +12,7 @@ from mini_engine.cpu import native, speed_up
 from mini_engine.engine.loop import generate
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.weights import load_model
-from tests.l9.test_fast_model import FAMILY, LONG, NEW, backends
+from tests.l9.test_fast_model import FAMILY, NEW, backends
 from tests.support import both, checkpoint, hf_greedy, some_ids, write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ print(json.dumps(found | {"took": peak() - before}))
 """
 
 
-@LONG
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="NOT CHECKED: peak memory, which is read from Linux's /proc"
 )

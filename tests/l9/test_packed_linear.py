@@ -1,4 +1,4 @@
-"""Lesson 9. A packed linear layer: the place of each weight, and rows that do not affect each other."""
+"""Lesson 9. A packed linear layer in C++: its results, and rows that do not affect each other."""
 
 import functools
 
@@ -6,22 +6,12 @@ import pytest
 import torch
 
 from mini_engine.cpu import native
-from mini_engine.cpu.pack import TILE, PackedWeight
 from mini_engine.cpu.packed_layers import PackedLinear
 from mini_engine.cpu.packed_step import apart
 from mini_engine.errors import UserError
 from mini_engine.native_build import find_compiler
-from tests.l9.test_fast_model import LONG
+from tests.l9.test_pack import DTYPES, SHAPES
 
-DTYPES = [torch.float32, torch.bfloat16]
-SHAPES = [
-    (1, 1),
-    (7, 5),
-    (16, 64),
-    (33, 50),
-    (48, 77),
-    (100, 131),
-]  # outputs, inputs: with and without padding of tiles and words
 QWEN_INPUTS = [1024, 2048, 3072]  # of Qwen3-0.6B's matrices
 INSTRUCTIONS = {  # compiler flags for the same source
     "plain": (),
@@ -59,44 +49,6 @@ def relative_error(got, x, weight, bias=None):
 
 def rounding(dtype):
     return 1e-5 if dtype == torch.float32 else 5e-3
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("outputs, inputs", SHAPES)
-def test_every_weight_lies_where_the_layout_says(outputs, inputs, dtype):
-    weight, _, layer = make(outputs, inputs, dtype)
-    tiles = layer.packed.tiles
-    per_word = tiles.shape[3]
-    assert per_word == 4 // weight.element_size(), "a word is 4 bytes"
-    for row in range(outputs):
-        words = tiles[row // TILE, :, row % TILE].flatten()
-        assert torch.equal(words[:inputs], weight[row]), (
-            f"row {row} is not output {row % TILE} of its tile: swap words and outputs"
-        )
-        assert not words[inputs:].any(), "padding must be zero: it is multiplied into the sums"
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_whole_tiles_are_packed_in_place(dtype):
-    weight = torch.randn(64, 32).to(dtype)
-    place = weight.data_ptr()
-    assert PackedWeight(weight).tiles.data_ptr() == place, "a second copy of the weights is a second model in memory"
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("outputs, inputs", SHAPES)
-def test_rows_come_back_out_of_the_tiles(outputs, inputs, dtype):
-    weight, _, layer = make(outputs, inputs, dtype)
-    ids = torch.tensor([outputs - 1, 0, outputs // 2, 0])
-    assert torch.equal(layer.packed.rows(ids), weight[ids]), "the embedding of a tied model is read this way"
-    assert layer.packed.rows(ids[:0]).shape == (0, inputs)
-
-
-@pytest.mark.parametrize("stray", [-1, 33])
-def test_a_row_outside_the_weight_is_refused(stray):
-    _, _, layer = make(33, 50, torch.float32)
-    with pytest.raises(IndexError, match=str(stray)):  # 33 is in the padding of the last tile
-        layer.packed.rows(torch.tensor([0, stray]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -175,13 +127,13 @@ def test_rows_and_weights_that_are_not_contiguous(dtype):
 def test_inputs_of_the_wrong_shape_or_dtype_are_refused():
     _, _, layer = make(33, 50, torch.bfloat16)
     for x in (torch.zeros(2, 50), torch.zeros(2, 51).bfloat16(), torch.zeros(50).bfloat16()):
-        with pytest.raises(ValueError, match=r"takes torch\.bfloat16"):
+        with pytest.raises(ValueError):
             layer(x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", INSTRUCTIONS)
-@LONG
+@pytest.mark.slow
 def test_other_instructions_give_the_same_results(name, dtype):
     if name == "AVX2" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         pytest.skip("NOT CHECKED: AVX2; this processor has none")
