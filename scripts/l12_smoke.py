@@ -24,7 +24,7 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.tiers.compact import compact, shrink
 from mini_engine.tiers.manager import TieredCacheManager
-from mini_engine.tiers.store import Always, BlockStore
+from mini_engine.tiers.store import BlockStore, Judges
 
 COLD = "cold"
 LARGE = 2**30
@@ -128,7 +128,7 @@ def tiered(model, args, num_blocks: int, folder: Path | None, config: SchedulerC
     options = {"num_blocks": num_blocks, "block_size": args.block_size, "scheduler_config": config}
     engine = build_engine(model, backend="reference", **options)
     tiers_for(model, folder, LARGE, LARGE if folder else None)(engine)
-    store_of(engine).judge = Always()
+    store_of(engine).judges = Judges()
     return engine
 
 
@@ -139,7 +139,7 @@ def manager_of(engine: Engine) -> TieredCacheManager:
 
 
 def store_of(engine: Engine) -> BlockStore:
-    return manager_of(engine).tiers
+    return manager_of(engine).block_store
 
 
 def restored(engine: Engine, outcome: Outcome) -> Outcome:

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mini_engine.errors import OutOfBlocks
+from mini_engine.kv.radix_node import key_of
 from mini_engine.tiers.break_even import BreakEven
 from mini_engine.tiers.compact import compact, moves, nodes
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.manager import TieredCacheManager
-from mini_engine.tiers.store import BlockStore
+from mini_engine.tiers.store import BlockStore, Judges
 from mini_engine.tiers.tiers import Tiers
 
 SIZE, BLOCKS = 4, 16
@@ -58,11 +59,11 @@ def digests(namespace, tokens):
 class World:
     """A manager with tiers, the pool's cells, and what each request has computed."""
 
-    def __init__(self, directory=None, host_bytes=10**6, judge=None):
+    def __init__(self, directory=None, host_bytes=10**6, judges=None):
         self.cells = Cells()
         self.tiers = Tiers.of_size(directory, host_bytes, 10**7)
-        self.store = BlockStore(self.tiers, self.cells, IDENTITY, judge)
-        self.manager = TieredCacheManager(BLOCKS, SIZE, self.cells.copy, self.store)
+        self.store = BlockStore(self.tiers, self.cells, IDENTITY, judges)
+        self.manager = TieredCacheManager(BLOCKS, SIZE, self.cells.copy, block_store=self.store)
         self.requests = {}
 
     def begin(self, name, tokens, namespace=None):
@@ -183,11 +184,33 @@ def test_what_does_not_pay_is_computed():
     never = BreakEven(prefill_rate=400.0, bytes_per_token=1000, bandwidth=1000.0)
     late = BreakEven(prefill_rate=400.0, bytes_per_token=1, bandwidth=1e9, latency=5 / 400)
     assert not never.pays(10**9) and not late.pays(4) and late.pays(6)
-    world = World(judge=never)
+    world = World(judges=Judges(never, never))
     world.begin("a", list(range(14)))
     world.end("a")
     evict_all(world)
     assert world.begin("b", list(range(14))) == 0
+    world.close()
+
+
+def test_a_slow_disk_does_not_keep_host_memory_from_being_used(tmp_path):
+    never = BreakEven(prefill_rate=400.0, bytes_per_token=1000, bandwidth=1000.0)
+    first = World(tmp_path)
+    first.begin("a", list(range(14)))
+    first.close()
+    world = World(tmp_path, judges=Judges(disk=never))
+    assert world.begin("b", list(range(14))) == 0, "only on the disk, which takes longer than computing"
+    world.end("b")
+    evict_all(world)
+    assert world.begin("c", list(range(14))) == 12, "in host memory since it was computed"
+    world.close()
+
+
+def test_keys_of_a_text_are_computed_once():
+    world = World()
+    tokens = key_of(list(range(14)))
+    assert world.store.prefix(tokens, "a", 16) is world.store.prefix(key_of(list(range(14))), "a", 16)
+    apart = [world.store.prefix(tokens, namespace, 16).keys[0] for namespace in (1, True, "1", None)]
+    assert len(set(apart)) == 4, "what is remembered for one namespace is not another's"
     world.close()
 
 

@@ -215,6 +215,20 @@ def test_prefetch_brings_records_from_the_disk_to_host_memory(tmp_path):
     tiers.close()
 
 
+def test_what_did_not_fit_into_the_queue_is_read_ahead_later(tmp_path):
+    first = Tiers.of_size(tmp_path, 0, 10**6)
+    for number in range(9):
+        first.put(record(number))
+    first.close()
+    tiers = Tiers(HostTier(10**6), DiskTier(tmp_path, 10**6), max_waiting=2)
+    asked = [wanted(number) for number in range(9)]
+    deadline = time.monotonic() + 10
+    while tiers.prefetch(asked) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert all(one.key in tiers.host for one in asked), "a long prefix takes several steps, but all of it arrives"
+    tiers.close()
+
+
 def test_a_host_tier_that_is_too_small_does_not_make_a_request_wait_forever(tmp_path):
     first = Tiers.of_size(tmp_path, 0, 10**6)
     for number in range(4):
