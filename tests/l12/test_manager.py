@@ -7,7 +7,6 @@ the wrong text or of another namespace is noticed at once.
 import random
 import tempfile
 import time
-from array import array
 from pathlib import Path
 
 import pytest
@@ -18,42 +17,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.radix_node import key_of
 from mini_engine.tiers.break_even import BreakEven
-from mini_engine.tiers.compact import compact, moves, nodes
+from mini_engine.tiers.compact import compact, nodes
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.manager import TieredCacheManager
 from mini_engine.tiers.store import BlockStore, Judges
 from mini_engine.tiers.tiers import Tiers
+from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 
-SIZE, BLOCKS = 4, 16
 IDENTITY = Identity("weights", "config", "int64", SIZE)
 FAMILIES = [random.Random(seed).choices(range(2), k=60) for seed in range(3)]
-
-
-class Cells:
-    """A pool of one number per slot; as `BlockBytes`, it copies whole blocks."""
-
-    payload_bytes = SIZE * 8
-
-    def __init__(self):
-        self.slots = array("q", [0]) * (BLOCKS * SIZE)
-
-    def read(self, blocks):
-        return [memoryview(self.slots[block * SIZE : (block + 1) * SIZE].tobytes()) for block in blocks]
-
-    def write(self, blocks, payloads):
-        for block, payload in zip(blocks, payloads, strict=True):
-            self.slots[block * SIZE : (block + 1) * SIZE] = array("q", bytes(payload))
-
-    def copy(self, sources, targets):
-        self.write(targets, self.read(sources))
-
-
-def digests(namespace, tokens):
-    """Return what each token's KV must be: it depends on every token before it, and on the namespace."""
-    found = [hash((str(namespace), 17))]
-    for token in tokens:
-        found.append(hash((found[-1], token)))
-    return found[1:]
 
 
 class World:
@@ -227,13 +199,6 @@ def test_others_run_while_the_disk_is_read(tmp_path):
     assert waited, "the step that others run in must not wait for the disk"
     assert world.begin("b", list(range(14))) == 12 and world.tiers.num_found == {"host": 3, "disk": 0}
     world.close()
-
-
-@pytest.mark.parametrize("held", [set(), {1}, {3}, {1, 2, 9}, {4, 5, 6}, {2, 15, 7, 8}])
-def test_moves_fill_the_front_with_as_few_copies_as_possible(held):
-    moved = moves(held)
-    assert {moved.get(block, block) for block in held} == set(range(1, len(held) + 1))
-    assert all(block > len(held) for block in moved), "a block at the front stays where it is"
 
 
 class Machine(RuleBasedStateMachine):
