@@ -124,6 +124,25 @@ def test_computed_answers_are_kept_too(world):
     assert world.begin("b", [1, 2, 3, *range(10, 16), 5]) == 8, "the next turn of a chat begins with the last answer"
 
 
+def test_a_block_is_saved_once_it_is_complete(world):
+    tokens = list(range(12))
+    world.manager.allocate("a", tokens)
+    world.manager.grow("a", 12)
+    world.manager.commit("a", tokens, 7)
+    assert len(world.tiers.host) == 1, "only blocks whose K and V are complete go to the tiers"
+    world.manager.commit("a", tokens, 8)
+    assert len(world.tiers.host) == 2
+    world.manager.free("a", tokens[:8])
+
+
+def test_a_prompt_of_whole_blocks_leaves_its_last_one_to_compute(world):
+    tokens = list(range(12))
+    world.begin("a", tokens)
+    world.end("a")
+    evict_all(world)
+    assert world.begin("b", tokens) == 8, "the last token must be computed, so its block is not asked for"
+
+
 def test_another_namespace_finds_nothing(world):
     world.begin("a", list(range(12)), "tenant 1")
     world.end("a")

@@ -2,7 +2,11 @@
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +15,7 @@ from hypothesis import strategies as st
 from mini_engine.tiers.keys import Identity, chain
 from mini_engine.tiers.records import CRC, HEADER, MAGIC, VERSION, BadRecord, Kind, Record, Wanted, unpack
 
+ROOT = Path(__file__).resolve().parents[2]
 IDENTITY = Identity("weights", "config", "float32", 16)
 KEY, PARENT = b"k" * 32, b"p" * 32
 RECORD = Record(KEY, PARENT, b"\x01\x00\x00\x00" * 16, bytes(range(200)))
@@ -111,6 +116,27 @@ def test_namespaces_of_different_types_and_texts_are_apart():
 def test_a_namespace_without_bytes_is_refused():
     with pytest.raises(TypeError):
         IDENTITY.root(("a", object()))
+
+
+def test_a_root_is_the_same_in_another_process():
+    command = [sys.executable, "-c", "import tests.l12.test_records as t; print(t.IDENTITY.root('a').hex())"]
+    env = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, encoding="utf-8")
+    here = IDENTITY.root("a").hex()
+    assert done.stdout.strip() == here, f"the next server must find what this one kept {done.stderr[-300:]}"
+
+
+def test_a_key_depends_on_its_root():
+    roots = [IDENTITY.root(namespace) for namespace in ("a", "b")]
+    first, second = ([*chain(root, b"t" * 64, 16)] for root in roots)
+    assert not set(first) & set(second), "every key of a text must depend on model and namespace"
+
+
+def test_no_part_of_the_chain_is_a_block_s_own():
+    keys = list(chain(b"r" * 32, b"t" * 64, 16))
+    assert len(set(keys)) == 4 and all(len(key) == 32 for key in keys), "equal blocks at different places differ"
+    assert keys == list(chain(b"r" * 32, memoryview(b"t" * 64), 16)), "tokens may be bytes or a view of them"
+    assert keys[2:] == list(chain(keys[1], b"t" * 32, 16)), "a chain can go on from any of its keys"
 
 
 @given(st.binary(min_size=32, max_size=160), st.binary(min_size=32, max_size=160))
