@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.common import Report, Timing
+from scripts.bench.common import Report, Timing, percentile
 from scripts.bench.peers import checkpoint_of
 
 from mini_engine import build
@@ -294,10 +294,6 @@ class Feeder:
     @property
     def read(self) -> float:
         return self.num_read * len(self.payload) / self.seconds
-
-
-def percentile(values: list[float], part: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[part - 1]
 
 
 def line_rows(args: Namespace, folder: Path) -> list[Row]:

@@ -11,6 +11,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import log
 from pathlib import Path
+from typing import Any
 
 from mini_engine.errors import UserError
 
@@ -54,18 +55,24 @@ class Chats:
 
 
 def read_trace(path: Path) -> Requests:
-    """Return the requests of a file.
+    """Return the blocks of a file's requests.
 
     Raises:
         UserError: the file cannot be read, or is not such a trace.
     """
+    return [line["hash_ids"] for line in read_lines(path)]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return a trace's objects, each with `hash_ids`. Raises UserError as `read_trace` does."""
     try:
         with path.open(encoding="utf-8") as lines:
-            found = [json.loads(line)["hash_ids"] for line in lines if line.strip()]
+            found = [json.loads(line) for line in lines if line.strip()]
+            blocks = [line["hash_ids"] for line in found]
     except OSError as error:
         raise UserError(f"the trace {path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a trace: every line needs an object with hash_ids") from error
-    if not found or not all(ids and all(type(one) is int and 0 <= one < 2**32 for one in ids) for ids in found):
+    if not found or not all(ids and all(type(one) is int and 0 <= one < 2**32 for one in ids) for ids in blocks):
         raise UserError(f"{path} is not a trace: hash_ids must be a list of at least one whole number")
     return found

@@ -55,7 +55,7 @@ LAYERS = (
         "KV and attention",
         "where K and V are stored, and how they are read",
         (
-            *("kv", "attention", "cpu", "tiers", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
+            *("kv", "attention", "cpu", "tiers", "routing", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
             *("hybrid.manager", "hybrid.radix", "hybrid.track_slots", "hybrid.gdn_pool", "hybrid.store"),
             *("hybrid.delta_rule", "hybrid.native", "hybrid.fast"),
         ),
