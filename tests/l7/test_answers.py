@@ -146,6 +146,13 @@ def test_a_streamed_completion_ends_with_its_usage_where_it_was_asked_for():
     assert len({piece["id"] for piece in [*pieces, last]}) == 1
 
 
+def test_continuous_usage_counts_what_has_been_sent():
+    body = {"prompt": "x", "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    found = chunks(CompletionFormat(), CompletionRequest, body)
+    counts = [piece["usage"]["completion_tokens"] for piece in found]
+    assert counts == [1, 2], f"each chunk tells the tokens sent so far, its own included: {counts}"
+
+
 def test_a_streamed_chat_begins_with_the_role():
     first, *pieces = chunks(ChatFormat(), ChatRequest, CHAT)
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
