@@ -53,7 +53,7 @@ def test_answers_of_one_request_share_its_prompt(service):
 
 
 def test_a_prompt_that_is_scored_is_computed_whole(service):
-    """Tokens found in the tree have no logits, so a request for its prompt's log probabilities takes none from there."""
+    """Tokens found in the tree have no logits, so a request for its prompt's log probabilities takes none of them."""
     cold = service.post("/v1/completions", {"prompt": PROMPT, "echo": True, "logprobs": 0, "max_tokens": 1}).body
     ask(service)
     found = service.post("/v1/completions", {"prompt": PROMPT, "echo": True, "logprobs": 0, "max_tokens": 1}).body
