@@ -26,7 +26,7 @@ def test_a_joined_layer_has_the_outputs_of_all_in_order(outputs, bias):
     got = joined(x)
     assert got.shape == want.shape, f"the outputs are {sum(outputs)} in all: stack the weights along their outputs"
     torch.testing.assert_close(
-        got, want, msg=lambda text: f"the outputs must come one layer after the other, biases included: {text}"
+        got, want, msg=lambda text: f"the outputs must come one layer after the other, biases included\n{text}"
     )
     assert (joined.bias is None) == (not bias), "without biases the joined layer has none"
 
