@@ -1,4 +1,4 @@
-"""Lesson 4. Processed logits equal those of transformers' processors, value for value and row by row."""
+"""Lesson 4. Processed logits equal those of transformers' processors, row by row and to within rounding."""
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from mini_engine.engine.sampler import draw_tokens, uniform
 from mini_engine.engine.sampling_params import Row, SamplingParams
 
 NEVER = float("-inf")
+ROUNDING = 1e-6  # x * p and x / (1 / p) in float32 differ by up to 1.2e-7 of the value
 
 
 def row(prompt=(1,), output=(), stop_ids=(), **params):
@@ -40,10 +41,13 @@ def check_against(process, logits, rows, theirs):
     ]
     process(logits, rows)
     for i, want in enumerate(expected):
+        asks = {name: value for name, value in vars(rows[i].params).items() if value != getattr(SamplingParams(), name)}
         assert kept(logits[i : i + 1]) == kept(want), (
-            f"row {i}, {rows[i].params}: not the same tokens are left as in transformers"
+            f"row {i}, {asks}: not the same tokens are left as in transformers"
         )
-        assert torch.equal(logits[i], want[0]), f"row {i}, {rows[i].params}: a value differs from transformers'"
+        assert torch.allclose(logits[i], want[0], rtol=ROUNDING, atol=0), (
+            f"row {i}, {asks}: a value differs from transformers' by more than rounding"
+        )
 
 
 def test_a_removed_token_stays_removed_by_a_penalty():
