@@ -1,6 +1,7 @@
 """Lesson 11. The fast parts: the C++ step equals the torch step, and packed models give Hugging Face's tokens."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -45,8 +46,9 @@ def stores(config, dtype):
 
 @each_family
 @pytest.mark.parametrize("dtype, close", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_the_cpp_step_equals_torch_s(family, dtype, close):
-    config = both(family)[0].config
+@pytest.mark.parametrize("wider", [{}, {"linear_value_head_dim": 137}], ids=["", "wider than the registers"])
+def test_the_cpp_step_equals_torch_s(family, wider, dtype, close):
+    config = dataclasses.replace(both(family)[0].config, **wider)
     ours, fast = stores(config, dtype)
     slots = torch.tensor([4, 1, 6])
     wide = torch.randn(3, config.conv_dim + 5, dtype=dtype)  # a slice of a wider row, as a joined projection yields
@@ -61,6 +63,23 @@ def test_the_cpp_step_equals_torch_s(family, dtype, close):
     assert torch.equal(ours.states.conv_state, fast.states.conv_state), "the last inputs are kept as they are"
     assert torch.allclose(ours.states.recurrent_state, fast.states.recurrent_state, atol=close, rtol=close)
     assert torch.equal(fast.states.recurrent_state[:, others], before), "no other slot may change"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sequence_gets_the_same_bits_in_any_batch(dtype):
+    """With values that are wider than the registers, and not a multiple of them."""
+    config = dataclasses.replace(both("every fourth attends")[0].config, linear_value_head_dim=137)
+    alone, batched = (stores(config, dtype)[1] for _ in range(2))
+    slots = torch.tensor([4, 1, 6, 2, 5])
+    qkv = torch.randn(5, config.conv_dim, dtype=dtype)
+    g, beta = -torch.rand(5, config.linear_num_value_heads), torch.rand(5, config.linear_num_value_heads)
+    weight = torch.randn(config.conv_dim, config.linear_conv_kernel_dim, dtype=dtype)
+    together = batched._step(0, qkv, g, beta, weight, slots)
+    for i in range(5):
+        one = slice(i, i + 1)
+        out = alone._step(0, qkv[one], g[one], beta[one], weight, slots[one])
+        assert torch.equal(out[0], together[i]), "a neighbour in the batch changed a sequence's output"
+    assert torch.equal(alone.states.recurrent_state, batched.states.recurrent_state)
 
 
 def test_a_foreign_slot_is_refused_before_anything_is_written():
