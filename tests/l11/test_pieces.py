@@ -104,13 +104,17 @@ def chunk_ends(kv, length, ends) -> list[int]:
     table = kv.tables["a"] = StateTable(kv.allocator, key_of(PROMPT[:20]), None, kv.tree.root, 1)
     table.ends, found = ends, [0]
     while found[-1] < length:
-        found.append(kv.chunk_end("a", found[-1], length))
-        assert found[-2] < found[-1] <= length, f"a chunk from {found[-2]} must make progress; it ends at {found[-1]}"
+        start, end = found[-1], kv.chunk_end("a", found[-1], length)
+        assert end > start, f"a chunk must make progress; with ends {ends} this one goes from {start} to {end}"
+        assert end <= length, f"a chunk from {start} to at most {length} ends at {end}"
+        found.append(end)
     return found[1:]
 
 
 def test_chunks_end_at_intervals_and_at_the_prompt_s_own_places():
-    assert chunk_ends(manager(), 21, [20]) == [8, 16, 20, 21], "every interval, and the last whole block"
+    assert chunk_ends(manager(), 21, [20]) == [8, 16, 20, 21], (
+        "chunks end at every interval, and at the last whole block"
+    )
     assert chunk_ends(manager(), 21, [12, 20]) == [8, 12, 16, 20, 21], "and where it left a stored prefix"
     assert chunk_ends(manager(interval=40), 21, []) == [21], "no place to checkpoint: one chunk"
 
