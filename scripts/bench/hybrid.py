@@ -5,7 +5,7 @@
     copies       what it costs to copy one request's states
     second       time to the first token of a prompt that was asked before, beside the first time
     decode       tokens/s at 1, 8 and 16 sequences beside transformers, and the limit that memory sets
-    step         where a decode step's processor time goes: matrices, delta nets, everything else
+    step         where a decode step's processor time goes: feed-forward, delta nets, other matrices, everything else
 
 All contenders run the same random weights in one process and take turns.
 """
@@ -38,6 +38,7 @@ from mini_engine.hybrid.config import HybridConfig
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.manager import HybridCacheManager
 from mini_engine.hybrid.runner import HybridRunner
+from mini_engine.hybrid.store import HybridKv
 from mini_engine.hybrid.track_slots import TrackSlots
 from mini_engine.kv.prefix_manager import PrefixCacheManager
 
@@ -339,7 +340,10 @@ def their_decode(hf, prompts: list[list[int]]) -> Callable[[], float]:
 
 
 def step_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
-    """Return the processor time of a decode step and of its two largest parts, medians, by batch size."""
+    """Return the processor time of a decode step and of its largest parts, medians, by batch size.
+
+    "the rule alone" is the delta nets' recurrence without the matrices around it, measured by itself.
+    """
     rounds = 4 if args.quick else 3 * (args.rounds or 7)
     length = PROMPT + rounds + 4
     engine = fast_engine(directory, args, max(args.batches), length, enable_prefix_caching=False)
@@ -347,19 +351,43 @@ def step_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
     assert isinstance(runner, HybridRunner) and isinstance(engine.config, HybridConfig)
     if runner.pool.native_step is None:
         raise UserError("the part 'step' measures lesson 9's packed layers, which do not work here; leave it out")
-    watch = Stopwatch()
-    for module in runner.model.modules():
+    watch, native = Stopwatch(), runner.pool.native_step
+    watch.over(native, "feed_forward", "feed-forward ms")
+    watch.over(native, "delta_net", "delta nets ms")
+    for module in runner.model.modules():  # those of attention, and the head; the others are in the two calls above
         if isinstance(module, PackedLinear):
-            watch.over(module, "forward", "matrices ms")
-    watch.over(runner.pool.native_step, "layer", "delta nets ms")
+            watch.over(module, "forward", "other matrices ms")
     rows = []
     for batch in args.batches:
         begin(engine, some_prompts(engine.config, batch), rounds + 2)
         engine.step()
         taken = [watch.of(engine.step) for _ in range(rounds)]
         medians = {name: statistics.median(one[name] for one in taken) * 1e3 for name in taken[0]}
-        rows.append({"case": f"{batch} sequences"} | medians)
+        rows.append(
+            {"case": f"{batch} sequences"}
+            | medians
+            | {"the rule alone ms": rule_alone(engine.config, runner.pool, batch, rounds)}
+        )
     return rows
+
+
+def rule_alone(config: HybridConfig, store: HybridKv, batch: int, rounds: int) -> float:
+    """Return the milliseconds of processor time that `batch` sequences' states take in one step, the median."""
+    dtype, step = store.states.conv_state.dtype, store.native_step
+    assert step is not None
+    heads = config.linear_num_value_heads
+    qkv, weight = (
+        torch.zeros(batch, config.conv_dim, dtype=dtype),
+        torch.zeros(config.conv_dim, step.sizes["taps"], dtype=dtype),
+    )
+    g, beta, slots = torch.zeros(batch, heads), torch.zeros(batch, heads), torch.arange(1, batch + 1)
+    taken = []
+    for _ in range(rounds):
+        begun = time.process_time()
+        for layer in range(config.num_gdn_layers):
+            step(*store.states.get_layer_state(layer), qkv, g, beta, weight, slots)
+        taken.append(time.process_time() - begun)
+    return statistics.median(taken) * 1e3
 
 
 class Stopwatch:

@@ -3,6 +3,7 @@
 // A head's state is read from memory once and written once. torch, which has no such operation, reads and writes it once
 // for every line of the recurrence. Everything is computed in float32; a value is rounded only when it is stored.
 
+#pragma once
 #include "../cpu/fused.h"
 #include <vector>
 
@@ -27,7 +28,8 @@ struct DeltaStep {
     T* conv;                   // [slots, conv_dim, taps - 1], the latest input last
     float* recurrent;          // [slots, value_heads, key_dim, value_dim]
     const int64_t* slots;      // [sequences]
-    T* out;                    // [sequences, value_heads, value_dim]
+    T* out;                    // [sequences, value_heads, value_dim], rows `out_stride` apart
+    int64_t out_stride;
     const Gates* gates;        // nullptr: g and beta are given, and the output stays as it is
 
     // Channels begin ... begin + n - 1 of a sequence: convolve, shift the new input into the state, SiLU.
@@ -87,7 +89,7 @@ struct DeltaStep {
     }
 
     void finish(int64_t sequence, int64_t h, const float* o) const {
-        T* to = out + (sequence * s.value_heads + h) * s.value_dim;
+        T* to = out + sequence * out_stride + h * s.value_dim;
         const T* z = gates ? (const T*)gates->z + sequence * s.stride + h * s.value_dim : nullptr;
         const float factor = gates ? inverse_rms(o, s.value_dim, gates->eps) : 1;
         for (int64_t j = 0; j < s.value_dim; j += LANES) {
@@ -116,24 +118,11 @@ struct DeltaStep {
         }
     }
 
-    void run(int threads) const {
-#pragma omp parallel num_threads(threads)
-        {
-            std::vector<float> room(2 * s.key_dim + 2 * s.value_dim);
-            float *q = room.data(), *k = q + s.key_dim, *v = k + s.key_dim, *o = v + s.value_dim;
+    void run() const {  // called by all threads of a team, which divide heads among themselves
+        std::vector<float> room(2 * s.key_dim + 2 * s.value_dim);
+        float *q = room.data(), *k = q + s.key_dim, *v = k + s.key_dim, *o = v + s.value_dim;
 #pragma omp for schedule(static)
-            for (int64_t task = 0; task < s.sequences * s.key_heads; task++)
-                key_head(task / s.key_heads, task % s.key_heads, q, k, v, o);
-        }
+        for (int64_t task = 0; task < s.sequences * s.key_heads; task++)
+            key_head(task / s.key_heads, task % s.key_heads, q, k, v, o);
     }
 };
-
-#define FUNCTION(T, NAME)                                                                                              \
-    extern "C" void gdn_step_##NAME(const StepSizes* sizes, const void* qkv, const float* g, const float* beta,        \
-                                    const void* weight, void* conv, float* recurrent, const int64_t* slots, void* out, \
-                                    const Gates* gates, int threads) {                                                 \
-        DeltaStep<T>{*sizes, (const T*)qkv, g, beta, (const T*)weight, (T*)conv, recurrent, slots, (T*)out, gates}     \
-            .run(threads);                                                                                             \
-    }
-FUNCTION(float, f32)
-FUNCTION(bf16, bf16)
