@@ -71,7 +71,16 @@ LAYERS = (
     Layer(
         "Foundations",
         "definitions that all layers may use",
-        ("config", "config_schema", "errors", "native_build", "prompts", "cli.parser", "hybrid.config"),
+        (
+            "config",
+            "config_schema",
+            "errors",
+            "native_build",
+            "prompts",
+            "cli.parser",
+            "hybrid.config",
+            "hybrid.schema",
+        ),
     ),
 )
 
