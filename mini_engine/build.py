@@ -40,17 +40,23 @@ def build_engine(
         cuda_graphs: replay captured decode steps (lesson 10) if device and kernel allow it.
         enable_prefix_caching: share prefixes between requests (lesson 8).
         kv_cache_dir, kv_host_bytes, kv_disk_bytes: keep evicted prefixes in host memory and in this directory
-            (lesson 12). With none of them there are no tiers.
+            (lesson 12). With none of them there are no tiers; without prefix caching there can be none.
         options: passed to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, scheduler_config.
 
     Raises:
         UserError: an option is invalid or cannot work here.
     """
+    tiers = tiers_for(model, kv_cache_dir, kv_host_bytes, kv_disk_bytes)
+    if tiers is not no_tiers and not enable_prefix_caching:
+        raise UserError(
+            "tiers keep the prefixes of lesson 8's tree, and prefix caching is off; turn it on, or leave out "
+            "kv_cache_dir, kv_host_bytes and kv_disk_bytes",
+            param="enable_prefix_caching",
+        )
     if hasattr(model.config, "num_gdn_layers"):
-        if kv_cache_dir is not None or kv_host_bytes is not None or kv_disk_bytes is not None:
-            raise UserError("a hybrid model's states are not kept in tiers yet; leave out kv_cache_dir and its sizes")
-        return hybrid(model, backend, cuda_graphs, enable_prefix_caching=enable_prefix_caching, **options)
-    tiers = tiers_for(model, kv_cache_dir, kv_host_bytes, kv_disk_bytes) if enable_prefix_caching else no_tiers
+        engine = hybrid(model, backend, cuda_graphs, enable_prefix_caching=enable_prefix_caching, **options)
+        tiers(engine)
+        return engine
     engine = Engine.for_model(with_backend(model, backend), manager=manager_class(enable_prefix_caching), **options)
     tiers(engine)
     if cuda_graphs:
@@ -76,7 +82,8 @@ def tiers_for(
     weights, shape = keys.weights_digest(model), keys.config_digest(model.config)
 
     def put(engine: Engine) -> None:
-        dtype = str(engine.runner.pool.K[0].dtype).removeprefix("torch.")
+        pool = getattr(engine.runner.pool, "kv", engine.runner.pool)  # lesson 11 has two pools
+        dtype = str(pool.K[0].dtype).removeprefix("torch.")
         identity = keys.Identity(weights, shape, dtype, engine.scheduler.manager.block_size)
         attach.attach_tiers(engine, config, identity)
 

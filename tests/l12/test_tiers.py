@@ -112,6 +112,17 @@ def test_a_full_disk_is_counted_and_given_up_after_a_few_tries(tmp_path, monkeyp
     assert tier.get(wanted(0)) is not None, "what is there is still found"
 
 
+def test_a_writer_that_stops_in_the_middle_leaves_no_record(tmp_path, monkeypatch):
+    def stopped(descriptor):
+        raise KeyboardInterrupt
+
+    tier = DiskTier(tmp_path, 10**6)
+    monkeypatch.setattr(os, "fsync", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        tier.put(record(1))
+    assert not list(tmp_path.glob("??/*.kv")), "half a record must not have a record's name"
+
+
 def test_a_directory_that_cannot_be_written_is_read_only(tmp_path, monkeypatch):
     DiskTier(tmp_path, 10**6).put(record(1))
 
@@ -176,6 +187,19 @@ def test_a_full_queue_drops_and_never_waits():
     assert not background.offer(11) and not background.thread.is_alive()
 
 
+def test_a_full_queue_refuses_without_waiting():
+    gate, waits = threading.Event(), []
+    background = Background("slow", lambda item: gate.wait(), max_items=1)
+    put = background.items.put
+    background.items.put = lambda item, block=True, timeout=None: waits.append(block) or put(item, block, timeout)
+    while background.offer(1):
+        pass
+    assert not any(waits), "a step that hands over a block must not wait for the disk"
+    background.items.put = put
+    gate.set()
+    background.close(10.0)
+
+
 def test_one_item_that_fails_ends_only_itself(caplog):
     done = []
 
@@ -212,6 +236,20 @@ def test_prefetch_brings_records_from_the_disk_to_host_memory(tmp_path):
     while tiers.prefetch(asked):
         time.sleep(0.001)
     assert [one.key in tiers.host for one in asked] == [True, True, True, False]
+    tiers.close()
+
+
+def test_what_did_not_fit_into_the_queue_is_read_ahead_later(tmp_path):
+    first = Tiers.of_size(tmp_path, 0, 10**6)
+    for number in range(9):
+        first.put(record(number))
+    first.close()
+    tiers = Tiers(HostTier(10**6), DiskTier(tmp_path, 10**6), max_waiting=2)
+    asked = [wanted(number) for number in range(9)]
+    deadline = time.monotonic() + 10
+    while tiers.prefetch(asked) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert all(one.key in tiers.host for one in asked), "a long prefix takes several steps, but all of it arrives"
     tiers.close()
 
 
