@@ -18,6 +18,8 @@ enum { MAXIMUM = 0, WEIGHTS = LANES, VALUES = 2 * LANES };
 template <typename T>
 struct Words {
     static constexpr int PIECES = PER_LOAD<T>, KEYS = 1;  // vectors of words in a key's load; keys in a word of weights
+    static int64_t stride(int dim) { return dim; }  // elements from one head's key to the next one's
+    static vec scales(const T* const* row, int dim) { return vec{} + 1.f; }  // what multiplies a key, or a value
     static void load_key(const T* p, vec* x) { load_split(p, x); }
     static void load_values(const T* const* value, int d, vec* x) { load_split(value[0] + d, x); }
     static void store_weights(float* p, vec weights) { store(p, weights); }
@@ -27,6 +29,8 @@ struct Words {
 template <>
 struct Words<bf16> {
     static constexpr int PIECES = 1, KEYS = 2;
+    static int64_t stride(int dim) { return dim; }
+    static vec scales(const bf16* const* row, int dim) { return vec{} + 1.f; }
     static void load_key(const bf16* p, vec* x) { memcpy(x, p, sizeof *x); }
     static void load_values(const bf16* const* value, int d, vec* x) {  // the even elements of both, then the odd ones
         uvec a, b;
@@ -109,9 +113,10 @@ INLINE void score_turned(const float* q, const float* lines, int words, float* s
     }
 }
 
-// Scores become weights 2^(score - maximum), in words; what was summed under a smaller maximum is scaled down first.
+// Scores become weights 2^(score - maximum), in words and times their values' scales; what was summed under a smaller
+// maximum is scaled down first.
 template <typename T>
-static NOINLINE void softmax_update(float* scores, float scale, int visible, float* sums, int record) {
+static NOINLINE void softmax_update(float* scores, vec scale, vec value_scale, int visible, float* sums, int record) {
     ivec lane;
     for (int j = 0; j < LANES; j++) lane[j] = j;
     const vec s = lane < ivec{} + visible ? load(scores) * scale : vec{} - INFINITY;
@@ -123,7 +128,7 @@ static NOINLINE void softmax_update(float* scores, float scale, int visible, flo
     }
     const vec weights = exp2(s - top);
     store(sums + WEIGHTS, load(sums + WEIGHTS) + weights);
-    Words<T>::store_weights(scores, weights);
+    Words<T>::store_weights(scores, weights * value_scale);
 }
 
 // sums[row] += weights[row] . value, for the vectors from d on: V at a time, then half as many.
