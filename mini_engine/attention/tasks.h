@@ -64,7 +64,7 @@ struct Attention {
         return (dim * int(sizeof(T)) + 4 * LANES - 1) / (4 * LANES) * PER_LOAD<T> * LANES;
     }
     int words() const { return width() * Words<T>::PIECES / PER_LOAD<T>; }  // in a query, in a key
-    int64_t stride() const { return Words<C>::stride(dim); }                // from one head's key to the next one's
+    int64_t stride() const { return Words<C>::stride(dim); }  // from one head to the next
     int record() const { return VALUES + width(); }
     int q_len(int seq) const { return starts[seq + 1] - starts[seq]; }
     int rows(const Tile& t) const { return t.heads * t.queries * group(); }  // by head, then query, then group member
@@ -133,7 +133,7 @@ struct Attention {
         std::fill(std::copy(from, from + dim, row), row + width(), T{});
         vec x[Words<T>::PIECES];
         for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
-            Words<T>::load_key(row + d, x);
+            Words<C>::load_query(row + d, x);
             for (int p = 0; p < Words<T>::PIECES; p++, to += LANES) store(to, x[p]);
         }
     }
@@ -170,7 +170,7 @@ struct Attention {
             vec x[PER_LOAD<T>];
             for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
                 for (int p = 0; p < PER_LOAD<T>; p++) x[p] = load(sums + VALUES + d + p * LANES) / weight;
-                store_joined(w.row.data() + d, x);
+                Words<C>::store_values(w.row.data() + d, x);
             }
             std::copy(w.row.data(), w.row.data() + dim, out + row_at(t, r, out_stride));
         }

@@ -56,9 +56,7 @@ def check_rows(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k_cache.shape[2]} key/value heads evenly")
 
 
-def load_kernel(
-    name: str = "auto", device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
-) -> Int8Kernel:
+def load_kernel(name: str = "auto", device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Kernel:
     """Return the kernel with this name, for queries of this dtype on this device. Names and errors are lesson 3's."""
     device = torch.device(device)
     if name == "auto":

@@ -2,7 +2,7 @@
 
 K and V are rounded once, when they are written. It stores what lesson 3's pool stores, `[num_blocks, block_size, H_kv,
 row]`, with rows in place of vectors; so blocks are copied, moved and kept in the tiers as before. Answers are close to
-those of full precision, but they are not the same: `bench.py kv` measures how close.
+those of full precision, but they are not the same: `bench.py kv_dtype` measures how close.
 """
 
 from dataclasses import replace
@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mini_engine.attention.contract import Kernel
 from mini_engine.config import Qwen3Config
-from mini_engine.int8.kernels import Int8Kernel
 from mini_engine.int8.rows import pack, row_bytes
 from mini_engine.kv.block_tensor import KvPool
 
@@ -32,7 +32,7 @@ class Int8KvPool(KvPool):
         config: Qwen3Config,
         num_blocks: int,
         block_size: int,
-        kernel: Int8Kernel,
+        kernel: Kernel,
         device: str | torch.device = "cpu",
     ) -> None:
         super().__init__(stored(config), num_blocks, block_size, kernel, torch.int8, device)
