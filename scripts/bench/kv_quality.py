@@ -114,10 +114,10 @@ def quality(full: Tensor, other: Tensor, texts: Sequence[list[int]]) -> Quality:
 
 
 @functools.cache
-def held_out() -> tuple[Qwen3ForCausalLM, list[list[int]]]:
-    """Return the pocket model, and the phrasings of facts that its training text left out."""
+def held_out(most: int | None = None) -> tuple[Qwen3ForCausalLM, list[list[int]]]:
+    """Return the pocket model, and the first `most` phrasings of facts that its training text left out."""
     tokenizer = Tokenizer.load(POCKET_DIR)
-    lines = held_out_lines(load_facts()).values()
+    lines = list(held_out_lines(load_facts()).values())[:most]
     texts = [
         ask(line.prompt) + line.answer + TURN_END if line.is_question else line.prompt + line.answer for line in lines
     ]
