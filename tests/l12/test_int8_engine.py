@@ -122,11 +122,11 @@ def test_compaction_and_a_smaller_pool_in_mid_decode_change_no_token(cold):
     engine = int8_engine()
     manager = engine.scheduler.manager
     answers(engine, [[9] * 70, [8] * 70])
-    manager.tree.evict(5)
     requests = [engine.add_request(str(i), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
     moved = 0
     while engine.has_unfinished:
         engine.step()
+        manager.tree.evict(1)  # leaves a hole in front of the requests' blocks
         moved += compact(manager)
         if manager.allocator.num_blocks > 40:
             shrink(manager, engine.runner.pool, 40)
