@@ -1,6 +1,7 @@
 """Lesson 12. Every kernel over int8 rows gives what float64 gives over the numbers that the rows stand for."""
 
 import importlib.util
+import platform
 from dataclasses import replace
 
 import pytest
@@ -8,10 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mini_engine.attention.cpu import call, open_library
 from mini_engine.attention.reference import gather
 from mini_engine.errors import UserError
+from mini_engine.int8 import cpu
 from mini_engine.int8.kernels import load_kernel
 from mini_engine.int8.rows import pack, unpack
+from mini_engine.native_build import find_or_build
 from tests.l3.kernel_cases import InterpretedTriton, int32, make_case, relative_error
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -132,6 +136,19 @@ def test_in_cpp_a_tokens_bits_do_not_depend_on_batch_blocks_or_chunks(dtype):
         assert torch.equal(whole[rows], alone), f"the sequence of {lengths[s]} depends on its batch"
     chunk = run("cpu", case.part(2, 40, 47))
     assert torch.equal(whole[case.rows[2]][40:47], chunk), "a chunk rounds differently"
+
+
+@pytest.mark.slow("mini_engine/int8", "mini_engine/attention", "tests/l12")
+@DTYPES
+@pytest.mark.parametrize("flags", ["", "-mavx2 -mfma"])
+def test_in_cpp_other_processors_instructions_give_what_float64_gives(dtype, flags):
+    if flags and platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip(f"NOT CHECKED: {flags}; this processor is of another kind")
+    name = cpu.FUNCTIONS[dtype]
+    library = find_or_build(cpu.SOURCES, lambda path: open_library(path, [name]), (flags.split(),))
+    for shape in SHAPES:
+        case = int8_case(MIXED, dtype=dtype, **SHAPES[shape])
+        check(call(getattr(library, name), *inputs_of(case)), case, f"{flags}, {shape}")
 
 
 def test_queries_may_be_a_slice_of_a_wider_tensor(attend):

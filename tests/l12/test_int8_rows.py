@@ -73,7 +73,7 @@ def test_zeros_stay_zeros(dtype):
     assert not unpack(pack(torch.zeros(3, 2, 8)), 8).any()
 
 
-@pytest.mark.parametrize("size", [1e-44, 1e-38, 1e30])
+@pytest.mark.parametrize("size", [1e-44, 2e-43, 1e-38, 1e30])
 def test_the_smallest_and_largest_vectors_stay_finite(size):
     x = torch.tensor([[size, -size, size / 2, 0.0]])
     assert (unpack(pack(x), 4) - x).abs().max() <= size
