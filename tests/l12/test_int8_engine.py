@@ -14,7 +14,7 @@ from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from mini_engine.tiers.compact import compact, shrink
-from mini_engine.tiers.store import Always
+from mini_engine.tiers.store import Judges
 
 PROMPTS = [[(7 * i * start + i) % 150 + 3 for i in range(40)] for start in (1, 2, 3)]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -95,12 +95,12 @@ def test_blocks_come_back_from_the_disk_and_from_the_host(cold, tmp_path):
     engines = []
     for _ in range(2):
         engine = int8_engine(kv_cache_dir=tmp_path)
-        engine.scheduler.manager.tiers.judge = Always()
+        engine.scheduler.manager.block_store.judges = Judges()
         assert answers(engine) == cold, "a block from a tier must bring its scales with it"
         engine.scheduler.manager.clear()
         assert answers(engine) == cold, "from the host tier, too"
-        engine.scheduler.manager.tiers.tiers.close()
-        engines.append(engine.scheduler.manager.tiers.traffic.restored_tokens)
+        engine.scheduler.manager.block_store.tiers.close()
+        engines.append(engine.scheduler.manager.block_store.traffic.restored_tokens)
     assert engines == [3 * 32, 2 * 3 * 32], "once from the host; after the restart from the disk as well"
 
 
@@ -111,10 +111,10 @@ def test_a_cache_of_another_kv_dtype_is_never_served(tmp_path, first, second):
         engine = build_engine(
             model(), backend="reference", num_blocks=60, kv_dtype=kv_dtype, kv_cache_dir=tmp_path, kv_host_bytes=2**22
         )
-        engine.scheduler.manager.tiers.judge = Always()
+        engine.scheduler.manager.block_store.judges = Judges()
         found = answers(engine)
-        engine.scheduler.manager.tiers.tiers.close()
-    assert engine.scheduler.manager.tiers.traffic.restored_tokens == 0, f"{first} records were read as {second}"
+        engine.scheduler.manager.block_store.tiers.close()
+    assert engine.scheduler.manager.block_store.traffic.restored_tokens == 0, f"{first} records were read as {second}"
     assert found == expected
 
 
