@@ -19,7 +19,7 @@ class Policy(Protocol[Replica]):
     """What the simulation and Ray Serve's router ask."""
 
     def choose(self, keys: Keys, loads: Mapping[Replica, float]) -> Replica:
-        """Return the replica for a prompt of these blocks. loads: of every replica that can take it, in any one unit."""
+        """Return the replica for a prompt of these blocks. loads: of all that can take it, in one unit."""
         ...
 
     def sent(self, replica: Replica, keys: Keys) -> None:

@@ -1,7 +1,7 @@
 """Lesson 12. Puts tiers behind the pool of an engine that was built without them."""
 
-import atexit
 import logging
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class TierConfig:
 def attach_tiers(engine: Engine, config: TierConfig, identity: Identity) -> BlockStore:
     """Replace the engine's manager by one with tiers. Call this before the first request.
 
-    What waits to be written is written when the process ends.
+    What waits to be written is written when the engine is gone or the process ends.
 
     Raises:
         UserError: the directory cannot be created, or the host tier is smaller than two blocks.
@@ -77,7 +77,7 @@ def attach_tiers(engine: Engine, config: TierConfig, identity: Identity) -> Bloc
         engine.scheduler.manager = TieredCacheManager(
             pool.num_blocks, manager.block_size, pool.copy_blocks, block_store=store
         )
-    atexit.register(tiers.close)
+    weakref.finalize(engine, tiers.close)
     return store
 
 

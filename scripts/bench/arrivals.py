@@ -1,4 +1,4 @@
-"""Course machinery. Lesson 13's requests: those of lesson 12, with the time each arrives and the length of its answer."""
+"""Course machinery. Lesson 13's requests: those of lesson 12, each with its time and the length of its answer."""
 
 import random
 from pathlib import Path

@@ -135,7 +135,7 @@ def row(case: str, ms: float | None, times: float | None, also: str) -> Row:
 def first_rows(args: Namespace, folder: Path) -> list[Row]:
     """Return the time to the first token of a long prompt, by where its K and V are."""
     rounds, length = args.rounds or (1 if args.quick else 3), args.length
-    host = 4 * length * 2**18  # several prompts
+    host = 3 * length * 2**17  # a few prompts
     engine = make_engine(args, length + BLOCK, folder, host)
     prompts = [prompt_of(engine, length, seed) for seed in range(2 * rounds)]
     for prompt in prompts[:rounds]:
@@ -159,12 +159,13 @@ def chat_rows(args: Namespace, folder: Path) -> list[Row]:
     tokens, chats = CHATS * OPENING // 4, 3 if args.quick else CHATS
     two_blocks = 2 * BLOCK * 2**18
     engines = {
-        "pool alone": make_engine(args, tokens),
-        "with host memory": make_engine(args, tokens, None, 2**31),
-        "with a disk": make_engine(args, tokens, folder, two_blocks),
+        "pool alone": lambda: make_engine(args, tokens),
+        "with host memory": lambda: make_engine(args, tokens, None, 2**30),
+        "with a disk": lambda: make_engine(args, tokens, folder, two_blocks),
     }
     rows = []
-    for name, engine in engines.items():
+    for name, make in engines.items():
+        engine = make()
         asked, found, first, begun = 0, 0, [], time.perf_counter()
         for prompt in chat_prompts(engine, chats):
             request = engine.add_request("chat", prompt, SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True))
@@ -180,6 +181,7 @@ def chat_rows(args: Namespace, folder: Path) -> list[Row]:
             f"found {100 * found / asked:.0f} %, first token of later turns {statistics.median(first[chats:]):.2f} s"
         )
         rows.append(row(name, ms, rows[0]["ms"] / ms if rows else 1.0, later))
+        del engine
     return rows
 
 
@@ -193,7 +195,7 @@ def swap_rows(args: Namespace, folder: Path) -> list[Row]:
     """Return the time from a preemption, after which other requests take the blocks, to the next token."""
     rows, rounds = [], args.rounds or (1 if args.quick else 3)
     for length in (64, 256) if args.quick else (64, 256, 1024):
-        engine = make_engine(args, length + 4 * BLOCK, None, 2**31)
+        engine = make_engine(args, length + 4 * BLOCK, None, 2**28)
         taken: dict[str, list[float]] = {COMPUTED: [], "copied back": []}
         for seed in range(rounds):
             for name, each in taken.items():

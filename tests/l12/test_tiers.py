@@ -1,6 +1,7 @@
 """Lesson 12. The tiers stay within their sizes, survive crashes and full disks, and never make the engine wait."""
 
 import errno
+import hashlib
 import os
 import signal
 import subprocess
@@ -17,7 +18,6 @@ from mini_engine.errors import UserError
 from mini_engine.tiers.background import Background
 from mini_engine.tiers.disk import ABANDONED_SECONDS, MOST_FAILURES, DiskTier
 from mini_engine.tiers.host import HostTier
-from mini_engine.tiers.keys import chain
 from mini_engine.tiers.records import Record, Wanted
 from mini_engine.tiers.tiers import NoDisk, Tiers
 
@@ -27,8 +27,7 @@ PAYLOAD = 1000
 
 def record(number: int, payload_bytes: int = PAYLOAD) -> Record:
     tokens = number.to_bytes(4, "little") * 16
-    (key,) = chain(b"root", tokens, len(tokens))
-    return Record(key, b"p" * 32, tokens, bytes([number % 256]) * payload_bytes)
+    return Record(hashlib.sha256(tokens).digest(), b"p" * 32, tokens, bytes([number % 256]) * payload_bytes)
 
 
 def wanted(number: int) -> Wanted:
@@ -160,7 +159,7 @@ def test_a_writer_killed_in_the_middle_leaves_whole_records_only(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, cwd=ROOT) as writer:
         writer.stdout.readline()
-        while len(list(tmp_path.glob("??/*.kv"))) < 5:
+        while len(list(tmp_path.glob("??/*.kv"))) < 5 and writer.poll() is None:
             time.sleep(0.01)
         writer.send_signal(signal.SIGKILL)
     tier = DiskTier(tmp_path, 10**12)
