@@ -38,7 +38,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--kv-dtype",
         choices=["auto", "int8"],
         default="auto",
-        help="int8: twice the tokens in the same memory, and slightly other answers (default: the model's dtype)",
+        help="int8: twice the tokens in the same memory, and slightly different answers (default: the model's dtype)",
     )
     add_tier_options(parser)
 
