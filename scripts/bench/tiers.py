@@ -322,6 +322,8 @@ def compact_rows(args: Namespace, folder: Path) -> list[Row]:
     contenders, moved = {}, 0
     for name in ("scattered", "together"):
         pool = KvPool(config, SCATTERED, BLOCK, attend, dtype, "cpu")
+        for layer in (pool.K[0], pool.V[0]):
+            layer.normal_()  # so that every block has memory of its own
         manager = PrefixCacheManager(SCATTERED, BLOCK, pool.copy_blocks)
         names = fill_with_holes(manager)
         free = sorted(manager.allocator.free_blocks)
