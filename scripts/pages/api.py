@@ -148,7 +148,7 @@ PARTS = (
         ),
     ),
     Part(
-        "Tiers",
+        "Below the pool",
         "What leaves the pool is kept in host memory and on disk. [Lesson 12](l12_tiers/README.md).",
         (
             *entries("tiers/attach.py", "TierConfig", "attach_tiers"),
