@@ -32,6 +32,7 @@ def build_engine(
     kv_host_bytes: int | None = None,
     kv_disk_bytes: int | None = None,
     kv_dtype: str = "auto",
+    kv_always: bool = False,
     **options: Any,
 ) -> Engine:
     """Return an engine for a loaded model, with the fastest parts that work here.
@@ -45,13 +46,14 @@ def build_engine(
             (lesson 12). With none of them there are no tiers; without prefix caching there can be none.
         kv_dtype: "int8" stores K and V as int8 with a scale for each token and head (lesson 12): about twice the tokens
             in the same memory, and answers that are close to those of "auto", the model's own dtype, but not the same.
+        kv_always: bring KV back whenever it is found, not only where a measurement at the start says that it pays.
         options: passed to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, scheduler_config.
 
     Raises:
         UserError: an option is invalid or cannot work here.
     """
     pool = pool_maker(kv_dtype)
-    tiers = tiers_for(model, kv_cache_dir, kv_host_bytes, kv_disk_bytes)
+    tiers = tiers_for(model, kv_cache_dir, kv_host_bytes, kv_disk_bytes, kv_always)
     if tiers is not no_tiers and not enable_prefix_caching:
         raise UserError(
             "tiers keep the prefixes of lesson 8's tree, and prefix caching is off; turn it on, or leave out "
@@ -74,7 +76,11 @@ def build_engine(
 
 
 def tiers_for(
-    model: Qwen3ForCausalLM, directory: str | Path | None, host_bytes: int | None, disk_bytes: int | None
+    model: Qwen3ForCausalLM,
+    directory: str | Path | None,
+    host_bytes: int | None,
+    disk_bytes: int | None,
+    always: bool = False,
 ) -> Callable[[Engine], None]:
     """Return what puts tiers behind an engine's pool. Called before the model's layers are replaced, to hash them."""
     if directory is None and host_bytes is None and disk_bytes is None:
@@ -87,6 +93,7 @@ def tiers_for(
         None if directory is None else Path(directory),
         attach.HOST_BYTES if host_bytes is None else host_bytes,
         attach.DISK_BYTES if disk_bytes is None else disk_bytes,
+        measure=not always,
     )
     weights, shape = keys.weights_digest(model), keys.config_digest(model.config)
 

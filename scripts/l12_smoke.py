@@ -179,7 +179,17 @@ def server(args: argparse.Namespace, folder: Path) -> Iterator[str]:
     """Run `mini_engine serve` on a free port; yield its address. Ending it writes what is waiting."""
     options = ["--dtype", args.dtype, "--device", args.device, "--block-size", str(args.block_size), "--port", "0"]
     model = [] if args.model == "pocket" else ["--model", args.model]
-    command = [sys.executable, "-m", "mini_engine", "serve", "--kv-cache-dir", str(folder), *options, *model]
+    command = [
+        sys.executable,
+        "-m",
+        "mini_engine",
+        "serve",
+        "--kv-always",
+        "--kv-cache-dir",
+        str(folder),
+        *options,
+        *model,
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, encoding="utf-8") as process:
         try:
             assert process.stdout is not None

@@ -16,7 +16,7 @@ TELLING = 12  # a symptom with fewer letters fits failures of any kind
 FROM_HYPOTHESIS = re.compile(r"Falsifying |Failing |Draw \d|You can |Explanation:|state = |.*hypothesis", re.IGNORECASE)
 NOISE = re.compile(
     r"\s*(Use -v|\++ +(where|and) |(assert )?\(?False\)?$|(not tensor\(True\)|tensor\(False\))$|Tensor-likes are"
-    r"|Your code: |Expected:  |At index \d+: (.+), expected (.+)$)"
+    r"|Greatest relative difference|Your code: |Expected:  |At index \d+: (.+), expected (.+)$)"
 )
 HINTS = (
     (

@@ -114,7 +114,7 @@ def compares_returned(failure: Failure) -> bool:
     if not isinstance(test, ast.Compare):
         return False
     left = assigned(failure, test.left.id) if isinstance(test.left, ast.Name) else test.left
-    return isinstance(left, ast.Call) and getattr(left.func, "attr", "") != "get"
+    return isinstance(left, ast.Call) and getattr(left.func, "attr", "") != "get"  # None from `get`: it is not there
 
 
 def assigned(failure: Failure, name: str) -> ast.expr | None:

@@ -1,8 +1,8 @@
 """Lesson 12. A KV pool of int8 rows: about twice the tokens in the same memory, and half the bytes to read in decode.
 
-K and V are rounded once, when they are written. It stores what lesson 3's pool stores, `[num_blocks, block_size, H_kv,
-row]`, with rows in place of vectors; so blocks are copied, moved and kept in the tiers as before. Answers are close to
-those of full precision, but they are not the same: `bench.py kv_dtype` measures how close.
+K and V are rounded once, when they are written. The layout is lesson 3's, `[num_blocks, block_size, H_kv, row]`, with
+rows in place of vectors, so blocks are copied, moved and kept in the tiers as before. Answers are close to those of
+full precision, but they are not the same: `bench.py kv_dtype` measures how close.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Lesson 12. int8 rows: a token's key or value in one head as D integers, and the scale that makes them numbers again.
+"""Lesson 12. int8 rows: one token's key or value in one head, stored as D integers and the scale that restores them.
 
     row = D × int8 │ zeros up to a multiple of 4 bytes │ scale, float32          x ≈ int8 · scale
 

@@ -243,16 +243,12 @@ def decode_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
     engine = fast_engine(directory, args, max(args.batches), PROMPT + 4 * NEW, enable_prefix_caching=False)
     config = engine.config
     assert isinstance(config, HybridConfig)
-    weights = (directory / "model.safetensors").stat().st_size
     for batch in args.batches:
         prompts = some_prompts(config, batch)
         contenders = {OURS: our_decode(engine, prompts), HF: their_decode(hf, prompts), READ: timed(memory_reader())}
         timings = in_turns(contenders, args.rounds or (1 if args.quick else 5))
         ours, theirs = (timings[name] for name in (OURS, HF))
-        dtype = DTYPES[args.dtype]
-        history = PROMPT * config.kv_bytes_per_token(dtype)
-        touched = weights + batch * (2 * config.state_bytes(dtype) + history)  # a state is read and written
-        limit = READ_BYTES / timings[READ].median / touched * batch
+        limit = READ_BYTES / timings[READ].median / bytes_touched(directory, config, batch, args) * batch
         rows.append(
             {
                 "case": f"{batch} sequences",
@@ -293,6 +289,12 @@ def load_transformers(directory: Path, args: Namespace):
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[args.dtype]).eval()
+
+
+def bytes_touched(directory: Path, config: HybridConfig, batch: int, args: Namespace) -> int:
+    """Return the bytes that a decode step must read or write: weights once, K and V, and each state twice."""
+    dtype, weights = DTYPES[args.dtype], (directory / "model.safetensors").stat().st_size
+    return weights + batch * (2 * config.state_bytes(dtype) + PROMPT * config.kv_bytes_per_token(dtype))
 
 
 def some_prompts(config: HybridConfig, count: int) -> list[list[int]]:
@@ -357,17 +359,18 @@ def step_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
     for module in runner.model.modules():  # those of attention, and the head; the others are in the two calls above
         if isinstance(module, PackedLinear):
             watch.over(module, "forward", "other matrices ms")
-    rows = []
+    rows, read = [], memory_reader()
     for batch in args.batches:
         begin(engine, some_prompts(engine.config, batch), rounds + 2)
         engine.step()
-        taken = [watch.of(engine.step) for _ in range(rounds)]
+        taken, reads = [], []
+        for _ in range(rounds):
+            taken.append(watch.of(engine.step))
+            reads.append(Stopwatch().of(read)["CPU ms"])
+        limit = bytes_touched(directory, engine.config, batch, args) / READ_BYTES * statistics.median(reads) * 1e3
         medians = {name: statistics.median(one[name] for one in taken) * 1e3 for name in taken[0]}
-        rows.append(
-            {"case": f"{batch} sequences"}
-            | medians
-            | {"the rule alone ms": rule_alone(engine.config, runner.pool, batch, rounds)}
-        )
+        alone = rule_alone(engine.config, runner.pool, batch, rounds)
+        rows.append({"case": f"{batch} sequences"} | medians | {"the rule alone ms": alone, "memory limit ms": limit})
     return rows
 
 

@@ -4,11 +4,13 @@
     chats   chats whose prefixes exceed the pool four times: the pool alone, with host memory, with a disk
     swap    time to the next token of a preempted request: its blocks computed again, or copied back
     gaps    time between the tokens of running requests while the disk is written and read, and while it is not
+    compact what a pool full of holes can place, and what moving its blocks together changes
     line    bytes/s against tokens/s: where bringing back wins, and where this machine stands
 
 Random weights of the 0.6B's shape; what is compared takes turns.
 """
 
+import dataclasses
 import os
 import random
 import statistics
@@ -19,26 +21,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.common import Report, Timing, percentile
+from scripts.bench.common import Report, Timing, percentile, take_turns
 from scripts.bench.peers import checkpoint_of
 
+import torch
+
 from mini_engine import build
+from mini_engine.attention.registry import load_kernel
 from mini_engine.cli.parser import whole_number
+from mini_engine.config import DTYPES, Qwen3Config
 from mini_engine.engine.engine import Engine
+from mini_engine.engine.request import Request
+from mini_engine.engine.runner import plan_step
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler import Chunk, SchedulerConfig
 from mini_engine.errors import UserError
+from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.prefix_manager import PrefixCacheManager
 from mini_engine.tiers.break_even import BreakEven
+from mini_engine.tiers.compact import compact
 from mini_engine.tiers.keys import chain
 from mini_engine.tiers.manager import TieredCacheManager
 from mini_engine.tiers.records import Record, Wanted
 from mini_engine.tiers.store import BlockStore
 
-PARTS = ("first", "chats", "swap", "gaps", "line")
+PARTS = ("first", "chats", "swap", "gaps", "compact", "line")
 BLOCK = 16
 CHATS, TURNS, OPENING, TURN, NEW = 8, 3, 512, 32, 4
 DECODING, BEHIND = 4, 256
 GAPS = 20  # decode steps in a row, busy or not
+SCATTERED, WISH = 2048, 64  # blocks in a pool full of holes, and of a request that wants room there
 QUEUED = 4  # records waiting to be written, and to be read, while the tiers are busy
 COMPUTED = "computed"
 
@@ -67,6 +79,7 @@ def run(args: Namespace) -> Report:
         "chats": chat_rows,
         "swap": swap_rows,
         "gaps": gap_rows,
+        "compact": compact_rows,
         "line": line_rows,
     }
     for part in args.parts:
@@ -296,6 +309,69 @@ class Feeder:
     @property
     def read(self) -> float:
         return self.num_read * len(self.payload) / self.seconds
+
+
+def compact_rows(args: Namespace, folder: Path) -> list[Row]:
+    """Return the time of one layer's attention over scattered blocks, and over the same blocks moved together."""
+    config, dtype = Qwen3Config.from_dir(args.checkpoint), DTYPES[args.dtype]
+    config, attend = dataclasses.replace(config, num_hidden_layers=1), load_kernel("auto", "cpu", dtype)
+    contenders, moved = {}, 0
+    for name in ("scattered", "together"):
+        pool = KvPool(config, SCATTERED, BLOCK, attend, dtype, "cpu")
+        for layer in (pool.K[0], pool.V[0]):
+            layer.normal_()  # so that every block has memory of its own
+        manager = PrefixCacheManager(SCATTERED, BLOCK, pool.copy_blocks)
+        names = fill_with_holes(manager)
+        free = sorted(manager.allocator.free_blocks)
+        begun = time.perf_counter()
+        if name == "together":
+            moved = compact(manager)
+        moving = 1e3 * (time.perf_counter() - begun)
+        q = torch.ones(len(names), config.num_attention_heads, config.head_dim, dtype=dtype)
+        meta = plan_step([chunk_of(manager, one) for one in names], BLOCK, pool.device).meta
+        contenders[name] = lambda pool=pool, q=q, meta=meta: pool.attend(0, q, meta)
+    timings, runs = take_turns(contenders, 20 if args.quick else 300, "compact", time.process_time), free_runs(free)
+    fits = f"requests of {WISH} blocks: {sum(run // WISH for run in runs)} fit in one run, {len(free) // WISH} paged"
+    rows = [row_of(f"8 sequences, {name}", timing, timings["scattered"]) for name, timing in timings.items()]
+    return [
+        row("free blocks", None, None, f"{len(free)} of {SCATTERED - 1} in {len(runs)} runs, the longest {max(runs)}"),
+        row("what they can place", None, None, fits),
+        *rows,
+        row("compact", moving, None, f"{moved} blocks of one layer moved"),
+    ]
+
+
+def fill_with_holes(manager: PrefixCacheManager) -> list[str]:
+    """Let requests of many lengths grow beside each other, then end half of them; return the names of eight."""
+    chance, alive = random.Random(0), {}
+    while manager.num_free_blocks > WISH:
+        name = f"r{len(alive)}"
+        manager.allocate(name, [len(alive)])
+        alive[name] = chance.randrange(8 * BLOCK, 64 * BLOCK)
+        for other in chance.sample(list(alive), k=min(len(alive), 12)):
+            held = manager.tables[other].num_tokens
+            manager.grow(other, min(alive[other], held + 4 * BLOCK))
+    for name in chance.sample(list(alive), k=len(alive) // 2):
+        manager.free(name)
+        del alive[name]
+    return sorted(alive, key=lambda name: manager.tables[name].num_tokens)[-8:]
+
+
+def free_runs(free: list[int]) -> list[int]:
+    """Return the lengths of the runs of adjacent blocks."""
+    runs = [0]
+    for before, block in zip([None, *free], free, strict=False):
+        if before is not None and block != before + 1:
+            runs.append(0)
+        runs[-1] += 1
+    return runs
+
+
+def chunk_of(manager: PrefixCacheManager, name: str) -> Chunk:
+    """Return a decode of a request's last token."""
+    length = manager.tables[name].num_tokens
+    request = Request(name, [0] * length, SamplingParams(max_tokens=1))
+    return Chunk(request, length - 1, length, manager.tables[name].row)
 
 
 def line_rows(args: Namespace, folder: Path) -> list[Row]:

@@ -7,7 +7,7 @@ from scripts.traces.tape import Tape, ask, listed, plural
 
 BLOCK_SIZE, NUM_BLOCKS, HOST_RECORDS = 4, 7, 4
 PROMPTS = {"A": "The sea is deep.", "B": "Bread is warm."}
-OPTIONS = (0, 4, 8, 12, 16)
+OPTIONS = (0, 4, 8, 12)
 
 
 def tape() -> Tape:

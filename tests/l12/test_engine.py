@@ -11,7 +11,6 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers.compact import compact, shrink
-from mini_engine.tiers.store import Judges
 
 PROMPTS = [[(7 * i * start + i) % 500 + 20 for i in range(40)] for start in (1, 2, 3)]
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -32,9 +31,7 @@ def answers(engine, prompts=PROMPTS):
 
 
 def with_tiers(model, folder, num_blocks=40, **sizes):
-    engine = build_engine(model, backend="reference", num_blocks=num_blocks, kv_cache_dir=folder, **sizes)
-    engine.scheduler.manager.block_store.judges = Judges()
-    return engine
+    return build_engine(model, backend="reference", num_blocks=num_blocks, kv_cache_dir=folder, kv_always=True, **sizes)
 
 
 def test_a_new_engine_on_the_same_directory_computes_only_what_is_new(model, cold, tmp_path):
@@ -49,8 +46,7 @@ def test_a_new_engine_on_the_same_directory_computes_only_what_is_new(model, col
 
 
 def test_a_pool_that_evicts_everything_lives_from_the_host_tier(model, cold):
-    engine = build_engine(model, backend="reference", num_blocks=7, kv_host_bytes=2**24)
-    engine.scheduler.manager.block_store.judges = Judges()
+    engine = build_engine(model, backend="reference", num_blocks=7, kv_host_bytes=2**24, kv_always=True)
     for _ in range(2):
         assert [answers(engine, [prompt])[0] for prompt in PROMPTS] == cold
     assert engine.scheduler.manager.block_store.traffic.restored_tokens > 0, "evicted blocks come back"

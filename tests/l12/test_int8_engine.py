@@ -107,6 +107,7 @@ def test_blocks_come_back_from_the_disk_and_from_the_host(cold, tmp_path):
 @pytest.mark.parametrize(("first", "second"), [("int8", "auto"), ("auto", "int8")])
 def test_a_cache_of_another_kv_dtype_is_never_served(tmp_path, first, second):
     expected = answers(build_engine(model(), backend="reference", num_blocks=60, kv_dtype=second))
+    records = []
     for kv_dtype in (first, second):
         engine = build_engine(
             model(), backend="reference", num_blocks=60, kv_dtype=kv_dtype, kv_cache_dir=tmp_path, kv_host_bytes=2**22
@@ -114,6 +115,8 @@ def test_a_cache_of_another_kv_dtype_is_never_served(tmp_path, first, second):
         engine.scheduler.manager.block_store.judges = Judges()
         found = answers(engine)
         engine.scheduler.manager.block_store.tiers.close()
+        records.append(len(list(tmp_path.glob("??/*.kv"))))
+    assert records[1] == 2 * records[0], "each kind has keys of its own, so neither looks at the other's records"
     assert engine.scheduler.manager.block_store.traffic.restored_tokens == 0, f"{first} records were read as {second}"
     assert found == expected
 
@@ -154,3 +157,5 @@ def test_the_command_line_takes_the_option(capsys):
     options = ["--kv-dtype", "int8", "--max-tokens", "4", "--num-blocks", "20", "--backend", "reference"]
     assert main(["generate", "The capital of France is", *options]) == 0
     assert "Paris" in capsys.readouterr().out
+    assert main(["generate", "Hello", *options, "--cuda-graphs"]) == 2, "the option reaches the engine"
+    assert "kv_dtype" in capsys.readouterr().err

@@ -60,7 +60,7 @@ def test_an_answer_that_ended_well_says_why(reason, word):
     why = "an answer that goes on has no finish_reason yet" if reason is None else "OpenAI's word is the engine's own"
     if reason == "length":
         why = "a client that gets 'stop' for a cut-off answer takes it for a complete one"
-    assert found == word, f"finish_reason for an engine's {reason!r}: {why}"
+    assert found == word, f"the engine's finish_reason is {reason!r}: {why}"
     assert json.dumps({"finish_reason": found}) == json.dumps({"finish_reason": word}), "as JSON it is OpenAI's word"
 
 
