@@ -7,6 +7,7 @@ from torch.utils._pytree import tree_leaves
 
 from mini_engine.cpu import pack
 from mini_engine.cpu.pack import TILE, PackedWeight, interleave
+from tests.support import must_raise
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1), (7, 5), (16, 64), (33, 50), (48, 77), (100, 131)]  # outputs, inputs: with and without padding
@@ -131,14 +132,22 @@ def test_no_ids_give_no_rows(dtype):
     assert (got.shape, got.dtype) == ((0, 51), dtype), "no ids are no mistake: they give no rows"
 
 
-@pytest.mark.parametrize("ids", [[0, -1], [33, 2], [47], [48]], ids=str)
-def test_a_row_outside_the_weight_is_refused(ids):
+@pytest.mark.parametrize(
+    "ids, where",
+    [
+        pytest.param(ids, where, id=str(ids))
+        for ids, where in (
+            ([0, -1], "-1 is not its last row"),
+            ([33, 2], "row 33 of its tiles is padding"),
+            ([47], "row 47 of its tiles is padding"),
+            ([48], "its tiles end with row 47"),
+        )
+    ],
+)
+def test_a_row_outside_the_weight_is_refused(ids, where):
     packed = packed_by_hand(weight_of(33, 6, torch.float32))
-    try:
+    with must_raise(IndexError, f"rows({ids}) must raise IndexError: the weight has rows 0 … 32, and {where}"):
         packed.rows(torch.tensor(ids))
-    except IndexError:
-        return
-    pytest.fail(f"rows({ids}) must raise IndexError: the weight has rows 0 … 32, and the rest of its tiles is padding")
 
 
 def test_a_row_is_read_without_unpacking_the_weight():
