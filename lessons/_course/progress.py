@@ -4,6 +4,7 @@ Entries of lessons that this checkout does not know are kept unchanged, so switc
 """
 
 import json
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from pathlib import Path
@@ -52,24 +53,33 @@ class Entry:
 
 
 class Progress:
-    """The progress file: read once, and replaced atomically on each save."""
+    """The progress file, replaced atomically on each save.
+
+    A check takes up to a minute and `watch` runs for hours, while other commands save in other terminals. So a save
+    reads the file again and writes only what has changed since its entry was read.
+    """
 
     def __init__(self, work: Path) -> None:
         self.path = work / "progress.json"
         self.warning = ""
-        self.raw = self._read()
+        self.raw = self._read({"version": 1, "lessons": {}})
 
     def entry(self, lesson: Lesson) -> Entry:
-        return Entry.parse(self.raw["lessons"].get(lesson.id))
+        """Return a copy of the lesson's entry, as it was when the file was last read."""
+        return Entry.parse(deepcopy(self.raw["lessons"].get(lesson.id)))
 
     def save(self, lesson: Lesson, entry: Entry) -> None:
-        """Write `entry`. Other entries, and unknown keys of this one, are kept.
+        """Write what has changed in `entry`. Other entries, and unknown keys of this one, are kept.
 
         Raises:
             CourseError: the folder is not writable.
         """
+        before = asdict(self.entry(lesson))
+        changed = {key: value for key, value in asdict(entry).items() if value != before[key]}
+        self.raw = self._read(self.raw)
         kept = self.raw["lessons"].get(lesson.id)
-        self.raw["lessons"][lesson.id] = (kept if isinstance(kept, dict) else {}) | asdict(entry)
+        known = asdict(self.entry(lesson))
+        self.raw["lessons"][lesson.id] = (kept if isinstance(kept, dict) else {}) | known | changed
         text = json.dumps(self.raw, indent=2) + "\n"
         beside = self.path.with_suffix(".json.new")
         try:
@@ -79,10 +89,10 @@ class Progress:
         except OSError as error:
             raise CourseError(f"Your progress cannot be written to {self.path}: {error.strerror}.") from None
 
-    def _read(self) -> dict:
-        empty = {"version": 1, "lessons": {}}
+    def _read(self, otherwise: dict) -> dict:
+        """Return the file's contents, or `otherwise` if there is no file or it cannot be read."""
         if not self.path.exists():
-            return empty
+            return otherwise
         try:
             raw = json.loads(self.path.read_text(encoding="utf-8"))
             if isinstance(raw, dict) and isinstance(raw.get("lessons"), dict):
@@ -92,7 +102,7 @@ class Progress:
         kept = free_name(self.path, "broken")
         self.path.replace(kept)
         self.warning = f"{self.path.name} could not be read; it was renamed to {kept.name}, and progress starts over."
-        return empty
+        return otherwise
 
 
 def free_name(path: Path, word: str) -> Path:

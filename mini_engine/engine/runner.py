@@ -62,7 +62,7 @@ def plan_step(chunks: Sequence[Chunk], block_size: int, device: torch.device) ->
 
 
 def int64(values: Sequence[int]) -> Tensor:
-    """Return `values` as a tensor that shares an array's memory: for short lists, 3 times as fast as torch.tensor."""
+    """Return `values`, at least one, as a tensor. For short lists it is 3 times as fast as torch.tensor."""
     return torch.frombuffer(array("q", values), dtype=torch.int64)
 
 

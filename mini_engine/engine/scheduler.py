@@ -213,8 +213,9 @@ class Scheduler:
     def update(self, chunks: Iterable[Chunk], sampled: Sequence[Sampled]) -> dict[str, Sampled]:
         """Record a step that has run: its tokens now have KV, and each chunk that samples has a new token.
 
-        `commit` tells the manager which of a request's tokens have KV, before the request can end. A request that was
-        aborted while the step ran is left as it is; its token in `sampled` is dropped.
+        `commit` tells the manager which of a request's tokens have KV, before the request can end. A token of
+        `stop_ids` ends it with STOP, even if it is the last one allowed; token number `max_tokens` with LENGTH. A
+        request that was aborted while the step ran is left as it is; its token in `sampled` is dropped.
 
         Args:
             sampled: one for each chunk that samples, in order.

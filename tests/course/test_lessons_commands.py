@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import metadata
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -328,6 +329,34 @@ def test_an_unreadable_progress_file_is_kept_and_stops_no_command(toy, text):
     assert toy.run().code == 0 and toy.run("start", "0").code == 0
     kept = [path.read_text(encoding="utf-8") for path in toy.places.work.glob("progress.broken*.json")]
     assert kept == ([] if "l0_toy" in text else [text])
+
+
+def test_a_check_that_ends_keeps_what_other_commands_have_saved_in_the_meantime(toy):
+    check = Progress(toy.places.work)
+    entry = check.entry(toy.lesson)
+    other = replace(toy.lesson, id="l7_other")
+    meantime = Progress(toy.places.work)
+    meantime.save(other, Entry(tasks_done=[1], passed="2026-01-01"))
+    meantime.save(toy.lesson, Entry(hints={"1": 2}, gave_up=True))
+    entry.tasks_done = [1]
+    check.save(toy.lesson, entry)
+    now = Progress(toy.places.work)
+    assert now.entry(other).passed == "2026-01-01", "the other lesson was passed while the check ran"
+    assert now.entry(toy.lesson) == Entry(tasks_done=[1], hints={"1": 2}, gave_up=True), (
+        "hints were taken while the check ran, and only tasks_done is the check's to change"
+    )
+
+
+def test_a_save_over_a_lost_or_damaged_file_writes_all_that_was_read(toy):
+    for spoil in (lambda path: path.unlink(), lambda path: path.write_text("{", encoding="utf-8")):
+        passed(toy)
+        progress = Progress(toy.places.work)
+        entry = progress.entry(toy.lesson)
+        spoil(progress.path)
+        entry.hints["1"] = 1
+        progress.save(toy.lesson, entry)
+        now = Progress(toy.places.work).entry(toy.lesson)
+        assert (now.tasks_done, now.hints) == ([1, 2, 3], {"1": 1})
 
 
 def test_tasks_that_no_longer_exist_are_not_counted(toy):

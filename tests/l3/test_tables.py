@@ -92,9 +92,9 @@ def test_append_can_take_several_blocks_at_once():
 
 def test_append_counts_the_free_slots_of_the_last_block():
     table = table_of([7], 3, spare=[5, 1, 8])
-    table.append(6)
-    assert (table.blocks, table.num_tokens) == ([7, 5, 1], 9), (
-        "3 + 6 tokens need three blocks: the first of the new tokens fits in the block the table holds"
+    table.append(5)
+    assert (table.blocks, table.num_tokens) == ([7, 5], 8), (
+        "3 + 5 tokens need two blocks: the first of the new tokens fits in the block the table holds"
     )
 
 
@@ -371,7 +371,8 @@ def test_random_table_operations_keep_free_and_held_disjoint_and_complete():
                 table.append(count)
                 assert fits, f"step {step}: an append succeeded with too few free blocks"
             except OutOfBlocks:
-                assert not fits and allocator.num_free == before, f"step {step}: a failed append took blocks"
+                assert not fits, f"step {step}: an append failed although the blocks it needs are free"
+                assert allocator.num_free == before, f"step {step}: a failed append took blocks"
         elif action < 0.95:
             table.truncate(chance.randint(0, table.num_tokens))
         else:

@@ -163,9 +163,14 @@ def test_ctrl_c_in_a_step_is_not_a_failed_step(signal):
         raise signal
 
     engine, scheduler, _ = fixed(stop)
-    with pytest.raises(signal):
+    try:
         engine.step()
-    assert scheduler.log == [], "the requests are not to blame: catch Exception, and let everything else through"
+        went_through = False
+    except signal:
+        went_through = True
+    why = "the requests are not to blame: catch Exception, and let everything else through"
+    assert went_through, f"step raised nothing where {signal.__name__} is expected; {why}"
+    assert scheduler.log == [], why
 
 
 def test_a_step_without_chunks_does_not_call_the_model():

@@ -107,7 +107,8 @@ def test_python_loops_over_chunks_not_over_tokens():
     more = python_steps(lambda: plan_step(many, 4, CPU)) - python_steps(lambda: plan_step(few, 4, CPU))
     assert more < 400, (
         f"a chunk of 808 tokens takes {more} Python instructions more than one of 8: something loops over tokens in "
-        "Python. A step has thousands of tokens; compute positions and slots for all of them with array operations"
+        "Python. A step has thousands of tokens: join slices of token_ids (chain), and compute positions and slots "
+        "with array operations"
     )
 
 

@@ -70,6 +70,13 @@ def test_a_chunk_has_at_most_chunked_prefill_size_tokens():
     )
 
 
+def test_the_last_token_of_a_prompt_is_computed_too():
+    manager = CountingManager()
+    running = [prefilling(manager, "a", 5, computed=4), prefilling(manager, "b", 5, computed=0)]
+    chunks = scheduler_with(manager, running=running, chunked_prefill_size=4).continue_running(16)
+    assert by_id(chunks) == [("a", 4, 5), ("b", 0, 4)], "one token of a's prompt is left: it gets a chunk of one token"
+
+
 def test_chunks_hold_blocks_for_their_tokens():
     manager = CountingManager()
     running = [decoding(manager, "a", tokens=5), prefilling(manager, "b", 9, computed=0)]
@@ -278,7 +285,7 @@ def test_a_request_told_to_wait_keeps_its_place_and_the_next_may_start():
 def test_blocks_for_a_request_told_to_wait_are_set_aside():
     manager = CountingManager(usable=7, held_back=20)
     waiting = [request_of(20, name="a"), request_of(12, name="b"), request_of(4, name="c")]
-    assert scheduler_with(manager, waiting=waiting).admit(budget=32, spare=7) == [], (
+    assert by_id(scheduler_with(manager, waiting=waiting).admit(budget=32, spare=7)) == [], (
         "a waits a step and will need 5 of 7 blocks: set them aside; then b's 3 do not fit, and c must not overtake b"
     )
 

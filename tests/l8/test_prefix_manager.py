@@ -310,10 +310,10 @@ def test_only_duplicates_are_replaced():
 
 
 def test_a_store_without_duplicates_keeps_the_table_s_blocks():
-    manager = by_hand({7: 2, 8: 2})
+    manager = by_hand({7: 1, 8: 1})
     table = table_of(manager, "b", [7, 8], 1, 2)
     manager.store(table, 2)
-    assert (table.blocks, manager.allocator.counts[7:9]) == ([7, 8], [2, 2]), "the tree has b's own blocks: keep them"
+    assert (table.blocks, manager.allocator.counts[7:9]) == ([7, 8], [1, 1]), "the tree took b's own blocks: keep them"
     assert manager.tree.inserted == [(tokens(1, 2), [7, 8], None)], "store must insert the tokens and their blocks"
     assert table.node is manager.tree.new and table.num_stored == 2, (
         "the table must remember the node that it has locked now, and that two of its blocks are stored"
@@ -321,7 +321,7 @@ def test_a_store_without_duplicates_keeps_the_table_s_blocks():
 
 
 def test_only_the_first_blocks_are_stored():
-    manager = by_hand({6: 2, 7: 2, 8: 1})
+    manager = by_hand({6: 1, 7: 1, 8: 1})
     table = table_of(manager, "b", [6, 7, 8], 1, 2, 3, namespace="ours")
     manager.store(table, 2)
     assert manager.tree.inserted == [(tokens(1, 2), [6, 7], "ours")], (
@@ -331,7 +331,7 @@ def test_only_the_first_blocks_are_stored():
 
 
 def test_the_new_path_is_locked_before_the_old_one_is_unlocked():
-    manager = by_hand({5: 2, 8: 2}, found=[5], stored=[5, 8])
+    manager = by_hand({5: 2, 8: 1}, found=[5], stored=[5, 8])
     table = table_of(manager, "b", [5, 8], 1, 2)
     before = table.node
     manager.store(table, 2)
