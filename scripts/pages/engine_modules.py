@@ -44,13 +44,14 @@ LAYERS = (
             "engine.mailbox",
             "engine.engine",
             "tiers.attach",
+            "parallel.build",
             "int8.build",
         ),
     ),
     Layer(
         "Inside a step",
         "which requests run, how the step is planned, which token is chosen, which text is shown",
-        ("engine", "gpu", "hybrid"),
+        ("engine", "gpu", "hybrid", "parallel"),
     ),
     Layer(
         "KV and attention",
