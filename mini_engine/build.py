@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mini_engine.config import DTYPES, read_json
-from mini_engine.engine.engine import Engine
+from mini_engine.engine.engine import Engine, PoolMaker
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
@@ -19,6 +19,7 @@ from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.weights import load_model, resolve_checkpoint
 
 BACKENDS = ("auto", "packed", "torch", "reference")
+KV_DTYPES = ("auto", "int8")
 
 
 def build_engine(
@@ -30,6 +31,7 @@ def build_engine(
     kv_cache_dir: str | Path | None = None,
     kv_host_bytes: int | None = None,
     kv_disk_bytes: int | None = None,
+    kv_dtype: str = "auto",
     kv_always: bool = False,
     **options: Any,
 ) -> Engine:
@@ -42,12 +44,15 @@ def build_engine(
         enable_prefix_caching: share prefixes between requests (lesson 8).
         kv_cache_dir, kv_host_bytes, kv_disk_bytes: keep evicted prefixes in host memory and in this directory
             (lesson 12). With none of them there are no tiers; without prefix caching there can be none.
+        kv_dtype: "int8" stores K and V as int8 with a scale for each token and head (lesson 12): about twice the tokens
+            in the same memory, and answers that are close to those of "auto", the model's own dtype, but not the same.
         kv_always: bring KV back whenever it is found, not only where a measurement at the start says that it pays.
         options: passed to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, scheduler_config.
 
     Raises:
         UserError: an option is invalid or cannot work here.
     """
+    pool = pool_maker(kv_dtype)
     tiers = tiers_for(model, kv_cache_dir, kv_host_bytes, kv_disk_bytes, kv_always)
     if tiers is not no_tiers and not enable_prefix_caching:
         raise UserError(
@@ -56,10 +61,14 @@ def build_engine(
             param="enable_prefix_caching",
         )
     if hasattr(model.config, "num_gdn_layers"):
-        engine = hybrid(model, backend, enable_prefix_caching, **options)
+        refuse_int8(kv_dtype, "a hybrid model's K and V are not compressed yet")
+        engine = hybrid(model, backend, cuda_graphs, enable_prefix_caching=enable_prefix_caching, **options)
         tiers(engine)
         return engine
-    engine = Engine.for_model(with_backend(model, backend), manager=manager_class(enable_prefix_caching), **options)
+    if cuda_graphs:
+        refuse_int8(kv_dtype, "captured steps read K and V in the model's dtype only")
+    manager = manager_class(enable_prefix_caching)
+    engine = Engine.for_model(with_backend(model, backend), manager=manager, pool=pool, **options)
     tiers(engine)
     if cuda_graphs:
         engine.runner = captured(engine.runner, engine.scheduler.config.max_num_seqs)
@@ -151,8 +160,25 @@ def manager_class(enable_prefix_caching: bool) -> type[KvCacheManager]:
     return PrefixCacheManager
 
 
-def hybrid(model: Qwen3ForCausalLM, backend: str, enable_prefix_caching: bool, **options: Any) -> Engine:
-    """Return lesson 11's engine. It has no captured steps: `cuda_graphs` changes nothing."""
+def pool_maker(kv_dtype: str) -> type[PoolMaker]:
+    """Return what makes a pool that stores K and V in this way."""
+    if kv_dtype not in KV_DTYPES:
+        raise UserError(f"kv_dtype is {kv_dtype!r}; choose one of {', '.join(KV_DTYPES)}", param="kv_dtype")
+    if kv_dtype == "auto":
+        return PoolMaker
+    from mini_engine.int8.build import Int8PoolMaker
+
+    return Int8PoolMaker
+
+
+def refuse_int8(kv_dtype: str, why: str) -> None:
+    """Raise UserError if K and V are to be compressed where that cannot work."""
+    if kv_dtype == "int8":
+        raise UserError(f"kv_dtype is 'int8', but {why}; leave it out", param="kv_dtype")
+
+
+def hybrid(model: Qwen3ForCausalLM, backend: str, cuda_graphs: bool, **options: Any) -> Engine:
+    """Return lesson 11's engine, with the fastest parts that work here."""
     from mini_engine.hybrid.build import hybrid_engine
     from mini_engine.hybrid.model import HybridForCausalLM
 
@@ -165,7 +191,12 @@ def hybrid(model: Qwen3ForCausalLM, backend: str, enable_prefix_caching: bool, *
 
         model = speed_up_hybrid(model, backend)
         step = native_step_for(model)
-    return hybrid_engine(model, native_step=step, enable_prefix_caching=enable_prefix_caching, **options)
+    engine = hybrid_engine(model, native_step=step, **options)
+    if cuda_graphs:
+        from mini_engine.hybrid.graphs import captured
+
+        engine.runner = captured(engine.runner, engine.scheduler.config.max_num_seqs)
+    return engine
 
 
 def captured(runner: ModelRunner, max_num_seqs: int) -> ModelRunner:

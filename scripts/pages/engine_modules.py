@@ -44,6 +44,7 @@ LAYERS = (
             "engine.mailbox",
             "engine.engine",
             "tiers.attach",
+            "int8.build",
         ),
     ),
     Layer(
@@ -55,7 +56,7 @@ LAYERS = (
         "KV and attention",
         "where K and V are stored, and how they are read",
         (
-            *("kv", "attention", "cpu", "tiers", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
+            *("kv", "attention", "cpu", "tiers", "int8", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
             *("hybrid.manager", "hybrid.radix", "hybrid.track_slots", "hybrid.gdn_pool", "hybrid.store"),
             *("hybrid.delta_rule", "hybrid.native", "hybrid.fast"),
         ),
@@ -71,7 +72,16 @@ LAYERS = (
     Layer(
         "Foundations",
         "definitions that all layers may use",
-        ("config", "config_schema", "errors", "native_build", "prompts", "cli.parser", "hybrid.config"),
+        (
+            "config",
+            "config_schema",
+            "errors",
+            "native_build",
+            "prompts",
+            "cli.parser",
+            "hybrid.config",
+            "hybrid.schema",
+        ),
     ),
 )
 

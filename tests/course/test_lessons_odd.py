@@ -84,11 +84,13 @@ def test_a_loop_that_only_the_smoke_script_meets_is_stopped(toy):
 
 
 def test_a_loop_that_catches_everything_is_stopped_too(toy):
-    loop = "        while True:\n            try: x = 1\n            except BaseException: pass"
+    loop = """        while True:
+            try: any(map(lambda x: False, iter(int, 1)))  # Python looks for exceptions at calls: here, inside the try
+            except BaseException: pass"""
     toy.write_wrong("        return taken", loop)
     verdict = check(toy, test_seconds=0.5)
     assert verdict.advice.headline == "Task 2 (Seats.take) does not finish."
-    assert "in take" in verdict.advice.where
+    assert verdict.advice.where.startswith("work/l0/seats.py:")
 
 
 def test_endless_recursion_is_named(toy):

@@ -90,7 +90,7 @@ class Diary:
     def check(self, tasks: list[int]) -> tuple[Verdict, list[int]]:
         """Write `tasks` and check: the whole lesson first and last, in between only the task just written."""
         written(self.lesson, self.places.work, tasks)
-        options = {"launch": self.launch, "blocked": self.blocked, "seconds": PATIENCE}
+        options = {"launch": self.launch, "blocked": self.blocked, "seconds": PATIENCE, "test_seconds": PATIENCE}
         task = None if tasks in ([], self.numbers) else tasks[-1]
         progress = Progress(self.places.work)
         verdict = judge(self.lesson, self.places, progress, task=task, everything=not tasks, **options)

@@ -1,6 +1,9 @@
-"""Course machinery. A check says where two tensors differ, instead of printing both."""
+"""Course machinery. A check says where two tensors differ, and what a failing test did."""
 
+import ast
+import gc
 import importlib.util
+import types
 
 import pytest
 import torch
@@ -13,13 +16,18 @@ from lessons._course.result import sides_of
 MESSAGE = "why\nassert False\n +  where False = <function equal at 0x1>(tensor([…]), tensor([…]))"
 
 
-@pytest.fixture
-def last_pair():
-    spec = importlib.util.spec_from_file_location("course_tensors", CHILD / "course_tensors.py")
+def child(name: str) -> types.ModuleType:
+    """Import a module of the processes under `check`."""
+    spec = importlib.util.spec_from_file_location(name, CHILD / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.LastPair()
+    return module
+
+
+@pytest.fixture
+def last_pair():
+    return child("course_tensors").LastPair()
 
 
 def failure(last_pair) -> Failure:
@@ -63,3 +71,26 @@ def test_a_pair_that_differed_earlier_is_not_shown_for_another_assertion(last_pa
         assert not torch.equal(torch.zeros(2), torch.ones(2))
     assert last_pair.shown("assert 1 == 2") == []
     assert torch.equal is before, "torch is as before"
+
+
+class ParsesAtTheEnd:
+    """Garbage whose finalizer parses, as a warning's traceback does; a cycle, so that only the collector finds it."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        ast.parse("x = 1")
+
+
+def test_a_finalizer_that_parses_does_not_disturb_the_description_of_a_failure():
+    parse, source = child("course_failure").parse, "\n".join(f"x{i} = [{i}, ({i}, {i})]" for i in range(300))
+    before = gc.get_threshold()
+    gc.set_threshold(5)
+    try:
+        for _ in range(40):
+            ParsesAtTheEnd()
+            assert len(parse(source).body) == 300
+    finally:
+        gc.set_threshold(*before)
+    assert gc.isenabled(), "the collector is on again"

@@ -179,9 +179,9 @@ class HybridMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
         self.host, self.directory = host, Path(self.folder.name) if disk else None
         self.count = 0
-        self.open()
+        self.set_up()
 
-    def open(self):
+    def set_up(self):
         self.cells, self.ledger, self.alive = Texts(), Ledger(3, 3), {}
         store = BlockStore(Tiers.of_size(self.directory, self.host, 10**8), self.cells, Identity("w", "c", "f", SIZE))
         self.manager = TieredHybridManager(
@@ -247,7 +247,7 @@ class HybridMachine(RuleBasedStateMachine):
         for name in list(self.alive):
             self.end(name)
         self.tiers.close()
-        self.open()
+        self.set_up()
 
     def end(self, name):
         tokens = self.alive.pop(name)

@@ -1,4 +1,4 @@
-"""Lesson 4. A grammar's mask, read bit by bit, and no other row's."""
+"""Lesson 4. A grammar's mask, read bit by bit, and no other row's; a bias is added, not set."""
 
 import math
 import random
@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from mini_engine.engine.masks import keep_what_fits
+from mini_engine.engine.masks import add_bias, keep_what_fits
 from mini_engine.engine.sampling_params import Row, SamplingParams
 
 NEVER = float("-inf")
@@ -42,3 +42,10 @@ def test_a_token_stays_if_its_bit_is_one(vocab, count):
     ]
     keep_what_fits(logits, [row(mask) for mask in masks])
     assert logits.tolist() == expected, "token t is bit t % 8, the lowest first, of byte t // 8"
+
+
+def test_a_bias_is_added_to_the_tokens_it_names_and_to_no_others():
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]] * 3)
+    rows = [Row(SamplingParams(logit_bias=bias), [1], []) for bias in ({1: 5, 3: -100}, {}, {1: -0.5})]
+    add_bias(logits, rows)
+    assert logits.tolist() == [[1, 7, 3, -96], [1, 2, 3, 4], [1, 1.5, 3, 4]], "OpenAI: the bias is added to the logits"

@@ -63,6 +63,14 @@ def test_a_kept_connection_is_timed_again():
         assert b"408" in read_all(client)
 
 
+def test_half_a_request_right_behind_a_whole_one_is_timed_too():
+    """Nothing comes any more that could start the clock, so the end of the first answer must."""
+    with Service(header_seconds=0.5) as service, connect(service) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea")
+        content = read_all(client)
+        assert content.startswith(b"HTTP/1.1 200") and b"HTTP/1.1 408" in content, content
+
+
 @pytest.mark.parametrize("kind", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"])
 def test_a_body_that_does_not_come_is_not_waited_for(kind):
     with Service(body_seconds=0.3) as service, connect(service) as client:

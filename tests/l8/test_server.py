@@ -50,3 +50,13 @@ def test_answers_of_one_request_share_its_prompt(service):
     service.wait_until_idle()
     manager = service.worker.engine.scheduler.manager
     assert manager.stats.found_tokens == 2 * 16, "the twins wait a step and find the first one's blocks"
+
+
+def test_a_prompt_that_is_scored_is_computed_whole(service):
+    """Tokens found in the tree have no logits, so a request for its prompt's log probabilities takes none of them."""
+    cold = service.post("/v1/completions", {"prompt": PROMPT, "echo": True, "logprobs": 0, "max_tokens": 1}).body
+    ask(service)
+    found = service.post("/v1/completions", {"prompt": PROMPT, "echo": True, "logprobs": 0, "max_tokens": 1}).body
+    scores = [answer["choices"][0]["logprobs"]["token_logprobs"][: len(PROMPT)] for answer in (cold, found)]
+    assert len(scores[1]) == len(PROMPT) and scores[1][1:] == pytest.approx(scores[0][1:], abs=2e-5)
+    assert ask(service)[0] == 16, "and the others go on sharing"

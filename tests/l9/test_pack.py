@@ -7,6 +7,7 @@ from torch.utils._pytree import tree_leaves
 
 from mini_engine.cpu import pack
 from mini_engine.cpu.pack import TILE, PackedWeight, interleave
+from tests.support import must_raise
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1), (7, 5), (16, 64), (33, 50), (48, 77), (100, 131)]  # outputs, inputs: with and without padding
@@ -57,10 +58,17 @@ def test_every_weight_lies_where_the_layout_says(outputs, inputs, dtype):
     tiles = PackedWeight(weight.clone()).tiles
     per_word = 4 // weight.element_size()
     assert tiles.shape == (-(-outputs // TILE), -(-inputs // per_word), TILE, per_word)
+    as_given = torch.zeros(tiles.shape[0] * TILE, tiles.shape[1] * per_word, dtype=dtype)
+    as_given[:outputs, :inputs] = weight
+    why = (
+        ": words and outputs are not swapped within each tile"
+        if torch.equal(tiles.flatten(), as_given.flatten())
+        else ""
+    )
     for row in range(outputs):
         words = tiles[row // TILE, :, row % TILE].flatten()
         assert torch.equal(words[:inputs], weight[row]), (
-            f"row {row} is not output {row % TILE} of tile {row // TILE}: swap words and outputs within each tile"
+            f"output {row % TILE} of tile {row // TILE} must hold row {row} of the weight, bit for bit{why}"
         )
         assert not words[inputs:].any(), "padding must be zero: it is multiplied into the sums"
 
@@ -131,14 +139,23 @@ def test_no_ids_give_no_rows(dtype):
     assert (got.shape, got.dtype) == ((0, 51), dtype), "no ids are no mistake: they give no rows"
 
 
-@pytest.mark.parametrize("ids", [[0, -1], [33, 2], [47], [48]], ids=str)
-def test_a_row_outside_the_weight_is_refused(ids):
+PADDING = "lies inside the padding of the last tile"
+
+
+@pytest.mark.parametrize(
+    "ids, why",
+    [
+        ([0, -1], "would be counted from the end"),
+        ([33, 2], PADDING),
+        ([47], PADDING),
+        ([48], "lies behind the last tile"),
+    ],
+    ids=str,
+)
+def test_a_row_outside_the_weight_is_refused(ids, why):
     packed = packed_by_hand(weight_of(33, 6, torch.float32))
-    try:
+    with must_raise(IndexError, f"rows({ids}) must be refused: the weight has rows 0 … 32, and one of these {why}"):
         packed.rows(torch.tensor(ids))
-    except IndexError:
-        return
-    pytest.fail(f"rows({ids}) must raise IndexError: the weight has rows 0 … 32, and the rest of its tiles is padding")
 
 
 def test_a_row_is_read_without_unpacking_the_weight():

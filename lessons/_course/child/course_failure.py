@@ -1,6 +1,8 @@
 """Course machinery. In a process under `check`: describes a failed test as data, for `check` to explain."""
 
 import ast
+import contextlib
+import gc
 import linecache
 import re
 import textwrap
@@ -55,12 +57,33 @@ def what_it_did(stack: traceback.StackSummary, node) -> list[str]:
         return []
     source = linecache.getlines(frame.filename)
     try:
-        first, failing, last = span(ast.parse("".join(source)), frame.lineno)
-    except (SyntaxError, ValueError):
+        first, failing, last = span(parse("".join(source)), frame.lineno)
+    except (SyntaxError, SystemError, ValueError):
         return []
     lines = textwrap.dedent("".join(source[first - 1 : last])).splitlines()
     marked = [("> " if number >= failing else "  ") + text for number, text in enumerate(lines, first) if text.strip()]
     return marked if len(marked) <= MOST_LINES else ["  …", *marked[1 - MOST_LINES :]]
+
+
+def parse(source: str) -> ast.Module:
+    """Return the source's tree, with no garbage collected meanwhile.
+
+    A finalizer may warn, and a warning's traceback parses; Python 3.11 counts the depth of both trees in one number
+    and raises SystemError.
+    """
+    with no_collection():
+        return ast.parse(source)
+
+
+@contextlib.contextmanager
+def no_collection():
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def span(tree: ast.Module, line: int) -> tuple[int, int, int]:
