@@ -76,7 +76,9 @@ def test_zeros_stay_zeros(dtype):
 @pytest.mark.parametrize("size", [1e-44, 2e-43, 1e-38, 1e30])
 def test_the_smallest_and_largest_vectors_stay_finite(size):
     x = torch.tensor([[size, -size, size / 2, 0.0]])
-    assert (unpack(pack(x), 4) - x).abs().max() <= size
+    error = float((unpack(pack(x), 4) - x).abs().max())
+    least = torch.finfo(torch.float32).tiny  # below it float32 itself has few digits left
+    assert error <= max(size / 100, least), f"numbers of size {size} came back off by {error}"
 
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf"), -float("inf")])
