@@ -20,7 +20,8 @@ NOISE = re.compile(
 )
 HINTS = (
     (
-        r"'NoneType' object|NoneType|^AssertionError(.|\n)*\nassert None (==|is)",
+        r"'NoneType' object|NoneType"  # and not where an attribute is None: no `return` sets that
+        r"|^AssertionError(.|\n)*\nassert None (==|is)(?!.*\n *\+ +where None = .*\.\w+(\n|$))",
         "None was used as a value: does every path through your function end in a `return`?",
     ),
     (

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from lessons._course.messages import cause, happened, remarks
+from lessons._course.messages import cause, general_hints, happened, remarks
 from lessons._course.output import value as shortened_value
 from lessons._course.progress import Progress
 from lessons._course.report import Failure, TestResult
@@ -184,6 +184,12 @@ def test_a_tests_own_words_come_without_the_name_of_pytests_exception():
 def test_a_forgotten_return_is_named(toy):
     toy.write_wrong("        return taken", "        taken = taken")
     assert "does every path through your function end in a `return`?" in words(check(toy))
+
+
+def test_an_attribute_that_is_none_is_no_forgotten_return():
+    where = "AssertionError", "why\nassert None == 'stop'\n +  where None = "
+    attribute, call = (Failure(where[0], where[1] + what) for what in ("Request(id='a').finish_reason", "f('a.b')"))
+    assert not general_hints(attribute) and general_hints(call)
 
 
 def test_a_missing_error_is_named(toy):

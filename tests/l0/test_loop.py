@@ -186,7 +186,7 @@ def test_the_check_knows_how_many_tokens_are_wanted(stub_choice):
 def test_without_a_cache_every_step_feeds_every_token(count):
     got = Recompute().plan([5, 6, 7][:count]).positions
     want = list(range(count))
-    assert got.tolist() == want, f"without a cache, all {count} positions from 0 on are fed"
+    assert got.tolist() == want, f"without a cache, all positions from 0 on are fed, here {count}"
     assert got.dtype == torch.int64, "torch indices are int64"
 
 

@@ -174,7 +174,7 @@ def test_a_preempted_request_waits_behind_an_older_one_that_waits():
 def test_waiting_requests_are_admitted_in_order_with_a_first_chunk():
     scheduler = scheduler_with(waiting=[request_of(6, name="a"), request_of(5, name="b")])
     assert by_id(scheduler.admit(budget=8, spare=8)) == [("a", 0, 6), ("b", 0, 2)], (
-        "the budget of 8 runs out in b's prompt"
+        "a gets 6 tokens and b the other 2: the budget of 8 runs out in b's prompt"
     )
     assert [r.id for r in scheduler.running] == ["a", "b"] and scheduler.waiting == []
 
