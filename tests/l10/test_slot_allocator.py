@@ -351,7 +351,9 @@ def test_edge_case_11_frees_in_a_group_are_not_available_before_it_ends():
         )
         refused(allocator, OutOfBlocks, "need 3 slots, 2 free of 8, 4 wait", lambda: allocator.alloc(3))
         assert allocator.alloc(2).tolist() == [7, 8], "what is free beside them can be taken"
-    assert allocator.available_size() == 4 and allocator.num_deferred == 0
+    assert (allocator.available_size(), allocator.num_deferred) == (4, 0), (
+        "the group has ended: its four slots are available, and none is deferred any longer"
+    )
 
 
 def test_a_slot_cannot_be_freed_twice_in_one_group():
