@@ -18,10 +18,10 @@ NOISE = re.compile(
     r"\s*(Use -v|\++ +(where|and) |(assert )?\(?False\)?$|(not tensor\(True\)|tensor\(False\))$|Tensor-likes are"
     r"|Your code: |Expected:  |At index \d+: (.+), expected (.+)$)"
 )
+OF_ATTRIBUTE = re.compile(r"> assert \w+(\.\w+)+ (==|is) ")  # no `return` sets an attribute
 HINTS = (
     (
-        r"'NoneType' object|NoneType"  # and not where an attribute is None: no `return` sets that
-        r"|^AssertionError(.|\n)*\nassert None (==|is)(?!.*\n *\+ +where None = .*\.\w+(\n|$))",
+        r"'NoneType' object|NoneType|^AssertionError(.|\n)*\nassert None (==|is)",
         "None was used as a value: does every path through your function end in a `return`?",
     ),
     (
@@ -71,7 +71,9 @@ def likely_bugs(lesson: Lesson, result: TestResult) -> list[Bug]:
 
 def general_hints(failure: Failure) -> list[str]:
     """Say in at most one line what usually causes such an error. Assertions carry their own explanation."""
-    patterns = HINTS[:1] if failure.type == "AssertionError" else HINTS
+    patterns = HINTS
+    if failure.type == "AssertionError":
+        patterns = () if any(map(OF_ATTRIBUTE.match, failure.did)) else HINTS[:1]
     return [text for pattern, text in patterns if re.search(pattern, failure.text)][:1]
 
 

@@ -187,8 +187,10 @@ def test_a_forgotten_return_is_named(toy):
 
 
 def test_an_attribute_that_is_none_is_no_forgotten_return():
-    where = "AssertionError", "why\nassert None == 'stop'\n +  where None = "
-    attribute, call = (Failure(where[0], where[1] + what) for what in ("Request(id='a').finish_reason", "f('a.b')"))
+    attribute, call = (
+        Failure("AssertionError", "why\nassert None == 'stop'", did=[f"> assert {left} == 'stop', ("])
+        for left in ("request.finish_reason", "request.ends(1.5)")
+    )
     assert not general_hints(attribute) and general_hints(call)
 
 
