@@ -39,8 +39,8 @@ class StepResult(NamedTuple):
     """The result of a step.
 
     new_tokens: request id to new token.
-    finished: the step's requests that have ended, with an answer or an error. Aborted ones are left out: the caller of
-        `abort` knows.
+    finished: the step's requests that have ended, with an answer or an error, in the order of its chunks. Aborted ones
+        are left out: the caller of `abort` knows.
     """
 
     new_tokens: dict[str, Sampled]

@@ -221,7 +221,7 @@ class Scheduler:
             sampled: one for each chunk that samples, in order.
 
         Returns:
-            request id to new token. Requests that end with this token are finished, and are included.
+            request id to new token, as in `sampled`. Requests that end with this token are finished, and are included.
         """
         choices, new_tokens = iter(sampled), {}
         for chunk in chunks:

@@ -208,6 +208,14 @@ def test_a_forgotten_return_is_named(toy):
     assert "does every path through your function end in a `return`?" in words(check(toy))
 
 
+def test_an_attribute_that_is_none_is_no_forgotten_return():
+    attribute, call = (
+        Failure("AssertionError", "why\nassert None == 'stop'", did=[f"> assert {left} == 'stop', ("])
+        for left in ("request.finish_reason", "request.ends(1.5)")
+    )
+    assert not general_hints(attribute) and general_hints(call)
+
+
 def test_a_missing_error_is_named(toy):
     toy.write_wrong("        if n > len(self.free):", "        if n > 99:")
     verdict = check(toy)

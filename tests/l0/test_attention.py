@@ -51,7 +51,7 @@ def test_query_head_h_reads_key_head_h_over_group(heads, kv_heads):
 @pytest.mark.parametrize("q_len, kv_len", [(1, 9), (3, 9), (8, 9), (9, 9)])
 def test_the_queries_are_the_last_tokens_of_the_sequence(q_len, kv_len):
     q, k, v = qkv(q_len, kv_len, 4, 2, 16)
-    sees = f"{q_len} queries, {kv_len} keys: query i sees keys 0 … {kv_len - q_len} + i"
+    sees = f"q_len = {q_len}, kv_len = {kv_len}: query i sees keys 0 … {kv_len - q_len} + i"
     why = f"{sees}; the mask is bottom-right, not top-left"
     want = oracle(q, k, v)
     equal_the_oracle(causal_attention(q, k, v), want, why)
