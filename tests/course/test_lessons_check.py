@@ -210,7 +210,7 @@ def test_a_forgotten_return_is_named(toy):
 
 def test_an_attribute_that_is_none_is_no_forgotten_return():
     attribute, call = (
-        Failure("AssertionError", "why\nassert None == 'stop'", did=[f"> assert {left} == 'stop', ("])
+        Failure("AssertionError", "why\nassert None == 'stop'", did=[f"> assert {left} == 'stop', 'why'"])
         for left in ("request.finish_reason", "request.ends(1.5)")
     )
     assert not general_hints(attribute) and general_hints(call)

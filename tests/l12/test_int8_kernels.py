@@ -157,21 +157,21 @@ def test_queries_may_be_a_slice_of_a_wider_tensor(attend):
     assert torch.equal(attend(case), attend(replace(case, q=wide[:, : case.q.shape[1]])))
 
 
-GOOD = int8_case([(1, 6), (2, 3)], padded_rows=0)
 REFUSED = {
-    "a cache of floats": dict(k_cache=make_case([(1, 6), (2, 3)]).k_cache),
-    "rows of another head_dim": dict(q=GOOD.q[..., :16]),
-    "caches of different lengths": dict(v_cache=GOOD.v_cache[1:]),
-    "a transposed cache": dict(v_cache=GOOD.v_cache.transpose(1, 2).contiguous().transpose(1, 2)),
-    "heads that do not divide": dict(q=GOOD.q[:, :3]),
-    "a table of int64": dict(block_table=GOOD.block_table.long()),
-    "more keys than the table reaches": dict(seq_lens_kv=int32([99, 3])),
+    "a cache of floats": lambda good: dict(k_cache=make_case([(1, 6), (2, 3)]).k_cache),
+    "rows of another head_dim": lambda good: dict(q=good.q[..., :16]),
+    "caches of different lengths": lambda good: dict(v_cache=good.v_cache[1:]),
+    "a transposed cache": lambda good: dict(v_cache=good.v_cache.transpose(1, 2).contiguous().transpose(1, 2)),
+    "heads that do not divide": lambda good: dict(q=good.q[:, :3]),
+    "a table of int64": lambda good: dict(block_table=good.block_table.long()),
+    "more keys than the table reaches": lambda good: dict(seq_lens_kv=int32([99, 3])),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_inputs_that_cannot_be_right_are_refused_in_one_sentence(what):
-    case = replace(GOOD, **REFUSED[what])
+    good = int8_case([(1, 6), (2, 3)], padded_rows=0)
+    case = replace(good, **REFUSED[what](good))
     with pytest.raises(ValueError) as caught:
         load_kernel("reference")(*inputs_of(case))
     assert "\n" not in str(caught.value)
