@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mini_engine.config import DTYPES, read_json
-from mini_engine.engine.engine import Engine
+from mini_engine.engine.engine import Engine, PoolMaker
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
@@ -19,6 +19,7 @@ from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.weights import load_model, resolve_checkpoint
 
 BACKENDS = ("auto", "packed", "torch", "reference")
+KV_DTYPES = ("auto", "int8")
 
 
 def build_engine(
@@ -30,6 +31,8 @@ def build_engine(
     kv_cache_dir: str | Path | None = None,
     kv_host_bytes: int | None = None,
     kv_disk_bytes: int | None = None,
+    kv_dtype: str = "auto",
+    kv_always: bool = False,
     **options: Any,
 ) -> Engine:
     """Return an engine for a loaded model, with the fastest parts that work here.
@@ -40,18 +43,32 @@ def build_engine(
         cuda_graphs: replay captured decode steps (lesson 10) if device and kernel allow it.
         enable_prefix_caching: share prefixes between requests (lesson 8).
         kv_cache_dir, kv_host_bytes, kv_disk_bytes: keep evicted prefixes in host memory and in this directory
-            (lesson 12). With none of them there are no tiers.
+            (lesson 12). With none of them there are no tiers; without prefix caching there can be none.
+        kv_dtype: "int8" stores K and V as int8 with a scale for each token and head (lesson 12): about twice the tokens
+            in the same memory, and answers that are close to those of "auto", the model's own dtype, but not the same.
+        kv_always: bring KV back whenever it is found, not only where a measurement at the start says that it pays.
         options: passed to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, scheduler_config.
 
     Raises:
         UserError: an option is invalid or cannot work here.
     """
+    pool = pool_maker(kv_dtype)
+    tiers = tiers_for(model, kv_cache_dir, kv_host_bytes, kv_disk_bytes, kv_always)
+    if tiers is not no_tiers and not enable_prefix_caching:
+        raise UserError(
+            "tiers keep the prefixes of lesson 8's tree, and prefix caching is off; turn it on, or leave out "
+            "kv_cache_dir, kv_host_bytes and kv_disk_bytes",
+            param="enable_prefix_caching",
+        )
     if hasattr(model.config, "num_gdn_layers"):
-        if kv_cache_dir is not None or kv_host_bytes is not None or kv_disk_bytes is not None:
-            raise UserError("a hybrid model's states are not kept in tiers yet; leave out kv_cache_dir and its sizes")
-        return hybrid(model, backend, enable_prefix_caching, **options)
-    tiers = tiers_for(model, kv_cache_dir, kv_host_bytes, kv_disk_bytes) if enable_prefix_caching else no_tiers
-    engine = Engine.for_model(with_backend(model, backend), manager=manager_class(enable_prefix_caching), **options)
+        refuse_int8(kv_dtype, "a hybrid model's K and V are not compressed yet")
+        engine = hybrid(model, backend, cuda_graphs, enable_prefix_caching=enable_prefix_caching, **options)
+        tiers(engine)
+        return engine
+    if cuda_graphs:
+        refuse_int8(kv_dtype, "captured steps read K and V in the model's dtype only")
+    manager = manager_class(enable_prefix_caching)
+    engine = Engine.for_model(with_backend(model, backend), manager=manager, pool=pool, **options)
     tiers(engine)
     if cuda_graphs:
         engine.runner = captured(engine.runner, engine.scheduler.config.max_num_seqs)
@@ -59,7 +76,11 @@ def build_engine(
 
 
 def tiers_for(
-    model: Qwen3ForCausalLM, directory: str | Path | None, host_bytes: int | None, disk_bytes: int | None
+    model: Qwen3ForCausalLM,
+    directory: str | Path | None,
+    host_bytes: int | None,
+    disk_bytes: int | None,
+    always: bool = False,
 ) -> Callable[[Engine], None]:
     """Return what puts tiers behind an engine's pool. Called before the model's layers are replaced, to hash them."""
     if directory is None and host_bytes is None and disk_bytes is None:
@@ -72,11 +93,13 @@ def tiers_for(
         None if directory is None else Path(directory),
         attach.HOST_BYTES if host_bytes is None else host_bytes,
         attach.DISK_BYTES if disk_bytes is None else disk_bytes,
+        measure=not always,
     )
     weights, shape = keys.weights_digest(model), keys.config_digest(model.config)
 
     def put(engine: Engine) -> None:
-        dtype = str(engine.runner.pool.K[0].dtype).removeprefix("torch.")
+        pool = getattr(engine.runner.pool, "kv", engine.runner.pool)  # lesson 11 has two pools
+        dtype = str(pool.K[0].dtype).removeprefix("torch.")
         identity = keys.Identity(weights, shape, dtype, engine.scheduler.manager.block_size)
         attach.attach_tiers(engine, config, identity)
 
@@ -137,8 +160,25 @@ def manager_class(enable_prefix_caching: bool) -> type[KvCacheManager]:
     return PrefixCacheManager
 
 
-def hybrid(model: Qwen3ForCausalLM, backend: str, enable_prefix_caching: bool, **options: Any) -> Engine:
-    """Return lesson 11's engine. It has no captured steps: `cuda_graphs` changes nothing."""
+def pool_maker(kv_dtype: str) -> type[PoolMaker]:
+    """Return what makes a pool that stores K and V in this way."""
+    if kv_dtype not in KV_DTYPES:
+        raise UserError(f"kv_dtype is {kv_dtype!r}; choose one of {', '.join(KV_DTYPES)}", param="kv_dtype")
+    if kv_dtype == "auto":
+        return PoolMaker
+    from mini_engine.int8.build import Int8PoolMaker
+
+    return Int8PoolMaker
+
+
+def refuse_int8(kv_dtype: str, why: str) -> None:
+    """Raise UserError if K and V are to be compressed where that cannot work."""
+    if kv_dtype == "int8":
+        raise UserError(f"kv_dtype is 'int8', but {why}; leave it out", param="kv_dtype")
+
+
+def hybrid(model: Qwen3ForCausalLM, backend: str, cuda_graphs: bool, **options: Any) -> Engine:
+    """Return lesson 11's engine, with the fastest parts that work here."""
     from mini_engine.hybrid.build import hybrid_engine
     from mini_engine.hybrid.model import HybridForCausalLM
 
@@ -151,7 +191,12 @@ def hybrid(model: Qwen3ForCausalLM, backend: str, enable_prefix_caching: bool, *
 
         model = speed_up_hybrid(model, backend)
         step = native_step_for(model)
-    return hybrid_engine(model, native_step=step, enable_prefix_caching=enable_prefix_caching, **options)
+    engine = hybrid_engine(model, native_step=step, **options)
+    if cuda_graphs:
+        from mini_engine.hybrid.graphs import captured
+
+        engine.runner = captured(engine.runner, engine.scheduler.config.max_num_seqs)
+    return engine
 
 
 def captured(runner: ModelRunner, max_num_seqs: int) -> ModelRunner:

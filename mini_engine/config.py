@@ -120,13 +120,13 @@ class Qwen3Config:
         _warn_of_lost_theta(settings, rope, path)
         settings |= {
             "rope_theta": rope["rope_theta"],
-            "rope_scaling": RopeScaling(**_fields_of(RopeScaling, rope)),
-            "eos_token_ids": _end_tokens(directory, raw, settings["vocab_size"]),
+            "rope_scaling": RopeScaling(**fields_of(RopeScaling, rope)),
+            "eos_token_ids": end_tokens(directory, raw, settings["vocab_size"]),
         }
-        return cls(**_fields_of(cls, settings))
+        return cls(**fields_of(cls, settings))
 
 
-def _fields_of(cls: type, values: dict) -> dict:
+def fields_of(cls: type, values: dict) -> dict:
     """Return the entries of `values` that are fields of a dataclass."""
     return {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
 
@@ -146,7 +146,7 @@ def read_json(path: Path) -> dict:
     return data
 
 
-def _end_tokens(directory: Path, raw: dict, vocab_size: int) -> tuple[int, ...]:
+def end_tokens(directory: Path, raw: dict, vocab_size: int) -> tuple[int, ...]:
     """Return the end tokens that are in the vocabulary, and warn of what is missing."""
     from mini_engine.config_schema import read_end_tokens, shown
 

@@ -32,7 +32,7 @@ class LLM:
         tokenizer: for a loaded model; a checkpoint has its own.
         dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
         options: for `build.build_engine`: backend, cuda_graphs, enable_prefix_caching, kv_bytes, num_blocks,
-            block_size, kernel, scheduler_config, kv_cache_dir, kv_host_bytes, kv_disk_bytes.
+            block_size, kernel, scheduler_config, kv_dtype, kv_cache_dir, kv_host_bytes, kv_disk_bytes, kv_always.
 
     Raises:
         UserError: the checkpoint or an option cannot be used; the sentence says why.

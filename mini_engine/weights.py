@@ -5,11 +5,11 @@ pages already copied are released: peak memory is the model's own size plus one 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +24,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 FILE_DTYPES = ("F64", "F32", "F16", "BF16")
 SHIPPED = {"pocket": "pocket", "pocket-hybrid": "pocket_hybrid"}  # name: folder beside this file
 INDEX_NAME = "model.safetensors.index.json"
+Model = TypeVar("Model", bound=Qwen3ForCausalLM)
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.json"]
 
 
@@ -40,14 +41,29 @@ def load_model(
     Raises:
         UserError: the checkpoint, the dtype or the device cannot be used; the message says why.
     """
-    _check_place(dtype, device)
+    check_place(dtype, device)
     directory = resolve_checkpoint(path_or_hub_id)
-    config = Qwen3Config.from_dir(directory)
-    sources = _find_tensors(directory)
+    return read_into(Qwen3ForCausalLM, Qwen3Config.from_dir(directory), directory, dtype, device)
+
+
+def read_into(
+    kind: Callable[[Any], Model],
+    config: Qwen3Config,
+    directory: Path,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    ignored: tuple[str, ...] = (),
+) -> Model:
+    """Build a model and read its weights from a checkpoint directory. Tensors with a prefix in `ignored` are left out.
+
+    Raises:
+        UserError: the files do not hold this model; the message says why.
+    """
+    sources = {name: path for name, path in _find_tensors(directory).items() if not name.startswith(ignored)}
     _check_layers(directory, config, sources)
     config = _without_false_tie(directory, config, sources)
     with torch.device("meta"):
-        model = Qwen3ForCausalLM(config)
+        model = kind(config)
     _check_tensors(directory, model, sources)
     weights = {name: torch.empty(p.shape, dtype=dtype, device=device) for name, p in model.named_parameters()}
     for name, weight in weights.items():
@@ -56,7 +72,8 @@ def load_model(
     return model.to(device).eval().requires_grad_(False)  # `to` moves what no file holds: RoPE's frequencies
 
 
-def _check_place(dtype: torch.dtype, device: str | torch.device) -> None:
+def check_place(dtype: torch.dtype, device: str | torch.device) -> None:
+    """Raise UserError unless weights of this dtype can lie on this device."""
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise UserError(f"dtype is {dtype!r}; give torch.float32, torch.bfloat16 or torch.float16")
     try:
@@ -173,7 +190,7 @@ def _check_tensors(directory: Path, model: Qwen3ForCausalLM, sources: dict[str, 
     if missing := [name for name in wanted if name not in sources]:
         raise UserError(f"{directory} lacks {_some(missing)}; its config.json describes another model")
     if extra := sorted(name for name in sources if name not in wanted and name not in spare):
-        raise UserError(f"{directory} also holds {_some(extra)}, which a Qwen3 of this config does not have")
+        raise UserError(f"{directory} also holds {_some(extra)}, which a model of this config does not have")
     shapes, dtypes = {}, {}
     for path in dict.fromkeys(sources.values()):
         with _open(path) as file:

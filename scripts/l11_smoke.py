@@ -9,7 +9,7 @@ import sys
 from scripts import first_line
 from scripts.smoke.arguments import make_parser, with_prompts
 from scripts.smoke.run import Outcome
-from scripts.smoke.several import run_several
+from scripts.smoke.several import LeftOut, run_several
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.cli.parser import whole_number
@@ -45,8 +45,10 @@ def batched(model, prompts, args) -> Outcome:
     return outcome(engine, answers(engine, prompts, args))
 
 
-def chunked(size, model, prompts, args) -> Outcome:
+def chunked(size, model, prompts, args) -> Outcome | LeftOut:
     """Run all prompts together, `size` tokens of a prompt a step."""
+    if all(len(ids) <= size for ids in prompts):
+        return "no prompt is longer"
     engine = make_engine(model, prompts, args, size)
     return outcome(engine, answers(engine, prompts, args))
 

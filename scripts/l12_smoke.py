@@ -18,13 +18,14 @@ from scripts.smoke.arguments import make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, drained, run_several
 
-from mini_engine.build import build_engine, tiers_for
+from mini_engine.build import build_engine, load, tiers_for
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.kv.block_tensor import KvPool
 from mini_engine.tiers.compact import compact, shrink
 from mini_engine.tiers.manager import TieredCacheManager
-from mini_engine.tiers.store import Always, BlockStore
+from mini_engine.tiers.store import BlockStore, Judges
 
 COLD = "cold"
 LARGE = 2**30
@@ -102,7 +103,7 @@ def compacted(model, prompts, args) -> Outcome:
         result = step()
         steps.append(1)
         if len(steps) == args.max_new_tokens // 2:
-            shrink(manager, engine.runner.pool, manager.allocator.num_blocks - manager.allocator.num_free // 2)
+            shrink(manager, blocks_of(engine), manager.allocator.num_blocks - manager.allocator.num_free // 2)
         moved.append(compact(manager))
         return result
 
@@ -128,7 +129,7 @@ def tiered(model, args, num_blocks: int, folder: Path | None, config: SchedulerC
     options = {"num_blocks": num_blocks, "block_size": args.block_size, "scheduler_config": config}
     engine = build_engine(model, backend="reference", **options)
     tiers_for(model, folder, LARGE, LARGE if folder else None)(engine)
-    store_of(engine).judge = Always()
+    store_of(engine).judges = Judges()
     return engine
 
 
@@ -138,8 +139,13 @@ def manager_of(engine: Engine) -> TieredCacheManager:
     return manager
 
 
+def blocks_of(engine: Engine) -> KvPool:
+    """Return the pool of blocks: beside it, a hybrid has one of states."""
+    return getattr(engine.runner.pool, "kv", engine.runner.pool)
+
+
 def store_of(engine: Engine) -> BlockStore:
-    return manager_of(engine).tiers
+    return manager_of(engine).block_store
 
 
 def restored(engine: Engine, outcome: Outcome) -> Outcome:
@@ -173,7 +179,17 @@ def server(args: argparse.Namespace, folder: Path) -> Iterator[str]:
     """Run `mini_engine serve` on a free port; yield its address. Ending it writes what is waiting."""
     options = ["--dtype", args.dtype, "--device", args.device, "--block-size", str(args.block_size), "--port", "0"]
     model = [] if args.model == "pocket" else ["--model", args.model]
-    command = [sys.executable, "-m", "mini_engine", "serve", "--kv-cache-dir", str(folder), *options, *model]
+    command = [
+        sys.executable,
+        "-m",
+        "mini_engine",
+        "serve",
+        "--kv-always",
+        "--kv-cache-dir",
+        str(folder),
+        *options,
+        *model,
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, encoding="utf-8") as process:
         try:
             assert process.stdout is not None
@@ -197,6 +213,7 @@ def ask(url: str, prompt_ids: list[int], max_tokens: int) -> tuple[list[int], in
 def arguments():
     parser = make_parser(first_line(__doc__))
     parser.add_argument("--block-size", type=whole_number(1), default=8, metavar="N", help="default: 8")
+    parser.set_defaults(load_model=load)  # dense or hybrid: `--model pocket-hybrid`
     return parser
 
 

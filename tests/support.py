@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -85,15 +86,18 @@ def some_ids(length: int, vocab_size: int, seed: int = 0) -> list[int]:
 
 
 @contextmanager
-def must_raise(kind: type[Exception], teach: str) -> Iterator[None]:
+def must_raise(kind: type[Exception], teach: str) -> Iterator[SimpleNamespace]:
     """Expect the body to raise an error of this kind, whatever its message; fail with `teach` otherwise.
 
-    An error of another kind passes through, with a note on what was expected, so that its place is not lost.
+    Yields an object whose `value` is the error afterwards. An error of another kind passes through, with a note on what
+    was expected, so that its place is not lost.
     """
+    caught = SimpleNamespace(value=None)
     try:
-        yield
+        yield caught
     except Exception as error:
         if isinstance(error, kind) and not isinstance(error, NotImplementedError):  # that is an unwritten task
+            caught.value = error
             return
         error.add_note(f"expected {kind.__name__}: {teach}")
         raise

@@ -7,7 +7,7 @@ from itertools import takewhile
 from lessons._course.catalog import Bug, Lesson
 from lessons._course.output import value
 from lessons._course.report import Failure, TestResult
-from lessons._course.result import NOT_RAISED, sides_of
+from lessons._course.result import NOT_RAISED, compares_returned, sides_of
 
 MOST_LINES = 6
 MOST_PITFALLS = 3
@@ -16,9 +16,8 @@ TELLING = 12  # a symptom with fewer letters fits failures of any kind
 FROM_HYPOTHESIS = re.compile(r"Falsifying |Failing |Draw \d|You can |Explanation:|state = |.*hypothesis", re.IGNORECASE)
 NOISE = re.compile(
     r"\s*(Use -v|\++ +(where|and) |(assert )?\(?False\)?$|(not tensor\(True\)|tensor\(False\))$|Tensor-likes are"
-    r"|Your code: |Expected:  |At index \d+: (.+), expected (.+)$)"
+    r"|Greatest relative difference|Your code: |Expected:  |At index \d+: (.+), expected (.+)$)"
 )
-OF_ATTRIBUTE = re.compile(r"> assert \w+(\.\w+)+ (==|is) ")  # no `return` sets an attribute
 HINTS = (
     (
         r"'NoneType' object|NoneType|^AssertionError(.|\n)*\nassert None (==|is)",
@@ -71,9 +70,9 @@ def likely_bugs(lesson: Lesson, result: TestResult) -> list[Bug]:
 
 def general_hints(failure: Failure) -> list[str]:
     """Say in at most one line what usually causes such an error. Assertions carry their own explanation."""
-    patterns = HINTS
-    if failure.type == "AssertionError":
-        patterns = () if any(map(OF_ATTRIBUTE.match, failure.did)) else HINTS[:1]
+    if failure.type == "AssertionError" and not compares_returned(failure):
+        return []
+    patterns = HINTS[:1] if failure.type == "AssertionError" else HINTS
     return [text for pattern, text in patterns if re.search(pattern, failure.text)][:1]
 
 

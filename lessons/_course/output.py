@@ -2,6 +2,7 @@
 
 import re
 import signal
+from itertools import takewhile
 from pathlib import Path
 
 MOST_PRINTED = 500  # characters
@@ -29,6 +30,20 @@ def value(text: str, most: int = 300) -> str:
         return text
     half = most // 2
     return f"{text[:half]} … {text[-half:]}"
+
+
+def both(got: str, expected: str) -> tuple[str, str]:
+    """Return two values in short, as `value` does; if they differ only in what it leaves out, around the difference."""
+    shown = value(got), value(expected)
+    if shown[0] != shown[1] or got == expected:
+        return shown
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(got, expected, strict=False)))
+    start = max(0, same - 8)
+    return around(got, start), around(expected, start)
+
+
+def around(text: str, start: int, length: int = 40) -> str:
+    return f"… {text[start : start + length]}" + (" …" if start + length < len(text) else "")
 
 
 def cut(text: str, most: int) -> str:

@@ -5,7 +5,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lessons._course.output import value
+from lessons._course.output import both, value
 from lessons._course.report import Failure
 
 STATUSES = ("passed", "done", "not_written", "failing", "error", "hung", "not_checked", "course_error")
@@ -64,7 +64,7 @@ def sides_of(failure: Failure) -> tuple[str, str]:
         return value(right), value(f"{'something with' if op == 'in' else 'something without'} {left}")
     if op == "==" and has_literal_left(failure):
         left, right = right, left
-    return value(left), value(right if op == "==" else f"{op} {right}")
+    return both(left, right) if op == "==" else (value(left), value(f"{op} {right}"))
 
 
 def split_comparison(text: str) -> tuple[str, str, str]:
@@ -88,7 +88,7 @@ def both_arguments(text: str) -> tuple[str, str]:
         depth += (char in "([{") - (char in ")]}")
         if char == "," and depth == 0:
             one, other = text[:index], text[index + 1 :].strip()
-            return value(one_line(one)), value(one_line(other))
+            return both(one_line(one), one_line(other))
     return "", ""
 
 
@@ -106,6 +106,30 @@ def compares_results(failure: Failure) -> bool:
     """Whether the test's assertion compares two results, as in `a < b`, of which neither is the expected side."""
     test = asserted(failure)
     return isinstance(test, ast.Compare) and not any(map(is_literal, [test.left, *test.comparators]))
+
+
+def compares_returned(failure: Failure) -> bool:
+    """Whether the test's assertion is about what a call returned: `take(2) == [0]`, or `got == [0]` after `got = …`."""
+    test = asserted(failure)
+    if not isinstance(test, ast.Compare):
+        return False
+    left = assigned(failure, test.left.id) if isinstance(test.left, ast.Name) else test.left
+    return isinstance(left, ast.Call) and getattr(left.func, "attr", "") != "get"  # None from `get`: it is not there
+
+
+def assigned(failure: Failure, name: str) -> ast.expr | None:
+    """Return what the test last assigned to `name`, alone or beside others, if that was in one line."""
+    for line in reversed(failure.did):
+        try:
+            node = ast.parse(line[1:].strip()).body[0]
+        except (SyntaxError, IndexError):
+            continue
+        if isinstance(node, ast.Assign):
+            names, values = (x.elts if isinstance(x, ast.Tuple) else [x] for x in (node.targets[0], node.value))
+            for left, right in zip(names, values, strict=False):
+                if isinstance(left, ast.Name) and left.id == name and len(names) == len(values):
+                    return right
+    return None
 
 
 def asserted(failure: Failure) -> ast.expr | None:

@@ -77,6 +77,13 @@ def check_inputs(
         ValueError: names the argument, what it is and what it should be.
     """
     _check_shapes(q, k_cache, v_cache)
+    check_batch(q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table)
+
+
+def check_batch(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cu_seqlens_q: Tensor, seq_lens_kv: Tensor, block_table: Tensor
+) -> None:
+    """The part of `check_inputs` that holds whatever a row of the caches looks like: tables, devices and lengths."""
     _check_tables(cu_seqlens_q, seq_lens_kv, block_table)
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache), ("block_table", block_table)):
         if x.device != q.device:

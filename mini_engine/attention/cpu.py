@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -11,7 +12,8 @@ from mini_engine.attention.contract import PagedAttention
 from mini_engine.errors import UserError
 from mini_engine.native_build import find_or_build
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("paged_cpu.cpp", "paged_cpu.h", "tile.h", "vectors.h"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("paged_cpu.h", "tasks.h", "tile.h", "vectors.h"))
+SOURCES = (Path(__file__).with_name("paged_cpu.cpp"), *HEADERS)
 FUNCTIONS = {torch.float32: "paged_attention_f32", torch.bfloat16: "paged_attention_bf16"}
 
 
@@ -63,6 +65,20 @@ def paged_attention(
 ) -> Tensor:
     """As the contract says. q's dtype chooses the function: one for float32 would read past the end of bfloat16."""
     function = getattr(_library_for(q.dtype), FUNCTIONS[q.dtype])
+    return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+
+
+def call(
+    function: Callable[..., int],
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens_kv: Tensor,
+    block_table: Tensor,
+    scale: float,
+) -> Tensor:
+    """Call a compiled PagedAttention that takes q's dtype and this cache; ValueError if a table names no block."""
     if q.stride()[1:] != (q.shape[2], 1):
         q = q.contiguous()
     tables = [x.contiguous() for x in (cu_seqlens_q, seq_lens_kv, block_table)]
@@ -114,7 +130,12 @@ def _library() -> ctypes.CDLL | UserError:
 
 
 def _open(path: Path) -> ctypes.CDLL:
+    return open_library(path, FUNCTIONS.values())
+
+
+def open_library(path: Path, names: Iterable[str]) -> ctypes.CDLL:
+    """Load a compiled library and declare the PagedAttention functions with these names."""
     library = ctypes.CDLL(str(path))
-    for name in FUNCTIONS.values():
+    for name in names:
         getattr(library, name).argtypes = ARGUMENTS
     return library

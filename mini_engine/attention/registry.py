@@ -5,6 +5,7 @@ Not every machine has a C++ compiler or Triton, so the kernels that need them ar
 
 import functools
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -26,7 +27,7 @@ def load_kernel(name: str = "auto", device: str | torch.device = "cpu", dtype: t
     """
     device = torch.device(device)
     if name == "auto":
-        return _best_kernel(device, dtype)
+        return best_kernel(lambda name: load_kernel(name, device, dtype), device)
     if name == "reference":
         return Kernel("reference", reference.paged_attention)
     if name == "torch":
@@ -46,13 +47,13 @@ def _load_triton(device: torch.device, dtype: torch.dtype) -> PagedAttention:
     return triton_kernel.load(device, dtype)
 
 
-def _best_kernel(device: torch.device, dtype: torch.dtype) -> Kernel:
-    fastest = {"cpu": "cpu", "cuda": "triton"}.get(device.type, "torch")
+def best_kernel(load: Callable[[str], Kernel], device: torch.device) -> Kernel:
+    """Return the fastest kernel that `load` can give for this device; say on stderr if that is not the usual one."""
     try:
-        return load_kernel(fastest, device, dtype)
+        return load({"cpu": "cpu", "cuda": "triton"}.get(device.type, "torch"))
     except UserError as why:
         _say_once(f"attention: {why}. Using the torch kernel: the same tokens, several times slower in decode.")
-        return load_kernel("torch", device, dtype)
+        return load("torch")
 
 
 @functools.cache

@@ -16,8 +16,15 @@ enum { MAXIMUM = 0, WEIGHTS = LANES, VALUES = 2 * LANES };
 // What is multiplied are words of 4 bytes: floats, or pairs of bfloat16 where the processor has an instruction for
 // them. A pair is two neighbours in a query and in a key; then it is two keys' weights, and those keys' values.
 template <typename T>
-struct Words {
+struct Layout {  // of a cache that holds what the queries hold
+    static int64_t stride(int dim) { return dim; }                           // elements from one head to the next
+    static vec scales(const T* const* row, int dim) { return vec{} + 1.f; }  // what multiplies each key, or value
+    static void store_values(T* p, const vec* x) { store_joined(p, x); }
+};
+template <typename T>
+struct Words : Layout<T> {
     static constexpr int PIECES = PER_LOAD<T>, KEYS = 1;  // vectors of words in a key's load; keys in a word of weights
+    static void load_query(const T* p, vec* x) { load_key(p, x); }
     static void load_key(const T* p, vec* x) { load_split(p, x); }
     static void load_values(const T* const* value, int d, vec* x) { load_split(value[0] + d, x); }
     static void store_weights(float* p, vec weights) { store(p, weights); }
@@ -25,8 +32,9 @@ struct Words {
 };
 #if defined(__AVX512BF16__)
 template <>
-struct Words<bf16> {
+struct Words<bf16> : Layout<bf16> {
     static constexpr int PIECES = 1, KEYS = 2;
+    static void load_query(const bf16* p, vec* x) { load_key(p, x); }
     static void load_key(const bf16* p, vec* x) { memcpy(x, p, sizeof *x); }
     static void load_values(const bf16* const* value, int d, vec* x) {  // the even elements of both, then the odd ones
         uvec a, b;
@@ -109,9 +117,10 @@ INLINE void score_turned(const float* q, const float* lines, int words, float* s
     }
 }
 
-// Scores become weights 2^(score - maximum), in words; what was summed under a smaller maximum is scaled down first.
+// Scores become weights 2^(score - maximum), in words and times their values' scales; what was summed under a smaller
+// maximum is scaled down first.
 template <typename T>
-static NOINLINE void softmax_update(float* scores, float scale, int visible, float* sums, int record) {
+static NOINLINE void softmax_update(float* scores, vec scale, vec value_scale, int visible, float* sums, int record) {
     ivec lane;
     for (int j = 0; j < LANES; j++) lane[j] = j;
     const vec s = lane < ivec{} + visible ? load(scores) * scale : vec{} - INFINITY;
@@ -123,7 +132,7 @@ static NOINLINE void softmax_update(float* scores, float scale, int visible, flo
     }
     const vec weights = exp2(s - top);
     store(sums + WEIGHTS, load(sums + WEIGHTS) + weights);
-    Words<T>::store_weights(scores, weights);
+    Words<T>::store_weights(scores, weights * value_scale);
 }
 
 // sums[row] += weights[row] . value, for the vectors from d on: V at a time, then half as many.

@@ -46,6 +46,20 @@ def paged_attention(
     scale: float,
 ) -> Tensor:
     """The contract of `mini_engine.attention.contract`, on a GPU. Block ids are trusted: a check would wait."""
+    return launch(_load_rows, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+
+
+def launch(
+    load_rows: Any,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens_kv: Tensor,
+    block_table: Tensor,
+    scale: float,
+) -> Tensor:
+    """Run the kernel over caches that `load_rows`, a function like `_load_rows`, reads."""
     num_rows, heads, dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     num_seqs, max_blocks = block_table.shape
@@ -63,8 +77,8 @@ def paged_attention(
     )
     parts, stats = _partial_results(config, q, out)
     _attend[(config.tiles, kv_heads, config.splits)](
-        q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, parts, stats,
-        scale * LOG2_E, num_seqs, num_rows, max_blocks, config.split, **_constants(config, q, k_cache),
+        q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, parts, stats, scale * LOG2_E,
+        num_seqs, num_rows, max_blocks, config.split, LOAD_ROWS=load_rows, **_constants(config, q, k_cache),
     )  # fmt: skip
     if config.needs_merge:
         constants: dict[str, Any] = dict(HEADS=heads, DIM=dim, WIDTH=config.width, SPLITS=config.padded_splits)
@@ -74,11 +88,11 @@ def paged_attention(
 
 def _constants(config: LaunchConfig, q: Tensor, k_cache: Tensor) -> dict[str, Any]:
     """What Triton compiles into `_attend`: another kernel for each combination."""
-    block_size, kv_heads, dim = k_cache.shape[1:]
+    block_size, kv_heads = k_cache.shape[1:3]
     return dict(
         KV_HEADS=kv_heads,
         GROUP=q.shape[1] // kv_heads,
-        DIM=dim,
+        DIM=q.shape[2],
         WIDTH=config.width,
         BLOCK_SIZE=block_size,
         ROWS=config.rows,
@@ -118,6 +132,12 @@ def _slots(row, token, end, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
+def _load_rows(cache, row, mask, d, DIM: tl.constexpr):
+    """Rows of the cache, `[KEYS, WIDTH]`: keys or values of one head, zero where `mask` is false."""
+    return tl.load(cache + row[:, None] * DIM + d[None, :], mask=mask[:, None] & (d < DIM)[None, :], other=0.0)
+
+
+@triton.jit
 def _take_in(score, values, top, weight, total, OPERAND: tl.constexpr):
     """One step of the online softmax: the largest score, the sum of weights and the sum of weighted values so far."""
     new_top = tl.maximum(top, tl.max(score, 1))
@@ -133,7 +153,7 @@ def _take_in(score, values, top, weight, total, OPERAND: tl.constexpr):
 def _attend(
     q, k_cache, v_cache, starts, kv_lens, table, out, stats, scale, num_seqs, num_rows, max_blocks, split,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PARTIAL: tl.constexpr, OPERAND: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PARTIAL: tl.constexpr, OPERAND: tl.constexpr, LOAD_ROWS: tl.constexpr,
 ):  # fmt: skip
     QUERIES: tl.constexpr = ROWS // GROUP
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -156,10 +176,9 @@ def _attend(
     for key in range(begin, end, KEYS):
         token = key + tl.arange(0, KEYS)
         slot = _slots(table + seq.to(tl.int64) * max_blocks, token, end, BLOCK_SIZE)
-        place = (slot * KV_HEADS + kv_head)[:, None] * DIM + d[None, :]
-        owned = (token < end)[:, None] & (d < DIM)[None, :]
-        keys = tl.load(k_cache + place, mask=owned, other=0.0).to(OPERAND)  # no change, but the interpreter's dot
-        values = tl.load(v_cache + place, mask=owned, other=0.0).to(OPERAND)  # knows no bfloat16
+        cache_row = slot * KV_HEADS + kv_head
+        keys = LOAD_ROWS(k_cache, cache_row, token < end, d, DIM).to(OPERAND)  # no change, but the interpreter's dot
+        values = LOAD_ROWS(v_cache, cache_row, token < end, d, DIM).to(OPERAND)  # knows no bfloat16
         score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         visible = (token < end)[None, :] & (token[None, :] <= (kv_len - q_len + query)[:, None])
         top, weight, total = _take_in(tl.where(visible, score, float("-inf")), values, top, weight, total, OPERAND)

@@ -34,6 +34,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="share prefixes between requests (default: yes)",
     )
+    parser.add_argument(
+        "--kv-dtype",
+        choices=["auto", "int8"],
+        default="auto",
+        help="int8: twice the tokens in the same memory, and slightly different answers (default: the model's dtype)",
+    )
     add_tier_options(parser)
 
 
@@ -43,6 +49,7 @@ def add_tier_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-host-bytes", type=whole_number(0), metavar="N", help="memory for evicted KV (default: 256 MiB with a DIR)"
     )
+    parser.add_argument("--kv-always", action="store_true", help="bring KV back even where computing is faster")
     parser.add_argument("--kv-disk-bytes", type=whole_number(0), metavar="N", help="size limit of DIR (default: 4 GiB)")
 
 
@@ -104,9 +111,11 @@ def load_llm(args: argparse.Namespace, **options: Any):
         enable_prefix_caching=args.prefix_caching,
         block_size=args.block_size,
         num_blocks=args.num_blocks,
+        kv_dtype=args.kv_dtype,
         kv_cache_dir=args.kv_cache_dir,
         kv_host_bytes=args.kv_host_bytes,
         kv_disk_bytes=args.kv_disk_bytes,
+        kv_always=args.kv_always,
         **options,
     )
 

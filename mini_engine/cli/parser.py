@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -32,6 +33,21 @@ def whole_number(least: int, most: int = 2**64 - 1) -> Callable[[str], int]:
         if value > most:
             raise argparse.ArgumentTypeError(f"{value} is too large; it must be {most} or less")
         return value
+
+    return parse
+
+
+def at_least(least: float) -> Callable[[str], float]:
+    """Return a parser of finite numbers from `least`, for argparse's `type`."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of {least:g} or more")
+        return number
 
     return parse
 

@@ -14,8 +14,8 @@ static float inverse_rms(const T* x, int64_t n, float eps) {
     return 1 / std::sqrt(fold_lanes(sum, plus)[0] / float(n) + eps);
 }
 
-template <typename T>
-static void rms_norm(const Rows<T>& x, const T* weight, float eps, const Rows<T>& out) {
+template <typename T, typename W>
+static void rms_norm(const Rows<T>& x, const W* weight, float eps, const Rows<T>& out) {
 #pragma omp for schedule(static)
     for (int64_t r = 0; r < x.count; r++) {
         const float factor = inverse_rms(x.at(r), x.width, eps);
@@ -42,4 +42,46 @@ static void norm_and_rope(T* head, const T* weight, const T* cos, const T* sin, 
 INLINE vec silu(vec x) {  // x / (1 + e^-x); exp2 takes only arguments up to 0
     const vec size = x < vec{} ? -x : x, e = exp2(size * -1.44269504088896f);
     return x * (x < vec{} ? e : vec{} + 1.f) / (1.f + e);
+}
+
+// ---------------------------------------------------------------- matrices with an operation behind them
+
+template <typename T>
+static Rows<const T> readable(const Rows<T>& r) {
+    return {r.data, r.count, r.width, r.stride};
+}
+
+template <typename T>
+static void store_linear(const Rows<T>& from, const Matrix& m, const Rows<T>& to) {
+    linear(readable(from), m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
+        store_some(to.at(row) + at, sum, n);
+    });
+}
+
+template <typename T>
+static void add_linear(const Rows<T>& from, const Matrix& m, const Rows<T>& to) {  // to += from W^T
+    linear(readable(from), m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
+        store_some(to.at(row) + at, load_some(to.at(row) + at, n) + sum, n);
+    });
+#pragma omp barrier
+}
+
+// to = silu(gate) * up. A pair of tiles is one of gate's and the matching one of up's, so this needs no second pass.
+template <typename T>
+static void gate_and_up(const Rows<T>& from, const Matrix& gate, const Matrix& up, const Rows<T>& to) {
+    const int64_t size = TILE * words<T>(from.width);
+    const auto tiles_of = [&](int64_t tile, const int32_t** two) {
+        two[0] = (const int32_t*)gate.tiles + tile * size;
+        two[1] = (const int32_t*)up.tiles + tile * size;
+    };
+    each_pair(readable(from), (to.width + TILE - 1) / TILE, tiles_of,
+                 [&](int64_t first, int rows, int64_t tile, const float* sums) {
+        for (int r = 0; r < rows; r++, sums += 2 * TILE)
+            for (int i = 0; i < TILE; i += LANES) {
+                const int64_t at = tile * TILE + i, count = to.width - at;
+                const vec active = silu(load(sums + i)) * load(sums + TILE + i);
+                if (count > 0) store_some(to.at(first + r) + at, active, count);
+            }
+    });
+#pragma omp barrier
 }

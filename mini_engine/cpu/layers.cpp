@@ -50,7 +50,6 @@ struct Decoder {
     Rows<T> activated() const { return rows(step.activated, s.intermediate); }
     Rows<T> attended() const { return rows(step.attended, s.heads * s.dim); }
     Rows<T> qkv() const { return rows(step.qkv, (s.heads + 2 * s.kv_heads) * s.dim); }
-    static Rows<const T> readable(const Rows<T>& r) { return {r.data, r.count, r.width, r.stride}; }
 
     // Without caches, K and V stay where they are, in the rows of qkv.
     void before_attention(const Layer& layer, T* k_cache, T* v_cache) const {
@@ -63,12 +62,6 @@ struct Decoder {
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < step.tokens; t++) finish_heads(layer, t, k_cache, v_cache);
-    }
-
-    void store_linear(Rows<T> from, const Matrix& m, Rows<T> to) const {
-        linear(readable(from), m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
-            store_some(to.at(row) + at, sum, n);
-        });
     }
 
     void finish_heads(const Layer& layer, int64_t token, T* k_cache, T* v_cache) const {
@@ -86,38 +79,10 @@ struct Decoder {
     }
 
     void after_attention(const Layer& layer) const {
-        add_linear(attended(), layer.o);
+        add_linear(attended(), layer.o, x());
         rms_norm(x(), (const T*)layer.post_norm, s.eps, normed());
-        gate_and_up(layer);
-        add_linear(activated(), layer.down);
-    }
-
-    void add_linear(Rows<T> from, const Matrix& m) const {  // x += from W^T
-        const Rows<T> to = x();
-        linear(readable(from), m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
-            store_some(to.at(row) + at, load_some(to.at(row) + at, n) + sum, n);
-        });
-#pragma omp barrier
-    }
-
-    // A pair of tiles is one of gate's and the matching one of up's, so silu(gate) * up needs no second pass.
-    void gate_and_up(const Layer& layer) const {
-        const Rows<T> from = normed(), to = activated();
-        const int64_t size = TILE * words<T>(from.width);
-        const auto tiles_of = [&](int64_t tile, const int32_t** two) {
-            two[0] = (const int32_t*)layer.gate.tiles + tile * size;
-            two[1] = (const int32_t*)layer.up.tiles + tile * size;
-        };
-        each_pair(readable(from), (to.width + TILE - 1) / TILE, tiles_of,
-                     [&](int64_t first, int rows, int64_t tile, const float* sums) {
-            for (int r = 0; r < rows; r++, sums += 2 * TILE)
-                for (int i = 0; i < TILE; i += LANES) {
-                    const int64_t at = tile * TILE + i, count = to.width - at;
-                    const vec active = silu(load(sums + i)) * load(sums + TILE + i);
-                    if (count > 0) store_some(to.at(first + r) + at, active, count);
-                }
-        });
-#pragma omp barrier
+        gate_and_up(normed(), layer.gate, layer.up, activated());
+        add_linear(activated(), layer.down, x());
     }
 };
 

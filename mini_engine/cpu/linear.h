@@ -135,7 +135,7 @@ static void each_pair(Rows<const T> x, int64_t count, const F& tiles_of, const G
         tiles_of(pair, tiles);
         tiles_of(std::min(pair + 1, pairs.end - 1), next);
         for (int64_t group = 0; group < groups; group++) {
-            const Range r{rows.begin + group * ROWS, std::min(rows.begin + (group + 1) * ROWS, rows.end)};
+            const Range r{rows.begin + rows.size() * group / groups, rows.begin + rows.size() * (group + 1) / groups};
             alignas(64) float sums[ROWS * 2 * TILE];
             const int64_t part = bytes * group / groups, step = (64 + groups - 1) / groups;
             for (int t = 0; t < 2; t += TILES) {

@@ -63,6 +63,24 @@ def one_at_a_time(step: Callable[["Engine"], StepResult]) -> Callable[["Engine"]
     return guarded
 
 
+class PoolMaker:
+    """Makes the pool of an engine for `model`, in the model's dtype. Lesson 12 has another one."""
+
+    def __init__(self, model: Qwen3ForCausalLM) -> None:
+        self.model = model
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that a pool needs for one token."""
+        return self.model.config.kv_bytes_per_token(self.model.dtype)
+
+    def make(self, num_blocks: int, block_size: int, kernel: str) -> KvPool:
+        """Return a pool of this size, read by the kernel with this name; UserError if that is impossible."""
+        model = self.model
+        attend = load_kernel(kernel, model.device, model.dtype)
+        return KvPool(model.config, num_blocks, block_size, attend, model.dtype, model.device)
+
+
 class Engine:
     """Serves requests in steps. `Engine.for_model(model)` builds one; tests assemble their own.
 
@@ -88,6 +106,7 @@ class Engine:
         kernel: str = "auto",
         scheduler_config: SchedulerConfig | None = None,
         manager: Callable[..., KvCacheManager] = KvCacheManager,
+        pool: type[PoolMaker] = PoolMaker,
     ) -> "Engine":
         """Build an engine with its own pool.
 
@@ -96,14 +115,15 @@ class Engine:
             num_blocks: size of the pool in blocks, including the null block; takes precedence over kv_bytes.
             kernel: a name that `load_kernel` knows.
             manager: creates the KV manager from num_blocks, block_size and copy.
+            pool: makes the pool; by default one in the model's dtype.
         """
+        maker = pool(model)
         if num_blocks is None:
             budget = default_kv_bytes(model.device) if kv_bytes is None else kv_bytes
-            num_blocks = blocks_in_budget(budget, model.config.kv_bytes_per_token(model.dtype), block_size)
-        attend = load_kernel(kernel, model.device, model.dtype)
-        pool = KvPool(model.config, num_blocks, block_size, attend, model.dtype, model.device)
-        kv = manager(num_blocks, block_size, pool.copy_blocks)
-        return cls(model.config, Scheduler(kv, scheduler_config), ModelRunner(model, pool))
+            num_blocks = blocks_in_budget(budget, maker.bytes_per_token, block_size)
+        store = maker.make(num_blocks, block_size, kernel)
+        kv = manager(num_blocks, block_size, store.copy_blocks)
+        return cls(model.config, Scheduler(kv, scheduler_config), ModelRunner(model, store))
 
     @property
     def has_unfinished(self) -> bool:

@@ -1,16 +1,17 @@
 """Lesson 11. A hybrid with lesson 9's linear layers: packed matrices, joined where they have one input.
 
-In a decode step everything between the two matrices of a delta net is one call of `native.py`. Prompts take the store's
-own scan. Attention stays as it is.
+With packed matrices half a layer is one call of `native.py`: feed-forward always, a delta net in decode steps. Prompts
+take the store's own scan. Attention stays as it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mini_engine.cpu import native
 from mini_engine.cpu.model import check_backend, functions_for
 from mini_engine.cpu.packed_layers import PackedLinear
 from mini_engine.cpu.torch_layers import TorchLinear
@@ -21,7 +22,7 @@ from mini_engine.hybrid.model import (
     HybridStore,
     ZeroCentredRMSNorm,
 )
-from mini_engine.hybrid.native import Gates, NativeStep
+from mini_engine.hybrid.native import Gates, Half, NativeStep
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.model.layers import SwiGLU
 
@@ -29,11 +30,11 @@ Pack = Callable[[Tensor, Tensor | None], nn.Module]
 
 
 class FastHybridForCausalLM(HybridForCausalLM):
-    """The model that `speed_up_hybrid` returns. `head` turns normed rows into logits."""
+    """The model that `speed_up_hybrid` returns. `head` turns normed rows into logits; torch has no native step."""
 
-    def __init__(self, model: HybridForCausalLM, head: nn.Module) -> None:
+    def __init__(self, model: HybridForCausalLM, head: nn.Module, native_step: NativeStep | None) -> None:
         nn.Module.__init__(self)  # the base class would build the layers that these replace
-        self.config, self.model, self.head = model.config, model.model, head
+        self.config, self.model, self.head, self.native_step = model.config, model.model, head, native_step
 
     def forward(self, token_ids: Tensor, kv: HybridStore, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Compute logits as in lesson 0."""
@@ -65,29 +66,85 @@ class FastSwiGLU(nn.Module):
 
 
 class FastDeltaNet(nn.Module):
-    """A delta net with its four projections in one matrix. In a decode step all between the matrices is one call."""
+    """A delta net with its four projections in one matrix."""
 
     def __init__(self, layer: GatedDeltaNet, pack: Pack, heads: int) -> None:
         super().__init__()
         self.index, self.norm, self.conv_weight = layer.index, layer.norm, layer.conv1d.weight.data[:, 0].contiguous()
         self.rate, self.dt_bias = layer.A_log.data.float().exp(), layer.dt_bias.data.float()
-        self.norm_weight = layer.norm.weight.data.float()
         self.sizes = (len(self.conv_weight), heads * layer.head_dim, heads, heads)
         four = (layer.in_proj_qkv, layer.in_proj_z, layer.in_proj_b, layer.in_proj_a)
         self.project, self.out = pack(joined(*four), None), pack(layer.out_proj.weight.data, None)
-        pointers = {name: getattr(self, name).data_ptr() for name in ("rate", "dt_bias")}
-        self.gates = Gates(norm=self.norm_weight.data_ptr(), eps=layer.norm.eps, **pointers)
 
     def forward(self, x: Tensor, kv: HybridStore, meta: Any) -> Tensor:
-        projected = self.project(x)
-        if isinstance(kv, HybridKv) and kv.native_step and meta.single_rows is None:
-            states = kv.states.get_layer_state(self.index)
-            slots = meta.single_slots
-            return self.out(kv.native_step.layer(*states, projected, self.conv_weight, slots, self.gates))
-        qkv, z, b, a = projected.split(self.sizes, dim=-1)
+        qkv, z, b, a = self.project(x).split(self.sizes, dim=-1)
         g = -self.rate * F.softplus(a.float() + self.dt_bias)
         out = kv.scan(self.index, qkv, g, b.sigmoid(), self.conv_weight, meta)
         return self.out(self.norm(out, z.reshape(out.shape)).reshape(len(x), -1))
+
+
+class PackedDeltaNet(nn.Module):
+    """The first half of a layer with a delta net. In a decode step all of it is one call."""
+
+    def __init__(self, layer: HybridDecoderLayer, pack: Pack, heads: int) -> None:
+        super().__init__()
+        delta, norm = cast(GatedDeltaNet, layer.linear_attn), layer.input_layernorm
+        self.norm, self.net = FastNorm(norm.weight.data, norm.eps), FastDeltaNet(delta, pack, heads)
+        self.norm_weight = delta.norm.weight.data.float()
+        pointers = dict(rate=self.net.rate, dt_bias=self.net.dt_bias, norm=self.norm_weight)
+        self.gates = Gates(eps=delta.norm.eps, **{name: tensor.data_ptr() for name, tensor in pointers.items()})
+        self.struct = half_of(self.norm, first=self.net.project, last=self.net.out)
+
+    def forward(self, x: Tensor, kv: HybridStore, meta: Any) -> Tensor:
+        if isinstance(kv, HybridKv) and kv.native_step and meta.single_rows is None:
+            states = kv.states.get_layer_state(self.net.index)
+            slots = meta.single_slots.contiguous()
+            return kv.native_step.delta_net(x, self.struct, self.gates, states, self.net.conv_weight, slots)
+        return x + self.net(self.norm(x), kv, meta)
+
+
+class PackedFeedForward(nn.Module):
+    """The second half of a layer in one call."""
+
+    def __init__(self, layer: HybridDecoderLayer, pack: Pack, step: NativeStep) -> None:
+        super().__init__()
+        mlp, norm = cast(SwiGLU, layer.mlp), layer.post_attention_layernorm
+        self.norm, self.step = FastNorm(norm.weight.data, norm.eps), step
+        self.gate, self.up, self.down = (
+            pack(one.weight.data, None) for one in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        )
+        self.struct = half_of(self.norm, first=self.gate, second=self.up, last=self.down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step.feed_forward(x, self.struct)
+
+
+class PackedHybridLayer(nn.Module):
+    """A decoder layer in halves, which add their results to x in place wherever one call computes them."""
+
+    def __init__(self, layer: HybridDecoderLayer, pack: Pack, heads: int, step: NativeStep) -> None:
+        super().__init__()
+        self.attends = layer.attends
+        if layer.attends:
+            self.input_layernorm, self.self_attn = layer.input_layernorm, layer.self_attn
+        else:
+            self.delta_net = PackedDeltaNet(layer, pack, heads)
+        self.feed_forward = PackedFeedForward(layer, pack, step)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: HybridStore, meta: Any) -> Tensor:
+        if self.attends:
+            x = x + self.self_attn(self.input_layernorm(x), cos, sin, kv, meta)
+        else:
+            x = self.delta_net(x, kv, meta)
+        return self.feed_forward(x)
+
+
+def half_of(norm: "FastNorm", **linears: nn.Module) -> Half:
+    """Return the struct of half a layer; the modules must outlive it."""
+    packed = {name: cast(PackedLinear, linear) for name, linear in linears.items()}
+    matrices = {name: linear.matrix for name, linear in packed.items()}
+    hidden, width = packed["first"].packed.in_features, packed["last"].packed.in_features
+    return Half(hidden=hidden, width=width, norm=norm.scale.data_ptr(), eps=norm.eps, **matrices)
 
 
 def joined(*linears: nn.Linear) -> Tensor:
@@ -122,32 +179,46 @@ def speed_up_hybrid(model: HybridForCausalLM, backend: str = "auto") -> HybridFo
     if isinstance(model, FastHybridForCausalLM):
         return model
     functions = functions_for(model, backend)
-    if functions is None:
-        return _packed(model, TorchLinear, TorchLinear(model.head_weight.data))
+    return _with_torch(model) if functions is None else _with_packed(model, functions)
+
+
+def _with_torch(model: HybridForCausalLM) -> FastHybridForCausalLM:
+    """Use torch's layers, joined where they have one input."""
+    for layer in cast(Iterable[HybridDecoderLayer], model.model.layers):
+        layer.mlp = FastSwiGLU(cast(SwiGLU, layer.mlp), TorchLinear)
+        if not layer.attends:
+            heads = model.config.linear_num_value_heads
+            layer.linear_attn = FastDeltaNet(cast(GatedDeltaNet, layer.linear_attn), TorchLinear, heads)
+    replace_rest(model, TorchLinear)
+    return FastHybridForCausalLM(model, TorchLinear(model.head_weight.data), None)
+
+
+def _with_packed(model: HybridForCausalLM, functions: native.Functions) -> FastHybridForCausalLM:
+    """Use lesson 9's packed layers. A tied head is also the embedding, which reads its rows out of the tiles."""
+    step = NativeStep(model.config, model.dtype)
     head = PackedLinear(functions, model.head_weight.data)
     if model.config.tie_word_embeddings:
         model.model.embed_tokens = RowsOf(head)
-    return _packed(model, lambda weight, bias: PackedLinear(functions, weight, bias), head)
+
+    def pack(weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return PackedLinear(functions, weight, bias)
+
+    heads, loaded = model.config.linear_num_value_heads, cast(Iterable[HybridDecoderLayer], model.model.layers)
+    model.model.layers = nn.ModuleList(PackedHybridLayer(layer, pack, heads, step) for layer in loaded)
+    replace_rest(model, pack)
+    return FastHybridForCausalLM(model, head, step)
 
 
-def _packed(model: HybridForCausalLM, pack: Pack, head: nn.Module) -> FastHybridForCausalLM:
-    """Pack every linear layer but the head, which is packed already; join those with one input; fuse the norms."""
-    heads = model.config.linear_num_value_heads
-    for layer in model.model.layers:
-        assert isinstance(layer, HybridDecoderLayer)
-        layer.mlp = FastSwiGLU(cast(SwiGLU, layer.mlp), pack)
-        if not layer.attends:
-            layer.linear_attn = FastDeltaNet(cast(GatedDeltaNet, layer.linear_attn), pack, heads)
+def replace_rest(model: HybridForCausalLM, pack: Pack) -> None:
+    """Pack the linear layers that remain, those of attention, and fuse the norms."""
     for module in list(model.model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(module, name, pack(child.weight.data, child.bias))
             elif isinstance(child, ZeroCentredRMSNorm):
                 setattr(module, name, FastNorm(child.weight.data, child.eps))
-    return FastHybridForCausalLM(model, head)
 
 
 def native_step_for(model: HybridForCausalLM) -> NativeStep | None:
     """Return the C++ step of delta nets if the model's layers are packed, otherwise None: the store has its own."""
-    is_packed = isinstance(getattr(model, "head", None), PackedLinear)
-    return NativeStep(model.config, model.dtype) if is_packed else None
+    return model.native_step if isinstance(model, FastHybridForCausalLM) else None

@@ -1,4 +1,4 @@
-"""Lesson 11. Python's view of `gdn_step.cpp`: one token of each of N sequences through a gated delta net."""
+"""Lesson 11. Python's view of `hybrid_layers.cpp`: the step of delta nets, and halves of layers around it."""
 
 import ctypes
 import functools
@@ -8,21 +8,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mini_engine.cpu.native import Matrix
+from mini_engine.cpu.packed_step import apart
 from mini_engine.errors import UserError
 from mini_engine.hybrid.config import HybridConfig
 from mini_engine.native_build import find_or_build
 
 HERE = Path(__file__).parent
 SOURCES = (
-    HERE / "gdn_step.cpp",
+    *(HERE / name for name in ("hybrid_layers.cpp", "gdn_step.h")),
     *(HERE.parent / "cpu" / name for name in ("fused.h", "linear.h")),
     HERE.parent / "attention" / "vectors.h",
 )
-FUNCTIONS = {torch.float32: "gdn_step_f32", torch.bfloat16: "gdn_step_bf16"}
+SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class StepSizes(ctypes.Structure):
-    """The sizes of one call; `gdn_step.cpp` has the same struct."""
+    """The sizes of one step; `gdn_step.h` has the same struct."""
 
     _fields_ = tuple(
         (name, c_int64) for name in ("sequences", "key_heads", "value_heads", "key_dim", "value_dim", "taps", "stride")
@@ -30,25 +32,55 @@ class StepSizes(ctypes.Structure):
 
 
 class Gates(ctypes.Structure):
-    """What a whole layer needs besides; `gdn_step.cpp` has the same struct."""
+    """What a whole delta net needs besides; `gdn_step.h` has the same struct."""
 
     _fields_ = (*((name, c_void_p) for name in ("z", "b", "a", "rate", "dt_bias", "norm")), ("eps", c_float))
 
 
+class Half(ctypes.Structure):
+    """Half a layer and its activations; `hybrid_layers.cpp` has the same struct. `describe` sets the activations."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("tokens", "hidden")),
+        *((name, c_void_p) for name in ("x", "normed", "inner", "result")),
+        *((name, c_int64) for name in ("x_stride", "normed_stride", "inner_stride", "result_stride")),
+        ("norm", c_void_p),
+        ("eps", c_float),
+        *((name, Matrix) for name in ("first", "second", "last")),
+        ("width", c_int64),
+    )
+
+    def describe(self, **activations: Tensor) -> None:
+        """Point to this step's activations, `[T, width]` each."""
+        for name, rows in activations.items():
+            setattr(self, name, rows.data_ptr())
+            setattr(self, f"{name}_stride", rows.stride(0))
+        self.tokens = len(activations["x"])
+
+
+POINTERS = [c_void_p] * 8
+ARGUMENTS = {
+    "gdn_step": (POINTER(StepSizes), *POINTERS, c_int),
+    "delta_net": (POINTER(Half), POINTER(StepSizes), *POINTERS[:4], POINTER(Gates), c_int),
+    "feed_forward": (POINTER(Half), c_int),
+}
+
+
 class NativeStep:
-    """Advances states by one token, in place, in one call per layer. Same arguments as `HybridKv`'s own step.
+    """Advances states by one token, in place: alone, with the same arguments as `HybridKv`'s own step, or in a layer.
 
     Raises:
         UserError: there is no function for this dtype, or it cannot be built here.
     """
 
     def __init__(self, config: HybridConfig, dtype: torch.dtype) -> None:
-        if dtype not in FUNCTIONS:
+        if dtype not in SUFFIXES:
             raise UserError(f"the C++ step takes float32 and bfloat16, not {dtype}; use the torch backend")
         library = _library()
         if isinstance(library, UserError):
             raise UserError(str(library))
-        self.dtype, self.function = dtype, getattr(library, FUNCTIONS[dtype])
+        self.dtype = dtype
+        self.functions = {name: getattr(library, f"{name}_{SUFFIXES[dtype]}") for name in ARGUMENTS}
         self.sizes = dict(
             key_heads=config.linear_num_key_heads,
             value_heads=config.linear_num_value_heads,
@@ -56,7 +88,7 @@ class NativeStep:
             value_dim=config.linear_value_head_dim,
             taps=config.linear_conv_kernel_dim,
         )
-        self.conv_dim = config.conv_dim
+        self.hidden, self.conv_dim, self.value_dim = config.hidden_size, config.conv_dim, config.value_dim
 
     def __call__(
         self, recurrent: Tensor, conv: Tensor, qkv: Tensor, g: Tensor, beta: Tensor, weight: Tensor, slots: Tensor
@@ -66,52 +98,63 @@ class NativeStep:
         Raises:
             ValueError: a slot is not in the pool, or dtypes or shapes are not this model's; nothing was written.
         """
-        count, heads, width = len(slots), self.sizes["value_heads"], self.sizes["value_dim"]
-        if qkv.shape != (count, self.conv_dim) or qkv.dtype != self.dtype or qkv.stride(1) != 1:
-            raise ValueError(f"qkv is {qkv.dtype} {list(qkv.shape)}; it must be {self.dtype} {[count, self.conv_dim]}")
-        if count and not 0 <= int(slots.min()) <= int(slots.max()) < len(conv):
-            raise ValueError(f"state slots {slots.tolist()} are not all in 0 … {len(conv) - 1}")
-        out = qkv.new_empty(count, heads, width)
-        g, beta, weight, slots = (
-            g.float().contiguous(),
-            beta.float().contiguous(),
-            weight.contiguous(),
-            slots.contiguous(),
-        )
-        sizes = StepSizes(sequences=count, stride=qkv.stride(0), **self.sizes)
+        self.check(qkv, [len(slots), self.conv_dim], conv, slots)
+        out = qkv.new_empty(len(slots), self.sizes["value_heads"], self.sizes["value_dim"])
+        g, beta, slots = g.float().contiguous(), beta.float().contiguous(), slots.contiguous()
+        weight = weight.contiguous()
+        sizes = StepSizes(sequences=len(slots), stride=qkv.stride(0), **self.sizes)
         pointers = [x.data_ptr() for x in (qkv, g, beta, weight, conv, recurrent, slots, out)]
-        self.function(sizes, *pointers, None, torch.get_num_threads())
+        self.functions["gdn_step"](sizes, *pointers, torch.get_num_threads())
         return out
 
-    def layer(
-        self, recurrent: Tensor, conv: Tensor, projected: Tensor, weight: Tensor, slots: Tensor, gates: Gates
+    def delta_net(
+        self, x: Tensor, half: Half, gates: Gates, states: tuple[Tensor, Tensor], weight: Tensor, slots: Tensor
     ) -> Tensor:
-        """Run a whole layer between its two matrices, gates and norm included.
+        """Add a delta net's result to x `[N, hidden]`, in place: norm, projection, step, gate and output matrix.
 
         Args:
-            projected: `[N, conv_dim + H_v D_v + 2 H_v]`: qkv, z, b and a of each sequence, one after the other.
-            gates: the layer's rates, biases and norm; its pointers into `projected` are set here.
-
-        Returns:
-            `[N, H_v D_v]`
+            half, gates: the layer's weights. states: recurrent and conv, the layer's own.
+            weight: of the convolution, `[conv_dim, K]`. slots: `[N]` int64.
 
         Raises:
             ValueError: a slot is not in the pool, or the shapes are not this model's; nothing was written.
         """
-        heads, values = self.sizes["value_heads"], self.sizes["value_heads"] * self.sizes["value_dim"]
-        width = self.conv_dim + values + 2 * heads
-        if projected.shape != (len(slots), width) or projected.dtype != self.dtype or projected.stride(1) != 1:
-            raise ValueError(f"the projection is {projected.dtype} {list(projected.shape)}, not {[len(slots), width]}")
+        recurrent, conv = states
+        self.check(x, [len(slots), self.hidden], conv, slots)
+        projected = x.new_empty(len(x), half.first.outputs)  # qkv, z, b and a of each sequence, one after the other
+        normed, result = apart(x, self.hidden), apart(x, self.value_dim)  # names keep the memory alive
+        half.describe(x=x, normed=normed, inner=projected, result=result)
+        size = x.element_size()
+        gates.z = projected.data_ptr() + self.conv_dim * size
+        gates.b = gates.z + self.value_dim * size
+        gates.a = gates.b + self.sizes["value_heads"] * size
+        sizes = StepSizes(sequences=len(x), stride=projected.stride(0), **self.sizes)
+        pointers = [x.data_ptr() for x in (weight, conv, recurrent, slots)]
+        self.functions["delta_net"](half, sizes, *pointers, gates, torch.get_num_threads())
+        return x
+
+    def feed_forward(self, x: Tensor, half: Half) -> Tensor:
+        """Add the feed-forward block's result to x `[T, hidden]`, in place: norm, gate and up, SiLU, down.
+
+        Raises:
+            ValueError: x has another dtype or shape; nothing was written.
+        """
+        self.check_rows(x, [len(x), self.hidden])
+        normed, result = apart(x, self.hidden), apart(x, half.width)
+        half.describe(x=x, normed=normed, result=result)
+        self.functions["feed_forward"](half, torch.get_num_threads())
+        return x
+
+    def check(self, rows: Tensor, shape: list[int], conv: Tensor, slots: Tensor) -> None:
+        """Raise ValueError unless the rows have this shape and all slots are in the pool."""
+        self.check_rows(rows, shape)
         if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < len(conv):
             raise ValueError(f"state slots {slots.tolist()} are not all in 0 … {len(conv) - 1}")
-        out = projected.new_empty(len(slots), values)
-        start, size = projected.data_ptr(), projected.element_size()
-        gates.z = start + self.conv_dim * size
-        gates.b, gates.a = gates.z + values * size, gates.z + (values + heads) * size
-        sizes = StepSizes(sequences=len(slots), stride=projected.stride(0), **self.sizes)
-        pointers = [x.data_ptr() for x in (weight, conv, recurrent, slots, out)]
-        self.function(sizes, start, None, None, *pointers, gates, torch.get_num_threads())
-        return out
+
+    def check_rows(self, rows: Tensor, shape: list[int]) -> None:
+        """Raise ValueError unless the rows have this shape and the model's dtype, and each lies in one piece."""
+        if list(rows.shape) != shape or rows.dtype != self.dtype or rows.stride(1) != 1:
+            raise ValueError(f"the rows are {rows.dtype} {list(rows.shape)}; they must be {self.dtype} {shape}")
 
 
 @functools.cache
@@ -125,7 +168,8 @@ def _library() -> ctypes.CDLL | UserError:
 
 def _open(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    for name in FUNCTIONS.values():
-        function = getattr(library, name)
-        function.argtypes, function.restype = (POINTER(StepSizes), *[c_void_p] * 8, POINTER(Gates), c_int), None
+    for name, arguments in ARGUMENTS.items():
+        for suffix in SUFFIXES.values():
+            function = getattr(library, f"{name}_{suffix}")
+            function.argtypes, function.restype = arguments, None
     return library

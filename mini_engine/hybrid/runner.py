@@ -6,7 +6,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from mini_engine.engine.runner import ModelRunner, int64, plan_step
+from mini_engine.engine.runner import ModelRunner, int64, plan_step, with_prompt_rows
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.hybrid.model import HybridForCausalLM
 from mini_engine.hybrid.store import HybridKv, HybridMeta, Run
@@ -18,12 +18,12 @@ class HybridRunner(ModelRunner):
 
     def __init__(self, model: HybridForCausalLM, pool: HybridKv, slot_of: Callable[[str], int]) -> None:
         self.model, self.pool, self.slot_of = model, pool, slot_of
-        self.block_size = pool.kv.K[0].shape[1]
+        self.block_size = pool.K[0].shape[1]
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """As in lesson 5."""
-        step = plan_step(chunks, self.block_size, self.pool.device)
+        step = with_prompt_rows(plan_step(chunks, self.block_size, self.pool.device), chunks)
         slots = [self.slot_of(chunk.request.id) for chunk in chunks]
         lengths = [chunk.stop - chunk.start for chunk in chunks]
         meta = with_states(step.meta, slots, lengths)

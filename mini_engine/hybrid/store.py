@@ -59,6 +59,16 @@ class HybridKv:
         return self.kv.device
 
     @property
+    def K(self) -> list[Tensor]:
+        """The keys of each attention layer, as in lesson 3."""
+        return self.kv.K
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV pool, the null block included."""
+        return self.kv.num_blocks
+
+    @property
     def bytes(self) -> int:
         """Size of both pools in bytes, used or not."""
         return self.kv.bytes + self.states.mem_bytes

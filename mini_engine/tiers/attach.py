@@ -1,22 +1,25 @@
 """Lesson 12. Puts tiers behind the pool of an engine that was built without them."""
 
-import atexit
 import logging
-from array import array
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
-from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.errors import UserError
+from mini_engine.hybrid.manager import HybridCacheManager
+from mini_engine.hybrid.runner import HybridRunner
+from mini_engine.hybrid.store import HybridKv
 from mini_engine.tiers.blocks import BlockBytes
-from mini_engine.tiers.break_even import BreakEven, measured_bandwidth, measured_rate
+from mini_engine.tiers.break_even import BreakEven, Speed, measured_copy, measured_disk, measured_rate
+from mini_engine.tiers.hybrid import TieredHybridManager
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.manager import TieredCacheManager
-from mini_engine.tiers.store import Always, BlockStore, Judge
+from mini_engine.tiers.states import StateBytes
+from mini_engine.tiers.store import Always, BlockStore, Judges
 from mini_engine.tiers.tiers import Tiers
 
 HOST_BYTES = 2**28
@@ -31,7 +34,7 @@ class TierConfig:
     """What stands behind the pool.
 
     directory: of the disk tier; None for none. host_bytes, disk_bytes: the tiers' sizes.
-    measure: decide by a measurement at the start whether bringing back from the disk pays; otherwise it always does.
+    measure: decide by measurements at the start whether bringing KV back pays; otherwise it always does.
 
     Raises:
         UserError: a size is not a whole number of bytes, or there is no tier at all.
@@ -51,42 +54,75 @@ class TierConfig:
 def attach_tiers(engine: Engine, config: TierConfig, identity: Identity) -> BlockStore:
     """Replace the engine's manager by one with tiers. Call this before the first request.
 
-    What waits to be written is written when the process ends.
+    What waits to be written is written when the engine is gone or the process ends.
 
     Raises:
-        UserError: the directory cannot be created, or the host tier is smaller than one block.
+        UserError: the directory cannot be created, or the host tier is smaller than two blocks.
     """
-    pool, old = engine.runner.pool, engine.scheduler.manager
-    blocks = BlockBytes([tensor for both in zip(pool.K, pool.V, strict=True) for tensor in both])
+    pool = engine.runner.pool
+    blocks = BlockBytes.of_pool(pool.kv if isinstance(pool, HybridKv) else pool)
     if config.host_bytes < 2 * blocks.payload_bytes:
         raise UserError(
-            f"kv_host_bytes is {config.host_bytes}, and a block of {old.block_size} tokens takes "
+            f"kv_host_bytes is {config.host_bytes}, and a block of {engine.scheduler.manager.block_size} tokens takes "
             f"{blocks.payload_bytes}; give room for at least two",
             param="kv_host_bytes",
         )
     tiers = Tiers.of_size(config.directory, config.host_bytes, config.disk_bytes)
-    judge = measured(engine.runner, config.directory, blocks) if config.measure and config.directory else Always()
-    store = BlockStore(tiers, blocks, identity, judge)
-    engine.scheduler.manager = TieredCacheManager(pool.num_blocks, old.block_size, pool.copy_blocks, store)
-    atexit.register(tiers.close)
+    judges = measured(engine, config.directory, blocks) if config.measure else Judges()
+    store = BlockStore(tiers, blocks, identity, judges)
+    if isinstance(pool, HybridKv):
+        put_hybrid_manager(engine, pool, store)
+    else:
+        manager = engine.scheduler.manager
+        engine.scheduler.manager = TieredCacheManager(
+            pool.num_blocks, manager.block_size, pool.copy_blocks, block_store=store
+        )
+    weakref.finalize(engine, tiers.close)
     return store
 
 
-def measured(runner: ModelRunner, directory: Path, blocks: BlockBytes) -> Judge:
-    """Measure prefill and disk, and return their break-even. A directory that cannot be written cannot be measured."""
+def put_hybrid_manager(engine: Engine, pool: HybridKv, store: BlockStore) -> None:
+    """Replace lesson 11's manager, which no request has used yet; its slots and its interval stay."""
+    old, runner = engine.scheduler.manager, engine.runner
+    assert isinstance(old, HybridCacheManager) and isinstance(runner, HybridRunner)  # `hybrid_engine` makes no other
+    manager = TieredHybridManager(
+        pool.kv.num_blocks,
+        old.block_size,
+        pool.kv.copy_blocks,
+        states=pool.states,
+        checkpoint_interval=old.interval,
+        block_store=store,
+        state_bytes=StateBytes(pool.states),
+    )
+    engine.scheduler.manager, runner.slot_of = manager, manager.slot_of
+
+
+def measured(engine: Engine, directory: Path | None, blocks: BlockBytes) -> Judges:
+    """Measure prefill, host memory and disk; return their break-evens. What cannot be written cannot be measured."""
+    pool = engine.runner.pool
+    state_bytes = StateBytes(pool.states).payload_bytes if isinstance(pool, HybridKv) else 0
+    rate = measured_rate(lambda num_tokens: prefill(engine, num_tokens), PROBE_TOKENS)
+    per_token = blocks.payload_bytes // engine.scheduler.manager.block_size
+
+    def judge(name: str, speed: Speed) -> BreakEven:
+        found = BreakEven(rate, per_token, speed.bandwidth, speed.latency + state_bytes / speed.bandwidth)
+        log.info("bringing KV back from %s pays from %s tokens on", name, found.num_tokens)
+        return found
+
+    host = judge("host memory", measured_copy(blocks))
     try:
-        bandwidth, latency = measured_bandwidth(directory, max(blocks.payload_bytes, 2**20))
+        return Judges(host, judge("the disk", measured_disk(directory, blocks.payload_bytes)) if directory else host)
     except OSError:
-        return Always()
-    rate = measured_rate(lambda num_tokens: prefill(runner, num_tokens), PROBE_TOKENS)
-    judge = BreakEven(rate, blocks.payload_bytes // runner.block_size, bandwidth, latency)
-    log.info("bringing KV back from %s pays from %s tokens on", directory, judge.num_tokens)
-    return judge
+        return Judges(host, Always())
 
 
-def prefill(runner: ModelRunner, num_tokens: int) -> None:
-    """Compute `num_tokens` tokens in the pool's first blocks, which no request holds yet."""
-    num_blocks = -(-num_tokens // runner.block_size)
-    num_tokens = min(num_tokens, (runner.pool.num_blocks - 1) * runner.block_size)
+def prefill(engine: Engine, num_tokens: int) -> None:
+    """Compute `num_tokens` tokens, as many as fit, in the pool of an engine that has no requests yet."""
+    manager = engine.scheduler.manager
+    num_tokens = min(num_tokens, manager.num_usable_blocks * manager.block_size)
     request = Request("probe", [0] * num_tokens, SamplingParams(max_tokens=1))
-    runner.run([Chunk(request, 0, num_tokens, array("i", range(1, num_blocks + 1)))])
+    manager.allocate(request.id, request.token_ids)
+    try:
+        engine.runner.run([Chunk(request, 0, num_tokens, manager.grow(request.id, num_tokens))])
+    finally:
+        manager.free(request.id)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mini_engine.kv.block_tensor import KvPool
 from mini_engine.tiers.records import Bytes
 
 
@@ -23,6 +24,11 @@ class BlockBytes:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = list(tensors)
         self.sizes = [tensor[0].nbytes for tensor in self.tensors]
+
+    @classmethod
+    def of_pool(cls, pool: KvPool) -> "BlockBytes":
+        """Return the blocks of lesson 3's pool."""
+        return cls([tensor for both in zip(pool.K, pool.V, strict=True) for tensor in both])
 
     @property
     def payload_bytes(self) -> int:
@@ -42,10 +48,8 @@ class BlockBytes:
         """Copy payloads into blocks. Raises ValueError if there is not one of the right size for each block."""
         if [len(payload) for payload in payloads] != [self.payload_bytes] * len(blocks):
             raise ValueError(f"{len(blocks)} blocks need as many payloads of {self.payload_bytes} bytes each")
-        for block, payload in zip(blocks, payloads, strict=True):
-            start = 0
-            source = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-            for tensor, size in zip(self.tensors, self.sizes, strict=True):
-                part = source[start : start + size]
-                tensor[block].flatten().view(torch.uint8).copy_(part)
-                start += size
+        index = torch.tensor(blocks, dtype=torch.int64, device=self.tensors[0].device)
+        rows = torch.frombuffer(bytearray().join(payloads), dtype=torch.uint8).view(len(blocks), -1)
+        for tensor, part in zip(self.tensors, rows.split(self.sizes, dim=1), strict=True):
+            source = part.contiguous().view(tensor.dtype).view(len(blocks), *tensor.shape[1:])
+            tensor.index_copy_(0, index, source.to(tensor.device))

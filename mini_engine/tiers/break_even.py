@@ -8,10 +8,13 @@ Bringing back wins from n* tokens on. With a bandwidth below `bytes per token ·
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple, Protocol
+
+from mini_engine.kv.block_table import NULL_BLOCK
 
 PROBE_ROUNDS = 5
 
@@ -40,29 +43,49 @@ class BreakEven:
         return num_tokens > 0 and num_tokens >= self.num_tokens
 
 
+class Speed(NamedTuple):
+    """What a tier gives back: bytes per second, and the seconds before the first of them."""
+
+    bandwidth: float
+    latency: float
+
+
+class Copies(Protocol):
+    """What copies payloads into blocks: `BlockBytes`."""
+
+    @property
+    def payload_bytes(self) -> int: ...
+
+    def write(self, blocks: Sequence[int], payloads: Sequence[bytes]) -> None: ...
+
+
 def measured_rate(prefill: Callable[[int], None], num_tokens: int = 64) -> float:
     """Return how many tokens a second `prefill(num_tokens)` computes, the median of several calls after a first one."""
     prefill(num_tokens)
     return num_tokens / median(seconds(lambda: prefill(num_tokens)) for _ in range(PROBE_ROUNDS))
 
 
-def measured_bandwidth(directory: Path, num_bytes: int) -> tuple[float, float]:
-    """Write a probe of `num_bytes` to `directory`, read it back cold where the system allows, and remove it.
+def measured_copy(blocks: Copies) -> Speed:
+    """Copy a payload of zeros into the null block, which holds nothing."""
+    payload = bytes(blocks.payload_bytes)
+    taken = median(seconds(lambda: blocks.write([NULL_BLOCK], [payload])) for _ in range(PROBE_ROUNDS))
+    return Speed(blocks.payload_bytes / max(taken, 1e-9), 0.0)
 
-    Returns:
-        bytes per second, and the seconds that opening and reading the first byte take.
+
+def measured_disk(directory: Path, num_bytes: int) -> Speed:
+    """Write a probe of `num_bytes`, at least 1 MiB, read it back cold where the system allows, and remove it.
 
     Raises:
         OSError: the directory cannot be written.
     """
-    probe = directory / "probe.tmp"
+    probe, num_bytes = directory / f"probe-{os.getpid()}.tmp", max(num_bytes, 2**20)
     try:
         probe.write_bytes(bytes(num_bytes))
         whole = median(seconds(lambda: read_cold(probe, num_bytes)) for _ in range(PROBE_ROUNDS))
         first = median(seconds(lambda: read_cold(probe, 1)) for _ in range(PROBE_ROUNDS))
     finally:
         probe.unlink(missing_ok=True)
-    return num_bytes / max(whole - first, 1e-9), first
+    return Speed(num_bytes / max(whole - first, 1e-9), first)
 
 
 def read_cold(path: Path, num_bytes: int) -> bytes:

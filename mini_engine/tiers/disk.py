@@ -58,7 +58,7 @@ class DiskTier:
         return key in self.sizes
 
     def scan(self) -> None:
-        """Look up again which records the directory holds, oldest first, and remove what a killed writer left behind."""
+        """Look up again which records the directory holds, oldest first; remove what a killed writer left behind."""
         found = sorted(self._files(), key=lambda entry: entry[0])
         with self.mutex:
             self.sizes: OrderedDict[bytes, int] = OrderedDict((key, size) for _, key, size in found)

@@ -2,13 +2,16 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.keys import Identity, chain
 from mini_engine.tiers.records import Record, Wanted
 from mini_engine.tiers.tiers import Tiers
+
+RECENT_TEXTS = 64
 
 
 class Judge(Protocol):
@@ -23,6 +26,13 @@ class Always:
     def pays(self, num_tokens: int) -> bool:
         """Return True for at least one token."""
         return num_tokens > 0
+
+
+class Judges(NamedTuple):
+    """What pays: bringing tokens back from host memory, and from the disk."""
+
+    host: Judge = Always()
+    disk: Judge = Always()
 
 
 @dataclass
@@ -59,29 +69,30 @@ class BlockStore:
 
     Args:
         tiers: where records are kept. blocks: copies the pool's blocks. identity: what the keys are bound to.
-        judge: decides whether bringing back tokens pays.
+        judges: decide whether bringing back tokens pays.
     """
 
-    def __init__(self, tiers: Tiers, blocks: BlockBytes, identity: Identity, judge: Judge | None = None) -> None:
+    def __init__(self, tiers: Tiers, blocks: BlockBytes, identity: Identity, judges: Judges | None = None) -> None:
         self.tiers, self.blocks, self.identity = tiers, blocks, identity
-        self.judge = judge or Always()
+        self.judges = judges or Judges()
         self.traffic = Traffic()
+        self._recent = lru_cache(RECENT_TEXTS, typed=True)(self._new_prefix)
 
     def prefix(self, tokens: bytes, namespace: Hashable, width: int) -> Prefix:
-        """Return the keys of a text's whole blocks. A namespace that has no bytes to hash shares nothing: no keys."""
-        try:
-            return Prefix(self.identity.root(namespace), tokens, width)
-        except TypeError:
-            return Prefix(b"", b"", width)
+        """Return the keys of a text's whole blocks. A namespace that has no bytes to hash shares nothing: no keys.
+
+        A request asks for the same keys at every step: those of recent texts are remembered.
+        """
+        return self._recent(namespace, tokens[: len(tokens) // width * width], width)
 
     def save(self, prefix: Prefix, blocks: Sequence[int], start: int) -> None:
-        """Copy the blocks of a prefix from index `start` on, unless the tiers have them already.
+        """Copy the blocks of a prefix from index `start` on, unless host memory has them already.
 
         Args:
             blocks: the prefix's first blocks, whose KV is complete.
         """
         stop = min(len(blocks), len(prefix))
-        new = [index for index in range(start, stop) if prefix.keys[index + 1] not in self.tiers]
+        new = [index for index in range(start, stop) if prefix.keys[index + 1] not in self.tiers.host]
         if not new:
             return
         payloads = self.blocks.read([blocks[index] for index in new])
@@ -89,13 +100,23 @@ class BlockStore:
             self.tiers.put(Record(*prefix.part(index), payload))
         self.traffic.saved_tokens += len(new) * self.identity.block_size
 
-    def wanted(self, prefix: Prefix, start: int) -> list[Wanted]:
-        """Return what to ask for behind block `start`: as many blocks as the tiers seem to have, if it pays."""
-        stop = start
-        while stop < len(prefix) and prefix.keys[stop + 1] in self.tiers:
-            stop += 1
-        if not self.judge.pays((stop - start) * self.identity.block_size):
+    def wanted(self, prefix: Prefix, start: int, stop: int) -> list[Wanted]:
+        """Return what to ask for, of blocks start … stop - 1: as many as the tiers seem to have, as far as it pays."""
+        hosted = start
+        while hosted < stop and prefix.keys[hosted + 1] in self.tiers.host:
+            hosted += 1
+        end = hosted
+        while end < stop and prefix.keys[end + 1] in self.tiers:
+            end += 1
+        size = self.identity.block_size
+        if not self.judges.disk.pays((end - hosted) * size):
+            end = hosted
+        if not self.judges.host.pays((end - start) * size):
             return []
+        return self.asked(prefix, start, end)
+
+    def asked(self, prefix: Prefix, start: int, stop: int) -> list[Wanted]:
+        """Return what to ask for to get blocks start … stop - 1."""
         size = self.blocks.payload_bytes
         return [Wanted(*prefix.part(index), payload_bytes=size) for index in range(start, stop)]
 
@@ -108,3 +129,9 @@ class BlockStore:
         """Copy records into blocks."""
         self.blocks.write(blocks, [record.payload for record in records])
         self.traffic.restored_tokens += len(blocks) * self.identity.block_size
+
+    def _new_prefix(self, namespace: Hashable, tokens: bytes, width: int) -> Prefix:
+        try:
+            return Prefix(self.identity.root(namespace), tokens, width)
+        except TypeError:
+            return Prefix(b"", b"", width)

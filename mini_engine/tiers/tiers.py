@@ -111,8 +111,9 @@ class Tiers:
                     continue
                 self.asked.add(one.key)
                 self.coming.add(one.key)
-            if not self.reader.offer(one):
+            if not self.reader.offer(one):  # the queue is full: ask again at the next step
                 self._arrived(one)
+                self.asked.discard(one.key)
                 break
         return any(one.key in self.coming for one in wanted)
 

@@ -49,6 +49,11 @@ class Timing:
         return (high - low) / 2 / self.median
 
 
+def percentile(values: list[float], part: int) -> float:
+    """Return the value below which `part` percent of the values lie."""
+    return statistics.quantiles(values, n=100, method="inclusive")[part - 1]
+
+
 def take_turns(
     contenders: dict[Any, Callable[[], Any]], rounds: int, title: str, clock: Callable[[], float] = time.perf_counter
 ) -> dict[Any, Timing]:

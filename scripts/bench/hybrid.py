@@ -5,6 +5,7 @@
     copies       what it costs to copy one request's states
     second       time to the first token of a prompt that was asked before, beside the first time
     decode       tokens/s at 1, 8 and 16 sequences beside transformers, and the limit that memory sets
+    step         where a decode step's processor time goes: feed-forward, delta nets, other matrices, everything else
 
 All contenders run the same random weights in one process and take turns.
 """
@@ -28,6 +29,7 @@ import torch
 
 from mini_engine import build
 from mini_engine.config import DTYPES, Qwen3Config
+from mini_engine.cpu.packed_layers import PackedLinear
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
@@ -35,10 +37,12 @@ from mini_engine.errors import UserError
 from mini_engine.hybrid.config import HybridConfig
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.manager import HybridCacheManager
+from mini_engine.hybrid.runner import HybridRunner
+from mini_engine.hybrid.store import HybridKv
 from mini_engine.hybrid.track_slots import TrackSlots
 from mini_engine.kv.prefix_manager import PrefixCacheManager
 
-PARTS = ("memory", "checkpoints", "copies", "second", "decode")
+PARTS = ("memory", "checkpoints", "copies", "second", "decode", "step")
 LENGTHS = (16, 64, 256, 1024, 4096, 16_384, 65_536)
 INTERVALS = (16, 64, 256, 1024)
 PROMPT, NEW = 32, 8
@@ -63,6 +67,7 @@ def run(args: Namespace) -> Report:
         "copies": lambda: copy_rows(config, args),
         "second": lambda: second_rows(checkpoint_of(args), args),
         "decode": lambda: decode_rows(checkpoint_of(args), args),
+        "step": lambda: step_rows(checkpoint_of(args), args),
     }
     rows = [{"part": part} | row for part in args.parts for row in measure[part]()]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -238,16 +243,12 @@ def decode_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
     engine = fast_engine(directory, args, max(args.batches), PROMPT + 4 * NEW, enable_prefix_caching=False)
     config = engine.config
     assert isinstance(config, HybridConfig)
-    weights = (directory / "model.safetensors").stat().st_size
     for batch in args.batches:
-        prompts = [random.Random(i).choices(range(config.vocab_size), k=PROMPT) for i in range(batch)]
+        prompts = some_prompts(config, batch)
         contenders = {OURS: our_decode(engine, prompts), HF: their_decode(hf, prompts), READ: timed(memory_reader())}
         timings = in_turns(contenders, args.rounds or (1 if args.quick else 5))
         ours, theirs = (timings[name] for name in (OURS, HF))
-        dtype = DTYPES[args.dtype]
-        history = PROMPT * config.kv_bytes_per_token(dtype)
-        touched = weights + batch * (2 * config.state_bytes(dtype) + history)  # a state is read and written
-        limit = READ_BYTES / timings[READ].median / touched * batch
+        limit = READ_BYTES / timings[READ].median / bytes_touched(directory, config, batch, args) * batch
         rows.append(
             {
                 "case": f"{batch} sequences",
@@ -290,19 +291,32 @@ def load_transformers(directory: Path, args: Namespace):
     return AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[args.dtype]).eval()
 
 
+def bytes_touched(directory: Path, config: HybridConfig, batch: int, args: Namespace) -> int:
+    """Return the bytes that a decode step must read or write: weights once, K and V, and each state twice."""
+    dtype, weights = DTYPES[args.dtype], (directory / "model.safetensors").stat().st_size
+    return weights + batch * (2 * config.state_bytes(dtype) + PROMPT * config.kv_bytes_per_token(dtype))
+
+
+def some_prompts(config: HybridConfig, count: int) -> list[list[int]]:
+    """Return random prompts of PROMPT tokens."""
+    return [random.Random(i).choices(range(config.vocab_size), k=PROMPT) for i in range(count)]
+
+
+def begin(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:
+    """End the requests that there are, add these, and run until all of them decode."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    for request_id in list(engine.scheduler.requests):
+        engine.abort(request_id)
+    requests = [engine.add_request(f"{i}", prompt, params) for i, prompt in enumerate(prompts)]
+    while any(request.is_prefilling for request in requests):
+        engine.step()
+
+
 def our_decode(engine: Engine, prompts: list[list[int]]) -> Callable[[], float]:
     """Return a run of NEW decode steps behind the prompts."""
-    params = SamplingParams(temperature=0, max_tokens=3 * NEW, ignore_eos=True)
-
-    def begin() -> None:
-        for request_id in list(engine.scheduler.requests):
-            engine.abort(request_id)
-        requests = [engine.add_request(f"{i}", prompt, params) for i, prompt in enumerate(prompts)]
-        while any(request.is_prefilling for request in requests):
-            engine.step()
 
     def run() -> float:
-        begin()
+        begin(engine, prompts, 3 * NEW)
         begun = time.perf_counter()
         for _ in range(NEW):
             engine.step()
@@ -325,3 +339,83 @@ def their_decode(hf, prompts: list[list[int]]) -> Callable[[], float]:
         return time.perf_counter() - begun
 
     return run
+
+
+def step_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
+    """Return the processor time of a decode step and of its largest parts, medians, by batch size.
+
+    "the rule alone" is the delta nets' recurrence without the matrices around it, measured by itself.
+    """
+    rounds = 4 if args.quick else 3 * (args.rounds or 7)
+    length = PROMPT + rounds + 4
+    engine = fast_engine(directory, args, max(args.batches), length, enable_prefix_caching=False)
+    runner = engine.runner
+    assert isinstance(runner, HybridRunner) and isinstance(engine.config, HybridConfig)
+    if runner.pool.native_step is None:
+        raise UserError("the part 'step' measures lesson 9's packed layers, which do not work here; leave it out")
+    watch, native = Stopwatch(), runner.pool.native_step
+    watch.over(native, "feed_forward", "feed-forward ms")
+    watch.over(native, "delta_net", "delta nets ms")
+    for module in runner.model.modules():  # those of attention, and the head; the others are in the two calls above
+        if isinstance(module, PackedLinear):
+            watch.over(module, "forward", "other matrices ms")
+    rows, read = [], memory_reader()
+    for batch in args.batches:
+        begin(engine, some_prompts(engine.config, batch), rounds + 2)
+        engine.step()
+        taken, reads = [], []
+        for _ in range(rounds):
+            taken.append(watch.of(engine.step))
+            reads.append(Stopwatch().of(read)["CPU ms"])
+        limit = bytes_touched(directory, engine.config, batch, args) / READ_BYTES * statistics.median(reads) * 1e3
+        medians = {name: statistics.median(one[name] for one in taken) * 1e3 for name in taken[0]}
+        alone = rule_alone(engine.config, runner.pool, batch, rounds)
+        rows.append({"case": f"{batch} sequences"} | medians | {"the rule alone ms": alone, "memory limit ms": limit})
+    return rows
+
+
+def rule_alone(config: HybridConfig, store: HybridKv, batch: int, rounds: int) -> float:
+    """Return the milliseconds of processor time that `batch` sequences' states take in one step, the median."""
+    dtype, step = store.states.conv_state.dtype, store.native_step
+    assert step is not None
+    heads = config.linear_num_value_heads
+    qkv, weight = (
+        torch.zeros(batch, config.conv_dim, dtype=dtype),
+        torch.zeros(config.conv_dim, step.sizes["taps"], dtype=dtype),
+    )
+    g, beta, slots = torch.zeros(batch, heads), torch.zeros(batch, heads), torch.arange(1, batch + 1)
+    taken = []
+    for _ in range(rounds):
+        begun = time.process_time()
+        for layer in range(config.num_gdn_layers):
+            step(*store.states.get_layer_state(layer), qkv, g, beta, weight, slots)
+        taken.append(time.process_time() - begun)
+    return statistics.median(taken) * 1e3
+
+
+class Stopwatch:
+    """Adds up the processor time of a step's parts."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def over(self, owner: Any, method: str, part: str) -> None:
+        """Count the time of every later call of `owner`'s method under the name `part`."""
+        inner = getattr(owner, method)
+        self.seconds[part] = 0.0
+
+        def call(*arguments):
+            begun = time.process_time()
+            result = inner(*arguments)
+            self.seconds[part] += time.process_time() - begun
+            return result
+
+        setattr(owner, method, call)
+
+    def of(self, step: Callable[[], Any]) -> dict[str, float]:
+        """Run a step; return the seconds of the whole, of each part, and of everything else."""
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
+        begun = time.process_time()
+        step()
+        whole = time.process_time() - begun
+        return {"CPU ms": whole} | self.seconds | {"else ms": whole - sum(self.seconds.values())}

@@ -148,6 +148,23 @@ PARTS = (
         ),
     ),
     Part(
+        "Below the pool",
+        "What leaves the pool is kept in host memory and on disk. [Lesson 12](l12_tiers/README.md).",
+        (
+            *entries("tiers/attach.py", "TierConfig", "attach_tiers"),
+            *entries("tiers/keys.py", "Identity", "chain"),
+            *entries("tiers/records.py", "Record", "Wanted", "Kind", "unpack"),
+            *entries("tiers/host.py", "HostTier"),
+            *entries("tiers/disk.py", "DiskTier"),
+            *entries("tiers/tiers.py", "Tiers"),
+            *entries("tiers/break_even.py", "BreakEven"),
+            *entries("tiers/store.py", "BlockStore", "Judges"),
+            *entries("tiers/manager.py", "TieredCacheManager"),
+            *entries("tiers/hybrid.py", "TieredHybridManager"),
+            *entries("tiers/compact.py", "compact", "shrink"),
+        ),
+    ),
+    Part(
         "Errors",
         "A user's mistake is reported in one sentence. A call that fails changes nothing.",
         (*entries("errors.py", "UserError", "OutOfBlocks", "CacheFull"),),

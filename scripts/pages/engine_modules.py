@@ -44,18 +44,21 @@ LAYERS = (
             "engine.mailbox",
             "engine.engine",
             "tiers.attach",
+            "parallel.build",
+            "int8.build",
         ),
     ),
     Layer(
         "Inside a step",
         "which requests run, how the step is planned, which token is chosen, which text is shown",
-        ("engine", "gpu", "hybrid"),
+        ("engine", "gpu", "hybrid", "parallel"),
     ),
     Layer(
         "KV and attention",
         "where K and V are stored, and how they are read",
         (
-            *("kv", "attention", "cpu", "tiers", "gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
+            *("kv", "attention", "cpu", "tiers", "int8", "routing"),
+            *("gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
             *("hybrid.manager", "hybrid.radix", "hybrid.track_slots", "hybrid.gdn_pool", "hybrid.store"),
             *("hybrid.delta_rule", "hybrid.native", "hybrid.fast"),
         ),
@@ -71,7 +74,16 @@ LAYERS = (
     Layer(
         "Foundations",
         "definitions that all layers may use",
-        ("config", "config_schema", "errors", "native_build", "prompts", "cli.parser", "hybrid.config"),
+        (
+            "config",
+            "config_schema",
+            "errors",
+            "native_build",
+            "prompts",
+            "cli.parser",
+            "hybrid.config",
+            "hybrid.schema",
+        ),
     ),
 )
 

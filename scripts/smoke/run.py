@@ -55,9 +55,13 @@ def tell(report: Report, args: argparse.Namespace) -> int:
 
 
 def quiet_hugging_face() -> None:
-    """Before transformers is imported: no warnings and no progress bars beside the report."""
+    """No warnings of transformers and no progress bars beside the report, whether or not it is imported already."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
 
 
 def compare(lesson: int, generate: Generate, args: argparse.Namespace) -> Report:

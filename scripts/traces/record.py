@@ -31,6 +31,7 @@ NAMES = {
     "l3-tables": "tables",
     "l8-tree": "tree",
     "l11-states": "states",
+    "l12-tiers": "tiers",
     "l5-timeline": "timeline",
     "l4-logits": "logits",
     "l6-bytes": "text_bytes",

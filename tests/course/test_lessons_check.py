@@ -181,6 +181,28 @@ def test_a_tests_own_words_come_without_the_name_of_pytests_exception():
     assert happened(TestResult("t", "failed", failure=failure)) == "is not right yet: no seat was handed out"
 
 
+def test_two_long_values_are_shown_where_they_differ():
+    failure = Failure("AssertionError", f"why\nassert {bytes(60) + b'mine'!r} == {bytes(60) + b'yours'!r}")
+    got, expected = sides_of(failure)
+    assert "mine" in got and "yours" in expected, (got, expected)
+
+
+@pytest.mark.parametrize(
+    ("did", "is_returned"),
+    [
+        (["> assert take(2) == [0, 1]"], True),
+        (["  got = seats.take(2)", "> assert got == [0, 1], 'why'"], True),
+        (["  got, why = seats.take(2), 'why'", "> assert got == [0, 1], why"], True),
+        (["  first, second = pair()", "> assert second == 1"], False),
+        (["> assert answer.stop == 'END'"], False),
+        (["> assert found.headers.get('allow') == 'POST'"], False),
+    ],
+)
+def test_only_a_returned_none_asks_for_a_return(did, is_returned):
+    failure = Failure("AssertionError", "why\nassert None == 1", did=did)
+    assert bool(general_hints(failure)) == is_returned
+
+
 def test_a_forgotten_return_is_named(toy):
     toy.write_wrong("        return taken", "        taken = taken")
     assert "does every path through your function end in a `return`?" in words(check(toy))
@@ -188,7 +210,7 @@ def test_a_forgotten_return_is_named(toy):
 
 def test_an_attribute_that_is_none_is_no_forgotten_return():
     attribute, call = (
-        Failure("AssertionError", "why\nassert None == 'stop'", did=[f"> assert {left} == 'stop', ("])
+        Failure("AssertionError", "why\nassert None == 'stop'", did=[f"> assert {left} == 'stop'"])
         for left in ("request.finish_reason", "request.ends(1.5)")
     )
     assert not general_hints(attribute) and general_hints(call)

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from lessons._course.progress import Progress
+from lessons._course.runner import Spawned
 from lessons._course.verdict import judge
 from lessons._course.warm import warm_launch
 from tests.course.toy import Toy, words
@@ -19,7 +20,8 @@ def toy(tmp_path) -> Toy:
 
 
 def check(toy: Toy, **options):
-    return judge(toy.lesson, toy.places, Progress(toy.places.work), launch=WARM, **options)
+    options = {"launch": WARM} | options
+    return judge(toy.lesson, toy.places, Progress(toy.places.work), **options)
 
 
 def at_top(toy: Toy, line: str) -> None:
@@ -60,6 +62,13 @@ def test_leaving_python_in_the_smoke_script_is_named(toy):
     toy.write_wrong("        return taken", "        import os\n        if n == 5: os._exit(0)\n        return taken")
     verdict = check(toy)
     assert not verdict.passed and "ended without a result (exit code 0)" in words(verdict)
+
+
+def test_leaving_python_behind_the_smoke_scripts_result_is_no_success(toy):
+    crash = "        import atexit, os\n        if n == 5: atexit.register(os._exit, 3)\n        return taken"
+    toy.write_wrong("        return taken", crash)
+    verdict = check(toy, launch=Spawned)
+    assert not verdict.passed and "ended without a result (exit code 3)" in words(verdict)
 
 
 def test_waiting_for_input_is_named(toy):

@@ -284,3 +284,16 @@ def test_what_cannot_be_traced_is_said_in_a_sentence(tmp_path):
     (folder / "tokenizer.py").write_text("def broken(:\n", encoding="utf-8")
     done = check_trace(6, tmp_path)
     assert done.returncode == 2 and "Your code failed" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_below_the_pool_a_block_falls_to_the_disk_and_comes_back():
+    steps, scene = frames("l12-tiers")
+    fallen, back = set(), []
+    for step in steps:
+        in_pool = {block["text"] for block in step["pool"] if block["held"]}
+        files = {file["text"] for file in step["disk"]}
+        assert len(step["pool"]) == scene["num_blocks"] - 1 and len(step["host"]) <= scene["host"]
+        assert set(step["host"]) <= files, "what host memory has was handed to the disk as well"
+        back += [text for text in fallen if text in in_pool]
+        fallen = files - in_pool - set(step["host"])
+    assert "is d" in back, "a block that only the disk had is in the pool again"

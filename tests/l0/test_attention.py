@@ -30,13 +30,14 @@ def test_no_query_sees_a_later_token():
     before = causal_attention(q.clone(), k, v)
     k[4:], v[4:] = 3.0, -100.0
     after = causal_attention(q, k, v)
-    assert torch.equal(before[:4], after[:4]), "queries 0-3 changed when tokens 4-5 did: the causal mask is missing"
+    assert torch.equal(after[:4], before[:4]), "queries 0-3 changed when tokens 4-5 did: a query saw a later token"
     assert not torch.equal(before[4:], after[4:]), "queries 4-5 do not see their own tokens"
 
 
 def test_scores_are_scaled():
     q, k, v = qkv(5, 5, 1, 1, 16)
-    equal_the_oracle(causal_attention(q, k, v), oracle(q, k, v), "scale is None: q·k is scaled by D ** -0.5")
+    want = oracle(q, k, v)
+    equal_the_oracle(causal_attention(q, k, v), want, "scale is None: q·k is scaled by D ** -0.5")
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (8, 2), (8, 1)])

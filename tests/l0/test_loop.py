@@ -97,9 +97,9 @@ def test_the_loop_feeds_what_the_plan_names(stub_choice):
 
 def test_logits_are_asked_for_the_last_token_only(stub_choice):
     model = CountingModel()
-    loop.generate(model, None, LastTwo(), [7, 8, 9], 2)
-    assert model.rows == [[1], [1]], (
-        "each step feeds two tokens, and only the last one's logits are needed: pass the model its index as `rows`"
+    loop.generate(model, None, LastTwo(), [7, 8, 9], 1)
+    assert model.rows == [[1]], (
+        "the step feeds two tokens, and only the last one's logits are needed: pass the model its index as `rows`"
     )
 
 
@@ -186,7 +186,7 @@ def test_the_check_knows_how_many_tokens_are_wanted(stub_choice):
 def test_without_a_cache_every_step_feeds_every_token(count):
     got = Recompute().plan([5, 6, 7][:count]).positions
     want = list(range(count))
-    assert got.tolist() == want, f"without a cache, all positions from 0 on are fed, here {count}"
+    assert got.tolist() == want, f"without a cache, every position is fed: 0 to {count - 1}"
     assert got.dtype == torch.int64, "torch indices are int64"
 
 

@@ -75,10 +75,12 @@ def test_attend_reads_the_first_kv_len_rows_and_no_more():
     positions = torch.tensor([4])
     meta = ForwardMeta(positions, positions, kv_len=5)
     want = oracle(q, kv.K[0][:5], kv.V[0][:5])
-    for tensor in (*kv.K, *kv.V):
-        tensor[5:] = float("nan")
-    got = kv.attend(0, q, meta)
-    assert not got.isnan().any(), "kv_len is 5, and a row from 5 on was read: it holds whatever was in memory, here NaN"
+    for first in (7, 5):  # the last row, then all that are not written
+        for tensor in (*kv.K, *kv.V):
+            tensor[first:] = float("nan")
+        got = kv.attend(0, q, meta)
+        clean = not got.isnan().any()
+        assert clean, f"kv_len is 5, and a row from {first} on was read: it holds whatever was in memory, here NaN"
     why = "attention must read K and V of rows 0 … 4, all of them: kv_len is 5"
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5, msg=lambda m: f"{why}\n{m}")
 

@@ -40,6 +40,14 @@ def test_a_step_fades_the_state_corrects_it_and_reads_it():
     assert torch.allclose(out.double(), want_out, atol=1e-6), "the output reads the state after the token was written"
 
 
+def test_with_beta_0_a_token_writes_nothing():
+    state, (q, k, v, g, beta) = torch.randn(1, HEADS, D_K, D_V), inputs(1)
+    _, after = recurrent_step(state, q, k, v, g, torch.zeros_like(beta))
+    assert torch.allclose(after, state * g.exp()[..., None, None], atol=1e-6), (
+        "beta is the part of the difference that is written; with beta 0 the state only fades, by e^g"
+    )
+
+
 def test_what_a_token_wrote_is_read_back_with_its_key():
     """Beta 1 and no fading: the state then maps this key exactly to this value."""
     _, k, v, g, beta = inputs(1)
@@ -101,10 +109,9 @@ def test_the_last_inputs_are_kept_for_the_next_step(taps, length):
     """Also when a step has fewer inputs than are kept: then some of the old ones stay."""
     inputs, kept = torch.arange(1.0, 1 + length * 2).view(length, 2), torch.zeros(2, taps - 1)
     window, after = advance_conv(kept, inputs)
-    assert torch.equal(window, torch.cat((torch.zeros(taps - 1, 2), inputs)))
-    assert after.shape == (2, taps - 1) and torch.equal(after.T, window[len(window) - taps + 1 :]), (
-        "keep the last inputs, the latest one last"
-    )
+    assert torch.equal(window, torch.cat((torch.zeros(taps - 1, 2), inputs))), "the kept inputs, then the step's own"
+    assert after.shape == (2, taps - 1), f"keep K - 1 = {taps - 1} inputs, as [C, K - 1]: channels first"
+    assert torch.equal(after.T, window[len(window) - taps + 1 :]), "keep the last inputs, the latest one last"
 
 
 def test_one_input_at_a_time_gives_what_all_at_once_give():

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from mini_engine.engine.request import FinishReason
+from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.hybrid.build import Slots, hybrid_engine, slots_in_budget
-from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, greedy, hybrid
+from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, first_logits, greedy, hybrid
 from tests.support import some_ids
 
 NEW = 12
@@ -186,6 +187,17 @@ def test_an_abort_in_mid_step_leaves_nothing_behind():
     drain(engine)
     assert first.finish_reason == FinishReason.ABORT
     check(FAMILY, [second], "behind an aborted request")
+
+
+def test_a_prompt_s_own_log_probabilities_are_told():
+    engine, prompt = hybrid(FAMILY, chunk=16), some_ids(41, 160)
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0)
+    told, beside = engine.add_request("told", prompt, params), ask(engine, [prompt], NEW)
+    drain(engine)
+    scores = first_logits(FAMILY, prompt)[1].log_softmax(-1)
+    want = [float(scores[i, token]) for i, token in enumerate(prompt[1:])]
+    assert [one.chosen for one in told.prompt_logprobs] == pytest.approx(want, abs=1e-4)
+    check(FAMILY, beside, "beside a request that is told its prompt's log probabilities")
 
 
 def test_a_failed_step_frees_its_slots():

@@ -1,6 +1,7 @@
 """Lesson 11. The fast parts: the C++ step equals the torch step, and packed models give Hugging Face's tokens."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.hybrid.fast import native_step_for, speed_up_hybrid
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.native import NativeStep
+from mini_engine.hybrid.native import Gates, Half, NativeStep, StepSizes
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.kv.block_tensor import KvPool
+from tests.l9.test_native_structs import PACKAGE, fields_in_cpp, kind_of
 from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, greedy
 from tests.support import some_ids
 
@@ -45,8 +47,9 @@ def stores(config, dtype):
 
 @each_family
 @pytest.mark.parametrize("dtype, close", [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_the_cpp_step_equals_torch_s(family, dtype, close):
-    config = both(family)[0].config
+@pytest.mark.parametrize("wider", [{}, {"linear_value_head_dim": 137}], ids=["", "wider than the registers"])
+def test_the_cpp_step_equals_torch_s(family, wider, dtype, close):
+    config = dataclasses.replace(both(family)[0].config, **wider)
     ours, fast = stores(config, dtype)
     slots = torch.tensor([4, 1, 6])
     wide = torch.randn(3, config.conv_dim + 5, dtype=dtype)  # a slice of a wider row, as a joined projection yields
@@ -61,6 +64,74 @@ def test_the_cpp_step_equals_torch_s(family, dtype, close):
     assert torch.equal(ours.states.conv_state, fast.states.conv_state), "the last inputs are kept as they are"
     assert torch.allclose(ours.states.recurrent_state, fast.states.recurrent_state, atol=close, rtol=close)
     assert torch.equal(fast.states.recurrent_state[:, others], before), "no other slot may change"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sequence_gets_the_same_bits_in_any_batch(dtype):
+    """With values that are wider than the registers, and not a multiple of them."""
+    config = dataclasses.replace(both("every fourth attends")[0].config, linear_value_head_dim=137)
+    alone, batched = (stores(config, dtype)[1] for _ in range(2))
+    slots = torch.tensor([4, 1, 6, 2, 5])
+    qkv = torch.randn(5, config.conv_dim, dtype=dtype)
+    g, beta = -torch.rand(5, config.linear_num_value_heads), torch.rand(5, config.linear_num_value_heads)
+    weight = torch.randn(config.conv_dim, config.linear_conv_kernel_dim, dtype=dtype)
+    together = batched._step(0, qkv, g, beta, weight, slots)
+    for i in range(5):
+        one = slice(i, i + 1)
+        out = alone._step(0, qkv[one], g[one], beta[one], weight, slots[one])
+        assert torch.equal(out[0], together[i]), "a neighbour in the batch changed a sequence's output"
+    assert torch.equal(alone.states.recurrent_state, batched.states.recurrent_state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_a_packed_layer_gets_the_same_bits_in_any_batch(dtype):
+    model = speed_up_hybrid(copy.deepcopy(both("every fourth attends")[0]).to(dtype), "packed")
+    layer, step = model.model.layers[0], native_step_for(model)
+    torch.manual_seed(0)
+    x, slots = torch.randn(5, model.config.hidden_size, dtype=dtype), torch.tensor([4, 1, 6, 2, 5])
+    alone, batched = (GdnPool.for_model(model.config, 6, dtype=dtype).get_layer_state(0) for _ in range(2))
+    net = layer.delta_net
+    arguments = (net.struct, net.gates)
+    together = x.clone()
+    for _ in range(2):
+        together = step.delta_net(together, *arguments, batched, net.net.conv_weight, slots)
+        together = layer.feed_forward(together)
+    for i in range(5):
+        one = slice(i, i + 1)
+        row = x[one].clone()
+        for _ in range(2):
+            row = step.delta_net(row, *arguments, alone, net.net.conv_weight, slots[one])
+            row = layer.feed_forward(row)
+        assert torch.equal(row[0], together[i]), "a neighbour in the batch changed a row"
+    assert torch.equal(alone[0], batched[0]) and torch.equal(alone[1], batched[1])
+
+
+def test_a_packed_layer_refuses_rows_and_slots_that_do_not_fit():
+    model = speed_up_hybrid(copy.deepcopy(both("every fourth attends")[0]), "packed")
+    net, step = model.model.layers[0].delta_net, native_step_for(model)
+    states = GdnPool.for_model(model.config, 6).get_layer_state(0)
+    rest = (net.struct, net.gates, states, net.net.conv_weight)
+    for x, slots in (
+        (torch.ones(2, 48), [1, 7]),
+        (torch.ones(2, 48), [1, -1]),
+        (torch.ones(2, 48), [1]),
+        (torch.ones(2, 47), [1, 2]),
+    ):
+        with pytest.raises(ValueError):
+            step.delta_net(x, *rest, torch.tensor(slots))
+    with pytest.raises(ValueError):
+        model.model.layers[0].feed_forward(torch.ones(2, 48, dtype=torch.bfloat16))
+    assert not states[0].any(), "a refused call must write nothing"
+
+
+@pytest.mark.parametrize(
+    "struct, source",
+    [(StepSizes, "gdn_step.h"), (Gates, "gdn_step.h"), (Half, "hybrid_layers.cpp")],
+    ids=["StepSizes", "Gates", "Half"],
+)
+def test_python_and_cpp_agree_on_every_field(struct, source):
+    in_cpp = fields_in_cpp(struct.__name__, (PACKAGE / "hybrid" / source).read_text(encoding="utf-8"))
+    assert [(name, kind_of(ctype)) for name, ctype in struct._fields_] == in_cpp
 
 
 def test_a_foreign_slot_is_refused_before_anything_is_written():

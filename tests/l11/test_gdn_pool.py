@@ -8,6 +8,7 @@ import torch
 from mini_engine.errors import UserError
 from mini_engine.hybrid.gdn_pool import PADDING_SLOT, GdnPool
 from mini_engine.hybrid.track_slots import TrackSlots
+from tests.l8.trees import refused
 
 SHAPE = dict(num_gdn_layers=3, num_v_heads=4, head_k_dim=5, head_v_dim=7, conv_dim=11, conv_kernel_size=4)
 
@@ -71,7 +72,9 @@ def test_a_reset_zeroes_these_slots_in_every_layer_and_no_others(slots):
     for tensor, was in zip((states.recurrent_state, states.conv_state), before, strict=True):
         for slot in range(states.num_slots):
             same = not tensor[:, slot].any() if slot in gone else torch.equal(tensor[:, slot], was[:, slot])
-            assert same, f"slot {slot}, after resetting {sorted(gone)}"
+            assert same, (
+                f"after reset_states({sorted(gone)}) exactly these slots are zero, recurrent and conv; not {slot}"
+            )
 
 
 def test_resetting_nothing_changes_nothing():
@@ -103,16 +106,16 @@ def test_a_copy_is_no_view():
 def test_a_copy_outside_the_pool_or_into_padding_is_refused(source, target):
     states = filled()
     before = states.recurrent_state.clone()
-    with pytest.raises(ValueError):
+    with refused(f"copy_states({source}, {target}) must raise ValueError: states go from slots 0 … 5 to slots 1 … 5"):
         states.copy_states(source, target)
-    assert torch.equal(states.recurrent_state, before)
+    assert torch.equal(states.recurrent_state, before), "a refused copy must write nothing"
 
 
 def test_a_reset_outside_the_pool_is_refused():
     states = filled()
-    with pytest.raises(ValueError):
+    with refused("reset_states([1, 6]) must raise ValueError: the pool has slots 0 … 5"):
         states.reset_states([1, 6])
-    assert states.recurrent_state[:, 1].all(), "nothing may be reset if one slot is wrong"
+    assert states.recurrent_state[:, 1].all(), "nothing may be reset if one slot is wrong: check all of them first"
 
 
 def test_track_slots_lie_behind_the_working_slots_and_run_out_with_none():

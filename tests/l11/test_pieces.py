@@ -6,6 +6,7 @@ from mini_engine.errors import OutOfBlocks
 from mini_engine.hybrid.manager import StateTable
 from mini_engine.hybrid.radix import CheckpointTree
 from mini_engine.kv.radix_node import key_of
+from tests.l8.trees import refused
 from tests.l11.ledger import Ledger, manager
 
 PROMPT = list(range(100, 121))  # 21 tokens: five whole blocks of 4
@@ -20,8 +21,9 @@ def nodes(track, count):
 def test_a_checkpoint_takes_a_free_slot():
     tree, (one, two) = nodes(track=2, count=2)
     slots = [tree.new_checkpoint(one), tree.new_checkpoint(two)]
-    assert tree.checkpoints == {one: slots[0], two: slots[1]} and set(slots) == {3, 4}
-    assert tree.num_states_evicted == 0
+    assert set(slots) == {3, 4}, "return the slot that the state is to be copied into"
+    assert tree.checkpoints == {one: slots[0], two: slots[1]}, "`checkpoints` names the slot of each node"
+    assert tree.num_states_evicted == 0, "while a slot is free, none is evicted"
 
 
 def test_a_node_that_has_a_checkpoint_keeps_it_and_becomes_the_newest():
@@ -29,21 +31,26 @@ def test_a_node_that_has_a_checkpoint_keeps_it_and_becomes_the_newest():
     slot = tree.new_checkpoint(one)
     tree.new_checkpoint(two)
     assert tree.new_checkpoint(one) is None, "its state is there already, and a checkpoint is written once"
-    assert tree.checkpoints[one] == slot and list(tree.checkpoints) == [two, one], "the least recently used comes first"
+    assert tree.checkpoints.get(one) == slot, "a node keeps the checkpoint that it has"
+    assert list(tree.checkpoints) == [two, one], "the least recently used comes first"
 
 
 def test_the_least_recently_used_checkpoint_makes_room():
     tree, (one, two, three) = nodes(track=2, count=3)
     slot = tree.new_checkpoint(one)
     tree.new_checkpoint(two)
-    assert tree.new_checkpoint(three) == slot, "the oldest one's slot is handed out again"
-    assert list(tree.checkpoints) == [two, three] and tree.num_states_evicted == 1
+    assert tree.new_checkpoint(three) == slot, (
+        "no slot is free: the least recently used checkpoint's must be used again"
+    )
+    assert list(tree.checkpoints) == [two, three] and tree.num_states_evicted == 1, (
+        "one checkpoint went, and is counted"
+    )
     assert tree.num_blocks == 3, "its blocks stay"
 
 
 def test_without_slots_there_is_no_checkpoint():
     tree, (one,) = nodes(track=0, count=1)
-    assert tree.new_checkpoint(one) is None and not tree.checkpoints
+    assert tree.new_checkpoint(one) is None and not tree.checkpoints, "no slot can be had, so there is no checkpoint"
 
 
 def keep(kv, tokens, with_state=True) -> int | None:
@@ -66,28 +73,30 @@ def test_a_request_starts_from_a_copy_of_the_deepest_checkpoint():
     assert kv.allocate("a", PROMPT) == 16, "the deepest node with a checkpoint, not the deepest with K and V"
     slot = kv.slot_of("a")
     assert slot <= 3, "a request needs a working slot of its own: copy the checkpoint"
-    assert kv.states.log[-1] == ("copy", deepest, slot) and kv.states.seen[slot] == tuple(PROMPT[:16])
+    assert kv.states.log == [("copy", deepest, slot)], "copy the checkpoint's state into the slot, and nothing else"
     table = kv.tables["a"]
     assert table.num_computed == 16, "go on behind the tokens that the state has seen"
-    assert len(table.blocks) == 4 and table.num_tokens == 16 and table.ends == [20]
+    assert len(table.blocks) == 4 and table.num_tokens == 16, "the blocks of these tokens are in the table"
+    assert table.ends == [20], "note where this prompt is to be checkpointed: `_ends` has the places"
 
 
 def test_without_a_checkpoint_a_request_starts_from_zeros():
     kv = manager()
     keep(kv, PROMPT[:12], with_state=False)
-    assert kv.allocate("a", PROMPT) == 0 and kv.tables["a"].ends == [12, 20]
-    assert kv.states.seen[kv.slot_of("a")] == (), "a slot is zeroed when it is handed out"
+    assert kv.allocate("a", PROMPT) == 0, "12 tokens have K and V, but no state leads there"
+    assert kv.tables["a"].ends == [12, 20], "where it leaves what is stored, and its last whole block"
+    assert kv.states.seen.get(kv.slot_of("a")) == (), "a slot is zeroed when it is handed out"
     assert kv.allocate("b", PROMPT, "other namespace") == 0 and kv.slot_of("b") != kv.slot_of("a")
 
 
 def test_what_cannot_be_admitted_changes_nothing():
     kv = manager(slots=1)
     kv.allocate("a", PROMPT)
-    with pytest.raises(ValueError):
+    with refused("a request that has a table cannot get another: raise ValueError"):
         kv.allocate("a", PROMPT)
     with pytest.raises(OutOfBlocks):
         kv.allocate("b", PROMPT)
-    assert list(kv.tables) == ["a"] and kv.free_slots == []
+    assert list(kv.tables) == ["a"] and kv.free_slots == [], "a refused call must change nothing"
 
 
 def chunk_ends(kv, length, ends) -> list[int]:
@@ -95,22 +104,27 @@ def chunk_ends(kv, length, ends) -> list[int]:
     table = kv.tables["a"] = StateTable(kv.allocator, key_of(PROMPT[:20]), None, kv.tree.root, 1)
     table.ends, found = ends, [0]
     while found[-1] < length:
-        found.append(kv.chunk_end("a", found[-1], length))
-        assert found[-2] < found[-1] <= length, f"a chunk from {found[-2]} must make progress; it ends at {found[-1]}"
+        start, end = found[-1], kv.chunk_end("a", found[-1], length)
+        assert end > start, f"a chunk must make progress; with ends {ends} this one goes from {start} to {end}"
+        assert end <= length, f"a chunk from {start} to at most {length} ends at {end}"
+        found.append(end)
     return found[1:]
 
 
 def test_chunks_end_at_intervals_and_at_the_prompt_s_own_places():
-    assert chunk_ends(manager(), 21, [20]) == [8, 16, 20, 21], "every interval, and the last whole block"
+    assert chunk_ends(manager(), 21, [20]) == [8, 16, 20, 21], (
+        "chunks end at every interval, and at the last whole block"
+    )
     assert chunk_ends(manager(), 21, [12, 20]) == [8, 12, 16, 20, 21], "and where it left a stored prefix"
-    assert chunk_ends(manager(interval=40), 21, []) == [21]
+    assert chunk_ends(manager(interval=40), 21, []) == [21], "no place to checkpoint: one chunk"
 
 
 def test_a_chunk_is_never_longer_than_allowed():
     kv = manager()
     chunk_ends(kv, 21, [20])
-    assert kv.chunk_end("a", 3, 5) == 5 and kv.chunk_end("a", 8, 21) == 16 and kv.chunk_end("a", 17, 21) == 20
+    for start, stop, end in ((3, 5, 5), (8, 21, 16), (17, 21, 20)):
+        assert kv.chunk_end("a", start, stop) == end, f"a chunk from {start} to at most {stop} ends at {end}"
 
 
 def test_without_checkpoint_slots_a_chunk_is_as_long_as_allowed():
-    assert chunk_ends(manager(track=0), 21, [20]) == [21]
+    assert chunk_ends(manager(track=0), 21, [20]) == [21], "nothing can be checkpointed, so nothing is cut"

@@ -1,9 +1,10 @@
 """Lesson 11. The smoke script on a random hybrid, and the commands that take one without a flag."""
 
+import io
 import json
 import shutil
 
-from scripts import l8_smoke, l11_smoke
+from scripts import l11_smoke
 from scripts.smoke.arguments import pocket_dir
 
 import pytest
@@ -28,9 +29,10 @@ def test_every_path_equals_hugging_face(capsys):
     code = smoke("--max-new-tokens", "9", "--json")
     report = json.loads(capsys.readouterr().out)
     assert code == 0 and report["match"] and not report["faults"], report["faults"]
-    paths = {"alone", "batched", "chunks of 1", "chunks of 64", "preempted", "cached prefix", "on device"}
+    paths = {"alone", "batched", "chunks of 1", "chunks of 7", "preempted", "cached prefix", "on device"}
     assert paths <= set(report["kv"]["equal"]) and set(report["kv"]["equal"].values()) == {3}
     assert report["kv"]["state_bytes"] > 0
+    assert set(report["kv"]["left_out"]) == {"chunks of 33", "chunks of 64"}, "the longest prompt has 10 tokens"
 
 
 @pytest.mark.parametrize("arguments, words", [(["--block-size", "0"], "0 is too small"), (["--dtype", "int4"], "int4")])
@@ -45,8 +47,10 @@ def test_a_qwen3_is_refused_and_pointed_back(capsys):
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_an_earlier_lesson_s_script_points_to_lesson_11(capsys):
-    assert l8_smoke.main(["--model", str(checkpoint(FAMILY)), *PROMPTS]) == 2
+@pytest.mark.parametrize("number", range(11))
+def test_an_earlier_lesson_s_script_points_to_lesson_11(number, capsys):
+    script = pytest.importorskip(f"scripts.l{number}_smoke", reason="needs the server's packages")
+    assert script.main(["--model", str(checkpoint(FAMILY)), *PROMPTS]) == 2
     error = capsys.readouterr().err
     assert "lesson 11" in error and len(error.strip().splitlines()) == 1, error
 
@@ -72,3 +76,9 @@ def test_llm_takes_a_hybrid_without_a_flag(with_tokenizer):
 def test_the_command_generate_takes_a_hybrid_without_a_flag(with_tokenizer, capsys):
     assert mini_engine(["generate", "Once upon a time", "--model", str(with_tokenizer), "--max-tokens", "3"]) == 0
     assert capsys.readouterr().out
+
+
+def test_the_command_chat_takes_a_hybrid_without_a_flag(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Count to twenty.\n"))
+    assert mini_engine(["chat", "--model", "pocket-hybrid", "--max-tokens", "6", "--temperature", "0"]) == 0
+    assert "One, two" in capsys.readouterr().out

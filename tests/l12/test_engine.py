@@ -11,7 +11,6 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers.compact import compact, shrink
-from mini_engine.tiers.store import Always
 
 PROMPTS = [[(7 * i * start + i) % 500 + 20 for i in range(40)] for start in (1, 2, 3)]
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -32,36 +31,36 @@ def answers(engine, prompts=PROMPTS):
 
 
 def with_tiers(model, folder, num_blocks=40, **sizes):
-    engine = build_engine(model, backend="reference", num_blocks=num_blocks, kv_cache_dir=folder, **sizes)
-    engine.scheduler.manager.tiers.judge = Always()
-    return engine
+    return build_engine(model, backend="reference", num_blocks=num_blocks, kv_cache_dir=folder, kv_always=True, **sizes)
 
 
 def test_a_new_engine_on_the_same_directory_computes_only_what_is_new(model, cold, tmp_path):
     first = with_tiers(model, tmp_path)
     assert answers(first) == cold
-    first.scheduler.manager.tiers.tiers.close()
+    first.scheduler.manager.block_store.tiers.close()
     second = with_tiers(model, tmp_path)
     assert answers(second) == cold, "KV from the disk must give the tokens of a cold run"
-    assert second.scheduler.manager.tiers.traffic.restored_tokens == 3 * 32, "two whole blocks of each prompt came back"
+    assert second.scheduler.manager.block_store.traffic.restored_tokens == 3 * 32, (
+        "two whole blocks of each prompt came back"
+    )
 
 
 def test_a_pool_that_evicts_everything_lives_from_the_host_tier(model, cold):
-    engine = build_engine(model, backend="reference", num_blocks=7, kv_host_bytes=2**24)
+    engine = build_engine(model, backend="reference", num_blocks=7, kv_host_bytes=2**24, kv_always=True)
     for _ in range(2):
         assert [answers(engine, [prompt])[0] for prompt in PROMPTS] == cold
-    assert engine.scheduler.manager.tiers.traffic.restored_tokens > 0, "evicted blocks come back"
+    assert engine.scheduler.manager.block_store.traffic.restored_tokens > 0, "evicted blocks come back"
 
 
 def test_another_models_blocks_are_never_served(model, cold, tmp_path):
     first = with_tiers(model, tmp_path)
     answers(first)
-    first.scheduler.manager.tiers.tiers.close()
+    first.scheduler.manager.block_store.tiers.close()
     other = load(POCKET_DIR, "float32", "cpu")
     other.model.norm.weight[0] += 1.0
     second = with_tiers(other, tmp_path)
     answers(second)
-    assert second.scheduler.manager.tiers.traffic.restored_tokens == 0, "one weight differs, so every key does"
+    assert second.scheduler.manager.block_store.traffic.restored_tokens == 0, "one weight differs, so every key does"
 
 
 def test_compaction_and_a_smaller_pool_in_mid_decode_change_no_token(model, cold):
@@ -98,10 +97,18 @@ def test_sizes_that_make_no_tier_are_refused_in_one_sentence(model, options, par
     assert caught.value.param == param and str(next(iter(options.values()))) in str(caught.value)
 
 
+def test_tiers_without_prefix_caching_are_refused(model, tmp_path):
+    with pytest.raises(UserError) as caught:
+        build_engine(model, num_blocks=8, kv_cache_dir=tmp_path, enable_prefix_caching=False)
+    assert caught.value.param == "enable_prefix_caching", (
+        "an option that would do nothing must not be accepted in silence"
+    )
+
+
 def test_the_cache_command_lists_verifies_and_clears(model, tmp_path, capsys):
     engine = with_tiers(model, tmp_path)
     answers(engine)
-    engine.scheduler.manager.tiers.tiers.close()
+    engine.scheduler.manager.block_store.tiers.close()
     assert told(capsys, "list", tmp_path)["records"] == 6
     assert told(capsys, "verify", tmp_path)["bad"] == []
     path = next(iter(tmp_path.glob("??/*.kv")))

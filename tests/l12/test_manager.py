@@ -7,7 +7,6 @@ the wrong text or of another namespace is noticed at once.
 import random
 import tempfile
 import time
-from array import array
 from pathlib import Path
 
 import pytest
@@ -16,53 +15,27 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mini_engine.errors import OutOfBlocks
+from mini_engine.kv.radix_node import key_of
 from mini_engine.tiers.break_even import BreakEven
-from mini_engine.tiers.compact import compact, moves, nodes
+from mini_engine.tiers.compact import compact, nodes
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.manager import TieredCacheManager
-from mini_engine.tiers.store import BlockStore
+from mini_engine.tiers.store import BlockStore, Judges
 from mini_engine.tiers.tiers import Tiers
+from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 
-SIZE, BLOCKS = 4, 16
 IDENTITY = Identity("weights", "config", "int64", SIZE)
 FAMILIES = [random.Random(seed).choices(range(2), k=60) for seed in range(3)]
-
-
-class Cells:
-    """A pool of one number per slot; as `BlockBytes`, it copies whole blocks."""
-
-    payload_bytes = SIZE * 8
-
-    def __init__(self):
-        self.slots = array("q", [0]) * (BLOCKS * SIZE)
-
-    def read(self, blocks):
-        return [memoryview(self.slots[block * SIZE : (block + 1) * SIZE].tobytes()) for block in blocks]
-
-    def write(self, blocks, payloads):
-        for block, payload in zip(blocks, payloads, strict=True):
-            self.slots[block * SIZE : (block + 1) * SIZE] = array("q", bytes(payload))
-
-    def copy(self, sources, targets):
-        self.write(targets, self.read(sources))
-
-
-def digests(namespace, tokens):
-    """Return what each token's KV must be: it depends on every token before it, and on the namespace."""
-    found = [hash((str(namespace), 17))]
-    for token in tokens:
-        found.append(hash((found[-1], token)))
-    return found[1:]
 
 
 class World:
     """A manager with tiers, the pool's cells, and what each request has computed."""
 
-    def __init__(self, directory=None, host_bytes=10**6, judge=None):
+    def __init__(self, directory=None, host_bytes=10**6, judges=None):
         self.cells = Cells()
         self.tiers = Tiers.of_size(directory, host_bytes, 10**7)
-        self.store = BlockStore(self.tiers, self.cells, IDENTITY, judge)
-        self.manager = TieredCacheManager(BLOCKS, SIZE, self.cells.copy, self.store)
+        self.store = BlockStore(self.tiers, self.cells, IDENTITY, judges)
+        self.manager = TieredCacheManager(BLOCKS, SIZE, self.cells.copy, block_store=self.store)
         self.requests = {}
 
     def begin(self, name, tokens, namespace=None):
@@ -151,6 +124,25 @@ def test_computed_answers_are_kept_too(world):
     assert world.begin("b", [1, 2, 3, *range(10, 16), 5]) == 8, "the next turn of a chat begins with the last answer"
 
 
+def test_a_block_is_saved_once_it_is_complete(world):
+    tokens = list(range(12))
+    world.manager.allocate("a", tokens)
+    world.manager.grow("a", 12)
+    world.manager.commit("a", tokens, 7)
+    assert len(world.tiers.host) == 1, "only blocks whose K and V are complete go to the tiers"
+    world.manager.commit("a", tokens, 8)
+    assert len(world.tiers.host) == 2
+    world.manager.free("a", tokens[:8])
+
+
+def test_a_prompt_of_whole_blocks_leaves_its_last_one_to_compute(world):
+    tokens = list(range(12))
+    world.begin("a", tokens)
+    world.end("a")
+    evict_all(world)
+    assert world.begin("b", tokens) == 8, "the last token must be computed, so its block is not asked for"
+
+
 def test_another_namespace_finds_nothing(world):
     world.begin("a", list(range(12)), "tenant 1")
     world.end("a")
@@ -183,11 +175,33 @@ def test_what_does_not_pay_is_computed():
     never = BreakEven(prefill_rate=400.0, bytes_per_token=1000, bandwidth=1000.0)
     late = BreakEven(prefill_rate=400.0, bytes_per_token=1, bandwidth=1e9, latency=5 / 400)
     assert not never.pays(10**9) and not late.pays(4) and late.pays(6)
-    world = World(judge=never)
+    world = World(judges=Judges(never, never))
     world.begin("a", list(range(14)))
     world.end("a")
     evict_all(world)
     assert world.begin("b", list(range(14))) == 0
+    world.close()
+
+
+def test_a_slow_disk_does_not_keep_host_memory_from_being_used(tmp_path):
+    never = BreakEven(prefill_rate=400.0, bytes_per_token=1000, bandwidth=1000.0)
+    first = World(tmp_path)
+    first.begin("a", list(range(14)))
+    first.close()
+    world = World(tmp_path, judges=Judges(disk=never))
+    assert world.begin("b", list(range(14))) == 0, "only on the disk, which takes longer than computing"
+    world.end("b")
+    evict_all(world)
+    assert world.begin("c", list(range(14))) == 12, "in host memory since it was computed"
+    world.close()
+
+
+def test_keys_of_a_text_are_computed_once():
+    world = World()
+    tokens = key_of(list(range(14)))
+    assert world.store.prefix(tokens, "a", 16) is world.store.prefix(key_of(list(range(14))), "a", 16)
+    apart = [world.store.prefix(tokens, namespace, 16).keys[0] for namespace in (1, True, "1", None)]
+    assert len(set(apart)) == 4, "what is remembered for one namespace is not another's"
     world.close()
 
 
@@ -204,13 +218,6 @@ def test_others_run_while_the_disk_is_read(tmp_path):
     assert waited, "the step that others run in must not wait for the disk"
     assert world.begin("b", list(range(14))) == 12 and world.tiers.num_found == {"host": 3, "disk": 0}
     world.close()
-
-
-@pytest.mark.parametrize("held", [set(), {1}, {3}, {1, 2, 9}, {4, 5, 6}, {2, 15, 7, 8}])
-def test_moves_fill_the_front_with_as_few_copies_as_possible(held):
-    moved = moves(held)
-    assert {moved.get(block, block) for block in held} == set(range(1, len(held) + 1))
-    assert all(block > len(held) for block in moved), "a block at the front stays where it is"
 
 
 class Machine(RuleBasedStateMachine):

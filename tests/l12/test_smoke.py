@@ -8,8 +8,9 @@ import pytest
 
 
 @pytest.mark.slow("mini_engine", "scripts/l12_smoke.py", "scripts/smoke")
-def test_every_path_equals_hugging_face_and_restores_something(capsys):
-    code = l12_smoke.main(["--max-new-tokens", "12", "--json"])
+@pytest.mark.parametrize("model", [[], ["--model", "pocket-hybrid"]], ids=["dense", "hybrid"])
+def test_every_path_equals_hugging_face_and_restores_something(model, capsys):
+    code = l12_smoke.main([*model, "--max-new-tokens", "12", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert code == 0 and report["match"] and not report["faults"]
     assert set(report["kv"]["equal"]) == {"cold", *l12_smoke.PATHS}

@@ -1,6 +1,7 @@
 """Lesson 12. The tiers stay within their sizes, survive crashes and full disks, and never make the engine wait."""
 
 import errno
+import hashlib
 import os
 import signal
 import subprocess
@@ -17,7 +18,6 @@ from mini_engine.errors import UserError
 from mini_engine.tiers.background import Background
 from mini_engine.tiers.disk import ABANDONED_SECONDS, MOST_FAILURES, DiskTier
 from mini_engine.tiers.host import HostTier
-from mini_engine.tiers.keys import chain
 from mini_engine.tiers.records import Record, Wanted
 from mini_engine.tiers.tiers import NoDisk, Tiers
 
@@ -27,8 +27,7 @@ PAYLOAD = 1000
 
 def record(number: int, payload_bytes: int = PAYLOAD) -> Record:
     tokens = number.to_bytes(4, "little") * 16
-    (key,) = chain(b"root", tokens, len(tokens))
-    return Record(key, b"p" * 32, tokens, bytes([number % 256]) * payload_bytes)
+    return Record(hashlib.sha256(tokens).digest(), b"p" * 32, tokens, bytes([number % 256]) * payload_bytes)
 
 
 def wanted(number: int) -> Wanted:
@@ -112,6 +111,17 @@ def test_a_full_disk_is_counted_and_given_up_after_a_few_tries(tmp_path, monkeyp
     assert tier.get(wanted(0)) is not None, "what is there is still found"
 
 
+def test_a_writer_that_stops_in_the_middle_leaves_no_record(tmp_path, monkeypatch):
+    def stopped(descriptor):
+        raise KeyboardInterrupt
+
+    tier = DiskTier(tmp_path, 10**6)
+    monkeypatch.setattr(os, "fsync", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        tier.put(record(1))
+    assert not list(tmp_path.glob("??/*.kv")), "half a record must not have a record's name"
+
+
 def test_a_directory_that_cannot_be_written_is_read_only(tmp_path, monkeypatch):
     DiskTier(tmp_path, 10**6).put(record(1))
 
@@ -149,7 +159,7 @@ def test_a_writer_killed_in_the_middle_leaves_whole_records_only(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, cwd=ROOT) as writer:
         writer.stdout.readline()
-        while len(list(tmp_path.glob("??/*.kv"))) < 5:
+        while len(list(tmp_path.glob("??/*.kv"))) < 5 and writer.poll() is None:
             time.sleep(0.01)
         writer.send_signal(signal.SIGKILL)
     tier = DiskTier(tmp_path, 10**12)
@@ -174,6 +184,19 @@ def test_a_full_queue_drops_and_never_waits():
     assert background.flush(10.0) and done == [number for number, ok in enumerate(taken) if ok]
     background.close(1.0)
     assert not background.offer(11) and not background.thread.is_alive()
+
+
+def test_a_full_queue_refuses_without_waiting():
+    gate, waits = threading.Event(), []
+    background = Background("slow", lambda item: gate.wait(), max_items=1)
+    put = background.items.put
+    background.items.put = lambda item, block=True, timeout=None: waits.append(block) or put(item, block, timeout)
+    while background.offer(1):
+        pass
+    assert not any(waits), "a step that hands over a block must not wait for the disk"
+    background.items.put = put
+    gate.set()
+    background.close(10.0)
 
 
 def test_one_item_that_fails_ends_only_itself(caplog):
@@ -212,6 +235,20 @@ def test_prefetch_brings_records_from_the_disk_to_host_memory(tmp_path):
     while tiers.prefetch(asked):
         time.sleep(0.001)
     assert [one.key in tiers.host for one in asked] == [True, True, True, False]
+    tiers.close()
+
+
+def test_what_did_not_fit_into_the_queue_is_read_ahead_later(tmp_path):
+    first = Tiers.of_size(tmp_path, 0, 10**6)
+    for number in range(9):
+        first.put(record(number))
+    first.close()
+    tiers = Tiers(HostTier(10**6), DiskTier(tmp_path, 10**6), max_waiting=2)
+    asked = [wanted(number) for number in range(9)]
+    deadline = time.monotonic() + 10
+    while tiers.prefetch(asked) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert all(one.key in tiers.host for one in asked), "a long prefix takes several steps, but all of it arrives"
     tiers.close()
 
 

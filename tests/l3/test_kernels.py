@@ -1,11 +1,7 @@
 """Lesson 3. One contract, several kernels: each matches a plain float64 loop and reads only its own slots."""
 
 import importlib.util
-import pickle
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,35 +11,13 @@ from hypothesis import strategies as st
 from mini_engine.attention.contract import check_inputs
 from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
-from tests.l3.kernel_cases import NAN, int32, make_case, relative_error
+from tests.l3.kernel_cases import NAN, InterpretedTriton, int32, make_case, relative_error
 
-ROOT = Path(__file__).parents[2]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 IN_PROCESS = ("reference", "torch", "cpu")
 ON_GPU = ("triton on cuda", "torch on cuda") if torch.cuda.is_available() else ()
 EVERYWHERE = (*IN_PROCESS, "interpreted triton", *ON_GPU)
-
-
-class InterpretedTriton:
-    """The Triton kernel, interpreted in a process of its own."""
-
-    def __init__(self):
-        command = [sys.executable, "-m", "tests.l3.triton_worker"]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def __call__(self, *inputs):
-        pickle.dump(inputs, self.process.stdin)
-        self.process.stdin.flush()
-        answer = pickle.load(self.process.stdout)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
-        self.process.stdout.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,19 @@
-"""Lesson 3. Runs the Triton kernel in Triton's interpreter, which must be chosen before Triton is first imported.
+"""Lesson 3. Runs a Triton kernel in Triton's interpreter, which must be chosen before Triton is first imported.
 
-Reads pickled inputs from stdin, one call after another, and writes each result to stdout.
+Reads pickled inputs from stdin, one call after another, and writes each result to stdout. The argument is the module
+whose `load_kernel` knows the kernel.
 """
 
+import importlib
 import os
 import pickle
 import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-from mini_engine.attention.registry import load_kernel
 
-
-def main() -> None:
+def main(registry: str) -> None:
+    load_kernel = importlib.import_module(registry).load_kernel
     while True:
         try:
             inputs = pickle.load(sys.stdin.buffer)
@@ -27,4 +28,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -67,7 +67,7 @@ def test_the_token_is_the_one_whose_interval_contains_the_number():
 def test_each_row_is_drawn_with_its_own_number():
     probs = torch.tensor([[0.9, 0.1], [0.1, 0.9]])
     assert draw(probs, numbers(0.5, 0.5)).tolist() == [0, 1], "each row has its own probabilities"
-    assert draw(probs, numbers(0.95, 0.05)).tolist() == [1, 0], "and each row its own number"
+    assert draw(probs, numbers(0.95, 0.05)).tolist() == [1, 0], "each row is drawn with its own number"
 
 
 def test_a_token_of_probability_0_is_never_drawn():

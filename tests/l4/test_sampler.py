@@ -49,7 +49,7 @@ def test_the_tokens_are_one_int64_for_each_row(monkeypatch):
 def test_greedy_rows_cost_one_argmax_no_sort_no_softmax_no_copy():
     logits = some_logits(5)
     with Operations() as operations:
-        token_ids = choose(logits, [row(temperature=0, top_p=0.5, top_k=3, min_p=0.1)] * 5)
+        token_ids = choose(logits, [row(seed=1, temperature=0, top_p=0.5, top_k=3, min_p=0.1)] * 5)
     best = logits.argmax(-1).tolist()
     assert token_ids.tolist() == best, "greedy rows take the best token of the model's logits; nothing is drawn"
     names = [name for name, _ in operations.seen]

@@ -229,7 +229,7 @@ def test_a_hidden_token_inside_a_character_changes_nothing():
 
 def test_token_0_can_be_shown_and_hidden():
     assert Detokenizer([b"a", b"b"], hidden_ids={1}).push(0) == "a", "token 0 is a token like any other"
-    assert Detokenizer([b"a", b"b"], hidden_ids={0}).push(0) == "", "and may be hidden like any other"
+    assert Detokenizer([b"a", b"b"], hidden_ids={0}).push(0) == "", "token 0 may be hidden like any other"
 
 
 def test_bytes_that_cannot_become_a_character_are_shown_as_u_fffd():
@@ -253,13 +253,13 @@ def holding(tokens):
 @pytest.mark.parametrize("tokens", [(0,), (0, 1), (3, 0)])
 def test_finish_shows_what_never_became_a_character(tokens):
     held = b"".join(SMILE[token] for token in tokens)
-    why = f"after the bytes {held!r}: decoding them at once ends in one U+FFFD, so the stream must too"
+    why = f"the answer breaks off after the bytes {held!r}: its unfinished character is shown as one U+FFFD"
     try:
         left = holding(tokens).finish()
     except UnicodeDecodeError as error:
-        error.add_note(f"expected U+FFFD {why}")
+        error.add_note(why)
         raise
-    assert left == "\ufffd", why if left else f"the last bytes are lost {why}"
+    assert left == "\ufffd", why if left else f"the last bytes are lost; {why}"
 
 
 def test_finish_shows_nothing_when_no_bytes_are_left():

@@ -95,7 +95,7 @@ def test_the_stop_string_completed_first_wins():
     if found == ("Hello ", "world"):
         why = "lo is completed before world, although world is the first in the list"
     assert found == ("Hel", "lo"), why
-    assert run(["lo wor", "o w"], ["Hello world"]) == ("Hell", "o w"), "it is completed first, although it begins later"
+    assert run(["lo wor", "o w"], ["Hello world"]) == ("Hell", "o w"), "o w is complete before lo wor"
 
 
 def test_of_two_that_end_together_the_longer_wins():

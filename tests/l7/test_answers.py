@@ -14,6 +14,7 @@ from mini_engine.server.errors import ApiError
 from mini_engine.server.protocol import ChatRequest, CompletionRequest
 from mini_engine.server.response_formats import ChatFormat, CompletionFormat
 from tests.l7.service import flat, tokenizer
+from tests.support import must_raise
 
 PARIS, DOT = tokenizer().encode(" Paris.")
 
@@ -56,16 +57,16 @@ def test_cached_tokens_are_told():
 @pytest.mark.parametrize(("reason", "word"), [("stop", "stop"), ("length", "length"), (None, None)])
 def test_an_answer_that_ended_well_says_why(reason, word):
     found = finish_reason(TextDelta("x", [1], reason and FinishReason(reason)))
-    assert found == word, (
-        f"finish_reason is {found!r} for an engine's {reason!r}: "
-        "a client that gets 'stop' for a cut-off answer takes it for a complete one"
-    )
+    why = "an answer that goes on has no finish_reason yet" if reason is None else "OpenAI's word is the engine's own"
+    if reason == "length":
+        why = "a client that gets 'stop' for a cut-off answer takes it for a complete one"
+    assert found == word, f"the engine's finish_reason is {reason!r}: {why}"
     assert json.dumps({"finish_reason": found}) == json.dumps({"finish_reason": word}), "as JSON it is OpenAI's word"
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
 def test_an_answer_that_ended_badly_is_an_error_and_no_reason(reason):
-    with pytest.raises(ApiError) as caught:
+    with must_raise(ApiError, "an answer that failed or was aborted is a 500, not one with a finish_reason") as caught:
         finish_reason(TextDelta("", [], reason, "the pool is on fire"))
     assert caught.value.status_code == 500, "OpenAI's clients know no finish_reason for this: say that it failed"
     assert "the pool is on fire" in caught.value.detail, f"the message must say why, delta.error: {caught.value.detail}"

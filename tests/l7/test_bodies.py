@@ -79,7 +79,7 @@ def test_a_long_text_full_of_commas_is_served(server: Service):
 def test_a_body_must_say_that_it_is_json(server: Service, content_type):
     """A web page may send other types anywhere without asking first."""
     found = server.request("POST", "/v1/completions", b'{"prompt": "x"}', {"Content-Type": content_type})
-    assert found.status == 400 and "application/json" in found.body["error"]["message"]
+    assert (found.status, found.body["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_the_server_listens_while_a_large_body_is_read(server: Service, monkeypatch):

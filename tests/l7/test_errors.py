@@ -48,9 +48,8 @@ def test_a_wrong_value_is_refused_with_the_path_to_it():
 def test_the_first_of_several_mistakes_is_named():
     found = refusal(invalid(CompletionRequest, ALL | {"max_tokens": "one", "temperature": "hot"}))
     first = invalid(CompletionRequest, ALL | {"max_tokens": "one", "temperature": "hot"}).errors()[0]["loc"][1]
-    assert found.param == first and first in found.detail, (
-        f"two parameters are wrong, and {first} is the first in error.errors(); the refusal names {found.param}"
-    )
+    assert found.param == first, f"two parameters are wrong, and {first} is the first in error.errors()"
+    assert first in found.detail, f"the message must name the parameter {first!r}: {found.detail}"
 
 
 def test_a_wrong_type_of_one_that_may_have_several_is_one_sentence():
@@ -102,7 +101,7 @@ def parts(error) -> tuple:
 
 def test_too_many_waiting_is_429_with_retry_after():
     status, kind, code, _, seconds = parts(QueueFull("3 requests wait already"))
-    assert (status, kind) == (429, "rate_limit_error"), "too many are waiting: 429, not now"
+    assert (status, kind) == (429, "rate_limit_error"), "too many requests are waiting: 429, come back later"
     assert seconds >= 1, f"Retry-After is {seconds or None}: without Retry-After clients come back at once, all of them"
     assert code == "rate_limit_exceeded", f"the code is {code!r}; programs look for 'rate_limit_exceeded'"
     assert "3 requests" in as_api_error(QueueFull("3 requests wait already")).detail, "say what the exception says"
@@ -110,9 +109,9 @@ def test_too_many_waiting_is_429_with_retry_after():
 
 def test_an_engine_that_stops_is_503_with_retry_after():
     status, kind, code, _, seconds = parts(EngineStopped("stopping"))
-    assert (status, kind) == (503, "server_error"), "the server is shutting down: 503, not here any more"
+    assert (status, kind) == (503, "server_error"), "the server is shutting down: 503"
     assert code == "shutting_down", f"the code is {code!r}; programs look for 'shutting_down'"
-    assert seconds >= 1, f"Retry-After is {seconds or None}: say when to try again, at another server"
+    assert seconds >= 1, f"Retry-After is {seconds or None}: tell the client when to try again, at another server"
 
 
 def test_a_user_s_mistake_is_400_and_names_its_parameter():
@@ -133,8 +132,10 @@ def test_an_http_exception_keeps_its_status_and_headers():
     assert found.status_code == 405, (
         f"FastAPI's own exceptions know their status, 405 here: it became {found.status_code}"
     )
-    assert found.detail == "Method Not Allowed", "and their message, `detail`"
-    assert found.response().headers.get("allow") == "POST", "and their headers: Allow says which methods there are"
+    assert found.detail == "Method Not Allowed", "FastAPI's own exceptions keep their message, `detail`"
+    assert found.response().headers.get("allow") == "POST", (
+        "FastAPI's own exceptions keep their headers: Allow says which methods there are"
+    )
 
 
 def test_a_validation_error_is_what_refusal_says(monkeypatch):

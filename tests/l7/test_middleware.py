@@ -97,7 +97,8 @@ def test_a_draining_server_refuses_new_requests_and_says_when_to_retry():
     drain, inner = draining()
     drain.begin()
     status, headers, body = call(drain)
-    assert status == 503 and inner.seen == [], "no new request may be served during the drain: 503"
+    assert status == 503, "no new request may be served during the drain: 503"
+    assert inner.seen == [], "a request that is refused is not passed on to the app"
     assert int(headers.get("retry-after", 0)) >= 1, f"say when to retry, as the page's table does: {headers}"
     assert headers.get("connection") == "close", f"Connection: close sends the client to another server: {headers}"
     assert body["error"]["code"] == "shutting_down", f"programs look for the code 'shutting_down': {body}"

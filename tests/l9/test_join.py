@@ -23,7 +23,7 @@ def test_a_joined_layer_has_the_outputs_of_all_in_order(outputs, bias):
     got = joined(x)
     assert got.shape == want.shape, f"the outputs are {sum(outputs)} in all: stack the weights along their outputs"
     torch.testing.assert_close(
-        got, want, msg=lambda text: f"the outputs must come one layer after the other, biases included: {text}"
+        got, want, msg=lambda text: f"the outputs must come one layer after the other, biases included\n{text}"
     )
     assert (joined.bias is None) == (not bias), "without biases the joined layer has none"
 
@@ -54,6 +54,6 @@ def test_the_weights_that_were_joined_are_released(outputs):
     left = [index for index, linear in enumerate(linears) if bytes_of(linear)]
     assert not left, (
         f"the linear layers {left} still have their weights: the model that was passed in keeps them alive, "
-        "and every matrix is in memory twice. Delete linear.weight"
+        "and every matrix is in memory twice. Take linear.weight away from it"
     )
     assert joined.weight.numel() == 6 * sum(outputs), "the joined layer must have a weight of its own"

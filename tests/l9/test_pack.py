@@ -58,10 +58,17 @@ def test_every_weight_lies_where_the_layout_says(outputs, inputs, dtype):
     tiles = PackedWeight(weight.clone()).tiles
     per_word = 4 // weight.element_size()
     assert tiles.shape == (-(-outputs // TILE), -(-inputs // per_word), TILE, per_word)
+    as_given = torch.zeros(tiles.shape[0] * TILE, tiles.shape[1] * per_word, dtype=dtype)
+    as_given[:outputs, :inputs] = weight
+    why = (
+        ": words and outputs are not swapped within each tile"
+        if torch.equal(tiles.flatten(), as_given.flatten())
+        else ""
+    )
     for row in range(outputs):
         words = tiles[row // TILE, :, row % TILE].flatten()
         assert torch.equal(words[:inputs], weight[row]), (
-            f"row {row} is not output {row % TILE} of tile {row // TILE}: swap words and outputs within each tile"
+            f"output {row % TILE} of tile {row // TILE} must hold row {row} of the weight, bit for bit{why}"
         )
         assert not words[inputs:].any(), "padding must be zero: it is multiplied into the sums"
 
@@ -132,21 +139,22 @@ def test_no_ids_give_no_rows(dtype):
     assert (got.shape, got.dtype) == ((0, 51), dtype), "no ids are no mistake: they give no rows"
 
 
+PADDING = "lies inside the padding of the last tile"
+
+
 @pytest.mark.parametrize(
-    "ids, where",
+    "ids, why",
     [
-        pytest.param(ids, where, id=str(ids))
-        for ids, where in (
-            ([0, -1], "-1 is not its last row"),
-            ([33, 2], "row 33 of its tiles is padding"),
-            ([47], "row 47 of its tiles is padding"),
-            ([48], "its tiles end with row 47"),
-        )
+        ([0, -1], "would be counted from the end"),
+        ([33, 2], PADDING),
+        ([47], PADDING),
+        ([48], "lies behind the last tile"),
     ],
+    ids=str,
 )
-def test_a_row_outside_the_weight_is_refused(ids, where):
+def test_a_row_outside_the_weight_is_refused(ids, why):
     packed = packed_by_hand(weight_of(33, 6, torch.float32))
-    with must_raise(IndexError, f"rows({ids}) must raise IndexError: the weight has rows 0 … 32, and {where}"):
+    with must_raise(IndexError, f"rows({ids}) must be refused: the weight has rows 0 … 32, and one of these {why}"):
         packed.rows(torch.tensor(ids))
 
 

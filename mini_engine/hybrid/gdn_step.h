@@ -3,6 +3,7 @@
 // A head's state is read from memory once and written once. torch, which has no such operation, reads and writes it once
 // for every line of the recurrence. Everything is computed in float32; a value is rounded only when it is stored.
 
+#pragma once
 #include "../cpu/fused.h"
 #include <vector>
 
@@ -27,7 +28,8 @@ struct DeltaStep {
     T* conv;                   // [slots, conv_dim, taps - 1], the latest input last
     float* recurrent;          // [slots, value_heads, key_dim, value_dim]
     const int64_t* slots;      // [sequences]
-    T* out;                    // [sequences, value_heads, value_dim]
+    T* out;                    // [sequences, value_heads, value_dim], rows `out_stride` apart
+    int64_t out_stride;
     const Gates* gates;        // nullptr: g and beta are given, and the output stays as it is
 
     // Channels begin ... begin + n - 1 of a sequence: convolve, shift the new input into the state, SiLU.
@@ -55,7 +57,8 @@ struct DeltaStep {
         for (int64_t i = 0; i < n; i++) x[i] *= factor;
     }
 
-    // WIDE vectors of a state's columns: fade, read with k, write the difference to v, read with q.
+    // WIDE vectors of a state's columns: fade, read with k, write the difference to v, read with q. Meanwhile the next
+    // head's state, which lies behind this one, is prefetched: memory is never idle.
     template <int WIDE>
     void columns(float* state, const float* q, const float* k, const float* v, float left, float part, float* to,
                  int64_t count) const {
@@ -67,6 +70,7 @@ struct DeltaStep {
         for (int64_t i = 0; i < s.key_dim; i++)
             for (int w = 0; w < WIDE; w++) {
                 float* at = state + i * s.value_dim + w * LANES;
+                prefetch(at + s.key_dim * s.value_dim);
                 const vec now = load_some(at, count - w * LANES) * left + known[w] * k[i];
                 store_some(at, now, count - w * LANES);
                 read[w] += now * q[i];
@@ -85,7 +89,7 @@ struct DeltaStep {
     }
 
     void finish(int64_t sequence, int64_t h, const float* o) const {
-        T* to = out + (sequence * s.value_heads + h) * s.value_dim;
+        T* to = out + sequence * out_stride + h * s.value_dim;
         const T* z = gates ? (const T*)gates->z + sequence * s.stride + h * s.value_dim : nullptr;
         const float factor = gates ? inverse_rms(o, s.value_dim, gates->eps) : 1;
         for (int64_t j = 0; j < s.value_dim; j += LANES) {
@@ -107,31 +111,18 @@ struct DeltaStep {
             float* state = recurrent + (slots[sequence] * s.value_heads + h) * s.key_dim * s.value_dim;
             const float left = std::exp(faded(sequence, h)), part = written(sequence, h);
             int64_t j = 0;
-            for (; j + 4 * LANES <= s.value_dim; j += 4 * LANES)
-                columns<4>(state + j, q, k, v + j, left, part, o + j, 4 * LANES);
+            for (; j + 8 * LANES <= s.value_dim; j += 8 * LANES)
+                columns<8>(state + j, q, k, v + j, left, part, o + j, 8 * LANES);
             for (; j < s.value_dim; j += LANES) columns<1>(state + j, q, k, v + j, left, part, o + j, s.value_dim - j);
             finish(sequence, h, o);
         }
     }
 
-    void run(int threads) const {
-#pragma omp parallel num_threads(threads)
-        {
-            std::vector<float> room(2 * s.key_dim + 2 * s.value_dim);
-            float *q = room.data(), *k = q + s.key_dim, *v = k + s.key_dim, *o = v + s.value_dim;
+    void run() const {  // called by all threads of a team, which divide heads among themselves
+        std::vector<float> room(2 * s.key_dim + 2 * s.value_dim);
+        float *q = room.data(), *k = q + s.key_dim, *v = k + s.key_dim, *o = v + s.value_dim;
 #pragma omp for schedule(static)
-            for (int64_t task = 0; task < s.sequences * s.key_heads; task++)
-                key_head(task / s.key_heads, task % s.key_heads, q, k, v, o);
-        }
+        for (int64_t task = 0; task < s.sequences * s.key_heads; task++)
+            key_head(task / s.key_heads, task % s.key_heads, q, k, v, o);
     }
 };
-
-#define FUNCTION(T, NAME)                                                                                              \
-    extern "C" void gdn_step_##NAME(const StepSizes* sizes, const void* qkv, const float* g, const float* beta,        \
-                                    const void* weight, void* conv, float* recurrent, const int64_t* slots, void* out, \
-                                    const Gates* gates, int threads) {                                                 \
-        DeltaStep<T>{*sizes, (const T*)qkv, g, beta, (const T*)weight, (T*)conv, recurrent, slots, (T*)out, gates}     \
-            .run(threads);                                                                                             \
-    }
-FUNCTION(float, f32)
-FUNCTION(bf16, bf16)

@@ -1,0 +1,256 @@
+// Lesson 3. One call's work: tiles of queries, tasks over stretches of the history, and the threads that share them.
+//
+// A row is summed in an order that its history alone decides: tiles of LANES keys, stretches of SPLIT keys, merged
+// first to last (flash-decoding: Dao et al., 2023). Threads, neighbours, chunk size and block size change no bit of it.
+//
+// What the cache holds is a parameter: C is T itself here, and lesson 12 adds a compressed one.
+
+#pragma once
+#include "paged_cpu.h"
+#include "tile.h"
+
+#include <vector>
+
+constexpr int SPLIT = 512;    // keys in a stretch of history
+constexpr int MAX_ROWS = 64;  // rows in a task, unless one query's group alone has more
+constexpr int MANY_ROWS = 8;  // for so many it pays to turn the keys
+
+struct alignas(4 * LANES) Vector {  // memory in whole vectors: one that lay across two cache lines would cost two loads
+    float lane[LANES];
+};
+struct Floats : std::vector<Vector> {
+    explicit Floats(int64_t n) : std::vector<Vector>((n + LANES - 1) / LANES) {}
+    float* at(int64_t i) { return (float*)data() + i; }
+};
+
+// ---------------------------------------------------------------- sums over a stretch
+
+static void clear(float* sums, int rows, int record) {
+    std::fill(sums, sums + int64_t(rows) * record, 0.f);
+    for (int r = 0; r < rows; r++) sums[int64_t(r) * record + MAXIMUM] = NO_KEY_YET;
+}
+
+static NOINLINE void merge(float* sums, const float* next, int rows, int record) {
+    for (int r = 0; r < rows; r++, sums += record, next += record) {
+        const float top = std::max(sums[MAXIMUM], next[MAXIMUM]);
+        const vec a = exp2(vec{} + (sums[MAXIMUM] - top)), b = exp2(vec{} + (next[MAXIMUM] - top));
+        sums[MAXIMUM] = top;
+        for (int d = WEIGHTS; d < record; d += LANES) store(sums + d, load(sums + d) * a + load(next + d) * b);
+    }
+}
+
+// ---------------------------------------------------------------- tasks
+
+struct Tile {  // some queries of one sequence, for some key/value heads
+    int seq, first_query, queries, first_head, heads;
+    int64_t parts;  // where the sums of its stretches lie, if it was cut into several tasks; else -1
+};
+struct Task {  // a tile over the keys begin ... end - 1
+    int tile, begin, end;
+};
+
+template <typename T, typename C = T>  // q and out hold T, the cache C
+struct Attention {
+    const T* q;
+    const C *k, *v;
+    T* out;
+    const int32_t *starts, *kv_lens, *table;
+    int num_seqs, num_rows, heads, kv_heads, dim, num_blocks, block_size, max_blocks;
+    int64_t q_stride, out_stride;
+    float scale;
+
+    int group() const { return heads / kv_heads; }
+    int width() const {  // dim, padded to whole loads
+        return (dim * int(sizeof(T)) + 4 * LANES - 1) / (4 * LANES) * PER_LOAD<T> * LANES;
+    }
+    int words() const { return width() * Words<T>::PIECES / PER_LOAD<T>; }  // in a query, in a key
+    int64_t stride() const { return Words<C>::stride(dim); }  // from one head to the next
+    int record() const { return VALUES + width(); }
+    int q_len(int seq) const { return starts[seq + 1] - starts[seq]; }
+    int rows(const Tile& t) const { return t.heads * t.queries * group(); }  // by head, then query, then group member
+    int keys_seen(const Tile& t, int query) const { return kv_lens[t.seq] - q_len(t.seq) + t.first_query + query + 1; }
+    int64_t row_at(const Tile& t, int row, int64_t stride) const {  // where a row's query begins
+        const int member = row % group(), query = row / group() % t.queries, head = row / group() / t.queries;
+        return (starts[t.seq] + t.first_query + query) * stride + ((t.first_head + head) * group() + member) * dim;
+    }
+
+    struct Places {  // where some consecutive tokens' keys and values lie; spare lanes repeat the first
+        const C *key[LANES], *value[LANES];
+        int count;
+        vec key_scale, value_scale;  // of one head
+    };
+    Places places(int seq, int begin, int end) const {
+        Places p;
+        p.count = std::min(LANES, end - begin);
+        for (int j = 0; j < LANES; j++) {
+            const int token = j < p.count ? begin + j : begin;
+            const int64_t block = table[int64_t(seq) * max_blocks + token / block_size];
+            const int64_t at = (block * block_size + token % block_size) * kv_heads * stride();
+            p.key[j] = k + at, p.value[j] = v + at;
+        }
+        return p;
+    }
+
+    struct Workspace {  // one thread's
+        Floats q, keys, scores, stretch, sums;
+        std::vector<T> row;     // one query
+        std::vector<C> padded;  // keys and values of a tile, where a head does not fill whole loads
+        Workspace(const Attention& a, int64_t rows)
+            : q(rows * a.words()), keys(LANES * a.words()), scores(rows * LANES), stretch(rows * a.record()),
+              sums(rows * a.record()), row(a.width()),
+              padded(a.dim == a.width() ? 0 : 2 * LANES * a.width()) {}
+    };
+
+    Places of_head(Places p, int head, Workspace& w) const {  // one head's part of them, padded with zeros
+        for (int j = 0; j < LANES; j++) p.key[j] += head * stride(), p.value[j] += head * stride();
+        p.key_scale = Words<C>::scales(p.key, dim), p.value_scale = Words<C>::scales(p.value, dim);
+        for (int j = 0; j < LANES && !w.padded.empty(); j++) {
+            C *key = &w.padded[2 * j * width()], *value = key + width();
+            std::copy(p.key[j], p.key[j] + dim, key);
+            std::copy(p.value[j], p.value[j] + dim, value);
+            p.key[j] = key, p.value[j] = value;
+        }
+        return p;
+    }
+
+    void attend(const Tile& t, int begin, int end, float* sums, Workspace& w) const {
+        for (int r = 0; r < rows(t); r++) take_query(q + row_at(t, r, q_stride), w.row.data(), w.q.at(r * words()));
+        clear(sums, rows(t), record());
+        for (int first = begin; first < end; first += SPLIT) {
+            const int last = std::min(end, first + SPLIT);
+            clear(w.stretch.at(0), rows(t), record());
+            Places now = places(t.seq, first, last);
+            for (int key = first; key < last; key += LANES) {
+                const Places next = key + LANES < end ? places(t.seq, key + LANES, end) : now;
+                for (int head = 0; head < t.heads; head++) add_tile(t, head, key, now, next, w);
+                now = next;
+            }
+            merge(sums, w.stretch.at(0), rows(t), record());
+        }
+    }
+
+    void take_query(const T* from, T* row, float* to) const {
+        std::fill(std::copy(from, from + dim, row), row + width(), T{});
+        vec x[Words<T>::PIECES];
+        for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
+            Words<C>::load_query(row + d, x);
+            for (int p = 0; p < Words<T>::PIECES; p++, to += LANES) store(to, x[p]);
+        }
+    }
+
+    void add_tile(const Tile& t, int head, int key, const Places& now, const Places& next, Workspace& w) const {
+        const int n = t.queries * group(), wide = width(), rec = record();
+        const int64_t at = (t.first_head + head) * stride();
+        const Places p = of_head(now, t.first_head + head, w);
+        float *q = w.q.at(head * n * words()), *scores = w.scores.at(0), *sums = w.stretch.at(head * n * rec);
+        const C *keys_ahead[LANES], *values_ahead[LANES];
+        for (int j = 0; j < LANES; j++) keys_ahead[j] = next.key[j] + at, values_ahead[j] = next.value[j] + at;
+        if (n < MANY_ROWS) {
+            for_rows(n, [&](auto R, int r) {
+                score<R>(q + r * words(), p.key, r ? nullptr : keys_ahead, words(), scores + r * LANES);
+            });
+        } else {
+            turn_keys(p.key, keys_ahead, words(), w.keys.at(0));
+            for_rows(n, [&](auto R, int r) {
+                score_turned<R, C>(q + r * words(), w.keys.at(0), words(), scores + r * LANES);
+            });
+        }
+        for (int r = 0; r < n; r++)
+            softmax_update<C>(scores + r * LANES, scale * p.key_scale, p.value_scale, keys_seen(t, r / group()) - key,
+                              sums + r * rec, rec);
+        for_rows(n, [&](auto R, int r) {
+            add_values<R, SUMS / R>(scores + r * LANES, p.value, r ? nullptr : values_ahead, p.count, 0, wide, rec,
+                                    sums + r * rec + VALUES);
+        });
+    }
+
+    void finish(const Tile& t, const float* sums, Workspace& w) const {
+        for (int r = 0; r < rows(t); r++, sums += record()) {
+            const float weight = fold_lanes(load(sums + WEIGHTS), plus)[0];
+            vec x[PER_LOAD<T>];
+            for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
+                for (int p = 0; p < PER_LOAD<T>; p++) x[p] = load(sums + VALUES + d + p * LANES) / weight;
+                Words<C>::store_values(w.row.data() + d, x);
+            }
+            std::copy(w.row.data(), w.row.data() + dim, out + row_at(t, r, out_stride));
+        }
+    }
+
+    // ------------------------------------------------------------ the whole batch
+
+    int foreign_block() const {  // the first sequence whose table names a block that the cache does not have, or -1
+        for (int s = 0; s < num_seqs; s++)
+            for (int i = 0; q_len(s) && i < (kv_lens[s] + block_size - 1) / block_size; i++)
+                if (const int b = table[int64_t(s) * max_blocks + i]; b < 0 || b >= num_blocks) return s;
+        return -1;
+    }
+
+    // Many heads a tile read the cache in long runs, one head a tile gives more tasks; the results are the same.
+    void cut(int threads, std::vector<Tile>& tiles, std::vector<Task>& tasks, int64_t& floats) const {
+        const int queries = std::max(1, MAX_ROWS / group());
+        int64_t stretches = 0;
+        for (int s = 0; s < num_seqs; s++) stretches += (kv_lens[s] + SPLIT - 1) / SPLIT;
+        for (int s = 0; s < num_seqs; s++)
+            for (int first = 0; first < q_len(s); first += queries) {
+                const int count = std::min(queries, q_len(s) - first);
+                int per = std::min(kv_heads, std::max(1, MAX_ROWS / (count * group())));
+                while (per > 1 && stretches * kv_heads < int64_t(4) * threads * per) per = (per + 1) / 2;
+                for (int head = 0; head < kv_heads; head += per)
+                    add_tasks({s, first, count, head, std::min(per, kv_heads - head), -1}, tiles, tasks, floats);
+            }
+    }
+
+    void add_tasks(Tile t, std::vector<Tile>& tiles, std::vector<Task>& tasks, int64_t& floats) const {
+        const int end = keys_seen(t, t.queries - 1), tile = int(tiles.size());
+        const bool several = t.queries == q_len(t.seq) && end > SPLIT;  // long prompts have tiles enough
+        if (several) t.parts = floats;
+        for (int begin = 0; begin < end; begin += several ? SPLIT : end) {
+            tasks.push_back({tile, begin, several ? std::min(end, begin + SPLIT) : end});
+            floats += several ? rows(t) * record() : 0;
+        }
+        tiles.push_back(t);
+    }
+
+    void run(int threads) const {
+        std::vector<Tile> tiles;
+        std::vector<Task> tasks;
+        int64_t floats = 0;
+        cut(threads, tiles, tasks, floats);
+        Floats parts(floats);
+        const int num_tasks = int(tasks.size()), num_tiles = int(tiles.size());
+#pragma omp parallel num_threads(threads) if (num_tasks > 1)
+        {
+            Workspace w(*this, std::max(MAX_ROWS, group()));
+#pragma omp for schedule(dynamic)
+            for (int i = 0; i < num_tasks; i++) {
+                const Task& task = tasks[i];
+                const Tile& t = tiles[task.tile];
+                float* sums = t.parts < 0 ? w.sums.at(0) : parts.at(t.parts + task.begin / SPLIT * rows(t) * record());
+                attend(t, task.begin, task.end, sums, w);
+                if (t.parts < 0) finish(t, sums, w);
+            }
+#pragma omp for
+            for (int i = 0; i < num_tiles; i++) {
+                const Tile& t = tiles[i];
+                if (t.parts < 0) continue;
+                float* sums = parts.at(t.parts);
+                const int size = rows(t) * record(), keys = keys_seen(t, t.queries - 1);
+                for (int n = 1; n * SPLIT < keys; n++) merge(sums, sums + n * size, rows(t), record());
+                finish(t, sums, w);
+            }
+        }
+        for (int64_t r = starts[num_seqs]; r < num_rows; r++) std::fill_n(out + r * out_stride, heads * dim, T{});
+    }
+};
+
+template <typename T, typename C>
+static int run(const void* q, const void* k, const void* v, void* out, const int32_t* starts, const int32_t* kv_lens,
+               const int32_t* table, const AttentionSizes& n, float scale, int threads) {
+    const Attention<T, C> a{(const T*)q, (const C*)k, (const C*)v, (T*)out, starts, kv_lens, table,
+                            int(n.num_seqs), int(n.num_rows), int(n.heads), int(n.kv_heads), int(n.dim),
+                            int(n.num_blocks), int(n.block_size), int(n.max_blocks), n.q_stride, n.out_stride,
+                            scale * 1.44269504088896f};  // log2(e)
+    const int foreign = a.foreign_block();
+    if (foreign < 0) a.run(threads);
+    return foreign;
+}

@@ -1,0 +1,67 @@
+// Lesson 11. Halves of a hybrid's layers over lesson 9's packed weights, one call each: x += last(f(first(norm(x)))).
+//
+//   feed_forward   norm, gate and up, SiLU, down and the residual
+//   delta_net      norm, the joined projection, the step of `gdn_step.h`, the output matrix and the residual
+//
+// A norm's weight is float32 here: it is stored around 0, and 1 + weight has no exact bfloat16.
+
+#include "gdn_step.h"
+
+extern "C" {
+struct Half {
+    int64_t tokens, hidden;
+    void *x, *normed, *inner, *result;  // [tokens, ...]: hidden, hidden, outputs of `first`, inputs of `last`
+    int64_t x_stride, normed_stride, inner_stride, result_stride;
+    const float* norm;                  // [hidden], 1 + weight
+    float eps;
+    Matrix first, second, last;         // only feed-forward has a second: up
+    int64_t width;                      // inputs of `last`
+};
+}
+
+template <typename T>
+struct HalfLayer {
+    const Half& half;
+
+    Rows<T> x() const { return {(T*)half.x, half.tokens, half.hidden, half.x_stride}; }
+    Rows<T> normed() const { return {(T*)half.normed, half.tokens, half.hidden, half.normed_stride}; }
+    Rows<T> inner() const { return {(T*)half.inner, half.tokens, half.first.outputs, half.inner_stride}; }
+    Rows<T> result() const { return {(T*)half.result, half.tokens, half.width, half.result_stride}; }
+
+    void feed_forward() const {
+        rms_norm(x(), half.norm, half.eps, normed());
+        gate_and_up(normed(), half.first, half.second, result());
+        add_linear(result(), half.last, x());
+    }
+
+    void delta_net(const DeltaStep<T>& step) const {
+        rms_norm(x(), half.norm, half.eps, normed());
+        store_linear(normed(), half.first, inner());
+#pragma omp barrier
+        step.run();
+        add_linear(result(), half.last, x());
+    }
+};
+
+#define FUNCTIONS(T, NAME)                                                                                             \
+    extern "C" void gdn_step_##NAME(const StepSizes* sizes, const void* qkv, const float* g, const float* beta,        \
+                                    const void* weight, void* conv, float* recurrent, const int64_t* slots, void* out, \
+                                    int threads) {                                                                     \
+        const DeltaStep<T> step{*sizes, (const T*)qkv, g,       beta,                                                  \
+                                (const T*)weight, (T*)conv, recurrent, slots,                                          \
+                                (T*)out, sizes->value_heads * sizes->value_dim, nullptr};                              \
+        _Pragma("omp parallel num_threads(threads)") step.run();                                                       \
+    }                                                                                                                  \
+    extern "C" void delta_net_##NAME(const Half* half, const StepSizes* sizes, const void* weight, void* conv,         \
+                                     float* recurrent, const int64_t* slots, const Gates* gates, int threads) {        \
+        const DeltaStep<T> step{*sizes, (const T*)half->inner, nullptr, nullptr, (const T*)weight, (T*)conv,           \
+                                recurrent, slots, (T*)half->result, half->result_stride, gates};                       \
+        const HalfLayer<T> layer{*half};                                                                               \
+        _Pragma("omp parallel num_threads(threads)") layer.delta_net(step);                                            \
+    }                                                                                                                  \
+    extern "C" void feed_forward_##NAME(const Half* half, int threads) {                                               \
+        const HalfLayer<T> layer{*half};                                                                               \
+        _Pragma("omp parallel num_threads(threads)") layer.feed_forward();                                             \
+    }
+FUNCTIONS(float, f32)
+FUNCTIONS(bf16, bf16)

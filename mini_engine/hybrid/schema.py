@@ -1,0 +1,119 @@
+"""Lesson 11. What the config.json of a hybrid may hold. Validator and common settings are lesson 0's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import core_schema as s
+
+from mini_engine.config_schema import (
+    ANGLE_BASE,
+    HEADS,
+    LAYERS,
+    LENGTHS,
+    OBJECT,
+    SETTINGS,
+    SHAPE,
+    check,
+    shown,
+    validator,
+)
+from mini_engine.errors import UserError
+from mini_engine.hybrid.config import FULL, LINEAR, HybridConfig
+
+MODEL_TYPES = ("qwen3_5_text", "qwen3_5")
+PART_OF_HEAD = 0.25  # of a head's elements that RoPE rotates, unless the file says otherwise
+
+HEAD_DIM = s.int_schema(ge=1, le=2**16)
+TAPS = s.int_schema(ge=1, le=2**10)
+ROTATION = dict(rope_theta=ANGLE_BASE, partial_rotary_factor=s.float_schema(gt=0, le=1))
+DELTA_NETS = dict(
+    linear_conv_kernel_dim=TAPS,
+    linear_num_key_heads=HEADS,
+    linear_num_value_heads=HEADS,
+    linear_key_head_dim=HEAD_DIM,
+    linear_value_head_dim=HEAD_DIM,
+    full_attention_interval=LAYERS,
+    layer_types=s.list_schema(s.literal_schema([FULL, LINEAR])),
+)
+CONFIG = validator(SHAPE, SETTINGS | LENGTHS | ROTATION | DELTA_NETS)
+ROPE = validator({}, ROTATION)
+PARTS = validator({}, dict(text_config=OBJECT))
+
+
+def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the settings of the text model, which the file may nest in `text_config`.
+
+    Raises:
+        UserError: the checkpoint has experts or a vision tower, is quantized, or is of another family.
+    """
+    kind, where = raw.get("model_type"), path.parent
+    text = check(PARTS, raw, path).get("text_config") or {}
+    if "moe" in str(kind) or kind == "qwen3_next" or raw.get("num_experts") or text.get("num_experts"):
+        raise UserError(f"{where} holds a mixture of experts ({shown(kind)}); lesson 11 runs only dense hybrid models")
+    if kind not in MODEL_TYPES:
+        raise UserError(f"{where} holds a model of type {shown(kind)}; lesson 11 runs dense 'qwen3_5_text' models")
+    if raw.get("vision_config") is not None:
+        raise UserError(
+            f"{where} has a vision tower ('vision_config'); lesson 11 runs text models, so give a checkpoint of type "
+            "'qwen3_5_text'"
+        )
+    settings = {"eos_token_id": raw.get("eos_token_id"), **text} if text else dict(raw)
+    if raw.get("quantization_config") is not None or settings.get("quantization_config") is not None:
+        raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
+    return settings
+
+
+def read_hybrid(text: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the validated settings, with `rope_theta` and `rotary_dim`, and with a type for every layer.
+
+    Raises:
+        UserError: a setting is missing or impossible; one sentence names it.
+    """
+    config = check(CONFIG, text, path)
+    rope = read_rotation(config, path)
+    config |= {"rope_theta": rope["rope_theta"], "layer_types": layer_types_of(config)}
+    config["rotary_dim"] = int(config.get("head_dim", HybridConfig.head_dim) * rope["partial_rotary_factor"])
+    check_layers(config, path)
+    return {name: value for name, value in config.items() if name not in ("rope_scaling", "rope_parameters")}
+
+
+def read_rotation(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return `rope_theta` and `partial_rotary_factor` of either layout; which one counts is as in lesson 0."""
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given = config.get(key, {})
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind != "default":
+        raise UserError(f"{path} uses RoPE of type {shown(kind)}; lesson 11 supports only 'default'")
+    outer = {name: config[name] for name in ROTATION if name in config}
+    return {"rope_theta": 10_000.0, "partial_rotary_factor": PART_OF_HEAD} | outer | check(ROPE, given, path, f"{key}.")
+
+
+def layer_types_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the type of every layer; by default every fourth one attends."""
+    if config.get("layer_types"):
+        return tuple(config["layer_types"])
+    interval = config.get("full_attention_interval", 4)
+    return tuple(LINEAR if (i + 1) % interval else FULL for i in range(config["num_hidden_layers"]))
+
+
+def check_layers(config: Mapping[str, Any], path: Path) -> None:
+    """Raise UserError unless the settings fit together: heads, layers and rotated dimensions."""
+    pairs = (("num_attention_heads", "num_key_value_heads"), ("linear_num_value_heads", "linear_num_key_heads"))
+    for many, few in pairs:
+        heads, groups = (config.get(name, getattr(HybridConfig, name, None)) for name in (many, few))
+        if heads % groups:
+            raise UserError(
+                f"{path} has {many} = {heads} and {few} = {groups}; the first must be a multiple of the second"
+            )
+    types, layers = config["layer_types"], config["num_hidden_layers"]
+    if len(types) != layers:
+        raise UserError(f"{path} has {len(types)} layer_types for {layers} layers; give each layer one")
+    if FULL not in types:
+        raise UserError(f"{path} has no attention layer; lesson 11 runs hybrids, which have at least one")
+    rotated = config["rotary_dim"]
+    if rotated % 2 or not rotated:
+        raise UserError(
+            f"{path} rotates {rotated} dimensions of a head (head_dim times partial_rotary_factor); RoPE needs an even "
+            "number of at least 2"
+        )

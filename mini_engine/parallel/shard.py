@@ -1,0 +1,49 @@
+"""Lesson 13. Cuts a model so that each process has a share of every matrix (Shoeybi et al., 2019, arXiv:1909.08053).
+
+Attention heads are independent, and so are the columns of a feed-forward block. So q, k, v, gate and up are cut by
+columns and need no exchange; o and down are cut by rows, and their results are added over all ranks: two all-reduces a
+layer. Norms, embedding and vocabulary head are whole in every rank.
+"""
+
+from dataclasses import replace
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from mini_engine.config import Qwen3Config
+from mini_engine.errors import UserError
+from mini_engine.model.qwen3 import Qwen3ForCausalLM
+
+BY_COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+BY_ROWS = ("self_attn.o_proj", "mlp.down_proj")
+
+
+def share_of(config: Qwen3Config, num_ranks: int) -> Qwen3Config:
+    """Return the configuration of one rank's part: what its pool is made for.
+
+    Raises:
+        UserError: heads or columns cannot be divided evenly.
+    """
+    shares = {}
+    for name in ("num_key_value_heads", "num_attention_heads", "intermediate_size"):
+        whole = getattr(config, name)
+        if num_ranks < 1 or whole % num_ranks:
+            allowed = [str(n) for n in range(1, config.num_key_value_heads + 1) if config.num_key_value_heads % n == 0]
+            raise UserError(
+                f"{num_ranks} ranks cannot share {name} = {whole} evenly; choose one of {', '.join(allowed)}",
+                param="tensor_parallel_size",
+            )
+        shares[name] = whole // num_ranks
+    return replace(config, **shares)
+
+
+def shard(model: Qwen3ForCausalLM, mesh: DeviceMesh) -> Qwen3ForCausalLM:
+    """Keep only this rank's share of the model's matrices. Its forward pass then takes part in the other ranks'."""
+    plan = {f"model.layers.*.{name}": ColwiseParallel() for name in BY_COLUMNS}
+    plan |= {f"model.layers.*.{name}": RowwiseParallel() for name in BY_ROWS}
+    return parallelize_module(model, mesh, plan)
+
+
+def bytes_per_step(config: Qwen3Config, num_tokens: int, itemsize: int) -> int:
+    """Return what all-reduces add up in a step: two in each layer, of `[num_tokens, hidden_size]`."""
+    return 2 * config.num_hidden_layers * num_tokens * config.hidden_size * itemsize

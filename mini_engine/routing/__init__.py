@@ -1,0 +1,1 @@
+"""Lesson 13. Which of several replicas answers a prompt."""

@@ -1,0 +1,99 @@
+"""Lesson 13. Which replica answers a prompt: the one with the best score, in numbers only.
+
+    score = matched blocks / the prompt's blocks - beta * (load - mean load) / max(1, mean load)
+
+Two terms without a unit: the share of the prompt that need not be computed, and how much busier than the others the
+replica is. After vLLM's production-stack; beta 0 is pure affinity, a large beta the least load.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from mini_engine.routing.seen import SeenBlocks
+
+Replica = TypeVar("Replica", bound=Hashable)
+Keys = Sequence[Hashable]
+
+
+class Policy(Protocol[Replica]):
+    """What the simulation and Ray Serve's router ask."""
+
+    def choose(self, keys: Keys, loads: Mapping[Replica, float]) -> Replica:
+        """Return the replica for a prompt of these blocks. loads: of all that can take it, in one unit."""
+        ...
+
+    def sent(self, replica: Replica, keys: Keys) -> None:
+        """Note that the prompt went to `replica`."""
+        ...
+
+    def found(self, replica: Replica, keys: Keys, num_found: int) -> None:
+        """Note that the replica took `num_found` of the prompt's blocks from its cache."""
+        ...
+
+
+class PrefixScore(Generic[Replica]):
+    """The policy of this lesson.
+
+    Args:
+        beta: what a load of twice the mean costs, as a share of the prompt.
+        capacity: blocks that a replica can hold.
+    """
+
+    def __init__(self, beta: float = 1.0, capacity: int = 100_000) -> None:
+        if beta < 0:
+            raise ValueError(f"beta is {beta}; it must be 0 or more, or the busiest replica would win")
+        self.beta = beta
+        self.capacity = capacity
+        self.seen: dict[Replica, SeenBlocks] = {}
+
+    def choose(self, keys: Keys, loads: Mapping[Replica, float]) -> Replica:
+        """Return the replica with the best score; of equal ones the least loaded, then the one that holds least.
+
+        Replicas without a load are gone: what was known of them is forgotten, since one that comes back is empty.
+
+        Raises:
+            ValueError: there is no replica.
+        """
+        if not loads:
+            raise ValueError("there is no replica to choose from")
+        self.seen = {replica: self.seen.get(replica) or SeenBlocks(self.capacity) for replica in loads}
+        scores = self.scores(keys, loads)
+        return max(loads, key=lambda replica: (scores[replica], -loads[replica], -len(self.seen[replica])))
+
+    def scores(self, keys: Keys, loads: Mapping[Replica, float]) -> dict[Replica, float]:
+        """Return every replica's score."""
+        mean = sum(loads.values()) / len(loads)
+        return {
+            replica: self.seen[replica].matched(keys) / max(1, len(keys)) - self.beta * (load - mean) / max(1.0, mean)
+            for replica, load in loads.items()
+        }
+
+    def sent(self, replica: Replica, keys: Keys) -> None:
+        """Note that the replica will have computed this prompt."""
+        if replica in self.seen:
+            self.seen[replica].add(keys)
+
+    def found(self, replica: Replica, keys: Keys, num_found: int) -> None:
+        """Correct what was believed of the replica's cache by what it reports."""
+        if replica in self.seen:
+            self.seen[replica].correct(keys, num_found)
+            self.seen[replica].add(keys)
+
+
+class RoundRobin(Generic[Replica]):
+    """Each replica in its turn, whatever the prompt. What the score is compared with."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def choose(self, keys: Keys, loads: Mapping[Replica, float]) -> Replica:
+        """Return the next replica."""
+        replica = list(loads)[self.turn % len(loads)]
+        self.turn += 1
+        return replica
+
+    def sent(self, replica: Replica, keys: Keys) -> None:
+        """Nothing to remember."""
+
+    def found(self, replica: Replica, keys: Keys, num_found: int) -> None:
+        """Nothing to correct."""

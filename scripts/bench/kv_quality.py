@@ -1,0 +1,147 @@
+"""Course machinery. How far a compressed KV pool moves a model's predictions: NLL and KL against full precision.
+
+A text is run in one step, and every token attends to keys and values as the pool gives them back, its own included.
+Comparing tokens would show nothing: a model that leads by wide margins chooses the same ones from far worse K and V.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scripts.pocket.chats import TURN_END, ask
+from scripts.pocket.facts import held_out_lines, load_facts
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.config import Qwen3Config
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.offline import generate_all
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.int8 import kernels as int8_kernels
+from mini_engine.int8.pool import Int8KvPool
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
+from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.tokenizer import Tokenizer
+from mini_engine.weights import load_model
+
+BLOCK_SIZE = 16
+OUTLIER = 16.0  # the size of one channel of every key beside the others
+STD = 0.1
+RANDOM = Qwen3Config(
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+)
+
+
+class Quality(NamedTuple):
+    """What a pool does to predictions, over all tokens of some texts.
+
+    nll: mean negative log likelihood of the texts' own tokens, in nats. kl: mean KL divergence from full precision's
+    distribution, in nats. worst: the largest KL divergence at one token.
+    """
+
+    nll: float
+    kl: float
+    worst: float
+
+
+class Int4KvPool(KvPool):
+    """What goes wrong: K and V rounded to 16 levels between the least and the largest number of a token and head."""
+
+    def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """As in lesson 3, rounded first."""
+        super().set_kv(layer, slot_mapping, to_16_levels(k), to_16_levels(v))
+
+
+def to_16_levels(x: Tensor) -> Tensor:
+    """Return x `[..., D]` with each vector rounded to 16 evenly spaced numbers, in x's dtype."""
+    least, largest = x.aminmax(dim=-1, keepdim=True)
+    step = ((largest - least) / 15).clamp_min(torch.finfo(x.dtype).tiny)
+    return ((x - least) / step).round() * step + least
+
+
+def pools(model: Qwen3ForCausalLM, num_blocks: int) -> dict[str, KvPool]:
+    """Return a pool of each kind for a model, read by torch's kernels."""
+    config, plain = model.config, load_kernel("torch", model.device, model.dtype)
+    rows = int8_kernels.load_kernel("torch", model.device, model.dtype)
+    return {
+        "full": KvPool(config, num_blocks, BLOCK_SIZE, plain, model.dtype),
+        "int8": Int8KvPool(config, num_blocks, BLOCK_SIZE, rows),
+        "int4": Int4KvPool(config, num_blocks, BLOCK_SIZE, plain, model.dtype),
+    }
+
+
+def compare(model: Qwen3ForCausalLM, texts: Sequence[list[int]]) -> dict[str, Quality]:
+    """Return the quality of each kind of pool over some texts; "full" is what the others are compared with."""
+    num_blocks = 1 + sum(-(-len(ids) // BLOCK_SIZE) for ids in texts)
+    found = {name: log_probs(model, texts, pool) for name, pool in pools(model, num_blocks).items()}
+    return {name: quality(found["full"], other, texts) for name, other in found.items()}
+
+
+@torch.inference_mode()
+def log_probs(model: Qwen3ForCausalLM, texts: Sequence[list[int]], pool: KvPool) -> Tensor:
+    """Return what the model predicts after each token of each text, `[T, vocab_size]` float64 log probabilities."""
+    allocator = BlockAllocator(pool.num_blocks, BLOCK_SIZE)
+    requests = [Request(ids, BlockTable(allocator)) for ids in texts]
+    reserve_all(requests)
+    token_ids = torch.tensor([token for ids in texts for token in ids])
+    logits = model(token_ids, pool, plan_packed(requests, BLOCK_SIZE, pool.device))
+    return F.log_softmax(logits.double(), dim=-1)
+
+
+def quality(full: Tensor, other: Tensor, texts: Sequence[list[int]]) -> Quality:
+    """Compare two results of `log_probs`."""
+    kl = (full.exp() * (full - other)).sum(-1)
+    ends = torch.tensor([len(ids) for ids in texts]).cumsum(0) - 1
+    before = torch.ones(len(full), dtype=torch.bool).index_fill(0, ends, False)  # tokens that have a next one
+    following = torch.tensor([token for ids in texts for token in ids[1:]])
+    nll = -other[before].gather(1, following[:, None])
+    return Quality(float(nll.mean()), float(kl.mean()), float(kl.max()))
+
+
+# ---------------------------------------------------------------- models and texts
+
+
+@functools.cache
+def held_out(most: int | None = None) -> tuple[Qwen3ForCausalLM, list[list[int]]]:
+    """Return the pocket model, and the first `most` phrasings of facts that its training text left out."""
+    tokenizer = Tokenizer.load(POCKET_DIR)
+    lines = list(held_out_lines(load_facts()).values())[:most]
+    texts = [
+        ask(line.prompt) + line.answer + TURN_END if line.is_question else line.prompt + line.answer for line in lines
+    ]
+    return load_model(POCKET_DIR), [tokenizer.encode(text) for text in texts]
+
+
+@functools.cache
+def heavy_tailed(seed: int = 0, num_texts: int = 8, length: int = 100) -> tuple[Qwen3ForCausalLM, list[list[int]]]:
+    """Return a random model whose keys have an outlier channel, and texts that it writes itself.
+
+    Trained models have such channels, and weights with tails heavier than normal ones.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    model = Qwen3ForCausalLM(RANDOM).eval().requires_grad_(False)
+    for name, weight in model.named_parameters():
+        weight.fill_(1.0) if weight.dim() == 1 else weight.copy_(student_t(weight.shape, generator) * STD)
+        if name.endswith("k_norm.weight"):
+            weight[0] = OUTLIER
+    engine = Engine.for_model(model, kv_bytes=2**24, kernel="torch")
+    params = [SamplingParams(max_tokens=length, ignore_eos=True, seed=n) for n in range(num_texts)]
+    return model, [done.token_ids for done in generate_all(engine, [[1]] * num_texts, params, progress=False)]
+
+
+def student_t(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return numbers from Student's t distribution with 3 degrees of freedom."""
+    normal, *three = torch.randn((4, *shape), generator=generator)
+    return normal / torch.stack(three).square().mean(0).sqrt()

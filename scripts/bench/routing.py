@@ -1,0 +1,124 @@
+"""Lesson 13. Suite `routing`: hit rate, balance and time to first token, by policy and number of replicas; simulated.
+
+No model runs: a replica is a cache of blocks, a queue and two rates. The first table has no time, and load is the
+blocks that a replica has computed so far; in the second, requests come when the trace says, and load is the requests
+that a replica has not finished.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.arrivals import generated, read_arrivals
+from scripts.bench.common import Report, percentile
+from scripts.bench.traffic import TRACE_BLOCK
+
+from rich.console import Console
+from rich.progress import track
+
+from mini_engine.cli.parser import at_least, whole_number
+from mini_engine.routing.policy import Policy, PrefixScore, RoundRobin
+from mini_engine.routing.simulate import Arrival, Rates, Served, simulate
+
+CASES = ((4, 3_000), (8, 3_000), (4, 10_000))  # replicas, blocks in the cache of each
+SIZES = (4, 8, 16, 32, 64)
+QUICK = 1_500  # requests
+
+
+def add_arguments(parser) -> None:
+    """Add this suite's options."""
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="a trace as JSON lines (default: generated requests)"
+    )
+    parser.add_argument("--beta", type=at_least(0), default=1.0, help="what load costs in the score (default: 1)")
+    parser.add_argument(
+        "--replicas", type=whole_number(1), nargs="+", default=SIZES, metavar="N", help="of the second table"
+    )
+    parser.add_argument("--blocks", type=whole_number(1), default=3_000, help="in each cache there (default: 3000)")
+    parser.add_argument("--prefill", type=at_least(1), default=10_000.0, help="tokens/s of a replica (default: 10000)")
+    parser.add_argument("--decode", type=at_least(1), default=40.0, help="tokens/s of one answer (default: 40)")
+
+
+def run(args: Namespace) -> Report:
+    """Return a table without time, and one with it."""
+    requests = read_arrivals(args.trace) if args.trace else generated()
+    requests = requests[:QUICK] if args.quick else requests
+    rates = Rates(args.prefill / TRACE_BLOCK, args.decode)
+    timed = [(num_replicas, args.blocks) for num_replicas in args.replicas]
+    rows, more = table(requests, CASES, args.beta), table(requests, timed, args.beta, rates)
+    where = args.trace.name if args.trace else "generated requests"
+    notes = [
+        f"{where}: {len(requests):,} requests of {total_blocks(requests):,} blocks of {TRACE_BLOCK} tokens, simulated",
+        f"second table: {args.prefill:g} tokens/s of prefill a replica, {args.decode:g} tokens/s of decode an answer",
+    ]
+    return Report("routing", rows, notes, more=more)
+
+
+def policies(beta: float, capacity: int) -> dict[str, Callable[[], Policy[int]]]:
+    """Return the policies to compare, each to be made anew for every case."""
+    return {
+        "round robin": RoundRobin,
+        "affinity": lambda: PrefixScore(0.0, capacity),
+        "score": lambda: PrefixScore(beta, capacity),
+    }
+
+
+def table(
+    requests: Sequence[Arrival], cases: Sequence[tuple[int, int]], beta: float, rates: Rates | None = None
+) -> list[dict[str, Any]]:
+    """Simulate each case with each policy, and return a row for each."""
+    todo = [(case, name) for case in cases for name in policies(beta, 1)]
+    rows = []
+    for (num_replicas, capacity), name in track(todo, "policies", console=Console(stderr=True), transient=True):
+        served = simulate(requests, policies(beta, capacity)[name](), num_replicas, capacity, rates)
+        case = {"replicas": f"{num_replicas} x {capacity:,}", "policy": name}
+        rows.append(case | outcome(requests, served, num_replicas) | (waits(served) if rates else {}))
+    return rows
+
+
+def outcome(requests: Sequence[Arrival], served: Sequence[Served], num_replicas: int) -> dict[str, float]:
+    """Return the share of blocks found, and how much more the busiest replica computed than the mean."""
+    computed = [0] * num_replicas
+    for one in served:
+        computed[one.replica] += one.num_computed
+    found = sum(one.num_found for one in served)
+    return {
+        "found %": 100 * found / total_blocks(requests),
+        "max / mean load": max(computed) * num_replicas / sum(computed),
+    }
+
+
+def waits(served: Sequence[Served]) -> dict[str, float]:
+    """Return the median and the 99th percentile of the time to first token."""
+    waited = [one.waited for one in served]
+    return {"TTFT p50 s": percentile(waited, 50), "TTFT p99 s": percentile(waited, 99)}
+
+
+def total_blocks(requests: Sequence[Arrival]) -> int:
+    return sum(len(one.keys) for one in requests)
+
+
+def draw(report: Report, path: Path) -> None:
+    """Draw for each policy, against the number of replicas, the blocks found, the balance and the median wait."""
+    from scripts.bench.plot import MUTED, SERIES, canvas
+
+    rows = report.more
+    columns = {"found %": "blocks found, %", "max / mean load": "busiest / mean load", "TTFT p50 s": "median TTFT, s"}
+    names = list(dict.fromkeys(row["policy"] for row in rows))
+    sizes = list(dict.fromkeys(row["replicas"] for row in rows))
+    words = "Blocks found, load and time to first token by policy: only the score finds blocks and keeps the load even"
+    with canvas(path, 8.4, 3.4, words) as figure:
+        for index, (column, title) in enumerate(columns.items()):
+            axes = figure.add_axes((0.06 + 0.325 * index, 0.17, 0.26, 0.7))
+            for name, color in zip(names, SERIES, strict=False):
+                values = [row[column] for row in rows if row["policy"] == name]
+                axes.plot(range(len(sizes)), values, color=color, linewidth=1.8, label=name)
+            axes.set_xticks(range(len(sizes)), [size.split(" ")[0] for size in sizes])
+            axes.set_xlabel("replicas")
+            axes.set_title(title, loc="left", fontsize=10, color=MUTED)
+            if column == "found %":
+                axes.set_ylim(0)
+                axes.legend()
+            else:
+                axes.set_yscale("log")

@@ -1,0 +1,100 @@
+"""Lesson 12. Suite `trace`: what share of a trace's blocks is found, by eviction policy and capacity.
+
+No model runs: blocks of 512 tokens pass through lesson 8's tree, with each of its policies, and through lesson 12's
+host tier, which knows no tree. A block counts as found if all blocks before it are found as well.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+from scripts.bench.common import Report
+from scripts.bench.traffic import TRACE_BLOCK, Chats, Requests, read_trace
+
+from rich.console import Console
+from rich.progress import track
+
+from mini_engine.kv.eviction import POLICIES
+from mini_engine.kv.radix import RadixTree
+from mini_engine.tiers.host import HostTier
+from mini_engine.tiers.records import Record
+
+CAPACITIES = (1_000, 3_000, 10_000, 30_000, 100_000)
+TIER = "tier"
+
+
+def add_arguments(parser) -> None:
+    """Add this suite's options."""
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="a trace as JSON lines (default: generated requests)"
+    )
+
+
+def run(args: Namespace) -> Report:
+    """Return one row per capacity, one column per policy."""
+    requests = read_trace(args.trace) if args.trace else Chats().generate()
+    if args.quick:
+        requests = requests[:2_000]
+    total = sum(map(len, requests))
+    rows = []
+    for capacity in track([*CAPACITIES, None], "capacities", console=Console(stderr=True), transient=True):
+        found = {name: 100 * caches(capacity)[name](requests) / total for name in (*POLICIES, TIER)}
+        rows.append({"blocks": f"{capacity:,}" if capacity else "no limit"} | {f"{n} %": f for n, f in found.items()})
+    note = (
+        f"{args.trace.name if args.trace else 'generated requests'}: {len(requests):,} requests, {total:,} blocks of "
+        f"{TRACE_BLOCK} tokens, {len(set().union(*requests)):,} different ones"
+    )
+    return Report("trace", rows, [note])
+
+
+def caches(capacity: int | None) -> dict[str, Callable[[Requests], int]]:
+    """Return a run for each policy of the tree, and one for the tier; each counts the blocks that it finds."""
+    found = {name: lambda requests, make=make: in_tree(requests, capacity, make()) for name, make in POLICIES.items()}
+    return found | {TIER: lambda requests: in_tier(requests, capacity)}
+
+
+def in_tree(requests: Requests, capacity: int | None, policy) -> int:
+    """Count what lesson 8's tree finds. A block's id stands for its tokens."""
+    tree, found = RadixTree(1, None, capacity, policy), 0
+    for ids in requests:
+        found += tree.match(ids).num_tokens
+        tree.insert(ids, ids)
+    return found
+
+
+def in_tier(requests: Requests, capacity: int | None) -> int:
+    """Count what lesson 12's host tier finds."""
+    tier, found = HostTier((capacity or 10**9) * record(0).num_bytes), 0
+    for ids in requests:
+        keys = [key_of(one) for one in ids]
+        held = next((index for index, key in enumerate(keys) if tier.get(key) is None), len(keys))
+        found += held
+        for one in ids[held:]:
+            tier.put(record(one))
+    return found
+
+
+def record(block: int) -> Record:
+    return Record(key_of(block), b"", b"", b"")
+
+
+def key_of(block: int) -> bytes:
+    return block.to_bytes(32, "little")
+
+
+def draw(report: Report, path: Path) -> None:
+    """Draw the found share against the capacity, a line for each policy."""
+    from scripts.bench.plot import MUTED, SERIES, canvas
+
+    rows, names = report.rows, [name for name in report.rows[0] if name.endswith("%")]
+    words = "Share of blocks found against capacity: more capacity gains more than any policy"
+    with canvas(path, 6.4, 3.6, words) as figure:
+        axes = figure.add_axes((0.08, 0.16, 0.88, 0.74))
+        widths = (6.0, 1.8, 3.4, 1.4)  # lines that nearly coincide stay visible
+        for name, color, width in zip(names, SERIES, widths, strict=False):
+            axes.plot(range(len(rows)), [row[name] for row in rows], color=color, linewidth=width, label=name[:-2])
+        axes.legend()
+        axes.set_xticks(range(len(rows)), [row["blocks"] for row in rows])
+        axes.set_ylim(0)
+        axes.set_xlabel("capacity in blocks of 512 tokens")
+        axes.set_title("blocks found, % of all", loc="left", fontsize=10, color=MUTED)

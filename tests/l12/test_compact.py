@@ -1,0 +1,105 @@
+"""Lesson 12. Compaction moves blocks and whatever names them: requests and prefixes read what they did before."""
+
+import pytest
+
+from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.tiers.compact import compact, moves, nodes
+from tests.l12.cells import BLOCKS, SIZE, Cells, digests
+
+
+@pytest.mark.parametrize("held", [set(), {1}, {3}, {1, 2, 9}, {4, 5, 6}, {2, 15, 7, 8}])
+def test_moves_fill_the_front_with_as_few_copies_as_possible(held):
+    moved = moves(held)
+    assert {moved.get(block, block) for block in held} == set(range(1, len(held) + 1))
+    assert all(block > len(held) for block in moved), "a block at the front stays where it is"
+
+
+class Pool:
+    """Lesson 8's manager over cells, without tiers."""
+
+    def __init__(self):
+        self.cells = Cells()
+        self.manager = PrefixCacheManager(BLOCKS, SIZE, self.cells.copy)
+
+    def fill(self, name, tokens):
+        found = self.manager.allocate(name, tokens)
+        self.manager.grow(name, len(tokens))
+        blocks = self.manager.tables[name].blocks
+        for index, digest in enumerate(digests(None, tokens)):
+            if index >= found:
+                self.cells.slots[blocks[index // SIZE] * SIZE + index % SIZE] = digest
+        self.manager.commit(name, tokens, len(tokens))
+        return found
+
+    def reads(self, name, tokens):
+        """Whether the request's table leads to the KV of its tokens."""
+        table = self.manager.tables[name]
+        assert list(table.row) == table.blocks, "the row that kernels read must name the same blocks as the table"
+        seen = [self.cells.slots[table.blocks[i // SIZE] * SIZE + i % SIZE] for i in range(len(tokens))]
+        return seen == digests(None, tokens)
+
+
+LONG, SHORT, OTHER = [1] * 14, [2] * 6, [3] * 9
+
+
+@pytest.fixture
+def pool():
+    """Blocks with holes between them: LONG has ended and is cached in part, SHORT and OTHER run."""
+    pool = Pool()
+    pool.fill("long", LONG)
+    pool.fill("gone", [9] * 8)
+    pool.fill("short", SHORT)
+    pool.fill("other", OTHER)
+    pool.manager.free("long", LONG)
+    pool.manager.free("gone")
+    pool.manager.tree.evict(3)
+    return pool
+
+
+def test_the_held_blocks_become_the_first_ones(pool):
+    before = len(pool.manager.allocator.held)
+    moved = compact(pool.manager)
+    allocator = pool.manager.allocator
+    assert allocator.held == set(range(1, before + 1)), "no hole is left before the last held block"
+    assert sorted(allocator.free_blocks) == list(range(before + 1, BLOCKS)), "every other block is free, once"
+    assert moved > 0 and compact(pool.manager) == 0, "it says how many blocks it moved; a second time there are none"
+
+
+def test_running_requests_read_what_they_read_before(pool):
+    compact(pool.manager)
+    assert pool.reads("short", SHORT) and pool.reads("other", OTHER), "a table must name the blocks' new places"
+
+
+def test_cached_prefixes_move_too(pool):
+    compact(pool.manager)
+    found = pool.fill("again", OTHER)
+    assert found == 8 and pool.reads("again", OTHER), "the tree must name the blocks' new places"
+
+
+def test_each_block_takes_its_count_along(pool):
+    pool.fill("sharing", OTHER)
+    compact(pool.manager)
+    holders = [0] * BLOCKS
+    for table in pool.manager.tables.values():
+        for block in table.blocks:
+            holders[block] += 1
+    for node in nodes(pool.manager.tree.root):
+        for block in node.blocks:
+            holders[block] += 1
+    assert pool.manager.allocator.counts == holders, "a count is the number of tables and nodes that hold the block"
+
+
+def test_what_is_allocated_next_overwrites_nothing(pool):
+    compact(pool.manager)
+    pool.fill("next", [4] * 12)
+    assert pool.reads("short", SHORT) and pool.reads("other", OTHER) and pool.reads("next", [4] * 12), (
+        "a block that is free twice, or free and held, is written by two requests"
+    )
+
+
+def test_a_pool_without_holes_is_left_alone():
+    pool = Pool()
+    pool.fill("a", LONG)
+    blocks = list(pool.manager.tables["a"].blocks)
+    assert set(blocks) == {1, 2, 3, 4} and compact(pool.manager) == 0
+    assert pool.manager.tables["a"].blocks == blocks and pool.reads("a", LONG)

@@ -1,0 +1,273 @@
+"""Lesson 12. Lesson 11's states come back with K and V, from host memory and after a restart, never without them."""
+
+import random
+import tempfile
+from array import array
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from mini_engine.build import tiers_for
+from mini_engine.hybrid.gdn_pool import GdnPool
+from mini_engine.tiers.hybrid import TieredHybridManager
+from mini_engine.tiers.keys import Identity
+from mini_engine.tiers.records import Kind
+from mini_engine.tiers.states import StateBytes
+from mini_engine.tiers.store import BlockStore, Judges
+from mini_engine.tiers.tiers import Tiers
+from tests.l11.ledger import Ledger
+from tests.l11.models import ask, both, check_nothing_is_lost, drain, greedy, hybrid
+from tests.support import some_ids
+
+FAMILY = "every fourth attends"
+LENGTHS = (33, 65, 130)
+NEW = 8
+PROMPTS = [tuple(some_ids(length, 160, seed=length)) for length in LENGTHS]
+
+
+def with_tiers(folder=None, **options):
+    engine = hybrid(FAMILY, **options)
+    tiers_for(both(FAMILY)[0], folder, 2**28, None)(engine)
+    engine.scheduler.manager.block_store.judges = Judges()
+    return engine
+
+
+def answered(engine, when):
+    requests = ask(engine, PROMPTS, NEW, when)
+    drain(engine)
+    for request in requests:
+        want = greedy(FAMILY, tuple(request.prompt_ids), NEW)
+        assert request.output_ids == want, (
+            f"{when}: {len(request.prompt_ids)} tokens, {request.num_cached_tokens} cached"
+        )
+    return [request.num_cached_tokens for request in requests]
+
+
+def test_evicted_states_come_back_from_host_memory():
+    engine = with_tiers()
+    assert answered(engine, "cold") == [0, 0, 0]
+    engine.scheduler.manager.clear()
+    assert answered(engine, "from the host") == [(n - 1) // 8 * 8 for n in LENGTHS], "up to the last checkpoint"
+    check_nothing_is_lost(engine)
+
+
+def test_a_new_engine_on_the_same_directory_begins_with_the_states_of_the_last(tmp_path):
+    first = with_tiers(tmp_path)
+    answered(first, "cold")
+    first.scheduler.manager.block_store.tiers.close()
+    second = with_tiers(tmp_path)
+    assert all(answered(second, "from the disk")), "states and K and V are on the disk"
+    assert second.scheduler.manager.block_store.tiers.num_found["disk"] > 0
+    assert answered(second, "from the tree") == [(n - 1) // 8 * 8 for n in LENGTHS], "a checkpoint is one again"
+    check_nothing_is_lost(second)
+
+
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)
+def test_a_damaged_record_of_either_kind_is_a_miss(tmp_path, kind):
+    first = with_tiers(tmp_path)
+    answered(first, "cold")
+    first.scheduler.manager.block_store.tiers.close()
+    for path in tmp_path.glob("??/*.kv"):
+        content = bytearray(path.read_bytes())
+        if content[10] == kind:
+            content[-100] ^= 1
+            path.write_bytes(content)
+    second = with_tiers(tmp_path)
+    assert answered(second, "beside damage") == [0, 0, 0], (
+        "K and V without their state are no use, nor is a state alone"
+    )
+    assert second.scheduler.manager.block_store.tiers.disk.counts["damaged"] >= 1
+
+
+def test_a_preempted_hybrid_comes_back_from_the_tiers():
+    engine, chance = with_tiers(num_blocks=80, max_track_slots=3, chunk=32), random.Random(0)
+    requests = ask(engine, PROMPTS, NEW)
+    while engine.has_unfinished:
+        engine.step()
+        if chance.random() < 0.3 and engine.scheduler.running:
+            engine.scheduler.preempt(chance.choice(engine.scheduler.running))
+            engine.scheduler.manager.tree.evict(10)
+    assert [r.output_ids for r in requests] == [greedy(FAMILY, p, NEW) for p in PROMPTS]
+    assert engine.scheduler.num_preemptions and engine.scheduler.manager.block_store.traffic.restored_tokens
+    check_nothing_is_lost(engine)
+
+
+def test_a_slot_s_bytes_are_those_of_both_states_in_every_layer():
+    pool = GdnPool(2, 3, 2, 4, 6, 10, 4, dtype=torch.bfloat16, max_track_slots=1)
+    states = StateBytes(pool)
+    pool.recurrent_state.normal_()
+    pool.conv_state.normal_()
+    before = [pool.recurrent_state.clone(), pool.conv_state.clone()]
+    payload = bytes(states.read(1))
+    assert len(payload) == states.payload_bytes == 3 * (2 * 4 * 6 * 4 + 10 * 3 * 2)
+    states.write(2, payload)
+    for now, then in zip((pool.recurrent_state, pool.conv_state), before, strict=True):
+        assert torch.equal(now[:, 2], then[:, 1]), "what is read from a slot is what another gets"
+        assert torch.equal(now[:, [0, 1, 3]], then[:, [0, 1, 3]]), "no other slot is written"
+    with pytest.raises(ValueError):
+        states.write(2, payload[:-1])
+
+
+SIZE, BLOCKS, MOST = 4, 24, 80
+FAMILIES = [random.Random(seed).choices(range(2), k=60) for seed in range(2)]
+
+
+class LedgerBytes:
+    """Lesson 11's ledger as bytes: a state is the tokens that it has seen."""
+
+    payload_bytes = 4 * (1 + MOST)
+
+    def __init__(self, ledger):
+        self.ledger = ledger
+
+    def read(self, slot):
+        seen = self.ledger.seen[slot]
+        return array("i", [len(seen), *seen, *[0] * (MOST - len(seen))]).tobytes()
+
+    def write(self, slot, payload):
+        count, *tokens = array("i", bytes(payload))
+        self.ledger.seen[slot] = tuple(tokens[:count])
+
+
+class Texts:
+    """A pool whose slots hold all tokens up to theirs."""
+
+    payload_bytes = SIZE * LedgerBytes.payload_bytes
+
+    def __init__(self):
+        self.slots = {}
+
+    def read(self, blocks):
+        return [
+            b"".join(self.slots.get(block * SIZE + i, b"").ljust(self.payload_bytes // SIZE) for i in range(SIZE))
+            for block in blocks
+        ]
+
+    def write(self, blocks, payloads):
+        width = self.payload_bytes // SIZE
+        for block, payload in zip(blocks, payloads, strict=True):
+            for i in range(SIZE):
+                self.slots[block * SIZE + i] = bytes(payload[i * width : (i + 1) * width]).rstrip()
+
+    def copy(self, sources, targets):
+        self.write(targets, self.read(sources))
+
+
+def test_a_state_is_saved_only_at_the_end_of_its_block():
+    machine = HybridMachine()
+    machine.start(10**7, False)
+    tokens, manager, host = [1] * 13, machine.manager, machine.tiers.host
+    manager.allocate("a", tokens)
+    machine.alive["a"] = tokens
+    machine.compute("a", 12)
+    assert [record.kind for record in host.records.values()].count(Kind.STATE) == 2, "after 8 tokens, and after 12"
+    host.clear()
+    machine.compute("a", 1)
+    assert len(host) == 0, "the state has seen 13 tokens now; the block ends after 12"
+    machine.teardown()
+
+
+class HybridMachine(RuleBasedStateMachine):
+    """Requests begin, compute chunks and end; blocks and checkpoints are evicted; the process starts again."""
+
+    @initialize(host=st.sampled_from([4000, 10**7]), disk=st.booleans())
+    def start(self, host, disk):
+        self.folder = tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True)
+        self.host, self.directory = host, Path(self.folder.name) if disk else None
+        self.count = 0
+        self.set_up()
+
+    def set_up(self):
+        self.cells, self.ledger, self.alive = Texts(), Ledger(3, 3), {}
+        store = BlockStore(Tiers.of_size(self.directory, self.host, 10**8), self.cells, Identity("w", "c", "f", SIZE))
+        self.manager = TieredHybridManager(
+            BLOCKS,
+            SIZE,
+            self.cells.copy,
+            states=self.ledger,
+            checkpoint_interval=8,
+            block_store=store,
+            state_bytes=LedgerBytes(self.ledger),
+        )
+        self.tiers = store.tiers
+
+    @precondition(lambda self: len(self.alive) < 3)
+    @rule(family=st.sampled_from(FAMILIES), length=st.integers(1, 40), most=st.integers(1, 60))
+    def serve(self, family, length, most):
+        tokens = family[:length]
+        cost = self.manager.cost(tokens, length)
+        if cost.should_wait or cost.num_blocks > self.manager.num_free_blocks:
+            return
+        self.count += 1
+        name = f"r{self.count}"
+        found = self.manager.allocate(name, tokens)
+        self.alive[name] = tokens
+        seen = self.ledger.seen[self.manager.slot_of(name)]
+        assert found < length and seen == tuple(tokens[:found]), f"{found} tokens found, the state of {len(seen)}"
+        self.check(name)
+        self.compute(name, most)
+
+    def compute(self, name, most):
+        tokens, table = self.alive[name], self.manager.tables[name]
+        stop = min(len(tokens), table.num_computed + most)
+        while table.num_computed < stop:
+            end = self.manager.chunk_end(name, table.num_computed, stop)
+            if self.manager.missing_blocks(name, end) > self.manager.num_free_blocks:
+                return self.end(name)
+            self.manager.grow(name, end)
+            for index in range(table.num_computed, end):
+                self.cells.slots[table.blocks[index // SIZE] * SIZE + index % SIZE] = bytes(
+                    b + 65 for b in tokens[: index + 1]
+                )
+            self.ledger.advance(table.slot, tokens[table.num_computed : end])
+            self.manager.commit(name, tokens, end)
+            self.tiers.flush()
+        self.check(name)
+
+    @precondition(lambda self: self.alive)
+    @rule(number=st.integers(0, 9), most=st.integers(1, 60))
+    def go_on(self, number, most):
+        self.compute(sorted(self.alive)[number % len(self.alive)], most)
+
+    @precondition(lambda self: self.alive)
+    @rule(number=st.integers(0, 9))
+    def finish(self, number):
+        self.end(sorted(self.alive)[number % len(self.alive)])
+
+    @rule(count=st.integers(1, BLOCKS))
+    def evict(self, count):
+        self.manager.tree.evict(count)
+
+    @rule()
+    def restart(self):
+        for name in list(self.alive):
+            self.end(name)
+        self.tiers.close()
+        self.set_up()
+
+    def end(self, name):
+        tokens = self.alive.pop(name)
+        self.manager.free(name, tokens[: self.manager.tables[name].num_computed])
+        self.tiers.flush()
+
+    def check(self, name):
+        tokens, table = self.alive[name], self.manager.tables[name]
+        assert self.ledger.seen[table.slot] == tuple(tokens[: table.num_computed])
+        for index in range(table.num_computed):
+            kv = self.cells.slots[table.blocks[index // SIZE] * SIZE + index % SIZE]
+            assert kv == bytes(b + 65 for b in tokens[: index + 1]), (
+                f"{name} reads KV that a cold run would not compute"
+            )
+
+    def teardown(self):
+        if hasattr(self, "tiers"):
+            self.tiers.close()
+            self.folder.cleanup()
+
+
+TestHybridMachine = HybridMachine.TestCase
+TestHybridMachine.settings = settings(max_examples=20, stateful_step_count=30)

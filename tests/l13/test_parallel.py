@@ -1,0 +1,106 @@
+"""Lesson 13. A model cut in shares: each rank holds its part, and the tokens are those of one process."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.errors import UserError
+from mini_engine.parallel.build import parallel_engine
+from mini_engine.parallel.ranks import Ranks
+from mini_engine.parallel.shard import bytes_per_step, share_of
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.weights import load_model
+
+slow = pytest.mark.slow("mini_engine", "tests/l13")
+OPTIONS = {"num_blocks": 60, "block_size": 8}
+PROMPTS = [[5, 9, 11, 30] * 6, [7], [5, 9, 11, 30] * 4 + [8], list(range(100, 140))]
+
+
+def answers(engine, **params):
+    """Answer all prompts together; return their tokens and errors."""
+    chosen = SamplingParams(**{"temperature": 0, "max_tokens": 8, "ignore_eos": True} | params)
+    requests = [engine.add_request(str(i), ids, chosen) for i, ids in enumerate(PROMPTS)]
+    while engine.has_unfinished:
+        engine.step()
+    return [request.output_ids for request in requests], [request.error for request in requests]
+
+
+# ---------------------------------------------------------------- shares, in numbers
+
+
+def test_a_share_has_its_part_of_heads_and_columns():
+    config = replace(load_model(POCKET_DIR).config, num_attention_heads=8, num_key_value_heads=4, intermediate_size=96)
+    share = share_of(config, 4)
+    assert (share.num_attention_heads, share.num_key_value_heads, share.intermediate_size) == (2, 1, 24)
+    assert (share.head_dim, share.hidden_size) == (config.head_dim, config.hidden_size), "these are whole everywhere"
+    assert 4 * share.kv_bytes_per_token(torch.float32) == config.kv_bytes_per_token(torch.float32)
+
+
+@pytest.mark.parametrize("num_ranks", [0, -1, 3, 8])
+def test_heads_that_cannot_be_shared_evenly_are_refused(num_ranks):
+    config = replace(load_model(POCKET_DIR).config, num_attention_heads=8, num_key_value_heads=4)
+    with pytest.raises(UserError) as caught:
+        share_of(config, num_ranks)
+    assert str(num_ranks) in str(caught.value) and "1, 2, 4" in str(caught.value)
+
+
+def test_two_vectors_a_layer_and_token_are_added_up():
+    config = load_model(POCKET_DIR).config
+    assert bytes_per_step(config, 3, 4) == 2 * config.num_hidden_layers * 3 * config.hidden_size * 4
+
+
+# ---------------------------------------------------------------- two processes
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(str(POCKET_DIR), 2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def expected():
+    model = load_model(POCKET_DIR)
+    return {
+        **{seed: answers(Engine.for_model(model, **OPTIONS), temperature=0.8, seed=seed)[0] for seed in (3, 4)},
+        "greedy": answers(Engine.for_model(model, **OPTIONS))[0],
+    }
+
+
+@slow
+def test_each_rank_holds_its_share(ranks):
+    whole = load_model(POCKET_DIR)
+    held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in ranks.model.parameters())
+    cut = sum(p.numel() for name, p in whole.named_parameters() if "_proj" in name)
+    assert held == sum(p.numel() for p in whole.parameters()) - cut // 2, "half of every matrix, all of the rest"
+    engine = parallel_engine(ranks, **OPTIONS)
+    assert 2 * engine.runner.pool.bytes == Engine.for_model(whole, **OPTIONS).runner.pool.bytes
+
+
+@slow
+@pytest.mark.parametrize("limits", [{}, {"chunked_prefill_size": 5}, {"max_num_seqs": 2}])
+def test_tokens_are_those_of_one_process(ranks, expected, limits):
+    engine = parallel_engine(ranks, **OPTIONS, scheduler_config=SchedulerConfig(**limits))
+    for _ in range(2):
+        assert answers(engine) == (expected["greedy"], [None] * 4)
+    assert engine.scheduler.manager.stats.found_tokens > 0, "the second time prefixes are shared"
+
+
+@slow
+def test_a_pool_that_is_too_small_preempts_and_changes_no_token(ranks):
+    tight = {"num_blocks": 12, "block_size": 8, "scheduler_config": SchedulerConfig(watermark=0.0)}
+    engine = parallel_engine(ranks, **tight)
+    wide = Engine.for_model(load_model(POCKET_DIR), **OPTIONS)
+    assert answers(engine, max_tokens=40) == answers(wide, max_tokens=40)
+    assert engine.scheduler.num_preemptions > 0, "the pool was to be too small for all of them"
+
+
+@slow
+@pytest.mark.parametrize("seed", [3, 4])
+def test_a_seeded_sample_is_the_same_over_two_ranks(ranks, expected, seed):
+    engine = parallel_engine(ranks, **OPTIONS)
+    assert answers(engine, temperature=0.8, seed=seed)[0] == expected[seed], "rank 0 alone draws"
