@@ -316,6 +316,7 @@ def test_the_watch_counts_decoding_from_when_all_have_begun():
         unfinished.figures()
 
 
+@pytest.mark.slow("scripts/bench", "mini_engine")
 def test_our_engine_and_transformers_answer_in_processes_of_their_own(tmp_path):
     model = write_checkpoint(tmp_path, num_hidden_layers=1)
     for name in ("ours plain", "transformers generate"):
