@@ -72,10 +72,10 @@ class Paths:
         """Run the prompts twice: the second time every whole block of a prompt is there."""
         engine = self.engine(model, prompts, args)
         drained(engine, prompts, args)
-        before = engine.scheduler.manager.stats.found_tokens
+        before = found_tokens(engine)
         outcome = drained(engine, prompts, args)
         long = any(len(ids) > args.block_size for ids in prompts)
-        if long and engine.scheduler.manager.stats.found_tokens == before:
+        if long and found_tokens(engine) == before:
             outcome.faults.append("no prompt found a prefix")
         return outcome
 
@@ -92,7 +92,7 @@ def routed(model, prompts, args) -> Outcome:
         places.append(place)
         one = drained(engines[place], [ids], args)
         outputs, faults = outputs + one.outputs, faults + one.faults
-    found = sum(engine.scheduler.manager.stats.found_tokens for engine in engines.values())
+    found = sum(map(found_tokens, engines.values()))
     if any(len(ids) > args.block_size for ids in prompts) and not found:
         faults.append("no replica found a prefix")
     if len(prompts) > 1 and len(set(places)) < min(2, args.replicas):
@@ -100,6 +100,13 @@ def routed(model, prompts, args) -> Outcome:
     half = len(prompts)
     faults += [] if outputs[:half] == outputs[half:] else ["the second answers differ from the first"]
     return Outcome(outputs[half:], {}, faults)
+
+
+def found_tokens(engine: Engine) -> int:
+    """Return how many prompt tokens the engine's tree has had."""
+    manager = engine.scheduler.manager
+    assert isinstance(manager, PrefixCacheManager)  # no engine here has another
+    return manager.stats.found_tokens
 
 
 def options_for(prompts, args, **limits) -> dict:

@@ -8,7 +8,7 @@ layer. Norms, embedding and vocabulary head are whole in every rank.
 from dataclasses import replace
 
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from mini_engine.config import Qwen3Config
 from mini_engine.errors import UserError
@@ -39,9 +39,10 @@ def share_of(config: Qwen3Config, num_ranks: int) -> Qwen3Config:
 
 def shard(model: Qwen3ForCausalLM, mesh: DeviceMesh) -> Qwen3ForCausalLM:
     """Keep only this rank's share of the model's matrices. Its forward pass then takes part in the other ranks'."""
-    plan = {f"model.layers.*.{name}": ColwiseParallel() for name in BY_COLUMNS}
+    plan: dict[str, ParallelStyle] = {f"model.layers.*.{name}": ColwiseParallel() for name in BY_COLUMNS}
     plan |= {f"model.layers.*.{name}": RowwiseParallel() for name in BY_ROWS}
-    return parallelize_module(model, mesh, plan)
+    parallelize_module(model, mesh, plan)
+    return model
 
 
 def bytes_per_step(config: Qwen3Config, num_tokens: int, itemsize: int) -> int:
