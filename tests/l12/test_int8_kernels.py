@@ -18,6 +18,8 @@ from mini_engine.int8.rows import pack, unpack
 from mini_engine.native_build import find_or_build
 from tests.l3.kernel_cases import InterpretedTriton, int32, make_case, relative_error
 
+pytestmark = pytest.mark.reference  # no task is about this
+
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 IN_PROCESS = ("reference", "torch", "cpu")

@@ -12,6 +12,8 @@ from mini_engine.server.schemas import closed
 from mini_engine.server.tool_calls import CallReader
 from tests.l7.service import Service, exchange, greedy, read_events, tokenizer
 
+pytestmark = pytest.mark.reference  # no task is about this
+
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Name a town."}], "temperature": 0, "max_tokens": 120}
 TOWN = {
