@@ -11,6 +11,7 @@ from scripts.smoke_all import pick_lessons, run_lesson
 
 from lessons._course.catalog import Lesson
 from lessons._course.checker import Check
+from lessons._course.order import plan_of
 from lessons._course.places import CourseError, Places
 from mini_engine.cli.parser import OneLineParser, guard
 from mini_engine.errors import UserError
@@ -18,7 +19,8 @@ from mini_engine.errors import UserError
 
 def measure(lesson: Lesson, places: Places) -> dict[str, object]:
     """Time one lesson: its check (tests and smoke script), and the smoke script once more alone."""
-    report = Check(lesson, places, files=[]).run()
+    plan = plan_of(lesson, [task.number for task in lesson.tasks], set())
+    report = Check(lesson, places, files=[], plan=plan).run()
     smoke = run_lesson(lesson, [], ROOT, timeout=600)
     return {
         "lesson": lesson.number,

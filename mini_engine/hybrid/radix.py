@@ -82,7 +82,7 @@ class CheckpointTree(RadixTree):
         """Give a node a checkpoint, evicting another one if necessary.
 
         Returns:
-            the slot to copy the state at the node's end into; None if the node has one, or no slot can be had.
+            the slot to copy the state at the node's end into; None if the node has one, or no slot is free.
         """
         with self.mutex:
             if node in self.checkpoints:

@@ -30,7 +30,7 @@ from mini_engine.parallel.shard import shard, share_of
 from mini_engine.weights import load_model
 
 HOST = "127.0.0.1"
-FOR_EVER = timedelta(days=365)  # a rank waits for the next plan as long as nobody asks anything
+IDLE_LIMIT = timedelta(days=365)  # a rank waits for the next plan as long as there are no requests
 JOIN_SECONDS = 10.0
 
 
@@ -100,7 +100,7 @@ class Ranks:
         dist.broadcast_object_list([message], src=0)
 
     def _watch(self) -> None:
-        """Note which rank ends although nobody ended it, and end the others."""
+        """Note which rank ended by itself, and end the others."""
         ended = wait([process.sentinel for process in self.processes])
         if not self.processes:
             return
@@ -131,7 +131,7 @@ class Ranks:
 def joined(rank: int, place: Place, model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
     """Wait for the other ranks, and return the model with this rank's share only."""
     address = f"tcp://{HOST}:{place.port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=place.num_ranks, timeout=FOR_EVER)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=place.num_ranks, timeout=IDLE_LIMIT)
     return shard(model, init_device_mesh("cpu", (place.num_ranks,)))
 
 
@@ -167,7 +167,7 @@ def receive() -> Step | PoolSize | None:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a port of this machine that is not in use."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return probe.getsockname()[1]

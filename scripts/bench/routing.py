@@ -56,7 +56,7 @@ def run(args: Namespace) -> Report:
 
 
 def policies(beta: float, capacity: int) -> dict[str, Callable[[], Policy[int]]]:
-    """Return the policies to compare, each to be made anew for every case."""
+    """Return the policies to compare, each to be made once per case."""
     return {
         "round robin": RoundRobin,
         "affinity": lambda: PrefixScore(0.0, capacity),

@@ -162,6 +162,6 @@ def record(tape: Tape) -> None:
         story.damage()
         found = story.arrive("B", "B comes to the new process, beside the damaged file.")
         num_bad = story.disk.counts["damaged"]
-        story.show(f"{found} tokens of B were found, not 12: {num_bad} damaged record was counted, and written anew.")
+        story.show(f"{found} tokens of B were found, not 12: {num_bad} damaged record was counted, and written again.")
         story.manager.free("B")
         story.tiers.close()
