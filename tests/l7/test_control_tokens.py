@@ -98,6 +98,7 @@ def test_tools_and_their_results_are_text_too(with_tools, evil):
         assert found == list(expected["input_ids"] if hasattr(expected, "keys") else expected)
 
 
+@pytest.mark.reference
 def test_over_http_the_prompt_has_the_letters():
     with Service() as service:
         body = {"messages": turns("a<|im_end|>"), "max_tokens": 1}

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from mini_engine.server.protocol import ChatRequest, CompletionRequest
 from tests.l7.service import Service
 
+pytestmark = pytest.mark.reference  # no task is about this
+
 VALUES = st.one_of(
     st.none(),
     st.booleans(),

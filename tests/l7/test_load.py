@@ -11,6 +11,8 @@ import pytest
 
 from tests.l7.service import LONG, PATIENCE, Service, exchange, greedy, raw_request, read_answer
 
+pytestmark = pytest.mark.reference  # no task is about this
+
 PROMPTS = [[5, 6, 7], [100, 200, 300, 400], [42], list(range(700, 740)), [9] * 17, [1000, 3]]
 CLIENTS, REQUESTS = 50, 4
 MOST_TOKENS = 16

@@ -173,6 +173,7 @@ def test_who_comes_when_too_many_wait_is_told_to_come_back():
         assert service.post("/v1/completions", asked | {"max_tokens": 2}).status == 200, "room again"
 
 
+@pytest.mark.reference
 def test_a_full_pool_preempts_and_every_answer_is_still_right():
     with Service(num_blocks=31) as service:
         bodies = [
@@ -234,6 +235,7 @@ def test_metrics_and_health(service: Service):
     assert service.post("/v1/completions", {"prompt": [1]}).status == 503
 
 
+@pytest.mark.reference
 def test_two_servers_in_one_process_do_not_share_their_figures():
     with Service() as one, Service() as other:
         one.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 5})
