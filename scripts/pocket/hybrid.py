@@ -8,6 +8,7 @@ spreads the time steps over 0.001 to 0.1 instead.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from scripts.pocket.chats import END_OF_TEXT, TURN_END
 from scripts.pocket.plan import MAX_POSITIONS, Plan
@@ -15,13 +16,17 @@ from scripts.pocket.plan import MAX_POSITIONS, Plan
 import torch
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import Qwen3_5TextConfig
+
+if TYPE_CHECKING:
+    from transformers import Qwen3_5TextConfig
 
 SHORTEST_STEP, LONGEST_STEP = 0.001, 0.1
 
 
-def hybrid_config(plan: Plan, tokenizer: Tokenizer) -> Qwen3_5TextConfig:
+def hybrid_config(plan: Plan, tokenizer: Tokenizer) -> "Qwen3_5TextConfig":
     """Return the config: every fourth layer is full attention, the others are gated delta nets."""
+    from transformers import Qwen3_5TextConfig
+
     return Qwen3_5TextConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=plan.hidden_size,

@@ -35,6 +35,23 @@ except ImportError as error:
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     sys.exit(" -> ".join([file for file in files if "mini_engine" in file] + [str(error)]))
 """
+# Collects tests and says which file imported a library that takes seconds.
+COLLECT_WITHOUT = """
+import sys, traceback
+
+wanted = set()
+
+class Watch:
+    def find_spec(name, path=None, target=None):
+        if name in ("transformers", "openai", "matplotlib"):
+            frames = traceback.extract_stack()
+            wanted.add((name, next((frame.filename for frame in reversed(frames) if "tests" in frame.filename), "")))
+
+sys.meta_path.insert(0, Watch)
+import pytest
+code = pytest.main(["--collect-only", "-qq", *sys.argv[1:]])
+sys.exit(f"{sorted(wanted)}" if wanted or code else 0)
+"""
 WHAT_EACH_MAY_KNOW = {
     "model": ("model", "config", "errors"),
     "attention": ("attention", "errors", "native_build"),
@@ -149,3 +166,12 @@ def catches_import_errors(handler: ast.ExceptHandler) -> bool:
     return handler.type is not None and any(
         name in ast.unparse(handler.type) for name in ("ImportError", "ModuleNotFoundError")
     )
+
+
+@pytest.mark.slow("tests", "scripts")
+def test_collecting_a_lesson_s_tests_imports_nothing_that_takes_seconds():
+    """A check that ends at the first test has collected the whole lesson."""
+    lessons = [path.as_posix() for path in sorted((ROOT / "tests").glob("l*[0-9]"))]
+    command = [sys.executable, "-c", COLLECT_WITHOUT, *lessons]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, f"import it in the function or fixture that needs it: {done.stderr[-2000:]}"

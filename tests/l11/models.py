@@ -5,12 +5,12 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scripts.pocket.hybrid import start_time_steps
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.engine.engine import Engine
@@ -26,6 +26,9 @@ from mini_engine.hybrid.store import HybridKv
 from mini_engine.hybrid.weights import load_hybrid
 from mini_engine.kv.block_tensor import KvPool
 from tests.support import hf_greedy
+
+if TYPE_CHECKING:
+    from transformers import Qwen3_5ForCausalLM
 
 LINEAR, FULL = "linear_attention", "full_attention"
 BASE = dict(
@@ -70,6 +73,8 @@ _KEEPERS: list[tempfile.TemporaryDirectory] = []
 
 def write_hybrid(directory: Path, seed: int = 0, **changes) -> Path:
     """Write a random hybrid to `directory` with transformers, with Mamba's time steps and non-trivial norms."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
     torch.manual_seed(seed)
     model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**BASE | changes))
     start_time_steps(model)
@@ -92,8 +97,10 @@ def checkpoint(family: str) -> Path:
 
 
 @functools.cache
-def both(family: str) -> tuple[HybridForCausalLM, Qwen3_5ForCausalLM]:
+def both(family: str) -> tuple[HybridForCausalLM, "Qwen3_5ForCausalLM"]:
     """Return (our model, Hugging Face's) in float32 on the CPU, from the same checkpoint."""
+    from transformers import AutoModelForCausalLM
+
     path = checkpoint(family)
     return load_hybrid(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 

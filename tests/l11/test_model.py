@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import torch
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm, Qwen3_5RMSNormGated
 
 from mini_engine.build import load
 from mini_engine.errors import UserError
@@ -30,6 +29,8 @@ def test_logits_equal_hugging_face_s(family, length):
 
 
 def test_a_norm_s_weight_is_added_to_one():
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
+
     torch.manual_seed(0)
     ours, theirs, x = ZeroCentredRMSNorm(8, 1e-6), Qwen3_5RMSNorm(8, 1e-6), torch.randn(3, 8)
     for norm in (ours, theirs):
@@ -40,6 +41,8 @@ def test_a_norm_s_weight_is_added_to_one():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gated_norm_normalizes_before_it_gates(dtype):
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
+
     torch.manual_seed(0)
     ours, theirs = GatedRMSNorm(8, 1e-6).to(dtype), Qwen3_5RMSNormGated(8, 1e-6).to(dtype)
     x, gate = torch.randn(2, 4, 8, dtype=dtype), torch.randn(2, 4, 8, dtype=dtype)

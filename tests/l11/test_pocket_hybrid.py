@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from mini_engine import LLM, SamplingParams
 from mini_engine.hybrid.model import HybridForCausalLM
@@ -49,6 +48,8 @@ def test_it_chats(llm):
 
 
 def test_its_tokens_are_hugging_face_s_and_a_second_time_they_come_from_checkpoints(llm):
+    from transformers import AutoModelForCausalLM
+
     theirs = AutoModelForCausalLM.from_pretrained(POCKET_HYBRID_DIR, dtype=torch.float32).eval()
     ends = theirs.generation_config.eos_token_id
     prompts = [llm.encode(prompt) for prompt in COURSE_PROMPTS[5::6]]

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from mini_engine.errors import UserError
+from mini_engine.server import background
 from mini_engine.server.background import DrainingServer, listen, url_of
 from mini_engine.server.config import ServerConfig
 from mini_engine.server.middleware import ApiKey, BodyLimit, Drain
@@ -197,7 +198,9 @@ def test_a_drain_lets_running_answers_finish_and_refuses_new_ones():
         service.wait_until_idle()
 
 
-def test_when_the_grace_is_over_who_is_left_is_cut_off():
+def test_when_the_grace_is_over_who_is_left_is_cut_off(monkeypatch):
+    monkeypatch.setattr(background, "CUT_SECONDS", 0.2)  # it is waited for twice
+
     async def scene(service, listener):
         server = DrainingServer(service.app, grace_seconds=0)
         serving = asyncio.create_task(server.serve([listener]))

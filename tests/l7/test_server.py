@@ -8,8 +8,6 @@ from mini_engine.engine.scheduler import SchedulerConfig
 from tests.l6.test_cli import imported_by
 from tests.l7.service import LONG, Service, exchange, flat, greedy, read_answer, tokenizer
 
-openai = pytest.importorskip("openai", reason="needs the openai client")
-
 PROMPTS = [[5, 6, 7], [100, 200, 300, 400, 500], [42], list(range(700, 760))]
 IDS = {"return_token_ids": True}
 
@@ -21,7 +19,13 @@ def server():
 
 
 @pytest.fixture(scope="module")
-def client(server):
+def openai():
+    """OpenAI's library; imported here, since that takes half a second."""
+    return pytest.importorskip("openai", reason="needs the openai client")
+
+
+@pytest.fixture(scope="module")
+def client(server, openai):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
@@ -79,7 +83,7 @@ def test_a_chat_without_a_limit_fills_the_context(client):
     assert found.usage.total_tokens == 512 and found.choices[0].finish_reason == "length"
 
 
-def test_many_at_once_get_their_own_answers(server):
+def test_many_at_once_get_their_own_answers(server, openai):
     async def ask(client, index):
         prompt = PROMPTS[index % len(PROMPTS)]
         asked = dict(model="tiny", prompt=prompt, max_tokens=10 + index % 4, temperature=0, extra_body=IDS)
@@ -148,7 +152,7 @@ def test_logprobs_are_the_model_s_own(client):
     assert [len(token.top_logprobs) for token in found.choices[0].logprobs.content] == [3, 3, 3]
 
 
-def test_the_client_s_errors_are_its_own_classes(client):
+def test_the_client_s_errors_are_its_own_classes(client, openai):
     with pytest.raises(openai.BadRequestError, match="tools"):
         client.completions.create(model="tiny", prompt="x", extra_body={"tools": []})
     with pytest.raises(openai.NotFoundError, match="no model 'gpt-9'"):

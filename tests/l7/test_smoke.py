@@ -6,7 +6,10 @@ from scripts import l7_smoke
 
 import pytest
 
-pytest.importorskip("openai", reason="needs the openai client")
+
+@pytest.fixture(scope="module", autouse=True)
+def _client():
+    pytest.importorskip("openai", reason="needs the openai client")
 
 
 def smoke(*arguments):
