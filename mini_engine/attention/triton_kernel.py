@@ -2,9 +2,9 @@
 
 A program takes a tile of one sequence's queries, all query heads of one key/value head, and walks the block table.
 Lengths stay on the GPU: `launch_config` lays the grid out for the most tiles there can be, and each program finds its
-sequence by itself (as in vLLM's unified kernel), so that nothing waits for a copy to the host. In a batch of decodes
-tiles are few; the history is then cut into splits, one program each, and a second kernel merges them (flash-decoding:
-Dao and others, 2023).
+sequence by itself (as in vLLM's unified kernel), so that nothing waits for a copy to the host. A decode is a single
+tile, however long its history; that is cut into splits by its own length, one program each, and a second kernel merges
+them (flash-decoding: Dao and others, 2023).
 """
 
 from typing import Any
@@ -16,10 +16,11 @@ from torch import Tensor
 from triton import knobs
 
 from mini_engine.attention.contract import PagedAttention
-from mini_engine.attention.triton_launch import LaunchConfig, launch_config
+from mini_engine.attention.triton_launch import MAX_SPLITS, MIN_SPLIT, LaunchConfig, launch_config
 from mini_engine.errors import UserError
 
 LOG2_E = 1.4426950408889634  # the kernels' exponentials are powers of two
+LEAST, MOST = tl.constexpr(MIN_SPLIT), tl.constexpr(MAX_SPLITS)
 DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -72,21 +73,26 @@ def launch(
         num_seqs=num_seqs,
         group=heads // kv_heads,
         dim=dim,
-        element_bytes=q.element_size(),
         reach=max_blocks * block_size,
+        tensor_cores=has_tensor_cores(q),
     )
-    parts, stats = _partial_results(config, q, out)
-    _attend[(config.tiles, kv_heads, config.splits)](
-        q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, parts, stats, scale * LOG2_E,
-        num_seqs, num_rows, max_blocks, config.split, LOAD_ROWS=load_rows, **_constants(config, q, k_cache),
+    parts, stats = _partial_results(config, num_seqs, q)
+    _attend[(config.tiles + num_seqs * (config.splits - 1), kv_heads)](
+        q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, out, parts, stats, scale * LOG2_E,
+        num_seqs, max_blocks, config.tiles, config.splits, LOAD_ROWS=load_rows, **constants(config, q, k_cache),
     )  # fmt: skip
     if config.needs_merge:
-        constants: dict[str, Any] = dict(HEADS=heads, DIM=dim, WIDTH=config.width, SPLITS=config.padded_splits)
-        _merge[(num_seqs, heads)](parts, stats, out, cu_seqlens_q, seq_lens_kv, num_rows, config.split, **constants)
+        fixed: dict[str, Any] = dict(HEADS=heads, DIM=dim, WIDTH=config.width, SPLITS=config.padded_splits)
+        _merge[(num_seqs, heads)](parts, stats, out, cu_seqlens_q, seq_lens_kv, num_seqs, **fixed)
     return out
 
 
-def _constants(config: LaunchConfig, q: Tensor, k_cache: Tensor) -> dict[str, Any]:
+def has_tensor_cores(q: Tensor) -> bool:
+    """Whether the device multiplies matrices of this dtype in tensor cores, as Triton uses them: from sm_80 on."""
+    return q.element_size() == 2 and (q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) >= (8, 0))
+
+
+def constants(config: LaunchConfig, q: Tensor, k_cache: Tensor) -> dict[str, Any]:
     """What Triton compiles into `_attend`: another kernel for each combination."""
     block_size, kv_heads = k_cache.shape[1:3]
     return dict(
@@ -99,15 +105,15 @@ def _constants(config: LaunchConfig, q: Tensor, k_cache: Tensor) -> dict[str, An
         KEYS=config.keys,
         PARTIAL=config.needs_merge,
         OPERAND=tl.float32 if knobs.runtime.interpret else DTYPES[q.dtype],
+        num_warps=config.warps,
     )
 
 
-def _partial_results(config: LaunchConfig, q: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Memory for each split's weighted values and its (largest score, sum of weights); `out` itself for one split."""
-    if not config.needs_merge:
-        return out, q.new_empty((1,), dtype=torch.float32)
-    parts = q.new_empty((config.splits, *q.shape), dtype=torch.float32)
-    return parts, q.new_empty((*parts.shape[:-1], 2), dtype=torch.float32)
+def _partial_results(config: LaunchConfig, num_seqs: int, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Memory for what each split finds of a decode: its weighted values, and (largest score, sum of weights)."""
+    shape = (config.splits, num_seqs, *q.shape[1:]) if config.needs_merge else (1, 1, 1, 1)
+    parts = q.new_empty(shape, dtype=torch.float32)
+    return parts, q.new_empty((*shape[:-1], 2), dtype=torch.float32)
 
 
 @triton.jit
@@ -150,25 +156,41 @@ def _take_in(score, values, top, weight, total, OPERAND: tl.constexpr):
 
 
 @triton.jit
+def _split_of(kv_len):
+    """How many keys of a decode one program walks: by its own length, so that its bits do not depend on the batch."""
+    return tl.maximum(LEAST, (kv_len + MOST - 1) // MOST)
+
+
+@triton.jit(do_not_specialize=["num_seqs", "max_blocks", "tiles", "splits"])  # they change from step to step
 def _attend(
-    q, k_cache, v_cache, starts, kv_lens, table, out, stats, scale, num_seqs, num_rows, max_blocks, split,
+    q, k_cache, v_cache, starts, kv_lens, table, out, parts, stats, scale, num_seqs, max_blocks, tiles, splits,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PARTIAL: tl.constexpr, OPERAND: tl.constexpr, LOAD_ROWS: tl.constexpr,
 ):  # fmt: skip
     QUERIES: tl.constexpr = ROWS // GROUP
-    tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    seq = _find_sequence(starts, num_seqs, tile, QUERIES)
-    start, kv_len = tl.load(starts + seq), tl.load(kv_lens + seq)
-    q_len = tl.load(starts + seq + 1) - start
-    first = (tile - start // QUERIES - seq) * QUERIES  # this tile's first query
-    seen = tl.minimum(kv_len, kv_len - q_len + first + QUERIES)  # keys that its last query sees
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    if tile < tiles:
+        seq = _find_sequence(starts, num_seqs, tile, QUERIES)
+        part = tile * 0
+        start = tl.load(starts + seq)
+        first = (tile - start // QUERIES - seq) * QUERIES  # this tile's first query
+    else:
+        seq = (tile - tiles) // (splits - 1)
+        part = (tile - tiles) % (splits - 1) + 1
+        start = tl.load(starts + seq)
+        first = tile * 0
+    q_len, kv_len = tl.load(starts + seq + 1) - start, tl.load(kv_lens + seq)
+    is_shared = (q_len == 1) & PARTIAL
+    split = tl.where(is_shared, _split_of(kv_len), kv_len)
+    seen = tl.minimum(kv_len, kv_len - q_len + first + QUERIES)  # keys that the tile's last query sees
     begin, end = part * split, tl.minimum(seen, part * split + split)
     if first >= q_len or begin >= end:
         return
     row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     query = first + row // GROUP
+    head = kv_head * GROUP + row % GROUP
     real = (row < QUERIES * GROUP) & (query < q_len)
-    at = (start + query).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP  # place in [T, H_q]
+    at = (start + query).to(tl.int64) * (KV_HEADS * GROUP) + head  # place in [T, H_q]
     element = real[:, None] & (d < DIM)[None, :]
     queries = tl.load(q + at[:, None] * DIM + d[None, :], mask=element, other=0.0).to(OPERAND)
     top, weight = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
@@ -182,31 +204,31 @@ def _attend(
         score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         visible = (token < end)[None, :] & (token[None, :] <= (kv_len - q_len + query)[:, None])
         top, weight, total = _take_in(tl.where(visible, score, float("-inf")), values, top, weight, total, OPERAND)
-    if PARTIAL:  # _merge divides
-        at += part.to(tl.int64) * num_rows * KV_HEADS * GROUP
-        tl.store(stats + at * 2, top, mask=real)
-        tl.store(stats + at * 2 + 1, weight, mask=real)
-    else:
-        total = total / weight[:, None]
-    tl.store(out + at[:, None] * DIM + d[None, :], total, mask=element)
+    if PARTIAL:  # _merge divides what is shared
+        at_part = (part.to(tl.int64) * num_seqs + seq) * (KV_HEADS * GROUP) + head  # place in [splits, S, H_q]
+        tl.store(stats + at_part * 2, top, mask=real & is_shared)
+        tl.store(stats + at_part * 2 + 1, weight, mask=real & is_shared)
+        tl.store(parts + at_part[:, None] * DIM + d[None, :], total, mask=element & is_shared)
+        element = element & (q_len > 1)
+    tl.store(out + at[:, None] * DIM + d[None, :], total / weight[:, None], mask=element)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs"])
 def _merge(
-    parts, stats, out, starts, kv_lens, num_rows, split,
+    parts, stats, out, starts, kv_lens, num_seqs,
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     seq, head = tl.program_id(0), tl.program_id(1)
-    start, stop, kv_len = tl.load(starts + seq), tl.load(starts + seq + 1), tl.load(kv_lens + seq)
+    start, kv_len = tl.load(starts + seq), tl.load(kv_lens + seq)
+    if tl.load(starts + seq + 1) - start != 1:
+        return
     part, d = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
-    for query in range(0, stop - start):
-        row = start + query
-        written = part * split < kv_len - (stop - 1 - row)  # splits of which this query saw something
-        at = (part.to(tl.int64) * num_rows + row) * HEADS + head
-        top = tl.load(stats + at * 2, mask=written, other=float("-inf"))
-        weight = tl.load(stats + at * 2 + 1, mask=written, other=0.0)
-        element = written[:, None] & (d < DIM)[None, :]
-        total = tl.load(parts + at[:, None] * DIM + d[None, :], mask=element, other=0.0)
-        share = tl.exp2(top - tl.max(top, 0))
-        mean = tl.sum(total * share[:, None], 0) / tl.sum(weight * share, 0)
-        tl.store(out + (row.to(tl.int64) * HEADS + head) * DIM + d, mean, mask=d < DIM)
+    written = part * _split_of(kv_len) < kv_len
+    at = (part.to(tl.int64) * num_seqs + seq) * HEADS + head
+    top = tl.load(stats + at * 2, mask=written, other=float("-inf"))
+    weight = tl.load(stats + at * 2 + 1, mask=written, other=0.0)
+    element = written[:, None] & (d < DIM)[None, :]
+    total = tl.load(parts + at[:, None] * DIM + d[None, :], mask=element, other=0.0)
+    share = tl.exp2(top - tl.max(top, 0))
+    mean = tl.sum(total * share[:, None], 0) / tl.sum(weight * share, 0)
+    tl.store(out + (start.to(tl.int64) * HEADS + head) * DIM + d, mean, mask=d < DIM)

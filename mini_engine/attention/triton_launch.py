@@ -2,30 +2,31 @@
 
 from typing import NamedTuple
 
-MIN_SPLIT = 512  # keys; shorter histories are not worth a second kernel
+MIN_SPLIT = 256  # keys; 4,096 keys of 8 heads are then 128 programs, and an H100 has 132 multiprocessors
 MAX_SPLITS = 32
 MIN_TILE = 16  # rows and columns; tl.dot takes no fewer
-ROW_BYTES = 512  # a query, key or value head of this size still leaves room for 64 rows in shared memory
-KEY_BYTES = 16384  # shared memory for the keys of one turn of the loop, and as much for their values
 
 
 class LaunchConfig(NamedTuple):
-    """The grid is `[tiles, kv_heads, splits]`; each program attends with a tile of queries to one split of the keys.
+    """The grid is `[tiles + num_seqs * (splits - 1), kv_heads]`.
+
+    The first programs attend with a tile of queries each. The others share the history of a decode with its tile: a
+    sequence of one query is cut into at most `splits` parts, by its own length, which the host does not know.
 
     width: head_dim, rounded up to a power of two.
     rows: of a tile; each of its queries takes one for every query head that shares the key/value head.
     keys: loaded at once, in one turn of a program's loop.
-    split: keys that one program walks; with one split, all that a row of the block table can hold.
-    splits: programs that share a tile's history; more than one need a second kernel to merge their results.
+    warps: of a program; more of them share a tile's registers.
     tiles: the most that this many rows and sequences can need; a few programs may find nothing to do.
+    splits: more than one need a second kernel to merge their results.
     """
 
     width: int
     rows: int
     keys: int
-    split: int
-    splits: int
+    warps: int
     tiles: int
+    splits: int
 
     @property
     def needs_merge(self) -> bool:
@@ -39,29 +40,32 @@ class LaunchConfig(NamedTuple):
 
 
 def launch_config(
-    *, num_rows: int, num_seqs: int, group: int, dim: int, element_bytes: int, reach: int
+    *, num_rows: int, num_seqs: int, group: int, dim: int, reach: int, tensor_cores: bool
 ) -> LaunchConfig:
     """Choose the tiles and splits for one call. Lengths stay on the GPU, so they follow from shapes alone.
 
+    `python scripts/bench.py compiled` shows what the compiler makes of each choice: no tile may need more registers
+    than a thread has.
+
     Args:
         num_rows: rows of q, at least 1.
-        num_seqs: sequences, at least 1. No more rows than sequences is a batch of decodes: it has too few tiles to fill
-            a GPU, so the history is split. Prompts have tiles enough.
+        num_seqs: sequences, at least 1. No more rows than sequences is a batch of decodes, for which small tiles do.
         group: query heads that share a key/value head.
-        dim: elements of a head, `element_bytes` each.
+        dim: elements of a head.
         reach: the most keys that a row of the block table can hold.
+        tensor_cores: whether they multiply numbers of this dtype. Without them a product is unrolled into single
+            multiplications, all in registers, so tiles are smaller.
     """
     is_decode = num_rows <= num_seqs
     width = power_of_2(dim)
-    head_bytes = width * element_bytes
-    most_rows = 64 if head_bytes <= ROW_BYTES else 32
+    most_rows, most_keys = (64, 64) if tensor_cores else (32, 16)
+    if width > 128:
+        most_rows //= 2
     rows = max(MIN_TILE if is_decode else most_rows, power_of_2(group))
-    keys = max(MIN_TILE, min(64, KEY_BYTES // head_bytes))
-    split, splits = reach, 1
-    if is_decode and reach > MIN_SPLIT:
-        split = max(MIN_SPLIT, power_of_2(-(-reach // MAX_SPLITS)))
-        splits = -(-reach // split)
-    return LaunchConfig(width, rows, keys, split, splits, tiles=num_rows // (rows // group) + num_seqs)
+    keys = max(MIN_TILE, min(most_keys, 128 * most_keys // width))
+    warps = 4 if is_decode and tensor_cores else 8
+    splits = min(MAX_SPLITS, -(-max(reach, 1) // MIN_SPLIT))
+    return LaunchConfig(width, rows, keys, warps, tiles=num_rows // (rows // group) + num_seqs, splits=splits)
 
 
 def power_of_2(n: int) -> int:

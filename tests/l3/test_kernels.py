@@ -92,7 +92,14 @@ def test_a_mixed_batch_gives_what_float64_gives(attend, shape, dtype):
 @DTYPES
 @pytest.mark.parametrize(
     "lengths",
-    [[(1, 1300)], [(40, 600)], [(530, 530)], [(70, 1100), (1, 3)], [(1, 512), (1, 513), (2, 1025), (0, 0)]],
+    [
+        [(1, 1300)],
+        [(40, 600)],
+        [(530, 530)],
+        [(70, 1100), (1, 3)],
+        [(1, 512), (1, 513), (2, 1025), (0, 0)],
+        [(70, 700), (1, 1100), (0, 0), (1, 257), (1, 3)],
+    ],
     ids=str,
 )
 def test_long_histories_give_what_float64_gives(attend_fast, lengths, dtype):
@@ -101,6 +108,20 @@ def test_long_histories_give_what_float64_gives(attend_fast, lengths, dtype):
 
 def test_a_long_history_is_split_and_merged(attend):
     check(attend, make_case([(1, 700), (1, 3)], heads=2, kv_heads=1, block_size=16, padded_rows=0), "decode")
+
+
+def test_a_long_decode_beside_a_chunk_is_split_and_merged(attend):
+    lengths = [(3, 40), (1, 700), (0, 0), (1, 257), (2, 2)]
+    check(attend, make_case(lengths, heads=2, kv_heads=1, block_size=16), "decodes beside a prompt's chunk")
+
+
+def test_a_decode_is_split_by_its_own_length_alone(interpreted_triton):
+    case = make_case([(1, 700), (1, 1500), (1, 3)], heads=2, kv_heads=1, block_size=16, padded_rows=0)
+    together = interpreted_triton(*case.inputs)
+    for s in range(3):
+        alone = case.part(s, 0, 1)
+        alone = replace(alone, block_table=alone.block_table[:, : int(alone.seq_lens_kv[0]) // 16 + 1])
+        assert torch.equal(together[s], interpreted_triton(*alone.inputs)[0]), "its bits depend on the batch"
 
 
 @st.composite

@@ -1,0 +1,203 @@
+"""Lesson 3. Suite `compiled`: the Triton kernels compiled for GPUs that need not be here, and an H100 on paper.
+
+Triton compiles for any NVIDIA GPU without one, and ptxas, which its wheel brings, says what the result needs. A kernel
+that needs more registers than a thread has spills them to memory: right answers at a fraction of the speed, and nothing
+on a CPU shows it.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.common import Report
+
+import torch
+
+from mini_engine.attention.triton_launch import LaunchConfig, launch_config
+from mini_engine.errors import UserError
+
+# Shared memory that one program may ask for, in bytes, by compute capability: a T4's, an A100's, an H100's.
+SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 90: 227 << 10}
+H100_READ = 3.35e12  # bytes/s
+H100_MATRIX = {"float16": 989e12, "bfloat16": 989e12, "float32": 67e12}  # operations/s; float32 without tensor cores
+BLOCK_SIZE, REACH = 16, 4096
+
+
+def add_arguments(parser) -> None:
+    """Add this suite's options."""
+    from mini_engine.cli.parser import whole_number
+
+    parser.add_argument("--heads", type=whole_number(1), default=16, metavar="N", help="query heads (default: 16)")
+    parser.add_argument("--kv-heads", type=whole_number(1), default=8, metavar="N", help="key/value heads (default: 8)")
+    parser.add_argument("--head-dim", type=whole_number(2), default=128, metavar="N", help="default: 128")
+    parser.add_argument(
+        "--targets", type=lambda text: [int(part) for part in text.split(",")], default=list(SHARED_BYTES),
+        metavar="75,80,90", help="compute capabilities (default: all of these)",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Load:
+    """One call of the kernel: `num_seqs` sequences of `kv_len` keys, of which the last `q_len` are new."""
+
+    num_seqs: int
+    q_len: int
+    kv_len: int
+    dtype: str
+    heads: int = 16
+    kv_heads: int = 8
+    dim: int = 128
+    int8: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        what = "decode" if self.q_len == 1 else "prefill"
+        rows = " of int8" if self.int8 else ""
+        return f"{what} {self.num_seqs} x {self.kv_len:,}, {POINTERS[self.dtype][1:]}{rows}"
+
+    @property
+    def bytes_moved(self) -> int:
+        """The least bytes between memory and the chip: each key and value once, queries and results once."""
+        element = 2 if self.dtype != "float32" else 4
+        row = self.dim + 4 if self.int8 else self.dim * element
+        new = 2 * self.num_seqs * self.q_len * self.heads * self.dim * element
+        return 2 * self.num_seqs * self.kv_len * self.kv_heads * row + new
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions: two products of `dim` for every query head and key that it sees."""
+        pairs = sum(range(self.kv_len - self.q_len + 1, self.kv_len + 1))
+        return 4 * self.num_seqs * self.heads * self.dim * pairs
+
+    @property
+    def h100_seconds(self) -> float:
+        """What no kernel can beat on an H100: reading, or arithmetic."""
+        return max(self.bytes_moved / H100_READ, self.operations / H100_MATRIX[self.dtype])
+
+    def config(self, capability: int) -> LaunchConfig:
+        """The launch that the engine would choose for it."""
+        return launch_config(
+            num_rows=self.num_seqs * self.q_len,
+            num_seqs=self.num_seqs,
+            group=self.heads // self.kv_heads,
+            dim=self.dim,
+            reach=max(REACH, self.kv_len),
+            tensor_cores=self.dtype != "float32" and capability >= 80,
+        )
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compiled kernel needs: registers of a thread, bytes that it spills, bytes of shared memory."""
+
+    registers: int
+    spilled: int
+    shared: int
+
+
+def compile_attend(load: Load, capability: int) -> Compiled:
+    """Compile lesson 3's kernel (lesson 12's, for int8 rows) as the engine would launch it for this load."""
+    from mini_engine.attention import triton_kernel as kernel
+
+    load_rows, pointer = kernel._load_rows, POINTERS[load.dtype]
+    if load.int8:
+        from mini_engine.int8.triton_kernel import _load_int8 as load_rows
+    q = torch.empty(load.num_seqs * load.q_len, load.heads, load.dim, dtype=getattr(torch, load.dtype), device="meta")
+    cache = torch.empty(1, BLOCK_SIZE, load.kv_heads, load.dim, device="meta")
+    constants = kernel.constants(load.config(capability), q, cache) | {"LOAD_ROWS": load_rows}
+    types = dict.fromkeys(("q", "out"), pointer) | dict.fromkeys(
+        ("k_cache", "v_cache"), "*i8" if load.int8 else pointer
+    )
+    types |= dict.fromkeys(("starts", "kv_lens", "table"), "*i32") | dict.fromkeys(("parts", "stats"), "*fp32")
+    return compile_for(kernel._attend, types | {"scale": "fp32"}, constants, capability)
+
+
+def compile_merge(load: Load, capability: int) -> Compiled:
+    """Compile the kernel that merges the splits of this load's decodes."""
+    from mini_engine.attention import triton_kernel as kernel
+
+    config = load.config(capability)
+    constants = dict(HEADS=load.heads, DIM=load.dim, WIDTH=config.width, SPLITS=config.padded_splits)
+    types = dict.fromkeys(("parts", "stats"), "*fp32") | {"out": POINTERS[load.dtype]}
+    return compile_for(kernel._merge, types | dict.fromkeys(("starts", "kv_lens"), "*i32"), constants, capability)
+
+
+POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
+
+
+def compile_for(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], capability: int) -> Compiled:
+    """Compile a Triton kernel for a GPU of this compute capability, 90 for an H100, and ask ptxas what it needs.
+
+    types: of the arguments that are not int32 numbers. Pointers are taken to be multiples of 16, as torch's are.
+
+    Raises:
+        UserError: Triton cannot be imported, or interprets its kernels in this process.
+    """
+    try:
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+    except ImportError as error:
+        raise UserError(f"this needs Triton, which cannot be imported ({error})") from error
+    if triton.knobs.runtime.interpret:
+        raise UserError("TRITON_INTERPRET is set, and an interpreted kernel is not compiled; unset it")
+    options = {"num_warps": constants["num_warps"]} if "num_warps" in constants else {}
+    names = kernel.arg_names
+    values = {(names.index(name),): value for name, value in constants.items() if name in names}
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+    source = ASTSource(kernel, signature, values, aligned)
+    found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    return Compiled(*assemble(ptxas, found.asm["ptx"], capability), found.metadata.shared)
+
+
+def assemble(ptxas: Path, ptx: str, capability: int) -> tuple[int, int]:
+    """Return the registers of a thread and the bytes that it spills."""
+    arch = f"sm_{capability}{'a' if capability == 90 else ''}"  # a: with the instructions of this one generation
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(ptx, encoding="utf-8")
+        command = [str(ptxas), "-v", f"-arch={arch}", str(file), "-o", str(file.with_suffix(".cubin"))]
+        said = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stderr
+    registers, spilled = (
+        re.search(pattern, said) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")
+    )
+    assert registers and spilled, said
+    return int(registers[1]), int(spilled[1])
+
+
+def loads(heads: int, kv_heads: int, dim: int) -> Iterator[Load]:
+    """The loads of the table: a batch of decodes and a prompt in each dtype, and decodes over int8 rows."""
+    shape = dict(heads=heads, kv_heads=kv_heads, dim=dim)
+    for dtype in POINTERS:
+        yield Load(32, 1, 2048, dtype, **shape)
+        yield Load(1, 2048, 2048, dtype, **shape)
+    yield Load(32, 1, 2048, "float16", **shape, int8=True)
+
+
+def can_run(load: Load, capability: int) -> bool:
+    """Whether a GPU of this compute capability knows the dtype: a T4 has no bfloat16."""
+    return load.dtype != "bfloat16" or capability >= 80
+
+
+def run(args) -> Report:
+    """Compile every load for every target."""
+    rows = []
+    for load in loads(args.heads, args.kv_heads, args.head_dim):
+        for capability in args.targets:
+            if not can_run(load, capability):
+                continue
+            found, config = compile_attend(load, capability), load.config(capability)
+            row: dict[str, Any] = {"kernel": load.name, "target": f"sm_{capability}"}
+            row |= {"tile": f"{config.rows} x {config.keys}", "warps": config.warps}
+            row |= {"regs": found.registers, "spilled": found.spilled, "KiB": found.shared / 1024}
+            row |= {"MB": load.bytes_moved / 1e6, "Gflop": load.operations / 1e9}
+            rows.append(row | {"H100 us": load.h100_seconds * 1e6})
+    note = "tile: rows of queries x keys; spilled: bytes of a thread; KiB: shared memory; H100 us: at best, on paper"
+    return Report("compiled", rows, [f"one layer: {args.heads} heads, {args.kv_heads} of keys and values", note])

@@ -1,0 +1,60 @@
+"""Lesson 3. The Triton kernels compiled for GPUs that are not here: they fit, and one serves all lengths."""
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux")
+
+from scripts.bench.compiled import POINTERS, SHARED_BYTES, Load, can_run, compile_attend, compile_merge
+
+from mini_engine.attention.triton_kernel import _attend, _merge
+
+slow = pytest.mark.slow("mini_engine/attention", "mini_engine/int8", "scripts/bench/compiled.py", "tests/l3")
+
+
+def check(load: Load, capability: int) -> None:
+    found = compile_attend(load, capability)
+    assert found.spilled == 0, (
+        f"{load.name}, sm_{capability}: {found.spilled} bytes of every thread go to memory beside {found.registers} "
+        "registers. Take fewer rows or keys, or more warps"
+    )
+    room = SHARED_BYTES[capability]
+    assert found.shared <= room, f"{load.name}: {found.shared} bytes of shared memory; sm_{capability} has {room}"
+
+
+@pytest.mark.parametrize("q_len", [1, 2048], ids=["decode", "prefill"])
+def test_qwen3_s_kernels_fit_an_h100(q_len):
+    check(Load(8, q_len, 2048, "bfloat16"), 90)
+
+
+@slow
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("dtype", POINTERS)
+@pytest.mark.parametrize("shape", [(16, 8, 128), (16, 2, 64), (8, 1, 256), (6, 2, 80)], ids=str)
+@pytest.mark.parametrize("q_len", [1, 512], ids=["decode", "prefill"])
+def test_kernels_of_every_shape_fit_every_gpu(q_len, shape, dtype, capability):
+    heads, kv_heads, dim = shape
+    load = Load(8, q_len, 2048, dtype, heads, kv_heads, dim)
+    if can_run(load, capability):
+        check(load, capability)
+
+
+@slow
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_the_merge_of_the_splits_fits(capability):
+    found = compile_merge(Load(8, 1, 2048, "float16", dim=256), capability)
+    assert found.spilled == 0 and found.shared <= SHARED_BYTES[capability]
+
+
+def test_no_number_of_a_step_makes_another_kernel():
+    """Triton compiles anew for a number that is 1 or a multiple of 16, unless it is told not to; in the middle of
+    serving that stops everything for seconds."""
+    for kernel in (_attend, _merge):
+        numbers = {"num_seqs", "max_blocks", "tiles", "splits"} & set(kernel.arg_names)
+        assert numbers <= {param.name for param in kernel.params if param.do_not_specialize}
+
+
+def test_the_paper_s_figures():
+    load = Load(num_seqs=2, q_len=1, kv_len=1000, dtype="bfloat16", heads=4, kv_heads=2, dim=10)
+    assert load.bytes_moved == 2 * 2 * 1000 * 2 * 10 * 2 + 2 * 2 * 4 * 10 * 2, "keys and values, queries and results"
+    assert load.operations == 2 * 4 * 1000 * 10 * 4, "two products of dim, for every query head and key"
+    assert Load(1, 3, 3, "float32", 1, 1, 1).operations == 4 * (1 + 2 + 3), "a query sees no later key"
