@@ -31,6 +31,8 @@ class LLM:
             model; None is the pocket model.
         tokenizer: for a loaded model; a checkpoint has its own.
         dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
+        tensor_parallel_size: share the model between this process and others, on CPUs (lesson 13); they end with the
+            LLM. A script that asks for it belongs under `if __name__ == "__main__":`.
         options: for `build.build_engine`: backend, cuda_graphs, enable_prefix_caching, kv_bytes, num_blocks,
             block_size, kernel, scheduler_config, kv_dtype, kv_cache_dir, kv_host_bytes, kv_disk_bytes, kv_always.
 
@@ -45,12 +47,17 @@ class LLM:
         *,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
+        tensor_parallel_size: int = 1,
         **options: Any,
     ) -> None:
         from mini_engine import build  # the composition root, above all lessons; `for_engine` does without it
 
+        place = POCKET_DIR if model is None else model
+        if tensor_parallel_size != 1:
+            engine = build.parallel(place, tensor_parallel_size, dtype, device, **options)
+            self._begin(engine, tokenizer or Tokenizer.load(place))
+            return
         if not isinstance(model, Qwen3ForCausalLM):
-            place = POCKET_DIR if model is None else model
             model, tokenizer = build.load(place, dtype, device), tokenizer or Tokenizer.load(place)
         if tokenizer is None:
             raise UserError("a loaded model needs its tokenizer; give LLM(model, tokenizer)", param="tokenizer")
@@ -75,10 +82,11 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Abort unfinished requests and release model and pool. Idempotent."""
+        """Abort unfinished requests, release model and pool, and end other ranks. Idempotent."""
         if self._engine is not None:
             for request_id in list(self._engine.scheduler.requests):
                 self._engine.abort(request_id)
+            self._engine.runner.close()
             self._engine = None
 
     @property
