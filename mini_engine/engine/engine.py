@@ -156,7 +156,7 @@ class Engine:
         params.check_fits(self.config.vocab_size, self.config.eos_token_ids)
         stop_ids = params.stop_ids(self.config.eos_token_ids)
         if params.prompt_logprobs is not None:
-            namespace = ("prompt_logprobs", request_id)  # its own: tokens found in the prefix cache have no logits
+            namespace = object()  # its own, even if the id is used again: tokens found in the cache have no logits
         request = Request(request_id, list(prompt_ids), params, priority, stop_ids, namespace)
         self.scheduler.add(request)
         return request
