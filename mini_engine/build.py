@@ -111,7 +111,7 @@ def no_tiers(engine: Engine) -> None:
 
 
 def parallel(
-    path_or_hub_id: str | Path | Qwen3ForCausalLM,
+    path_or_hub_id: str | Path,
     num_ranks: int,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
@@ -132,15 +132,13 @@ def parallel(
 
     options = shareable(options)
     check_device(device)
-    if isinstance(path_or_hub_id, Qwen3ForCausalLM):
-        raise alone_only("the model is loaded already", "give its directory, which every rank reads", "model")
     directory = resolve_checkpoint(path_or_hub_id)
     if is_hybrid_at(directory):
         raise alone_only(f"{path_or_hub_id} is a hybrid model", "choose a Qwen3", "model")
     from mini_engine.parallel.build import parallel_engine
     from mini_engine.parallel.ranks import Ranks
 
-    ranks = Ranks(directory, num_ranks, as_dtype(dtype, "cpu"))
+    ranks = Ranks(str(directory), num_ranks, as_dtype(dtype, "cpu"))
     try:
         return parallel_engine(ranks, manager=manager_class(enable_prefix_caching), **options)
     except BaseException:

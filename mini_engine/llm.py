@@ -52,12 +52,17 @@ class LLM:
     ) -> None:
         from mini_engine import build  # the composition root, above all lessons; `for_engine` does without it
 
-        place = POCKET_DIR if model is None else model
         if tensor_parallel_size != 1:
-            engine = build.parallel(place, tensor_parallel_size, dtype, device, **options)
-            self._begin(engine, tokenizer or Tokenizer.load(place))
+            if isinstance(model, Qwen3ForCausalLM):
+                raise UserError(
+                    "the model is loaded already; give its directory, which every rank reads", param="model"
+                )
+            place = POCKET_DIR if model is None else model
+            tokenizer = tokenizer or Tokenizer.load(place)
+            self._begin(build.parallel(place, tensor_parallel_size, dtype, device, **options), tokenizer)
             return
         if not isinstance(model, Qwen3ForCausalLM):
+            place = POCKET_DIR if model is None else model
             model, tokenizer = build.load(place, dtype, device), tokenizer or Tokenizer.load(place)
         if tokenizer is None:
             raise UserError("a loaded model needs its tokenizer; give LLM(model, tokenizer)", param="tokenizer")

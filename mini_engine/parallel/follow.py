@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 def joined(rank: int, place: Place, model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
     """Wait for the other ranks, and return the model with this rank's share only."""
-    store = dist.FileStore(place.meeting, place.num_ranks)
+    store = dist.FileStore(place.meeting, place.num_ranks)  # pyright: ignore[reportPrivateImportUsage]
     with on_this_machine():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=place.num_ranks, timeout=place.patience)
         return shard(model, init_device_mesh("cpu", (place.num_ranks,)))

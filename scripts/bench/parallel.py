@@ -91,6 +91,7 @@ def contenders_for(path: str, ranks: Ranks) -> list[Contender]:
     """Return the ways to run the checkpoint."""
     whole = load_model(path)
     group = dist.new_group([0], use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup)  # rank 0 is a member
     uncut = shard(load_model(path), DeviceMesh.from_group(group, "cpu"))
     return [
         Contender("1 rank, 1 thread", 1, partial(Engine.for_model, whole)),

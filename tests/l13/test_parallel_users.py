@@ -180,7 +180,9 @@ def running(*arguments):
 
 def ranks_of(process) -> list[int]:
     """Return the ids of the ranks that a command has started."""
-    found = subprocess.run(["ps", "-eww", "-o", "pid,ppid,args"], capture_output=True, encoding="utf-8", check=True).stdout
+    found = subprocess.run(
+        ["ps", "-eww", "-o", "pid,ppid,args"], capture_output=True, encoding="utf-8", check=True
+    ).stdout
     rows = [line.split(None, 2) for line in found.splitlines()[1:]]
     return [int(pid) for pid, parent, args in rows if int(parent) == process.pid and "spawn_main" in args]
 
