@@ -110,6 +110,42 @@ def no_tiers(engine: Engine) -> None:
     """Leave the engine without tiers."""
 
 
+def parallel(
+    path_or_hub_id: str | Path,
+    num_ranks: int,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    *,
+    enable_prefix_caching: bool = True,
+    **options: Any,
+) -> Engine:
+    """Start other ranks and return the engine of this one, rank 0 (lesson 13). Its runner's `close` ends them.
+
+    Args:
+        dtype: as in `load`.
+        options: as for `build_engine`; those that ranks cannot share are refused.
+
+    Raises:
+        UserError: the checkpoint or an option cannot be shared by so many ranks; the sentence says why.
+    """
+    from mini_engine.parallel.limits import alone_only, check_device, shareable
+
+    options = shareable(options)
+    check_device(device)
+    directory = resolve_checkpoint(path_or_hub_id)
+    if is_hybrid_at(directory):
+        raise alone_only(f"{path_or_hub_id} is a hybrid model", "choose a Qwen3", "model")
+    from mini_engine.parallel.build import parallel_engine
+    from mini_engine.parallel.ranks import Ranks
+
+    ranks = Ranks(str(directory), num_ranks, as_dtype(dtype, "cpu"))
+    try:
+        return parallel_engine(ranks, manager=manager_class(enable_prefix_caching), **options)
+    except BaseException:
+        ranks.close()
+        raise
+
+
 def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | torch.device) -> Qwen3ForCausalLM:
     """Load a checkpoint.
 
@@ -124,20 +160,29 @@ def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | tor
         raise UserError("device is 'cuda', but this torch sees no CUDA device; use 'cpu'", param="device")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if dtype == "auto":
-        dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
-    if isinstance(dtype, str):
-        if dtype not in DTYPES:
-            raise UserError(f"dtype is {dtype!r}; choose one of auto, {', '.join(DTYPES)}", param="dtype")
-        dtype = DTYPES[dtype]
+    dtype = as_dtype(dtype, device)
     directory = resolve_checkpoint(path_or_hub_id)
-    from mini_engine.config_schema import is_hybrid  # its library is needed only here
-
-    if is_hybrid(read_json(directory / "config.json")):
+    if is_hybrid_at(directory):
         from mini_engine.hybrid.weights import load_hybrid
 
         return load_hybrid(directory, dtype, device)
     return load_model(directory, dtype, device)
+
+
+def as_dtype(dtype: str | torch.dtype, device: str | torch.device) -> torch.dtype:
+    """Return the torch dtype that `dtype` names on this device; UserError if there is none."""
+    if dtype == "auto":
+        return torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise UserError(f"dtype is {dtype!r}; choose one of auto, {', '.join(DTYPES)}", param="dtype")
+    return DTYPES[dtype] if isinstance(dtype, str) else dtype
+
+
+def is_hybrid_at(directory: Path) -> bool:
+    """Return whether the directory holds a hybrid model (lesson 11)."""
+    from mini_engine.config_schema import is_hybrid  # its library is needed only here
+
+    return is_hybrid(read_json(directory / "config.json"))
 
 
 def with_backend(model: Qwen3ForCausalLM, backend: str) -> Qwen3ForCausalLM:

@@ -15,6 +15,10 @@ class UserError(ValueError):
         self.param = param
 
 
+class EngineDead(UserError):
+    """No step can run any more, whatever the request: a process that holds part of the model has ended (Lesson 13)."""
+
+
 class CacheFull(RuntimeError):
     """A contiguous cache has fewer rows than the sequence has tokens (Lesson 1). Nothing was changed."""
 

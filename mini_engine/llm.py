@@ -31,6 +31,8 @@ class LLM:
             model; None is the pocket model.
         tokenizer: for a loaded model; a checkpoint has its own.
         dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
+        tensor_parallel_size: share the model between this process and others, on CPUs (lesson 13); they end with the
+            LLM. A script that asks for it belongs under `if __name__ == "__main__":`.
         options: for `build.build_engine`: backend, cuda_graphs, enable_prefix_caching, kv_bytes, num_blocks,
             block_size, kernel, scheduler_config, kv_dtype, kv_cache_dir, kv_host_bytes, kv_disk_bytes, kv_always.
 
@@ -45,10 +47,20 @@ class LLM:
         *,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
+        tensor_parallel_size: int = 1,
         **options: Any,
     ) -> None:
         from mini_engine import build  # the composition root, above all lessons; `for_engine` does without it
 
+        if tensor_parallel_size != 1:
+            if isinstance(model, Qwen3ForCausalLM):
+                raise UserError(
+                    "the model is loaded already; give its directory, which every rank reads", param="model"
+                )
+            place = POCKET_DIR if model is None else model
+            tokenizer = tokenizer or Tokenizer.load(place)
+            self._begin(build.parallel(place, tensor_parallel_size, dtype, device, **options), tokenizer)
+            return
         if not isinstance(model, Qwen3ForCausalLM):
             place = POCKET_DIR if model is None else model
             model, tokenizer = build.load(place, dtype, device), tokenizer or Tokenizer.load(place)
@@ -75,10 +87,11 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Abort unfinished requests and release model and pool. Idempotent."""
+        """Abort unfinished requests, release model and pool, and end other ranks. Idempotent."""
         if self._engine is not None:
             for request_id in list(self._engine.scheduler.requests):
                 self._engine.abort(request_id)
+            self._engine.runner.close()
             self._engine = None
 
     @property

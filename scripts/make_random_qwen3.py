@@ -26,7 +26,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 QWEN3 = dict(vocab_size=151_936, num_key_value_heads=8, head_dim=128, max_position_embeddings=40_960)
 HYBRID = dict(linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4, full_attention_interval=4)
 # From the public config.json files. "hybrid-0.6B" is the 0.6B with delta nets in three layers of four (lesson 11);
-# "small" is ours, for two cores and little time; "pocket" is the pocket model's.
+# "small" and "wide", the 0.6B's width in fewer layers, are ours, for two cores and little time; "pocket" is the pocket
+# model's.
 SHAPES: dict[str, dict[str, Any]] = {
     "0.6B": QWEN3 | dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
     "1.7B": QWEN3 | dict(hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16),
@@ -36,6 +37,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     | dict(tie_word_embeddings=False),
     "small": QWEN3
     | dict(vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8),
+    "wide": QWEN3
+    | dict(vocab_size=2048, hidden_size=1024, intermediate_size=3072, num_hidden_layers=8, num_attention_heads=16),
     "hybrid-0.6B": QWEN3
     | HYBRID
     | dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16)

@@ -40,6 +40,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="int8: twice the tokens in the same memory, and slightly different answers (default: the model's dtype)",
     )
+    parser.add_argument(
+        "--tp",
+        "--tensor-parallel-size",
+        dest="tensor_parallel_size",
+        type=whole_number(1),
+        default=1,
+        metavar="N",
+        help="processes that share the model's heads (default: 1)",
+    )
     add_tier_options(parser)
 
 
@@ -106,6 +115,7 @@ def load_llm(args: argparse.Namespace, **options: Any):
         args.model,
         dtype=args.dtype,
         device=args.device,
+        tensor_parallel_size=args.tensor_parallel_size,
         backend=args.backend,
         cuda_graphs=args.cuda_graphs,
         enable_prefix_caching=args.prefix_caching,

@@ -77,8 +77,12 @@ class Session:
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the input ends."""
-    llm = load_llm(args)
-    session = Session(llm, args)
+    with load_llm(args) as llm:
+        return talk(Session(llm, args))
+
+
+def talk(session: Session) -> int:
+    """Carry out line after line of input."""
     interactive = sys.stdin.isatty()
     if interactive:
         print("Type a message, or /help for the commands.")

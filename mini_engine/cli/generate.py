@@ -20,10 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer one prompt; Ctrl-C stops the answer early. Returns exit code 0, or 1 if the engine failed."""
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    with load_llm(args) as llm:
+        return answer(llm, prompt, args)
+
+
+def answer(llm, prompt: str, args: argparse.Namespace) -> int:
+    """Print the answer as it is generated. Returns the exit code."""
     from mini_engine.engine.answer import TextDelta
 
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    llm, params = load_llm(args), sampling_params(args)
+    params = sampling_params(args)
     started, pieces, token_ids, last = time.perf_counter(), [], [], TextDelta("", [])
     asked = [{"role": "user", "content": prompt}] if args.chat else prompt
     with interruptible() as pressed, llm.stream(asked, params) as deltas:
@@ -37,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - started
     reason = last.finish_reason or "abort"
     if args.json:
-        answer = {"prompt_ids": deltas.request.prompt_ids, "token_ids": token_ids, "text": "".join(pieces)}
-        print(json.dumps(answer | {"finish_reason": reason, "error": last.error, "seconds": seconds}))
+        found = {"prompt_ids": deltas.request.prompt_ids, "token_ids": token_ids, "text": "".join(pieces)}
+        print(json.dumps(found | {"finish_reason": reason, "error": last.error, "seconds": seconds}))
     else:
         print()
     if last.error and not args.json:

@@ -24,7 +24,7 @@ from mini_engine.engine.sampler import sample
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
 from mini_engine.engine.stats import StepStats
-from mini_engine.errors import UserError
+from mini_engine.errors import EngineDead, UserError
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.manager import KvCacheManager, blocks_in_budget
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
@@ -106,7 +106,7 @@ class Engine:
         kernel: str = "auto",
         scheduler_config: SchedulerConfig | None = None,
         manager: Callable[..., KvCacheManager] = KvCacheManager,
-        pool: type[PoolMaker] = PoolMaker,
+        pool: Callable[[Qwen3ForCausalLM], PoolMaker] = PoolMaker,
     ) -> "Engine":
         """Build an engine with its own pool.
 
@@ -156,7 +156,7 @@ class Engine:
         params.check_fits(self.config.vocab_size, self.config.eos_token_ids)
         stop_ids = params.stop_ids(self.config.eos_token_ids)
         if params.prompt_logprobs is not None:
-            namespace = ("prompt_logprobs", request_id)  # its own: tokens found in the prefix cache have no logits
+            namespace = object()  # its own, even if the id is used again: tokens found in the cache have no logits
         request = Request(request_id, list(prompt_ids), params, priority, stop_ids, namespace)
         self.scheduler.add(request)
         return request
@@ -174,6 +174,9 @@ class Engine:
 
         A step fails if the model, the sampler or `update` raises an Exception. `scheduler.fail` ends its requests, and
         the exception is logged with its traceback. KeyboardInterrupt and SystemExit are not failures: they go through.
+
+        Raises:
+            EngineDead: neither this step nor any other can run; every request has ended with that error.
         """
         scheduler = self.scheduler
         preempted = scheduler.num_preemptions
@@ -183,6 +186,9 @@ class Engine:
         total = sum(chunk.stop - chunk.start for chunk in chunks)
         try:
             new_tokens = scheduler.update(chunks, self._run(chunks))
+        except EngineDead as error:
+            scheduler.fail(list(scheduler.requests.values()), error)
+            raise
         except Exception as error:
             log.exception("a step failed; the %d requests in it end with an error", len(requests))
             new_tokens = {}

@@ -100,3 +100,11 @@ class ModelRunner:
         """
         step = with_prompt_rows(plan_step(chunks, self.block_size, self.pool.device), chunks)
         return self.model(step.token_ids, self.pool, step.meta, rows=step.rows)
+
+    @property
+    def fault(self) -> str:
+        """Why no step can run any more; empty as long as one can, here always."""
+        return ""
+
+    def close(self) -> None:
+        """Release what the runner holds outside this process: nothing here, other ranks in lesson 13."""

@@ -31,6 +31,7 @@ from mini_engine.engine.mailbox import Mailbox, ring
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.stats import StepStats
+from mini_engine.errors import EngineDead
 from mini_engine.tokenizer import Tokenizer
 
 SECONDS_PER_READER = 0.002  # between two wake-ups of a reader, times the number of answers that a step advances
@@ -111,7 +112,12 @@ class EngineWorker:
     @property
     def is_alive(self) -> bool:
         """Whether the thread is running and takes jobs."""
-        return self._thread.is_alive() and not self._stopping
+        return self._thread.is_alive() and not self._stopping and not self.fault
+
+    @property
+    def fault(self) -> str:
+        """Why the engine cannot run another step; empty as long as it can."""
+        return self.engine.runner.fault
 
     async def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TextDelta]:
         """Answer one prompt, delta by delta. Closing the iterator early aborts the request.
@@ -227,6 +233,9 @@ class EngineWorker:
         """Run one step and deliver its deltas. The thread survives any error."""
         try:
             result = self.engine.step()
+        except EngineDead as error:
+            self._fail(str(error))
+            return
         except Exception as error:  # not one request's fault: the engine itself failed
             log.exception("the engine failed between two steps; all open requests end with an error")
             self._fail(f"{type(error).__name__}: {error}")

@@ -5,6 +5,7 @@ columns and need no exchange; o and down are cut by rows, and their results are 
 layer. Norms, embedding and vocabulary head are whole in every rank.
 """
 
+import math
 from dataclasses import replace
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,6 +17,7 @@ from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 BY_COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 BY_ROWS = ("self_attn.o_proj", "mlp.down_proj")
+SHARED = ("num_key_value_heads", "num_attention_heads", "intermediate_size")
 
 
 def share_of(config: Qwen3Config, num_ranks: int) -> Qwen3Config:
@@ -24,24 +26,23 @@ def share_of(config: Qwen3Config, num_ranks: int) -> Qwen3Config:
     Raises:
         UserError: heads or columns cannot be divided evenly.
     """
-    shares = {}
-    for name in ("num_key_value_heads", "num_attention_heads", "intermediate_size"):
-        whole = getattr(config, name)
-        if num_ranks < 1 or whole % num_ranks:
-            allowed = [str(n) for n in range(1, config.num_key_value_heads + 1) if config.num_key_value_heads % n == 0]
-            raise UserError(
-                f"{num_ranks} ranks cannot share {name} = {whole} evenly; choose one of {', '.join(allowed)}",
-                param="tensor_parallel_size",
-            )
-        shares[name] = whole // num_ranks
-    return replace(config, **shares)
+    whole = {name: getattr(config, name) for name in SHARED}
+    least = math.gcd(*whole.values())
+    if num_ranks < 1 or least % num_ranks:
+        name = next((name for name in whole if num_ranks < 1 or whole[name] % num_ranks), SHARED[0])
+        allowed = ", ".join(str(n) for n in range(1, least + 1) if least % n == 0)
+        raise UserError(
+            f"{num_ranks} ranks cannot share {name} = {whole[name]} evenly; choose one of {allowed}",
+            param="tensor_parallel_size",
+        )
+    return replace(config, **{name: size // num_ranks for name, size in whole.items()})
 
 
 def shard(model: Qwen3ForCausalLM, mesh: DeviceMesh) -> Qwen3ForCausalLM:
     """Keep only this rank's share of the model's matrices. Its forward pass then takes part in the other ranks'."""
     plan: dict[str, ParallelStyle] = {f"model.layers.*.{name}": ColwiseParallel() for name in BY_COLUMNS}
     plan |= {f"model.layers.*.{name}": RowwiseParallel() for name in BY_ROWS}
-    parallelize_module(model, mesh, plan)
+    parallelize_module(model, mesh, plan, src_data_rank=None)  # each rank cuts what it has read itself
     return model
 
 

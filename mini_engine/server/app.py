@@ -144,7 +144,7 @@ class ServerApp:
         install_handlers(routes)
         add_routes(routes, Service(worker, config, metrics))
         describe_bodies(routes, CompletionRequest, ChatRequest)
-        self.config = config
+        self.config, self.worker = config, worker
         self.drain = Drain(routes)
         self.outermost = behind(self.drain, config)
         self.cut = partial(worker.end_all, "the server is shutting down")

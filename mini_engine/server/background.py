@@ -17,13 +17,15 @@ from mini_engine.server.app import ServerApp
 from mini_engine.server.connections import BACKLOG, AcceptErrors, GuardedProtocol, room_for_connections
 
 CUT_SECONDS = 1  # for requests still in flight when the grace is over
+FAREWELL_SECONDS = 1  # from the engine's end to the server's: whatever asks for /health sees that it is no longer well
 ENDING_SECONDS = 5  # of the grace: to cut them off, and for Python itself to end
 
 
 class DrainingServer(uvicorn.Server):
     """The first SIGTERM or Ctrl-C begins the drain; the server ends when nothing is in flight or the grace is over.
 
-    Whatever is in flight then ends with an error, so that a stream's client can tell it from a complete answer.
+    Whatever is in flight then ends with an error, so that a stream's client can tell it from a complete answer. If the
+    engine cannot go on, the drain begins by itself.
     """
 
     def __init__(self, app: ServerApp, grace_seconds: float) -> None:
@@ -40,6 +42,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self.app, self.drain, self.grace_seconds = app, app.drain, grace_seconds
         self.deadline = float("inf")
+        self.stays_until = 0.0
         self.cut = False
 
     @property
@@ -65,12 +68,16 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn asks ten times a second whether to end."""
+        if self.app.worker.fault and not self.drain.draining:
+            self.begin_drain()
+            self.stays_until = time.monotonic() + FAREWELL_SECONDS
         if self.drain.draining:
             late = time.monotonic() - self.deadline
             if late > 0 and not self.cut:
                 self.cut = True
                 self.app.cut()
-            if self.drain.num_in_flight == 0 or late > CUT_SECONDS:
+            idle = self.drain.num_in_flight == 0 and time.monotonic() > self.stays_until
+            if idle or late > CUT_SECONDS:
                 self.should_exit = True
         return await super().on_tick(counter)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mini_engine.cli.arguments import add_engine_options, add_scheduler_options, load_llm, scheduler_config
 from mini_engine.cli.parser import whole_number
-from mini_engine.errors import UserError
+from mini_engine.errors import EngineDead, UserError
 
 NEEDED = "serve needs the extra 'server': pip install -e '.[server]', or make setup ARGS=\"--extras server\""
 
@@ -52,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal arrives. Returns 0 once everything has drained or been cut off in time."""
+    """Serve until a signal arrives. Returns 0 once everything has drained or been cut off in time.
+
+    Raises:
+        UserError: an option is invalid. EngineDead: the engine could not go on.
+    """
     try:
         from mini_engine.server.app import create_app
         from mini_engine.server.background import DrainingServer, listen, url_of
@@ -79,9 +83,11 @@ def run(args: argparse.Namespace) -> int:
     )
     with listen(args.host, args.port) as listener:
         llm, metrics = load_llm(args, scheduler_config=scheduler_config(args)), Metrics()
-        with EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics) as worker:
+        with llm, EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics) as worker:
             metrics.watch(worker)
             app = create_app(worker, config, metrics)
             print(f"serving {name} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
             DrainingServer(app, config.grace_seconds).run([listener])
+            if worker.fault:
+                raise EngineDead(worker.fault)
     return 0

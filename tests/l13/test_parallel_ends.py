@@ -4,22 +4,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from mini_engine.engine.engine import Engine
-from mini_engine.errors import UserError
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.errors import EngineDead, UserError
 from mini_engine.parallel.build import parallel_engine
 from mini_engine.parallel.ranks import Ranks
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.weights import load_model
-from tests.l13.test_parallel import OPTIONS, answers, slow
+from tests.l13.ends import WAIT_SECONDS, deadline, wait_until_gone
+from tests.l13.test_parallel import OPTIONS, PROMPTS, answers, slow
 from tests.support import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_SECONDS = 60
 
 
 @slow
@@ -31,15 +33,50 @@ def test_biases_are_added_once_and_an_own_head_is_whole():
 
 
 @slow
-def test_when_a_rank_dies_requests_end_with_a_sentence_that_names_it():
+def test_when_a_rank_dies_every_request_ends_with_a_sentence_that_names_it():
+    with Ranks(str(POCKET_DIR), 2) as ranks:
+        engine = parallel_engine(ranks, **OPTIONS, scheduler_config=SchedulerConfig(max_num_seqs=2))
+        assert answers(engine)[1] == [None] * 4
+        chosen = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+        requests = [engine.add_request(f"late {i}", ids, chosen) for i, ids in enumerate(PROMPTS)]
+        engine.step()
+        os.kill(ranks.processes[0].pid, signal.SIGTERM)
+        with deadline(WAIT_SECONDS), pytest.raises(EngineDead) as caught:
+            while True:
+                engine.step()
+        assert "rank 1 of 2 has ended" in str(caught.value) and str(caught.value) == engine.runner.fault
+        assert all("rank 1 of 2 has ended" in request.error for request in requests), "those that wait, too"
+        assert not engine.has_unfinished
+        with pytest.raises(EngineDead):
+            answers(engine)
+
+
+@slow
+def test_a_rank_that_does_not_answer_is_given_up_in_time():
+    with Ranks(str(POCKET_DIR), 2, patience=timedelta(seconds=3)) as ranks:
+        engine = parallel_engine(ranks, **OPTIONS)
+        answers(engine)
+        os.kill(ranks.processes[0].pid, signal.SIGSTOP)
+        with deadline(WAIT_SECONDS), pytest.raises(EngineDead):
+            answers(engine)
+        assert ranks.fault
+
+
+@slow
+def test_a_step_that_is_interrupted_ends_the_ranks_because_they_are_out_of_step():
+    """Otherwise the next plan would meet ranks that still add up the layers of the last one."""
     with Ranks(str(POCKET_DIR), 2) as ranks:
         engine = parallel_engine(ranks, **OPTIONS)
-        assert answers(engine)[1] == [None] * 4
-        os.kill(ranks.processes[0].pid, signal.SIGKILL)
-        begun = time.monotonic()
-        errors = answers(engine)[1]
-        assert all("rank 1 of 2 has ended" in error for error in errors), errors
-        assert time.monotonic() - begun < WAIT_SECONDS
+        answers(engine)
+        layer = ranks.model.model.layers[3]
+        handle = layer.register_forward_pre_hook(lambda *_: signal.raise_signal(signal.SIGINT))
+        with deadline(WAIT_SECONDS):
+            with pytest.raises(KeyboardInterrupt):
+                answers(engine)
+            handle.remove()
+            with pytest.raises(EngineDead) as caught:
+                engine.step()
+        assert "interrupted" in str(caught.value)
 
 
 @slow
@@ -55,19 +92,8 @@ def test_when_rank_0_dies_the_others_end():
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8", check=False)
-    other, deadline = int(done.stdout), time.monotonic() + WAIT_SECONDS
-    while is_alive(other):
-        assert time.monotonic() < deadline, "rank 1 outlived rank 0"
-        time.sleep(0.1)
-    assert "rank 1 of 2 ends" in done.stderr and "Traceback" not in done.stderr, done.stderr
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    wait_until_gone([int(done.stdout)])
+    assert "Traceback" not in done.stderr, done.stderr
 
 
 @slow

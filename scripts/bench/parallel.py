@@ -1,0 +1,267 @@
+"""Lesson 13. Suite `parallel`: a step of one process beside the same step of two that share the model.
+
+    decode, prefill  one rank with one thread, one rank with two, two ranks with one each, in turn; and one rank that
+                     holds the only share, which pays for being cut without an exchange
+    exchange         all-reduces and bytes of a step, counted, beside what the shapes say; the share of its time
+    on paper         the same all-reduces over other links, from bandwidths and latencies that nothing here measures
+
+All contenders run lesson 0's layers in float32. The second rank sleeps while the first runs alone.
+"""
+
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scripts.bench.common import Report, take_turns
+from scripts.make_random_qwen3 import SHAPES, write_random
+from scripts.smoke.arguments import pocket_dir
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mini_engine.cli.parser import at_least
+from mini_engine.config import Qwen3Config
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.parallel.build import parallel_engine
+from mini_engine.parallel.ranks import Ranks
+from mini_engine.parallel.shard import bytes_per_step, shard
+from mini_engine.weights import load_model
+
+WIDE = "wide"
+BATCHES = (1, 8)
+HISTORY, PREFILL, STEPS = 32, 256, 4
+BLOCK = 16
+PAPER, PAPER_TOKENS = "8B", (1, 32, 2048)
+NVLINK, PCIE = (450.0, 10.0), (25.0, 20.0)  # GB/s in each direction, µs an all-reduce, of two GPUs; round figures
+Row = dict[str, Any]
+
+
+class Contender(NamedTuple):
+    """A way to run the model. threads: torch's, in rank 0."""
+
+    name: str
+    threads: int
+    make: Callable[..., Engine]
+
+
+def add_arguments(parser) -> None:
+    """Add this suite's options."""
+    parser.add_argument(
+        "--memory", type=at_least(1), default=3000.0, metavar="GB/S", help="of a GPU, on paper (default: 3000)"
+    )
+    parser.add_argument(
+        "--compute", type=at_least(1), default=500.0, metavar="TFLOP/S", help="of a GPU, on paper (default: 500)"
+    )
+
+
+def run(args: Namespace) -> Report:
+    """Measure both models, then compute the table on paper."""
+    rows, exchange = [], []
+    with tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True) as folder:
+        models = {"pocket": str(pocket_dir()), WIDE: folder}
+        write_random(Path(folder), WIDE, "float32")
+        for name in list(models)[: 1 if args.quick else 2]:
+            with Ranks(models[name], 2) as ranks:
+                rows += [{"model": name} | row for row in timed(models[name], ranks, args)]
+                exchange += [{"model": name} | row for row in exchanged(ranks)]
+    width = SHAPES[WIDE]
+    notes = [
+        f"float32, lesson 0's layers; {WIDE}: the 0.6B's width, {width['num_hidden_layers']} layers, random weights",
+        f"decode behind {HISTORY} tokens; prefill of {PREFILL}; × is the time beside one rank with one thread",
+        *map(sentence, exchange),
+    ]
+    gloo = min(row["µs a call"] for row in exchange)
+    return Report("parallel", rows, notes, drawn="×", more=on_paper(args.memory * 1e9, args.compute * 1e12, gloo))
+
+
+# ---------------------------------------------------------------- measured
+
+
+def contenders_for(path: str, ranks: Ranks) -> list[Contender]:
+    """Return the ways to run the checkpoint."""
+    whole = load_model(path)
+    group = dist.new_group([0], use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup)  # rank 0 is a member
+    uncut = shard(load_model(path), DeviceMesh.from_group(group, "cpu"))
+    return [
+        Contender("1 rank, 1 thread", 1, partial(Engine.for_model, whole)),
+        Contender("1 rank, 2 threads", 2, partial(Engine.for_model, whole)),
+        Contender("1 rank, a share of 1", 1, partial(Engine.for_model, uncut)),
+        Contender("2 ranks, 1 thread each", 1, partial(parallel_engine, ranks)),
+    ]
+
+
+def timed(path: str, ranks: Ranks, args: Namespace) -> list[Row]:
+    """Time decode steps at each batch, and a prefill, the contenders in turn."""
+    rows, rounds = [], args.rounds or (5 if args.quick else 15)
+    contenders = contenders_for(path, ranks)
+    for batch in BATCHES:
+        calls = {one.name: decoder(one, batch, rounds) for one in contenders}
+        rows += as_rows(f"decode, {batch} at once", calls, rounds, STEPS)
+    calls = {one.name: prefiller(one) for one in contenders}
+    return rows + as_rows(f"prefill, {PREFILL} tokens", calls, rounds, 1)
+
+
+def as_rows(title: str, calls: dict[str, Callable[[], None]], rounds: int, steps: int) -> list[Row]:
+    """Time the calls in turn; return a row for each."""
+    timings = take_turns(calls, rounds, title)
+    first = next(iter(timings.values())).median
+    return [
+        {
+            "step": title,
+            "run by": name,
+            "ms a step": 1e3 * timing.median / steps,
+            "± %": 100 * timing.spread,
+            "×": timing.median / first,
+        }
+        for name, timing in timings.items()
+    ]
+
+
+def engine_of(one: Contender, num_tokens: int) -> Engine:
+    """Return an engine that shares no prefixes, with room for so many tokens."""
+    limits = SchedulerConfig(max_num_batched_tokens=1024, chunked_prefill_size=1024, watermark=0.0)
+    num_blocks = 2 + 2 * -(-num_tokens // BLOCK)
+    return one.make(num_blocks=num_blocks, block_size=BLOCK, scheduler_config=limits, manager=KvCacheManager)
+
+
+def decoder(one: Contender, batch: int, rounds: int) -> Callable[[], None]:
+    """Return a call of STEPS decode steps of so many requests, behind their prompts."""
+    wanted = STEPS * (rounds + 3)
+    engine = engine_of(one, batch * (HISTORY + wanted + BLOCK))
+    params = SamplingParams(temperature=0, max_tokens=wanted, ignore_eos=True)
+    for index in range(batch):
+        engine.add_request(str(index), [1 + index] * HISTORY, params)
+    torch.set_num_threads(one.threads)
+    engine.step()
+
+    def steps() -> None:
+        torch.set_num_threads(one.threads)
+        for _ in range(STEPS):
+            if len(engine.step().new_tokens) != batch:
+                raise RuntimeError(f"{one.name}: a decode step did not advance all {batch} requests")
+
+    return steps
+
+
+def prefiller(one: Contender) -> Callable[[], None]:
+    """Return a call that computes one prompt."""
+    engine = engine_of(one, 2 * PREFILL)
+    params = SamplingParams(temperature=0, max_tokens=1)
+
+    def prefill() -> None:
+        torch.set_num_threads(one.threads)
+        request = engine.add_request("one", [1 + i % 97 for i in range(PREFILL)], params)
+        engine.step()
+        if request.error:
+            raise RuntimeError(request.error)
+
+    return prefill
+
+
+class Counter(TorchDispatchMode):
+    """Counts all-reduces, their bytes, and the seconds until their sums are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.bytes, self.seconds = 0, 0, 0.0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Called for every operation on plain tensors; a DTensor is taken apart first."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        name, begun = str(func), time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        if name.startswith("_c10d_functional."):
+            self.seconds += time.perf_counter() - begun
+        if name.startswith("_c10d_functional.all_reduce"):
+            self.calls += 1
+            self.bytes += args[0].nbytes
+        return result
+
+
+def exchanged(ranks: Ranks) -> list[Row]:
+    """Count the exchange of a decode step at each batch, and of a prefill."""
+    rows = []
+    torch.set_num_threads(1)
+    one = Contender("counted", 1, partial(parallel_engine, ranks))
+    cases = [(f"decode, {batch} at once", batch, decoder(one, batch, 2), STEPS) for batch in BATCHES]
+    for title, tokens, call, steps in [*cases, (f"prefill, {PREFILL} tokens", PREFILL, prefiller(one), 1)]:
+        call()
+        counter, begun = Counter(), time.perf_counter()
+        with counter:
+            call()
+        taken = time.perf_counter() - begun
+        rows.append(
+            {
+                "step": title,
+                "all-reduces": counter.calls / steps,
+                "bytes": counter.bytes / steps,
+                "theory": bytes_per_step(ranks.model.config, tokens, 4),
+                "share": counter.seconds / taken,
+                "µs a call": 1e6 * counter.seconds / counter.calls,
+            }
+        )
+    return rows
+
+
+def sentence(row: Row) -> str:
+    """Say what a step exchanged."""
+    return (
+        f"{row['model']}, {row['step']}: {row['all-reduces']:g} all-reduces of {row['bytes'] / 2**10:g} KiB together "
+        f"(theory: {row['theory'] / 2**10:g}), {row['share']:.0%} of the step, {row['µs a call']:.0f} µs each"
+    )
+
+
+# ---------------------------------------------------------------- on paper
+
+
+def on_paper(memory: float, compute: float, gloo: float) -> list[Row]:
+    """Return what two GPUs would gain by sharing a model, link by link. Nothing in it is measured but `gloo`.
+
+    A step takes as long as reading the weights once or the arithmetic, whichever is longer. Two ranks halve both. An
+    all-reduce over two ranks costs a fixed time and its bytes, once in each direction.
+
+    Args:
+        memory: bytes/s at which a GPU reads weights. compute: its operations/s.
+        gloo: µs of an all-reduce between the processes of this run, waiting included; bytes are free there.
+    """
+    config = Qwen3Config(**SHAPES[PAPER])
+    links = {"NVLink": NVLINK, "PCIe 4 x16": PCIE, "gloo, as here": (float("inf"), gloo)}
+    calls, num_bytes = 2 * config.num_hidden_layers, weight_bytes(config, 2)
+    rows = []
+    for tokens in PAPER_TOKENS:
+        size = bytes_per_step(config, tokens, 2)
+        alone = 1e3 * max(num_bytes / memory, num_bytes * tokens / compute)  # two operations a weight of two bytes
+        for name, (rate, latency) in links.items():
+            exchange = calls * latency / 1e3 + size / rate / 1e6
+            both = alone / 2 + exchange
+            rows.append(
+                {
+                    f"on paper: {PAPER} in bfloat16": f"{tokens} tokens a step",
+                    "link": name,
+                    "MiB a step": size / 2**20,
+                    "ms of exchange": exchange,
+                    "ms on 1 GPU": alone,
+                    "ms on 2 GPUs": both,
+                    "×": both / alone,
+                }
+            )
+    return rows
+
+
+def weight_bytes(config: Qwen3Config, itemsize: int) -> int:
+    """Return the bytes of the layers' matrices, which ranks share."""
+    width, heads = config.hidden_size, config.num_attention_heads + config.num_key_value_heads
+    layer = 2 * width * heads * config.head_dim + 3 * width * config.intermediate_size
+    return itemsize * config.num_hidden_layers * layer
