@@ -166,8 +166,9 @@ def call_that_should_raise(failure: Failure) -> str:
     while isinstance(statement, ast.With | ast.For):
         statement = statement.body[-1]
     called = getattr(statement, "value", None)
-    is_known = isinstance(called, ast.expr) and not is_literal(called)
-    return value(ast.unparse(called), LONGEST_CALL) if is_known else ""
+    if not isinstance(called, ast.expr) or is_literal(called):
+        return ""
+    return value(ast.unparse(called), LONGEST_CALL)
 
 
 def failing_statement(failure: Failure) -> ast.stmt | None:
