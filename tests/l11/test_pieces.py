@@ -51,7 +51,8 @@ def test_the_least_recently_used_checkpoint_makes_room():
 
 def test_without_slots_there_is_no_checkpoint():
     tree, (one,) = nodes(track=0, count=1)
-    assert tree.new_checkpoint(one) is None and not tree.checkpoints, "no slot can be had, so there is no checkpoint"
+    assert tree.new_checkpoint(one) is None, "no slot can be had, and there is none to evict: return None"
+    assert not tree.checkpoints, "no slot can be had, so there is no checkpoint"
 
 
 def keep(kv, tokens, with_state=True) -> int | None:
@@ -73,12 +74,36 @@ def test_a_request_starts_from_a_copy_of_the_deepest_checkpoint():
     keep(kv, PROMPT[:20], with_state=False)
     assert kv.allocate("a", PROMPT) == 16, "the deepest node with a checkpoint, not the deepest with K and V"
     slot = kv.slot_of("a")
-    assert slot <= 3, "a request needs a working slot of its own: copy the checkpoint"
-    assert kv.states.log == [("copy", deepest, slot)], "copy the checkpoint's state into the slot, and nothing else"
+    assert 1 <= slot <= 3, "a request needs a working slot of its own: copy the checkpoint"
+    assert kv.states.log[-1:] == [("copy", deepest, slot)], "copy the checkpoint's state into the slot"
     table = kv.tables["a"]
     assert table.num_computed == 16, "go on behind the tokens that the state has seen"
-    assert len(table.blocks) == 4 and table.num_tokens == 16, "the blocks of these tokens are in the table"
+    assert (len(table.blocks), table.num_tokens) == (4, 16), "the blocks of these tokens are in the table"
     assert table.ends == [20], "note where this prompt is to be checkpointed: `_ends` has the places"
+
+
+def test_a_request_in_another_namespace_finds_nothing():
+    kv = manager()
+    keep(kv, PROMPT[:16])
+    assert kv.allocate("b", PROMPT, "another") == 0, "a checkpoint is found in the namespace that it was stored in"
+    assert kv.tables["b"].namespace == "another", "the table keeps the namespace: `commit` and `free` store with it"
+
+
+def test_the_last_token_of_a_prompt_is_left_to_compute():
+    kv = manager()
+    keep(kv, PROMPT[:16])
+    keep(kv, PROMPT[:20])
+    assert kv.allocate("a", PROMPT[:20]) == 16, "20 tokens are stored; one must be computed to get logits: `_usable`"
+    assert kv.tables["a"].key == key_of(PROMPT[:20]), "the table's `key` has all whole blocks of the prompt"
+
+
+def test_what_a_request_starts_from_is_locked_and_counted():
+    kv = manager()
+    keep(kv, PROMPT[:16])
+    kv.allocate("a", PROMPT)
+    assert kv.tree.num_protected == 4, "match_state has locked the 4 blocks: they stay locked while the request runs"
+    told = kv.stats.asked_tokens, kv.stats.found_tokens
+    assert told == (21, 16), "`stats` counts the lookup, as in lesson 8: 21 prompt tokens, 16 of them found"
 
 
 def test_without_a_checkpoint_a_request_starts_from_zeros():
@@ -87,17 +112,24 @@ def test_without_a_checkpoint_a_request_starts_from_zeros():
     assert kv.allocate("a", PROMPT) == 0, "12 tokens have K and V, but no state leads there"
     assert kv.tables["a"].ends == [12, 20], "where it leaves what is stored, and its last whole block"
     assert kv.states.seen.get(kv.slot_of("a")) == (), "a slot is zeroed when it is handed out"
-    assert kv.allocate("b", PROMPT, "other namespace") == 0 and kv.slot_of("b") != kv.slot_of("a")
+    kv.allocate("b", PROMPT, "other namespace")
+    assert kv.slot_of("b") not in [kv.slot_of("a")], "each request has a slot of its own"
 
 
 def test_what_cannot_be_admitted_changes_nothing():
-    kv = manager(slots=1)
+    kv = manager(slots=2)
+    keep(kv, PROMPT[:16])
     kv.allocate("a", PROMPT)
+    free = list(kv.free_slots)
     with refused("a request that has a table cannot get another: raise ValueError"):
         kv.allocate("a", PROMPT)
+    assert kv.free_slots == free, "a refused call must change nothing: it has taken a slot"
+    kv.allocate("b", PROMPT)
+    locks = [node.locks for node in kv.tree.checkpoints]
     with pytest.raises(OutOfBlocks):
-        kv.allocate("b", PROMPT)
-    assert list(kv.tables) == ["a"] and kv.free_slots == [], "a refused call must change nothing"
+        kv.allocate("c", PROMPT)
+    assert sorted(kv.tables) == ["a", "b"], "a refused call must change nothing: it has left a table"
+    assert [node.locks for node in kv.tree.checkpoints] == locks, "a refused call must change nothing: it has locked"
 
 
 def chunk_ends(kv, length, ends) -> list[int]:
