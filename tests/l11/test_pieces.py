@@ -146,9 +146,11 @@ def chunk_ends(kv, length, ends) -> list[int]:
 
 def test_chunks_end_at_intervals_and_at_the_prompt_s_own_places():
     assert chunk_ends(manager(), 21, [20]) == [8, 16, 20, 21], (
-        "chunks end at every interval, and at the last whole block"
+        "chunks end at every multiple of the interval, 8, and at the last whole block, 20"
     )
-    assert chunk_ends(manager(), 21, [12, 20]) == [8, 12, 16, 20, 21], "and where it left a stored prefix"
+    assert chunk_ends(manager(), 21, [12, 20]) == [8, 12, 16, 20, 21], (
+        "chunks end at every multiple of 8, counted from the text's start, and at both of `ends`, 12 and 20"
+    )
     assert chunk_ends(manager(interval=40), 21, []) == [21], "no place to checkpoint: one chunk"
 
 

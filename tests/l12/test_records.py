@@ -82,7 +82,7 @@ def intact(magic=MAGIC, version=VERSION, kind=Kind.KV, token_bytes=64, payload_b
 
 def test_the_bytes_are_those_of_the_format():
     fields = HEADER.unpack(stored()[: HEADER.size])
-    assert fields == (MAGIC, VERSION, Kind.KV, 64, 200, KEY, PARENT), (
+    assert fields == (MAGIC, VERSION, int(Kind.KV), 64, 200, KEY, PARENT), (
         "the header: magic, version, kind, bytes of tokens, bytes of payload, key, parent"
     )
     assert stored()[HEADER.size : -CRC.size] == RECORD.tokens + RECORD.payload, "behind the header: tokens, payload"
