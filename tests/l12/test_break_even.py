@@ -41,7 +41,7 @@ def test_fewer_tokens_than_the_break_even_are_computed():
 
 SIZE = 16
 NEVER = BreakEven(400.0, 1000, 1.0)
-FROM_3_BLOCKS = BreakEven(400.0, 1000, 800_000.0, latency=3 * SIZE / 800)
+FROM_3_BLOCKS = BreakEven(400.0, 1000, 800_000.0, latency=2.5 * SIZE / 800)  # between two and three blocks
 
 
 class Text(Prefix):
