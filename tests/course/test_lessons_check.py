@@ -182,6 +182,8 @@ def test_of_two_results_that_are_in_the_wrong_order_neither_is_expected():
         ("looked_up <= most", "9 <= 3", ("9", "<= 3")),
         ("found.size <= 2 * len(ids)", "9 <= 4", ("9", "<= 4")),
         ("least <= pool.num_free", "3 <= 2", ("2", ">= 3")),
+        ("2 <= found", "2 <= 1", ("1", ">= 2")),
+        ("2 < token < 9", "12 < 9", ("12", "< 9")),
         ("number != found.number", "3 != 3", ("3", "!= 3")),
         ("name in found.text", "'a' in 'xyz'", ("'xyz'", "something with 'a'")),
         ("name not in found.text", "'x' not in 'xyz'", ("'xyz'", "something without 'x'")),
