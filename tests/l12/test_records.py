@@ -142,7 +142,9 @@ def test_a_root_is_as_long_as_a_key():
 
 def test_namespaces_of_different_types_and_texts_are_apart():
     for one, other in itertools.combinations([None, "", "1", 1, "null", "None", "'1'"], 2):
-        assert IDENTITY.root(one) != IDENTITY.root(other), f"namespaces {one!r} and {other!r}: another tenant's KV"
+        assert IDENTITY.root(one) != IDENTITY.root(other), (
+            f"namespaces {one!r} and {other!r} have the same root: one tenant would read another tenant's KV"
+        )
 
 
 def test_a_namespace_without_bytes_is_refused():
