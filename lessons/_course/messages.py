@@ -7,7 +7,7 @@ from itertools import takewhile
 from lessons._course.catalog import Bug, Lesson
 from lessons._course.output import value
 from lessons._course.report import Failure, TestResult
-from lessons._course.result import NOT_RAISED, compares_returned, sides_of
+from lessons._course.result import NOT_RAISED, call_that_should_raise, compares_returned, sides_of
 
 MOST_LINES = 6
 MOST_PITFALLS = 3
@@ -84,7 +84,8 @@ def happened(result: TestResult) -> str:
     if failure is None:
         return "fails a test."
     if NOT_RAISED.match(failure.message):
-        return f"raises nothing where {sides_of(failure)[1]} is expected."
+        call, expected = call_that_should_raise(failure), sides_of(failure)[1]
+        return f"raises nothing{f' in `{call}`' if call else ''} where {expected} is expected."
     if failure.type == "Crash":
         return f"ends Python itself: {cause(failure)}"
     if failure.type in ("AssertionError", "Failed"):

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ NOT_RAISED = re.compile(r"DID NOT RAISE (?:any of )?(?:<class ')?(\(.*\)|[\w.]+)
 EQUAL_CALL = re.compile(r"\bwhere False = (?:<[^>]*>|[\w.]*equal)\((.*)\)$", re.MULTILINE)
 TOLD = re.compile(r"^Your code: (.*)\nExpected:  (.*)$", re.MULTILINE)
 MOST_CALLS = 8
+LONGEST_CALL = 80
+MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def sides_of(failure: Failure) -> tuple[str, str]:
     """Return (got, expected) of the comparison that failed; empty if the failure compares nothing.
 
     The course's tests write `result == expected`, or name both sides in their message. A literal on the left is taken
-    for the expected side.
+    for the expected side; in other comparisons than `==`, so is a name, if only the right side asks an object.
     """
     if missing := NOT_RAISED.match(failure.message):
         return "no exception", missing[1].strip("()").replace(", ", " or ")
@@ -60,10 +63,12 @@ def sides_of(failure: Failure) -> tuple[str, str]:
     left, op, right = split_comparison(first)
     if not op or (op != "==" and compares_results(failure)):
         return "", ""
-    if op in ("in", "not in") and has_literal_left(failure):
+    if op in ("in", "not in") and has_plain_left(failure):
         return value(right), value(f"{'something with' if op == 'in' else 'something without'} {left}")
-    if op == "==" and has_literal_left(failure):
-        left, right = right, left
+    if has_literal_left(failure) if op == "==" else has_plain_left(failure):
+        left, op, right = right, MIRRORED.get(op, op), left
+    if op == "is" and left == right:
+        return value(left), "the same object, not another one that is equal"
     return both(left, right) if op == "==" else (value(left), value(f"{op} {right}"))
 
 
@@ -102,10 +107,29 @@ def has_literal_left(failure: Failure) -> bool:
     return isinstance(test, ast.Compare) and is_literal(test.left) and not is_literal(test.comparators[0])
 
 
-def compares_results(failure: Failure) -> bool:
-    """Whether the test's assertion compares two results, as in `a < b`, of which neither is the expected side."""
+def has_plain_left(failure: Failure) -> bool:
+    """Whether the test's assertion has a value that the test itself knows on the left, as in `name in result.text`."""
     test = asserted(failure)
-    return isinstance(test, ast.Compare) and not any(map(is_literal, [test.left, *test.comparators]))
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:  # of `1 < x < 3` the failing part is not known
+        return False
+    return has_literal_left(failure) or (is_plain(test.left) and not is_plain(test.comparators[0]))
+
+
+def compares_results(failure: Failure) -> bool:
+    """Whether the test's assertion compares two results, as in `a.b < c.b`, of which neither is the expected side."""
+    test = asserted(failure)
+    return isinstance(test, ast.Compare) and not any(map(is_plain, [test.left, *test.comparators]))
+
+
+def is_plain(node: ast.expr) -> bool:
+    """Whether an expression has names and literals only, besides `len`: it asks no object and calls no other function.
+
+    In a comparison it is the expected side: `most`, or `2 * len(ids)`.
+    """
+    calls = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]
+    return not any(isinstance(part, ast.Attribute) for part in ast.walk(node)) and all(
+        isinstance(name, ast.Name) and name.id == "len" for name in calls
+    )
 
 
 def compares_returned(failure: Failure) -> bool:
@@ -134,9 +158,25 @@ def assigned(failure: Failure, name: str) -> ast.expr | None:
 
 def asserted(failure: Failure) -> ast.expr | None:
     """Return what the failing assertion demands, as it stands in the test."""
-    statement = "\n".join(line[2:] for line in failure.did if line.startswith("> ")).strip()
+    return getattr(failing_statement(failure), "test", None)
+
+
+def call_that_should_raise(failure: Failure) -> str:
+    """Return the call under `with pytest.raises(…)`, the last one there, in one line; empty if it is not known."""
+    statement = failing_statement(failure)
+    while isinstance(statement, ast.With | ast.For):
+        statement = statement.body[-1]
+    called = getattr(statement, "value", None)
+    if not isinstance(called, ast.expr) or is_literal(called):
+        return ""
+    return value(ast.unparse(called), LONGEST_CALL)
+
+
+def failing_statement(failure: Failure) -> ast.stmt | None:
+    """Return the statement at which the test failed."""
+    lines = [line[2:] for line in failure.did if line.startswith("> ")]
     try:
-        return getattr(ast.parse(statement).body[0], "test", None)
+        return ast.parse(textwrap.dedent("\n".join(lines)).strip()).body[0]
     except (SyntaxError, IndexError):
         return None
 

@@ -95,17 +95,17 @@ class GdnPool(TrackSlots):
         return self.recurrent_state[gdn_layer_idx], self.conv_state[gdn_layer_idx]
 
     def reset_states(self, slots: Sequence[int] | Tensor) -> None:
-        """Set the states of these slots to zero in every layer: the state before a text's first token.
+        """Set the states of these slots to zero in every layer, in place: the state before a text's first token.
 
         Raises:
-            ValueError: a slot is not in the pool; nothing was changed.
+            ValueError: a slot is not in the pool, which includes slot 0; nothing was changed.
         """
         index = self._index(slots)
         self.recurrent_state[:, index] = 0
         self.conv_state[:, index] = 0
 
     def copy_states(self, src_index: int, dst_index: int) -> None:
-        """Copy the states of one slot to another in every layer; either may be a working slot or a checkpoint.
+        """Copy one slot's states to another in every layer, in place; either may be a working slot or a checkpoint.
 
         Raises:
             ValueError: a slot is not in the pool, or the target is the padding slot; nothing was copied.

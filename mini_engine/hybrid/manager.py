@@ -89,6 +89,12 @@ class HybridCacheManager(PrefixCacheManager):
     def allocate(self, request_id: str, token_ids: Sequence[int], namespace: Hashable = None) -> int:
         """Begin a table with the blocks of the deepest checkpoint, and a slot with a copy of its state, or with zeros.
 
+        As in lesson 8, the checkpoint's node stays locked, and the lookup is counted in `stats`. The table's `ends`
+        are those of `_ends`.
+
+        Returns:
+            how many leading tokens the state has seen and the blocks hold.
+
         Raises:
             OutOfBlocks: no state slot is free. ValueError: the request has a table. Nothing was changed.
         """

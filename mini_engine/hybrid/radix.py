@@ -79,7 +79,9 @@ class CheckpointTree(RadixTree):
             return Peek(num_tokens, sum(len(part.blocks) for part in path if not part.locks))
 
     def new_checkpoint(self, node: Node) -> int | None:
-        """Give a node a checkpoint, evicting another one if necessary.
+        """Give a node a checkpoint, evicting the least recently used one if no slot is free.
+
+        A node that has one keeps it; it counts as used now. An evicted one is counted in `num_states_evicted`.
 
         Returns:
             the slot to copy the state at the node's end into; None if the node has one, or no slot is free.

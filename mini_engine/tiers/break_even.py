@@ -39,7 +39,7 @@ class BreakEven:
         return self.latency / gain if gain > 0 else math.inf
 
     def pays(self, num_tokens: int) -> bool:
-        """Whether bringing back this many tokens takes less time than computing them."""
+        """Whether bringing back this many tokens takes less time than computing them; of no tokens it never does."""
         return num_tokens > 0 and num_tokens >= self.num_tokens
 
 

@@ -35,7 +35,7 @@ class Identity:
     layout: int = LAYOUT_VERSION
 
     def root(self, namespace: Hashable = None) -> bytes:
-        """Return the key that a chain starts from.
+        """Return the key that a chain starts from: a digest of all fields and the namespace, which are kept apart.
 
         Raises:
             TypeError: the namespace is neither None nor a string or integer, so it has no bytes to hash.

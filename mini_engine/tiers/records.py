@@ -1,6 +1,6 @@
 """Lesson 12. A record: the K and V of one block in all layers, or one state checkpoint, as bytes that can be trusted.
 
-    magic · version · kind · tokens · payload length · key · parent │ tokens │ payload │ CRC-32 of all that
+    magic · version · kind · bytes of tokens · bytes of payload · key · parent │ tokens │ payload │ CRC-32 of all that
 
 The length tells a record that was cut off, the CRC one that was damaged. Key, parent and tokens tell one that is intact
 but belongs to another model, another namespace or another text. Whatever differs is a miss, never an answer.
@@ -28,7 +28,12 @@ class Kind(IntEnum):
 
 
 class BadRecord(ValueError):
-    """Stored bytes are not the record that was asked for. reason: one word, for counting."""
+    """Stored bytes are not the record that was asked for.
+
+    reason: one word, for counting. "truncated": its length is not what its header says. "version": of another version.
+    "damaged": the CRC differs, or the kind is unknown. "foreign": intact, but another record. Without MAGIC at its
+    beginning it is of another version or damaged.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the stored record is unusable: {reason}")

@@ -101,7 +101,11 @@ class BlockStore:
         self.traffic.saved_tokens += len(new) * self.identity.block_size
 
     def wanted(self, prefix: Prefix, start: int, stop: int) -> list[Wanted]:
-        """Return what to ask for, of blocks start … stop - 1: as many as the tiers seem to have, as far as it pays."""
+        """Return what to ask for, of blocks start … stop - 1: as many as the tiers seem to have, as far as it pays.
+
+        The blocks up to the first one that is only on the disk need no disk. Those from there on, whichever tier has
+        them, are left out unless `judges.disk` says that their tokens pay; then `judges.host` is asked about the rest.
+        """
         hosted = start
         while hosted < stop and prefix.keys[hosted + 1] in self.tiers.host:
             hosted += 1

@@ -175,6 +175,65 @@ def test_of_two_results_that_are_in_the_wrong_order_neither_is_expected():
     assert sides_of(failure) == ("", "") and remarks(failure) == ["Not true: 0 < 0"]
 
 
+@pytest.mark.parametrize(
+    ("test", "compared", "sides"),
+    [
+        ("found.looked_up <= most", "9 <= 3", ("9", "<= 3")),
+        ("looked_up <= most", "9 <= 3", ("9", "<= 3")),
+        ("found.size <= 2 * len(ids)", "9 <= 4", ("9", "<= 4")),
+        ("least <= pool.num_free", "3 <= 2", ("2", ">= 3")),
+        ("2 <= found", "2 <= 1", ("1", ">= 2")),
+        ("2 < token < 9", "12 < 9", ("12", "< 9")),
+        ("number != found.number", "3 != 3", ("3", "!= 3")),
+        ("name in found.text", "'a' in 'xyz'", ("'xyz'", "something with 'a'")),
+        ("name not in found.text", "'x' not in 'xyz'", ("'xyz'", "something without 'x'")),
+        ("slot in free", "3 in [4]", ("3", "in [4]")),
+        ("as_error(error) is error", "<Seat 3> is <Seat 3>", ("", "")),
+        ("as_error(error) is error", "{1: 2} is {1: 2}", ("{1: 2}", "the same object, not another one that is equal")),
+        ("draw(1) != draw(2)", "5 != 5", ("", "")),
+    ],
+)
+def test_a_name_in_a_comparison_is_the_expected_side_unless_the_test_asks_the_code(test, compared, sides):
+    failure = Failure("AssertionError", f"why\nassert {compared}", did=[f'> assert {test}, "why"'])
+    assert sides_of(failure) == sides
+    assert any(sides) or remarks(failure) == [f"Not true: {compared}"]
+
+
+@pytest.mark.parametrize(
+    ("did", "named"),
+    [
+        (["  seats = Seats(3)", "> with pytest.raises(ValueError):", ">     seats.take(4)"], " in `seats.take(4)`"),
+        (["> with pytest.raises(KeyError) as caught:", ">     one = first()", ">     seats[one]"], " in `seats[one]`"),
+        (["> with pytest.raises(ValueError):", ">     for n in (4, 5):", ">         take(n)"], " in `take(n)`"),
+        (["> with pytest.raises(ValueError):", ">     seats.size = 0"], ""),
+        ([], ""),
+    ],
+)
+def test_what_should_have_raised_is_named(did, named):
+    failure = Failure("Failed", "DID NOT RAISE ValueError", did=did)
+    assert (
+        happened(TestResult("t", "failed", failure=failure)) == f"raises nothing{named} where ValueError is expected."
+    )
+
+
+def test_of_a_hypothesis_test_the_lines_are_shown_too(toy):
+    toy.edit(
+        "tests/l0/test_seats.py",
+        "def test_of_no_task",
+        """@given(strategies.just(2))
+def test_taken_by_chance(count):
+    taken = Seats(3).take(count)
+    assert taken == [0, 1]
+
+
+def test_of_no_task""",
+    )
+    toy.edit("tests/l0/test_seats.py", "import pytest\n", "import pytest\nfrom hypothesis import given, strategies\n")
+    toy.write_wrong("self.free[:n], self.free[n:]", "self.free[-n:], self.free[:-n]")
+    bad = next(one for one in check(toy, everything=True).report.results if "by_chance" in one.test)
+    assert bad.failure.did == ["  taken = Seats(3).take(count)", "> assert taken == [0, 1]"]
+
+
 def test_a_tests_own_words_come_without_the_name_of_pytests_exception():
     failure = Failure("Failed", "no seat was handed out")
     assert cause(failure) == "no seat was handed out"
@@ -219,7 +278,9 @@ def test_an_attribute_that_is_none_is_no_forgotten_return():
 def test_a_missing_error_is_named(toy):
     toy.write_wrong("        if n > len(self.free):", "        if n > 99:")
     verdict = check(toy)
-    assert verdict.advice.headline == "Task 2 (Seats.take) raises nothing where ValueError is expected."
+    assert (
+        verdict.advice.headline == "Task 2 (Seats.take) raises nothing in `seats.take(3)` where ValueError is expected."
+    )
     assert (verdict.advice.result.got, verdict.advice.result.expected) == ("no exception", "ValueError")
 
 

@@ -12,17 +12,20 @@ class Ledger(TrackSlots):
     Attributes:
         seen: slot -> tokens; a slot that was never written has none.
         log: what was asked for, such as ("copy", 1, 4) and ("reset", 1).
+        tree: the tree whose nodes own the checkpoints, if there is one.
     """
+
+    tree = None
 
     def __init__(self, max_reqs, max_track_slots=0):
         super().__init__(max_reqs, max_track_slots)
         self.seen = {}
         self.log = []
-        self.written = set()  # checkpoint slots that have been written since they were handed out
+        self.written = {}  # checkpoint slot -> the node that owned it when it was written, since it was handed out
 
     def alloc_track_slot(self):
         slot = super().alloc_track_slot()
-        self.written.discard(slot)
+        self.written.pop(slot, None)
         return slot
 
     def free_track_slot(self, slot):
@@ -44,8 +47,15 @@ class Ledger(TrackSlots):
         assert 0 < slot < self.num_slots, f"slot {slot} is not in the pool, or it is the padding slot"
         if slot > self.max_reqs:
             assert slot in self.held_track_slots, f"checkpoint {slot} is written but not handed out"
-            assert slot not in self.written, f"checkpoint {slot} is written again: a checkpoint never changes"
-            self.written.add(slot)
+            owner = self.owner(slot)
+            is_new = slot not in self.written or self.written[slot] is not owner  # another node may take a slot over
+            assert is_new, f"checkpoint {slot} is written again: a checkpoint never changes"
+            self.written[slot] = owner
+
+    def owner(self, slot):
+        """Return the node whose checkpoint is in `slot`."""
+        owners = self.tree.checkpoints.items() if self.tree else ()
+        return next((node for node, held in owners if held == slot), None)
 
     def advance(self, slot, tokens):
         """Do to a working slot what the model does: its state now has seen these tokens too."""
@@ -55,7 +65,9 @@ class Ledger(TrackSlots):
 
 def manager(slots=3, track=4, num_blocks=40, size=4, interval=8) -> HybridCacheManager:
     """Return a manager over a Ledger; blocks of 4 tokens, a checkpoint every 8."""
-    return HybridCacheManager(num_blocks, size, states=Ledger(slots, track), checkpoint_interval=interval)
+    kv = HybridCacheManager(num_blocks, size, states=Ledger(slots, track), checkpoint_interval=interval)
+    kv.states.tree = kv.tree
+    return kv
 
 
 def admit(kv, name, tokens, namespace=None) -> int:

@@ -31,18 +31,27 @@ def oracle(state, q, k, v, g, beta):
     return out, state
 
 
+def test_without_a_key_the_state_only_fades():
+    state, (q, k, v, g, beta) = torch.randn(1, HEADS, D_K, D_V), inputs(1)
+    out, after = recurrent_step(state.clone(), q, torch.zeros_like(k), v, g, beta)
+    shapes = tuple(out.shape), tuple(after.shape)
+    assert shapes == ((1, HEADS, D_V), (1, HEADS, D_K, D_V)), "return the outputs, then the new states"
+    assert torch.allclose(after, state * g.exp()[..., None, None], atol=1e-6), (
+        "a state fades by e^g; under a key of zeros nothing else is written"
+    )
+
+
 def test_a_step_fades_the_state_corrects_it_and_reads_it():
     state, parts = torch.randn(HEADS, D_K, D_V), inputs(1)
-    out, after = recurrent_step(state[None], *parts)
+    out, after = recurrent_step(state[None].clone(), *parts)
     want_out, want_state = oracle(state, *parts)
-    assert out.shape == (1, HEADS, D_V) and after.shape == (1, HEADS, D_K, D_V)
     assert torch.allclose(after[0].double(), want_state, atol=1e-6), "fade the state first, then write the difference"
     assert torch.allclose(out.double(), want_out, atol=1e-6), "the output reads the state after the token was written"
 
 
 def test_with_beta_0_a_token_writes_nothing():
     state, (q, k, v, g, beta) = torch.randn(1, HEADS, D_K, D_V), inputs(1)
-    _, after = recurrent_step(state, q, k, v, g, torch.zeros_like(beta))
+    _, after = recurrent_step(state.clone(), q, k, v, g, torch.zeros_like(beta))
     assert torch.allclose(after, state * g.exp()[..., None, None], atol=1e-6), (
         "beta is the part of the difference that is written; with beta 0 the state only fades, by e^g"
     )
@@ -58,17 +67,19 @@ def test_what_a_token_wrote_is_read_back_with_its_key():
 def test_sequences_of_a_batch_do_not_see_each_other():
     states = torch.randn(4, HEADS, D_K, D_V)
     parts = inputs(4)
-    out, after = recurrent_step(states, *parts)
+    out, after = recurrent_step(states.clone(), *parts)
     for i in range(4):
-        alone, state = recurrent_step(states[i : i + 1], *(x[i : i + 1] for x in parts))
-        assert torch.allclose(out[i], alone[0], atol=1e-6) and torch.allclose(after[i], state[0], atol=1e-6)
+        alone, state = recurrent_step(states[i : i + 1].clone(), *(x[i : i + 1] for x in parts))
+        why = f"row {i} of a batch must come out as it does alone: each row has a state of its own"
+        assert torch.allclose(out[i], alone[0], atol=1e-6), why
+        assert torch.allclose(after[i], state[0], atol=1e-6), why
 
 
 @pytest.mark.parametrize("length", [1, 2, 17, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 9])
 def test_many_tokens_at_once_equal_one_at_a_time(length):
     state, parts = torch.randn(HEADS, D_K, D_V), inputs(length, seed=length)
     out, after = chunk_scan(state, *parts)
-    want, step = [], state[None]
+    want, step = [], state[None].clone()
     for t in range(length):
         one, step = recurrent_step(step, *(x[t : t + 1] for x in parts))
         want.append(one)
@@ -109,6 +120,7 @@ def test_the_last_inputs_are_kept_for_the_next_step(taps, length):
     """Also when a step has fewer inputs than are kept: then some of the old ones stay."""
     inputs, kept = torch.arange(1.0, 1 + length * 2).view(length, 2), torch.zeros(2, taps - 1)
     window, after = advance_conv(kept, inputs)
+    assert tuple(window.shape) == (taps - 1 + length, 2), "the window is [K - 1 + T, C]: channels last"
     assert torch.equal(window, torch.cat((torch.zeros(taps - 1, 2), inputs))), "the kept inputs, then the step's own"
     assert after.shape == (2, taps - 1), f"keep K - 1 = {taps - 1} inputs, as [C, K - 1]: channels first"
     assert torch.equal(after.T, window[len(window) - taps + 1 :]), "keep the last inputs, the latest one last"

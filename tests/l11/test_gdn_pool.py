@@ -10,6 +10,7 @@ from mini_engine.hybrid.gdn_pool import PADDING_SLOT, GdnPool
 from mini_engine.hybrid.track_slots import TrackSlots
 from tests.l8.trees import refused
 
+NAMES = ("recurrent", "convolution")
 SHAPE = dict(num_gdn_layers=3, num_v_heads=4, head_k_dim=5, head_v_dim=7, conv_dim=11, conv_kernel_size=4)
 
 
@@ -63,18 +64,30 @@ def test_a_layer_that_does_not_exist_is_an_error(layer):
         pool().get_layer_state(layer)
 
 
-@pytest.mark.parametrize("slots", [[2], [1, 4], torch.tensor([5, 2]), torch.tensor([3], dtype=torch.int32)])
+@pytest.mark.parametrize(
+    "slots", [[2], [1, 4], [PADDING_SLOT, 3], torch.tensor([5, 2]), torch.tensor([3], dtype=torch.int32)]
+)
 def test_a_reset_zeroes_these_slots_in_every_layer_and_no_others(slots):
     states = filled()
     before = states.recurrent_state.clone(), states.conv_state.clone()
     states.reset_states(slots)
     gone = {int(slot) for slot in slots}
-    for tensor, was in zip((states.recurrent_state, states.conv_state), before, strict=True):
-        for slot in range(states.num_slots):
-            same = not tensor[:, slot].any() if slot in gone else torch.equal(tensor[:, slot], was[:, slot])
-            assert same, (
-                f"after reset_states({sorted(gone)}) exactly these slots are zero, recurrent and conv; not {slot}"
-            )
+    kept = [slot for slot in range(states.num_slots) if slot not in gone]
+    for name, tensor, was in zip(NAMES, (states.recurrent_state, states.conv_state), before, strict=True):
+        for slot in gone:
+            assert not tensor[:, slot].any(), f"reset_states({sorted(gone)}): slot {slot} still has a {name} state"
+        assert torch.equal(tensor[:, kept], was[:, kept]), f"reset_states({sorted(gone)}) changed another {name} state"
+
+
+def test_a_reset_and_a_copy_write_into_the_pool_s_own_tensors():
+    states = filled()
+    layers = [states.get_layer_state(layer) for layer in range(3)]
+    states.reset_states([1])
+    states.copy_states(2, 3)
+    for recurrent, conv in layers:
+        why = "write in place: views of a layer, and recorded steps, go on reading the tensors that the pool began with"
+        assert not recurrent[1].any() and not conv[1].any(), why
+        assert torch.equal(recurrent[3], recurrent[2]) and torch.equal(conv[3], conv[2]), why
 
 
 def test_resetting_nothing_changes_nothing():
@@ -111,11 +124,12 @@ def test_a_copy_outside_the_pool_or_into_padding_is_refused(source, target):
     assert torch.equal(states.recurrent_state, before), "a refused copy must write nothing"
 
 
-def test_a_reset_outside_the_pool_is_refused():
+@pytest.mark.parametrize("wrong", [6, -1])
+def test_a_reset_outside_the_pool_is_refused(wrong):
     states = filled()
-    with refused("reset_states([1, 6]) must raise ValueError: the pool has slots 0 … 5"):
-        states.reset_states([1, 6])
-    assert states.recurrent_state[:, 1].all(), "nothing may be reset if one slot is wrong: check all of them first"
+    with refused(f"reset_states([1, {wrong}]) must raise ValueError: the pool has slots 0 … 5"):
+        states.reset_states([1, wrong])
+    assert states.recurrent_state.all(), "nothing may be reset if one slot is wrong: check all of them first"
 
 
 def test_track_slots_lie_behind_the_working_slots_and_run_out_with_none():

@@ -26,6 +26,7 @@ class World:
     def __init__(self):
         self.states = Ledger(SLOTS, TRACK)
         self.kv = HybridCacheManager(USABLE + 1, SIZE, self.copy, states=self.states, checkpoint_interval=INTERVAL)
+        self.states.tree = self.kv.tree
         self.slots, self.alive = {}, {}
         self.calls = self.names = self.found = self.waits = self.preempted = 0
 

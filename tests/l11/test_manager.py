@@ -12,14 +12,15 @@ def test_a_new_request_gets_a_slot_of_zeros():
     kv = manager()
     admit(kv, "a", PROMPT)
     slot = kv.slot_of("a")
-    assert 1 <= slot <= 3 and kv.states.log == [("reset", slot)], "a slot is zeroed when it is handed out"
+    assert 1 <= slot <= 3, "slots 1 … 3 are working slots"
+    assert kv.states.log == [("reset", slot)], "a slot is zeroed when it is handed out"
 
 
 def test_two_requests_never_have_the_same_slot():
     kv = manager()
     for name in "abc":
         admit(kv, name, PROMPT)
-    assert sorted(kv.slot_of(name) for name in "abc") == [1, 2, 3]
+    assert sorted(kv.slot_of(name) for name in "abc") == [1, 2, 3], "each request has a working slot of its own"
     with pytest.raises(OutOfBlocks):
         admit(kv, "d", PROMPT)
     assert "d" not in kv.tables and kv.blocks_by_state.held == 0

@@ -32,7 +32,8 @@ def test_a_node_that_has_a_checkpoint_keeps_it_and_becomes_the_newest():
     tree.new_checkpoint(two)
     assert tree.new_checkpoint(one) is None, "its state is there already, and a checkpoint is written once"
     assert tree.checkpoints.get(one) == slot, "a node keeps the checkpoint that it has"
-    assert list(tree.checkpoints) == [two, one], "the least recently used comes first"
+    names = [{one: "one", two: "two"}[node] for node in tree.checkpoints]
+    assert names == ["two", "one"], "asking for a checkpoint that is there makes it the most recently used"
 
 
 def test_the_least_recently_used_checkpoint_makes_room():
@@ -42,15 +43,16 @@ def test_the_least_recently_used_checkpoint_makes_room():
     assert tree.new_checkpoint(three) == slot, (
         "no slot is free: the least recently used checkpoint's must be used again"
     )
-    assert list(tree.checkpoints) == [two, three] and tree.num_states_evicted == 1, (
-        "one checkpoint went, and is counted"
-    )
+    names = [{one: "one", two: "two", three: "three"}[node] for node in tree.checkpoints]
+    assert names == ["two", "three"], "the least recently used checkpoint goes, and the new one is the newest"
+    assert tree.num_states_evicted == 1, "one checkpoint went, and num_states_evicted counts it"
     assert tree.num_blocks == 3, "its blocks stay"
 
 
 def test_without_slots_there_is_no_checkpoint():
     tree, (one,) = nodes(track=0, count=1)
-    assert tree.new_checkpoint(one) is None and not tree.checkpoints, "no slot can be had, so there is no checkpoint"
+    assert tree.new_checkpoint(one) is None, "no slot can be had, and there is none to evict: return None"
+    assert not tree.checkpoints, "no slot can be had, so there is no checkpoint"
 
 
 def keep(kv, tokens, with_state=True) -> int | None:
@@ -72,12 +74,36 @@ def test_a_request_starts_from_a_copy_of_the_deepest_checkpoint():
     keep(kv, PROMPT[:20], with_state=False)
     assert kv.allocate("a", PROMPT) == 16, "the deepest node with a checkpoint, not the deepest with K and V"
     slot = kv.slot_of("a")
-    assert slot <= 3, "a request needs a working slot of its own: copy the checkpoint"
-    assert kv.states.log == [("copy", deepest, slot)], "copy the checkpoint's state into the slot, and nothing else"
+    assert 1 <= slot <= 3, "a request needs a working slot of its own: copy the checkpoint"
+    assert kv.states.log[-1:] == [("copy", deepest, slot)], "copy the checkpoint's state into the slot"
     table = kv.tables["a"]
     assert table.num_computed == 16, "go on behind the tokens that the state has seen"
-    assert len(table.blocks) == 4 and table.num_tokens == 16, "the blocks of these tokens are in the table"
+    assert (len(table.blocks), table.num_tokens) == (4, 16), "the blocks of these tokens are in the table"
     assert table.ends == [20], "note where this prompt is to be checkpointed: `_ends` has the places"
+
+
+def test_a_request_in_another_namespace_finds_nothing():
+    kv = manager()
+    keep(kv, PROMPT[:16])
+    assert kv.allocate("b", PROMPT, "another") == 0, "a checkpoint is found in the namespace that it was stored in"
+    assert kv.tables["b"].namespace == "another", "the table keeps the namespace: `commit` and `free` store with it"
+
+
+def test_the_last_token_of_a_prompt_is_left_to_compute():
+    kv = manager()
+    keep(kv, PROMPT[:16])
+    keep(kv, PROMPT[:20])
+    assert kv.allocate("a", PROMPT[:20]) == 16, "20 tokens are stored; one must be computed to get logits: `_usable`"
+    assert kv.tables["a"].key == key_of(PROMPT[:20]), "the table's `key` has all whole blocks of the prompt"
+
+
+def test_what_a_request_starts_from_is_locked_and_counted():
+    kv = manager()
+    keep(kv, PROMPT[:16])
+    kv.allocate("a", PROMPT)
+    assert kv.tree.num_protected == 4, "match_state has locked the 4 blocks: they stay locked while the request runs"
+    told = kv.stats.asked_tokens, kv.stats.found_tokens
+    assert told == (21, 16), "`stats` counts the lookup, as in lesson 8: 21 prompt tokens, 16 of them found"
 
 
 def test_without_a_checkpoint_a_request_starts_from_zeros():
@@ -86,17 +112,24 @@ def test_without_a_checkpoint_a_request_starts_from_zeros():
     assert kv.allocate("a", PROMPT) == 0, "12 tokens have K and V, but no state leads there"
     assert kv.tables["a"].ends == [12, 20], "where it leaves what is stored, and its last whole block"
     assert kv.states.seen.get(kv.slot_of("a")) == (), "a slot is zeroed when it is handed out"
-    assert kv.allocate("b", PROMPT, "other namespace") == 0 and kv.slot_of("b") != kv.slot_of("a")
+    kv.allocate("b", PROMPT, "other namespace")
+    assert kv.slot_of("b") not in [kv.slot_of("a")], "each request has a slot of its own"
 
 
 def test_what_cannot_be_admitted_changes_nothing():
-    kv = manager(slots=1)
+    kv = manager(slots=2)
+    keep(kv, PROMPT[:16])
     kv.allocate("a", PROMPT)
+    free = list(kv.free_slots)
     with refused("a request that has a table cannot get another: raise ValueError"):
         kv.allocate("a", PROMPT)
+    assert kv.free_slots == free, "a refused call must change nothing: it has taken a slot"
+    kv.allocate("b", PROMPT)
+    locks = [node.locks for node in kv.tree.checkpoints]
     with pytest.raises(OutOfBlocks):
-        kv.allocate("b", PROMPT)
-    assert list(kv.tables) == ["a"] and kv.free_slots == [], "a refused call must change nothing"
+        kv.allocate("c", PROMPT)
+    assert sorted(kv.tables) == ["a", "b"], "a refused call must change nothing: it has left a table"
+    assert [node.locks for node in kv.tree.checkpoints] == locks, "a refused call must change nothing: it has locked"
 
 
 def chunk_ends(kv, length, ends) -> list[int]:
@@ -113,9 +146,11 @@ def chunk_ends(kv, length, ends) -> list[int]:
 
 def test_chunks_end_at_intervals_and_at_the_prompt_s_own_places():
     assert chunk_ends(manager(), 21, [20]) == [8, 16, 20, 21], (
-        "chunks end at every interval, and at the last whole block"
+        "chunks end at every multiple of the interval, 8, and at the last whole block, 20"
     )
-    assert chunk_ends(manager(), 21, [12, 20]) == [8, 12, 16, 20, 21], "and where it left a stored prefix"
+    assert chunk_ends(manager(), 21, [12, 20]) == [8, 12, 16, 20, 21], (
+        "chunks end at every multiple of 8, counted from the text's start, and at both of `ends`, 12 and 20"
+    )
     assert chunk_ends(manager(interval=40), 21, []) == [21], "no place to checkpoint: one chunk"
 
 

@@ -9,9 +9,11 @@ from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 
 @pytest.mark.parametrize("held", [set(), {1}, {3}, {1, 2, 9}, {4, 5, 6}, {2, 15, 7, 8}])
 def test_moves_fill_the_front_with_as_few_copies_as_possible(held):
-    moved = moves(held)
-    assert {moved.get(block, block) for block in held} == set(range(1, len(held) + 1))
-    assert all(block > len(held) for block in moved), "a block at the front stays where it is"
+    moved = moves(set(held))
+    placed = sorted(moved.get(block, block) for block in held)
+    assert placed == list(range(1, len(held) + 1)), "after the moves the held blocks are 1 … len(held), each once"
+    staying = [block for block in moved if block <= len(held)]
+    assert staying == [], "a block at the front stays where it is: it is not in the result"
 
 
 class Pool:
@@ -57,12 +59,14 @@ def pool():
 
 
 def test_the_held_blocks_become_the_first_ones(pool):
-    before = len(pool.manager.allocator.held)
-    moved = compact(pool.manager)
     allocator = pool.manager.allocator
+    before = len(allocator.held)
+    behind = sum(block > before for block in allocator.held)
+    moved = compact(pool.manager)
     assert allocator.held == set(range(1, before + 1)), "no hole is left before the last held block"
     assert sorted(allocator.free_blocks) == list(range(before + 1, BLOCKS)), "every other block is free, once"
-    assert moved > 0 and compact(pool.manager) == 0, "it says how many blocks it moved; a second time there are none"
+    assert moved == behind, "return how many blocks were moved: those behind the first len(held)"
+    assert compact(pool.manager) == 0, "a second time there are none to move"
 
 
 def test_running_requests_read_what_they_read_before(pool):
@@ -73,7 +77,8 @@ def test_running_requests_read_what_they_read_before(pool):
 def test_cached_prefixes_move_too(pool):
     compact(pool.manager)
     found = pool.fill("again", OTHER)
-    assert found == 8 and pool.reads("again", OTHER), "the tree must name the blocks' new places"
+    assert found == 8, "the tree still has both whole blocks of this prompt"
+    assert pool.reads("again", OTHER), "the tree must name the blocks' new places"
 
 
 def test_each_block_takes_its_count_along(pool):
@@ -101,5 +106,6 @@ def test_a_pool_without_holes_is_left_alone():
     pool = Pool()
     pool.fill("a", LONG)
     blocks = list(pool.manager.tables["a"].blocks)
-    assert set(blocks) == {1, 2, 3, 4} and compact(pool.manager) == 0
+    assert set(blocks) == {1, 2, 3, 4}
+    assert compact(pool.manager) == 0, "the held blocks are the first ones already"
     assert pool.manager.tables["a"].blocks == blocks and pool.reads("a", LONG)

@@ -193,6 +193,7 @@ class HybridMachine(RuleBasedStateMachine):
             block_store=store,
             state_bytes=LedgerBytes(self.ledger),
         )
+        self.ledger.tree = self.manager.tree
         self.tiers = store.tiers
 
     @precondition(lambda self: len(self.alive) < 3)

@@ -50,6 +50,15 @@ def test_a_number_is_off_by_half_a_step_at_most(dim, exponent, seed):
     assert (codes.abs().amax(-1) == 127).all(), "the largest number of each vector takes the whole range"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_narrow_dtype_is_divided_in_float32(dtype):
+    x = some(5, 3, 64).to(dtype)
+    codes, scale = quantize(x)
+    assert scale.dtype == torch.float32, "the scale is float32, whatever x is"
+    steps = ((codes * scale[..., None] - x.float()).abs() / scale[..., None]).max()
+    assert steps <= 0.5001, f"off by {steps:.2f} steps of the scale: convert x to float32 before dividing"
+
+
 def test_a_large_vector_does_not_disturb_the_others():
     x = some(4, 2, 64)
     calm = unpack(pack(x), 64)
