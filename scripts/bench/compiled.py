@@ -140,11 +140,12 @@ def compile_for(kernel: Any, types: Mapping[str, str], constants: Mapping[str, A
     """
     try:
         import triton
+        from triton import knobs
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
     except ImportError as error:
         raise UserError(f"this needs Triton, which cannot be imported ({error})") from error
-    if triton.knobs.runtime.interpret:
+    if knobs.runtime.interpret:
         raise UserError("TRITON_INTERPRET is set, and an interpreted kernel is not compiled; unset it")
     options = {"num_warps": constants["num_warps"]} if "num_warps" in constants else {}
     names = kernel.arg_names
@@ -174,11 +175,11 @@ def assemble(ptxas: Path, ptx: str, capability: int) -> tuple[int, int]:
 
 def loads(heads: int, kv_heads: int, dim: int) -> Iterator[Load]:
     """The loads of the table: a batch of decodes and a prompt in each dtype, and decodes over int8 rows."""
-    shape = dict(heads=heads, kv_heads=kv_heads, dim=dim)
+    shape = (heads, kv_heads, dim)
     for dtype in POINTERS:
-        yield Load(32, 1, 2048, dtype, **shape)
-        yield Load(1, 2048, 2048, dtype, **shape)
-    yield Load(32, 1, 2048, "float16", **shape, int8=True)
+        yield Load(32, 1, 2048, dtype, *shape)
+        yield Load(1, 2048, 2048, dtype, *shape)
+    yield Load(32, 1, 2048, "float16", *shape, int8=True)
 
 
 def can_run(load: Load, capability: int) -> bool:
