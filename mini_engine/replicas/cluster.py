@@ -9,7 +9,7 @@ A replica that is lost before the first part is replaced by another, and the rea
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 
 from mini_engine.engine.answer import TextDelta
@@ -39,12 +39,16 @@ class OpenRequest:
         self.accepted = asyncio.get_running_loop().create_future()
         self.mailbox = Mailbox(asyncio.get_running_loop())
         names = [f"request-{number}-{index}" for index in range(len(jobs))]
-        self.answers = Answers(names, self.mailbox, tokenizer, lambda _: self.reading.cancel())
+        self.answers = Answers(names, self.mailbox, tokenizer, self.cancel)
         self.answers.requests = [
             Request(name, list(job.prompt_ids), job.params) for name, job in zip(names, jobs, strict=True)
         ]
         self.unfinished = set(range(len(jobs)))
         self.reading: asyncio.Task[None]
+
+    def cancel(self, names: Iterable[str] = ()) -> None:
+        """Stop reading; the replica aborts what it has not finished. All answers of a request end together."""
+        self.reading.cancel()
 
     async def read(self, ask: Ask) -> None:
         """Send the jobs and deliver what comes back, until all answers have ended or the task is cancelled."""
@@ -126,10 +130,10 @@ class Cluster:
             async with asyncio.timeout(ACCEPT_SECONDS):
                 await request.accepted
         except TimeoutError:
-            request.reading.cancel()
+            request.cancel()
             raise EngineStopped(f"no replica took the request within {ACCEPT_SECONDS:g} seconds") from None
         except BaseException:
-            request.reading.cancel()
+            request.cancel()
             raise
         return request.answers
 
@@ -138,4 +142,4 @@ class Cluster:
         for request in list(self.open):
             request.refuse(EngineStopped(error))
             request.fail(error)
-            request.reading.cancel()
+            request.cancel()

@@ -4,6 +4,8 @@ One machine only: nothing listens beyond 127.0.0.1, and all files are in a tempo
 started: lesson 7's server is in front, with its limits on bodies, headers and connections and its drain.
 """
 
+# pyright: reportMissingImports=false
+
 import argparse
 import asyncio
 import logging
@@ -29,6 +31,7 @@ os.environ |= SETTINGS  # Ray reads these when it is imported, and so do its pro
 
 import ray
 from ray import serve
+from ray._private import worker as ray_worker
 from ray.exceptions import RayActorError
 from ray.serve.config import ProxyLocation, RequestRouterConfig
 
@@ -59,11 +62,12 @@ class FleetConfig(NamedTuple):
         """Return Ray Serve's settings for the router."""
         if self.router == "default":
             return RequestRouterConfig()
-        return RequestRouterConfig(
-            request_router_class="mini_engine.replicas.router:PolicyRouter",
-            request_router_kwargs={"policy": self.router, "beta": self.beta},
-            request_routing_stats_period_s=STATS_SECONDS,
-        )
+        settings: dict[str, Any] = {
+            "request_router_class": "mini_engine.replicas.router:PolicyRouter",
+            "request_router_kwargs": {"policy": self.router, "beta": self.beta},
+            "request_routing_stats_period_s": STATS_SECONDS,
+        }
+        return RequestRouterConfig(**settings)
 
 
 class Fleet:
@@ -123,7 +127,7 @@ class Fleet:
         """Return how many replicas take requests."""
         status = await asyncio.to_thread(serve.status)
         deployments = status.applications[NAME].deployments.values()
-        return sum(deployment.replica_states.get("RUNNING", 0) for deployment in deployments)
+        return sum(count for one in deployments for state, count in one.replica_states.items() if state == "RUNNING")
 
 
 @contextmanager
@@ -144,7 +148,7 @@ def ray_running(num_replicas: int) -> Iterator[None]:
                 _node_ip_address=HOST,
                 _temp_dir=folder,
             )
-            ray._private.worker._worker_logs_enabled = False  # Ray reports its own normal end as failed tasks
+            ray_worker._worker_logs_enabled = False  # Ray reports its own normal end as failed tasks
             serve.start(proxy_location=ProxyLocation.Disabled, logging_config={"log_level": "ERROR"})
             yield
         finally:

@@ -120,6 +120,6 @@ class Replica:
 
 def rank() -> str:
     """Return the number that Ray Serve gives this replica: from 0 on, and again to its successor."""
-    from ray import serve
+    from ray import serve  # pyright: ignore[reportMissingImports]
 
     return str(serve.get_replica_context().rank.rank)

@@ -4,6 +4,8 @@ Ray's router classes serve waiting requests in their order, whichever the replic
 prompt to another prompt's replica, so this one does not use their FIFOMixin. It runs in the server's process.
 """
 
+# pyright: reportMissingImports=false
+
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
