@@ -47,6 +47,7 @@ NAME = "mini-engine"
 SOON = 0.1  # seconds between two looks of a replica that is to end at whether it still has requests
 STATS_SECONDS = 0.5  # between two reports of a replica to the router
 SCRAPE_SECONDS = 5.0
+STORE_BYTES = 2**27  # Ray's shared memory; by default a third of the machine's, and what travels here is small
 
 
 class FleetConfig(NamedTuple):
@@ -142,6 +143,7 @@ def ray_running(num_replicas: int) -> Iterator[None]:
         try:
             ray.init(
                 num_cpus=num_replicas + 1,
+                object_store_memory=STORE_BYTES,
                 include_dashboard=False,
                 logging_level=logging.ERROR,
                 log_to_driver=False,

@@ -9,16 +9,19 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import ModuleType
 
 from mini_engine.errors import UserError
 from mini_engine.pocket import POCKET_DIR
+from mini_engine.replicas.cluster import Cluster
+from mini_engine.replicas.service import ReplicaMetrics, ReplicaService
 from mini_engine.server.app import ServerApp
 from mini_engine.server.background import DrainingServer, listen, url_of
 from mini_engine.server.config import ServerConfig
 from mini_engine.tokenizer import Tokenizer
 
 NEEDED = (
-    "--replicas needs the extra 'distributed': pip install -e \".[distributed]\", "
+    "several replicas need the extra 'distributed': pip install -e \".[distributed]\", "
     'or make setup ARGS="--extras distributed"'
 )
 
@@ -27,17 +30,12 @@ log = logging.getLogger(__name__)
 
 def run(args: argparse.Namespace, config: ServerConfig) -> int:
     """Serve until a signal arrives. Returns 0 once everything has drained or been cut off in time."""
-    try:
-        from mini_engine.replicas.fleet import Fleet, FleetConfig, ray_running
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("mini_engine"):
-            raise
-        raise UserError(f"{NEEDED} ({error.name} is missing)") from None
+    fleets = needs_ray()
     waiting = -(-config.max_waiting // args.replicas)
-    fleet_config = FleetConfig(args.replicas, waiting, args.router, args.beta, config.grace_seconds)
+    fleet_config = fleets.FleetConfig(args.replicas, waiting, args.router, args.beta, config.grace_seconds)
     tokenizer = Tokenizer.load(args.model or POCKET_DIR)
-    with listen(args.host, args.port) as listener, ray_running(args.replicas):
-        fleet = Fleet(args, fleet_config)
+    with listen(args.host, args.port) as listener, fleets.ray_running(args.replicas):
+        fleet = fleets.Fleet(args, fleet_config)
         app = fleet_app(fleet, tokenizer, config)
         with restarting(fleet):
             name, count = config.model_name, args.replicas
@@ -46,11 +44,19 @@ def run(args: argparse.Namespace, config: ServerConfig) -> int:
     return 0
 
 
+def needs_ray() -> ModuleType:
+    """Return the module `fleet`; UserError if Ray is not installed."""
+    try:
+        from mini_engine.replicas import fleet
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("mini_engine"):
+            raise
+        raise UserError(f"{NEEDED} ({error.name} is missing)") from None
+    return fleet
+
+
 def fleet_app(fleet, tokenizer: Tokenizer, config: ServerConfig) -> ServerApp:
     """Lesson 7's app over a fleet."""
-    from mini_engine.replicas.cluster import Cluster
-    from mini_engine.replicas.service import ReplicaMetrics, ReplicaService
-
     cluster = Cluster(tokenizer, fleet.limits(), fleet.config.max_waiting, fleet.ask)
     metrics = ReplicaMetrics(fleet.scrape)
     return ServerApp(ReplicaService(cluster, config, metrics, fleet.config.num_replicas, fleet.num_alive))

@@ -35,6 +35,11 @@ def idle(replica) -> bool:
     return not replica.worker.num_open and not replica.worker.engine.scheduler.manager.blocks_by_state.held
 
 
+def num_aborted(replica) -> int:
+    """How many requests the replica has aborted so far."""
+    return int(replica.metrics.aborts._value.get())
+
+
 async def until_idle(replica) -> None:
     async with asyncio.timeout(30):
         while not idle(replica):
@@ -114,14 +119,15 @@ def test_a_full_replica_refuses(replica):
     asyncio.run(main())
 
 
-def test_closing_answers_frees_their_blocks(replica):
+def test_closing_answers_aborts_them_and_frees_their_blocks(replica):
     async def main():
         answers = await cluster(replica).submit([Job(PROMPT, replace(GREEDY, max_tokens=500))])
         async for _ in answers:
             break
-        assert not idle(replica)
+        before = num_aborted(replica)
         answers.close()
         await until_idle(replica)
+        assert num_aborted(replica) == before + 1, "the replica has computed an answer that nobody reads"
 
     asyncio.run(main())
 

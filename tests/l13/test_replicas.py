@@ -6,10 +6,10 @@ import random
 import signal
 import sys
 from collections import Counter
+from importlib.util import find_spec
 
 import pytest
 
-pytest.importorskip("ray", reason="needs the extra 'distributed': pip install -e '.[distributed]'")
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
 import torch
@@ -22,7 +22,11 @@ from tests.l13.fleet_server import PATIENCE, FleetServer
 from tests.support import hf_greedy
 
 pytestmark = [
-    pytest.mark.slow("mini_engine", "tests/l13", "tests/l7/service.py", "scripts/constraints.txt"),
+    pytest.mark.slow(
+        *("mini_engine/replicas", "mini_engine/routing", "mini_engine/server", "mini_engine/engine"),
+        *("tests/l13/fleet_server.py", "tests/l7/service.py", "scripts/constraints.txt"),
+    ),
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'distributed'"),
     pytest.mark.skipif(sys.platform != "linux", reason="finds the replicas' processes in /proc"),
 ]
 OPTIONS = ("--num-blocks", "400", "--max-num-seqs", "8", "--grace-seconds", "60")
@@ -247,4 +251,4 @@ def test_sigterm_finishes_what_is_open_and_says_nothing(server):
     assert server.process.wait(PATIENCE) == 0
     server.printed += list(server.process.stdout)
     beginnings = {line.split()[0] for line in server.printed}
-    assert beginnings == {"serving", "replaced"}, f"Ray said something: {server.printed}"
+    assert beginnings <= {"serving", "replaced"}, f"Ray said something: {server.printed}"
