@@ -43,7 +43,6 @@ from mini_engine.replicas.replica import Replica
 from mini_engine.routing.retry import ReplicaLost
 
 HOST = "127.0.0.1"
-NAME = "mini-engine"
 SOON = 0.1  # seconds between two looks of a replica that is to end at whether it still has requests
 STATS_SECONDS = 0.5  # between two reports of a replica to the router
 SCRAPE_SECONDS = 5.0
@@ -58,6 +57,11 @@ class FleetConfig(NamedTuple):
     router: str = "score"
     beta: float = 1.0
     grace_seconds: float = 30.0
+
+    @property
+    def name(self) -> str:
+        """What Ray Serve calls the fleet. One with another router needs another name, or keeps the router it had."""
+        return f"mini-engine-{self.router}-{self.beta:g}"
 
     def routing(self) -> RequestRouterConfig:
         """Return Ray Serve's settings for the router."""
@@ -97,8 +101,12 @@ class Fleet:
             ray_actor_options={"num_cpus": 0},  # Ray is not to count CPUs: threads are divided among replicas
         )(Replica)
         app = replica.bind(self.args, self.config.max_waiting)
-        handle = serve.run(app, name=NAME, route_prefix=None).options(stream=True)
+        handle = serve.run(app, name=self.config.name, route_prefix=None).options(stream=True)
         self.handle = self.handle or handle  # the first one's router goes on
+
+    def close(self) -> None:
+        """End all replicas."""
+        serve.delete(self.config.name)
 
     def limits(self) -> ModelLimits:
         """Return what each replica can take. UserError if none can have an engine."""
@@ -127,7 +135,7 @@ class Fleet:
     async def num_alive(self) -> int:
         """Return how many replicas take requests."""
         status = await asyncio.to_thread(serve.status)
-        deployments = status.applications[NAME].deployments.values()
+        deployments = status.applications[self.config.name].deployments.values()
         return sum(count for one in deployments for state, count in one.replica_states.items() if state == "RUNNING")
 
 
