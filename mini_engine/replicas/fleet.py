@@ -46,6 +46,7 @@ HOST = "127.0.0.1"
 SOON = 0.1  # seconds between two looks of a replica that is to end at whether it still has requests
 STATS_SECONDS = 0.5  # between two reports of a replica to the router
 SCRAPE_SECONDS = 5.0
+START_SECONDS = 60.0  # for a replica that runs to say what it can take
 STORE_BYTES = 2**27  # Ray's shared memory; by default a third of the machine's, and what travels here is small
 
 
@@ -110,7 +111,7 @@ class Fleet:
 
     def limits(self) -> ModelLimits:
         """Return what each replica can take. UserError if none can have an engine."""
-        limits = self.handle.options(stream=False).broadcast("limits").results()[0]
+        limits = self.handle.options(stream=False).broadcast("limits").results(timeout_s=START_SECONDS)[0]
         if isinstance(limits, UserError):
             raise limits
         return limits
@@ -162,7 +163,8 @@ def ray_running(num_replicas: int) -> Iterator[None]:
             serve.start(proxy_location=ProxyLocation.Disabled, logging_config={"log_level": "ERROR"})
             yield
         finally:
-            serve.shutdown()
+            if ray.is_initialized():  # otherwise shutting down would first start Ray again
+                serve.shutdown()
             ray.shutdown()
 
 
@@ -174,7 +176,7 @@ def num_cores() -> int:
 @contextmanager
 def short_folder() -> Iterator[str]:
     """Make a folder and delete it at the end. Its name is short: Ray's sockets are below it, and names have a limit."""
-    folder = tempfile.mkdtemp(prefix="mini-engine-", dir="/tmp" if Path("/tmp").is_dir() else None)
+    folder = tempfile.mkdtemp(prefix="mini-ray-", dir="/tmp" if Path("/tmp").is_dir() else None)
     try:
         yield folder
     finally:

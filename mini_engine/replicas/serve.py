@@ -6,7 +6,7 @@ SIGTERM or Ctrl-C drains, then ends. SIGHUP replaces all replicas, one after ano
 import argparse
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import ModuleType
@@ -34,10 +34,12 @@ def run(args: argparse.Namespace, config: ServerConfig) -> int:
     waiting = -(-config.max_waiting // args.replicas)
     fleet_config = fleets.FleetConfig(args.replicas, waiting, args.router, args.beta, config.grace_seconds)
     tokenizer = Tokenizer.load(args.model or POCKET_DIR)
-    with listen(args.host, args.port) as listener, fleets.ray_running(args.replicas):
+    with listen(args.host, args.port) as listener, fleets.ray_running(args.replicas), noting_sigterm() as asked_to_end:
         fleet = fleets.Fleet(args, fleet_config)
         app = fleet_app(fleet, tokenizer, config)
         with restarting(fleet):
+            if asked_to_end():
+                return 0
             name, count = config.model_name, args.replicas
             print(f"serving {name} from {count} replicas at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
             DrainingServer(app, config.grace_seconds).run([listener])
@@ -60,6 +62,20 @@ def fleet_app(fleet, tokenizer: Tokenizer, config: ServerConfig) -> ServerApp:
     cluster = Cluster(tokenizer, fleet.limits(), fleet.config.max_waiting, fleet.ask)
     metrics = ReplicaMetrics(fleet.scrape)
     return ServerApp(ReplicaService(cluster, config, metrics, fleet.config.num_replicas, fleet.num_alive))
+
+
+@contextmanager
+def noting_sigterm() -> Iterator[Callable[[], bool]]:
+    """Let SIGTERM set a flag that the yielded function reads, until the server has its own handler.
+
+    Ray's handler would end the program in the middle of anything, such as with a lock of another thread's held.
+    """
+    noted: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
+    try:
+        yield lambda: bool(noted)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ class FleetServer(Service):
 
     def __init__(self, *options: str) -> None:
         command = [sys.executable, "-m", "mini_engine", "serve", "--replicas", "2", "--port", "0", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
         self.printed: list[str] = []
         self.url = self.read_until("serving ").split(" at ")[1].split("/v1")[0]
         self.address = ("127.0.0.1", int(self.url.rsplit(":", 1)[1]))
