@@ -2,11 +2,16 @@
 
 A slow test says what it depends on, `@pytest.mark.slow("mini_engine", "tests/l5")`, or is a proof about one lesson.
 With `--changed-only`, slow tests are skipped while that is as recorded; `--record` writes the record.
+`python -m tests.record FILE` says by its exit code whether `--changed-only` would run a slow test of the file.
 """
 
 import hashlib
+import io
 import json
 import re
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 
@@ -85,7 +90,10 @@ def is_on_record(item: pytest.Item) -> bool:
 
 
 class Recorder:
-    """A pytest plugin: at the end of a run, records each subject whose slow tests all ran and none failed."""
+    """A pytest plugin: at the end of a run, records each subject of which a slow test passed and none failed.
+
+    Where all are skipped, for want of an extra or on another system, nothing was found out, and nothing is recorded.
+    """
 
     def __init__(self) -> None:
         self.about: dict[str, Subject] = {}
@@ -98,7 +106,8 @@ class Recorder:
     def pytest_runtest_makereport(self, item, call):
         report = yield
         if about := subject(item):
-            self.about[about.key] = about
+            if report.when == "call" and report.passed:
+                self.about[about.key] = about
             if report.outcome == "failed":
                 self.open.add(about.key)
         return report
@@ -111,3 +120,26 @@ class Recorder:
         if new:
             text = json.dumps(kept | new, indent=2, sort_keys=True) + "\n"
             RECORD.write_text(text, encoding="utf-8", newline="\n")
+
+
+class Collected:
+    """A pytest plugin: notes whether any collected test would run."""
+
+    def __init__(self) -> None:
+        self.would_run = False
+
+    def pytest_collection_finish(self, session) -> None:
+        self.would_run = not all(is_on_record(item) for item in session.items)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return 0 if `--changed-only` would run a slow test of these files, 1 if not."""
+    paths = sys.argv[1:] if argv is None else argv
+    collected = Collected()
+    with redirect_stdout(io.StringIO()):
+        code = pytest.main([*paths, "--collect-only", "-q", "-m", "slow", "--changed-only"], plugins=[collected])
+    return 0 if collected.would_run or code != pytest.ExitCode.OK else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

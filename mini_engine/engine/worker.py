@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,6 +45,22 @@ class QueueFull(RuntimeError):
 
 class EngineStopped(RuntimeError):
     """The engine thread is not running or is shutting down, and takes no jobs."""
+
+
+class ModelLimits(NamedTuple):
+    """What a server needs to know about the engine behind it.
+
+    max_model_len: positions of the model.
+    max_tokens: the longest prompt and answer together that both the model and the pool can take.
+    num_blocks, block_size: blocks of the pool, and slots in each.
+    """
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    max_tokens: int
+    num_blocks: int
+    block_size: int
 
 
 class Observer:
@@ -98,6 +114,15 @@ class EngineWorker:
 
     def __exit__(self, *exception) -> None:
         self.close()
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What the model and the pool can take."""
+        config, manager = self.engine.config, self.engine.scheduler.manager
+        num_blocks, block_size = manager.num_usable_blocks, manager.block_size
+        longest = min(config.max_model_len, num_blocks * block_size + 1)
+        ends = tuple(config.eos_token_ids)
+        return ModelLimits(config.vocab_size, ends, config.max_model_len, longest, num_blocks, block_size)
 
     @property
     def num_running(self) -> int:

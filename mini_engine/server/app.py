@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -15,8 +15,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mini_engine.engine.answers import Answers, Job
-from mini_engine.engine.grammar import ANYTHING
-from mini_engine.engine.worker import EngineWorker
+from mini_engine.engine.grammar import ANYTHING, Grammar
+from mini_engine.engine.worker import EngineWorker, ModelLimits
 from mini_engine.errors import UserError
 from mini_engine.server.answers import Reply, to_json
 from mini_engine.server.bodies import BodyReader
@@ -26,10 +26,12 @@ from mini_engine.server.errors import ApiError, install_handlers
 from mini_engine.server.grammars import GrammarCompiler
 from mini_engine.server.metrics import Metrics
 from mini_engine.server.middleware import ApiKey, BodyLimit, Drain, RequestId
+from mini_engine.server.output_forms import OutputForm
 from mini_engine.server.protocol import ChatRequest, CompletionRequest, Conversation, Prompt, Sampling
 from mini_engine.server.response_formats import ChatFormat, CompletionFormat, ResponseFormat
 from mini_engine.server.sse import EventStream
 from mini_engine.server.tool_calls import ToolChatFormat
+from mini_engine.tokenizer import Tokenizer
 
 CLIENT_CLOSED = 499  # nginx's status for it; no client is left to see it
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -44,19 +46,40 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+class Backend(Protocol):
+    """What answers jobs: lesson 6's EngineWorker, or lesson 13's replicas."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def max_waiting(self) -> int: ...
+    @property
+    def limits(self) -> ModelLimits: ...
+    @property
+    def is_alive(self) -> bool: ...
+    @property
+    def fault(self) -> str: ...
+    async def submit(self, jobs: Sequence[Job]) -> Answers: ...
+    def end_all(self, error: str) -> None: ...
+
+
+class Scraped(Protocol):
+    """Metrics, by what the routes need of them."""
+
+    async def scrape(self) -> bytes: ...
+
+
 class Service:
     """What the routes share: the engine's worker, threads for the tokenizer, bodies and grammars, and the limits."""
 
-    def __init__(self, worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> None:
+    def __init__(self, worker: Backend, config: ServerConfig, metrics: Scraped) -> None:
         self.worker, self.config, self.metrics = worker, config, metrics
         self.started = int(time.time())
         self.bodies = BodyReader()
         self.tokenizing = ThreadPoolExecutor(1, "tokenizer")  # one thread: the tokenizer is not made for concurrent use
-        engine, tokenizer = worker.engine, worker.tokenizer
-        self.grammars = GrammarCompiler(tokenizer, engine.config.vocab_size, tuple(engine.config.eos_token_ids))
-        manager = engine.scheduler.manager
-        self.max_tokens = min(engine.config.max_model_len, manager.num_usable_blocks * manager.block_size + 1)
-        self.max_characters = engine.config.max_model_len * max(map(len, tokenizer.token_bytes))
+        self.limits, tokenizer = worker.limits, worker.tokenizer
+        self.grammars = GrammarCompiler(tokenizer, self.limits.vocab_size, self.limits.eos_token_ids)
+        self.max_characters = self.limits.max_model_len * max(map(len, tokenizer.token_bytes))
 
     async def answer(self, response_format: ResponseFormat, wanted: Sampling, request: Request) -> Response:
         """Serve a completion or a chat, whole or streamed."""
@@ -86,14 +109,18 @@ class Service:
         most = min(self.config.max_answers, self.worker.max_waiting)  # more could never be queued: a retry is no use
         if count > most:
             raise ApiError(400, f"{count} answers are asked for at once; this server gives {most}")
-        grammar = ANYTHING if wanted.form is None else await self.grammars.compile(wanted.form)
+        grammar = ANYTHING if wanted.form is None else await self.grammar_of(wanted.form)
         prompts = [await self.encode(prompt) for prompt in wanted.prompts]
         jobs = [
-            Job(prompt_ids, wanted.params(choice, self.max_tokens - len(prompt_ids), grammar), wanted.cache_salt)
+            Job(prompt_ids, wanted.params(choice, self.limits.max_tokens - len(prompt_ids), grammar), wanted.cache_salt)
             for prompt_ids in prompts
             for choice in range(wanted.n)
         ]
         return await self.worker.submit(jobs)
+
+    async def grammar_of(self, form: OutputForm) -> Grammar:
+        """The grammar of a form; UserError if there is none."""
+        return await self.grammars.compile(form)
 
     async def encode(self, prompt: Prompt) -> Sequence[int]:
         """Token ids of a text or a conversation, or ids as given. A prompt that is far too long is not tokenized."""
@@ -112,7 +139,7 @@ class Service:
         if size > self.max_characters:
             raise UserError(
                 f"the prompt has {size} characters, too many for the model's "
-                f"{self.worker.engine.config.max_model_len} positions; shorten it"
+                f"{self.limits.max_model_len} positions; shorten it"
             )
         return await asyncio.get_running_loop().run_in_executor(self.tokenizing, work)
 
@@ -126,9 +153,13 @@ class Service:
 
     def model_card(self) -> dict[str, Any]:
         """The model as an entry of /v1/models."""
-        positions = self.worker.engine.config.max_model_len
         card = {"id": self.config.model_name, "object": "model", "created": self.started, "owned_by": "mini_engine"}
-        return card | {"max_model_len": positions}
+        return card | {"max_model_len": self.limits.max_model_len}
+
+    async def health(self) -> JSONResponse:
+        """Whether answers can be expected, with status 200 or 503."""
+        alive = self.worker.is_alive
+        return JSONResponse({"status": "ok" if alive else "the engine has stopped"}, 200 if alive else 503)
 
 
 class ServerApp:
@@ -139,15 +170,15 @@ class ServerApp:
         cut: ends all answers with an error, when the grace is over.
     """
 
-    def __init__(self, worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> None:
+    def __init__(self, service: Service) -> None:
         routes = FastAPI(title="mini_engine", summary="A course's LLM server, with OpenAI's routes.", redoc_url=None)
         install_handlers(routes)
-        add_routes(routes, Service(worker, config, metrics))
+        add_routes(routes, service)
         describe_bodies(routes, CompletionRequest, ChatRequest)
-        self.config, self.worker = config, worker
+        self.config, self.worker = service.config, service.worker
         self.drain = Drain(routes)
-        self.outermost = behind(self.drain, config)
-        self.cut = partial(worker.end_all, "the server is shutting down")
+        self.outermost = behind(self.drain, service.config)
+        self.cut = partial(service.worker.end_all, "the server is shutting down")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What ASGI calls."""
@@ -160,7 +191,7 @@ class ServerApp:
 
 def create_app(worker: EngineWorker, config: ServerConfig, metrics: Metrics) -> ServerApp:
     """The app behind its middleware."""
-    return ServerApp(worker, config, metrics)
+    return ServerApp(Service(worker, config, metrics))
 
 
 def behind(drain: Drain, config: ServerConfig) -> ASGIApp:
@@ -238,10 +269,9 @@ def add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/health", responses={503: {"description": "The engine's thread has ended."}})
     async def health() -> JSONResponse:
         """Report whether the engine's thread is alive."""
-        alive = service.worker.is_alive
-        return JSONResponse({"status": "ok" if alive else "the engine has stopped"}, 200 if alive else 503)
+        return await service.health()
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(await service.metrics.scrape(), media_type="text/plain; version=0.0.4")

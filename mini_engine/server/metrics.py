@@ -73,3 +73,7 @@ class Metrics(Observer):
     def text(self) -> bytes:
         """The exposition format, version 0.0.4."""
         return generate_latest(self.registry)
+
+    async def scrape(self) -> bytes:
+        """The same, for the route."""
+        return self.text()

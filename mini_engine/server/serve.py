@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from mini_engine.cli.arguments import add_engine_options, add_scheduler_options, load_llm, scheduler_config
-from mini_engine.cli.parser import whole_number
+from mini_engine.cli.parser import at_least, whole_number
 from mini_engine.errors import EngineDead, UserError
 
 NEEDED = "serve needs the extra 'server': pip install -e '.[server]', or make setup ARGS=\"--extras server\""
@@ -49,6 +49,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grace-seconds", type=whole_number(1), default=30, metavar="N", help="from SIGTERM to the end (default: 30)"
     )
+    add_replica_options(parser)
+
+
+def add_replica_options(parser: argparse.ArgumentParser) -> None:
+    """The options for several engines behind one server (lesson 13)."""
+    parser.add_argument(
+        "--replicas",
+        type=whole_number(1, 64),
+        default=1,
+        metavar="N",
+        help="engines, each in a process of its own; SIGHUP replaces them one by one (default: 1, in this process)",
+    )
+    parser.add_argument(
+        "--router",
+        choices=["score", "round-robin", "default"],
+        default="score",
+        help="which replica answers: by known prefix and load, in turns, or as Ray Serve does (default: score)",
+    )
+    parser.add_argument(
+        "--beta", type=at_least(0), default=1.0, metavar="X", help="what load costs in the score (default: 1)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,6 +102,13 @@ def run(args: argparse.Namespace) -> int:
         max_waiting=args.max_waiting,
         grace_seconds=args.grace_seconds,
     )
+    if args.replicas > 1:
+        if args.tensor_parallel_size > 1:
+            asked = f"--replicas {args.replicas} with --tp {args.tensor_parallel_size}"
+            raise UserError(f"{asked}: a replica is one process here; leave one of the two out")
+        from mini_engine.replicas import serve as replicas
+
+        return replicas.run(args, config)
     with listen(args.host, args.port) as listener:
         llm, metrics = load_llm(args, scheduler_config=scheduler_config(args)), Metrics()
         with llm, EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics) as worker:

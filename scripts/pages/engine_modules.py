@@ -29,7 +29,7 @@ LAYERS = (
     Layer(
         "Interfaces",
         "the interfaces for people and programs",
-        ("server", "cli", "__main__"),
+        ("server", "replicas", "cli", "__main__"),
     ),
     Layer(
         "The engine",

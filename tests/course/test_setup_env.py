@@ -195,7 +195,7 @@ def test_newly_locked_versions_bring_venv_up_to_date(monkeypatch, tmp_path: Path
 
 
 def test_an_unknown_extra_is_rejected_with_the_list_of_extras():
-    with pytest.raises(SetupError, match="no extra called 'sever'; the extras: bench, gpu, server"):
+    with pytest.raises(SetupError, match="no extra called 'sever'; the extras: bench, distributed, gpu, server"):
         setup_env.check_extras(["sever"], setup_env.read_settings())
 
 

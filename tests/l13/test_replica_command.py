@@ -1,0 +1,103 @@
+"""Lesson 13. `serve --replicas` without Ray: the routes over a replica in this process, and the command's sentences."""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra 'server'")
+
+from mini_engine.errors import UserError
+from mini_engine.replicas.service import ReplicaMetrics, ReplicaService
+from mini_engine.server import serve
+from mini_engine.server.app import ServerApp
+from mini_engine.server.background import in_background
+from mini_engine.server.config import ServerConfig
+from tests.l7.service import Service as Client
+from tests.l7.service import read_answer
+from tests.l13.replicas import PROMPT, cluster, options
+
+ONE_REPLICA = """
+import sys
+from unittest.mock import patch
+from mini_engine.server import serve
+from tests.l13.replicas import options
+
+def run(self, sockets):
+    print(type(self.app.cut.func.__self__).__name__, "ray" in sys.modules)
+
+with patch("mini_engine.server.background.DrainingServer.run", run):
+    serve.run(options("--port", "0"))
+"""
+
+# ---------------------------------------------------------------- the server
+
+
+@contextmanager
+def served(replica):
+    """The app over one replica, and a client of it."""
+
+    async def scrape():
+        return [("1", replica.scrape()[1]), replica.scrape()]
+
+    async def num_alive():
+        return 1
+
+    service = ReplicaService(cluster(replica), ServerConfig("tiny"), ReplicaMetrics(scrape), 2, num_alive)
+    with in_background(ServerApp(service)) as url:
+        client = Client.__new__(Client)
+        client.address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        yield client
+
+
+def test_the_routes_are_those_of_one_engine(replica, expected):
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    with served(replica) as client:
+        whole = client.post("/v1/completions", body)
+        assert whole.status == 200 and whole.body["choices"][0]["token_ids"] == expected
+        streamed = client.post("/v1/completions", body | {"stream": True})
+        assert read_answer(streamed.body)["token_ids"] == expected
+        assert client.post("/v1/completions", body | {"prompt": [99999]}).status == 400
+        assert client.get("/health").body == {"status": "ok", "replicas": 2, "alive": 1}
+
+
+def test_a_schema_is_compiled_by_the_replica(replica):
+    schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body = {"messages": [{"role": "user", "content": "JSON"}], "temperature": 0, "response_format": form}
+    with served(replica) as client:
+        said = client.post("/v1/chat/completions", body)
+        assert json.loads(said.body["choices"][0]["message"]["content"]) == {"a": 7}
+
+
+def test_metrics_name_the_replica(replica):
+    with served(replica) as client:
+        lines = client.get("/metrics").body.splitlines()
+    held = [line for line in lines if line.startswith("mini_engine_blocks{") and 'state="held"' in line]
+    assert held == [f'mini_engine_blocks{{replica="{name}",state="held"}} 0.0' for name in (0, 1)]
+    assert len([line for line in lines if line.startswith("# TYPE mini_engine_blocks ")]) == 1, "one family for all"
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize("argv", [["--replicas", "0"], ["--replicas", "99"], ["--router", "x"], ["--beta", "-1"]])
+def test_a_wrong_option_is_one_line(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        options(*argv)
+    assert caught.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "mini_engine.replicas.fleet", raising=False)
+    with pytest.raises(UserError) as caught:
+        serve.run(options("--replicas", "2"))
+    assert '.[distributed]"' in str(caught.value) and "make setup" in str(caught.value)
+
+
+def test_one_replica_is_lesson_7s_server_and_needs_no_ray():
+    done = subprocess.run([sys.executable, "-c", ONE_REPLICA], capture_output=True, encoding="utf-8", timeout=300)
+    assert done.stdout.split()[-2:] == ["EngineWorker", "False"], done.stderr
