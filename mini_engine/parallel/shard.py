@@ -16,25 +16,28 @@ from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 BY_COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 BY_ROWS = ("self_attn.o_proj", "mlp.down_proj")
+SHARED = ("num_key_value_heads", "num_attention_heads", "intermediate_size")
 
 
 def share_of(config: Qwen3Config, num_ranks: int) -> Qwen3Config:
     """Return the configuration of one rank's part: what its pool is made for.
 
+    Each rank has an equal part of the key heads, the query heads and the columns of the feed-forward block
+    (`intermediate_size`). All else is whole in every rank.
+
     Raises:
-        UserError: heads or columns cannot be divided evenly.
+        UserError: there is less than one rank, or one of the three cannot be divided evenly. It names the number of
+            ranks and those that are possible, which divide all three.
     """
-    shares = {}
-    for name in ("num_key_value_heads", "num_attention_heads", "intermediate_size"):
-        whole = getattr(config, name)
-        if num_ranks < 1 or whole % num_ranks:
-            allowed = [str(n) for n in range(1, config.num_key_value_heads + 1) if config.num_key_value_heads % n == 0]
-            raise UserError(
-                f"{num_ranks} ranks cannot share {name} = {whole} evenly; choose one of {', '.join(allowed)}",
-                param="tensor_parallel_size",
-            )
-        shares[name] = whole // num_ranks
-    return replace(config, **shares)
+    parts = {name: getattr(config, name) for name in SHARED}
+    possible = [n for n in range(1, config.num_key_value_heads + 1) if not any(whole % n for whole in parts.values())]
+    if num_ranks not in possible:
+        told = ", ".join(f"{name} = {whole}" for name, whole in parts.items())
+        raise UserError(
+            f"{num_ranks} ranks cannot share {told} evenly; choose one of {', '.join(map(str, possible))}",
+            param="tensor_parallel_size",
+        )
+    return replace(config, **{name: whole // num_ranks for name, whole in parts.items()})
 
 
 def shard(model: Qwen3ForCausalLM, mesh: DeviceMesh) -> Qwen3ForCausalLM:
@@ -46,5 +49,8 @@ def shard(model: Qwen3ForCausalLM, mesh: DeviceMesh) -> Qwen3ForCausalLM:
 
 
 def bytes_per_step(config: Qwen3Config, num_tokens: int, itemsize: int) -> int:
-    """Return what all-reduces add up in a step: two in each layer, of `[num_tokens, hidden_size]`."""
+    """Return the bytes that each rank brings to the all-reduces of a step.
+
+    Two in each layer, of `[num_tokens, hidden_size]` numbers of `itemsize` bytes, whatever the number of ranks.
+    """
     return 2 * config.num_hidden_layers * num_tokens * config.hidden_size * itemsize

@@ -27,7 +27,7 @@ class Policy(Protocol[Replica]):
         ...
 
     def found(self, replica: Replica, keys: Keys, num_found: int) -> None:
-        """Note that the replica took `num_found` of the prompt's blocks from its cache."""
+        """Note that the replica took `num_found` of the prompt's blocks from its cache, and has them all now."""
         ...
 
 
@@ -49,7 +49,8 @@ class PrefixScore(Generic[Replica]):
     def choose(self, keys: Keys, loads: Mapping[Replica, float]) -> Replica:
         """Return the replica with the best score; of equal ones the least loaded, then the one that holds least.
 
-        Replicas without a load are gone: what was known of them is forgotten, since one that comes back is empty.
+        A replica without a load is gone: what was known of it is forgotten, since it is empty when it comes back. A
+        replica that is new here has seen nothing; its `seen` is made, with `capacity` blocks.
 
         Raises:
             ValueError: there is no replica.
@@ -61,7 +62,7 @@ class PrefixScore(Generic[Replica]):
         return max(loads, key=lambda replica: (scores[replica], -loads[replica], -len(self.seen[replica])))
 
     def scores(self, keys: Keys, loads: Mapping[Replica, float]) -> dict[Replica, float]:
-        """Return every replica's score."""
+        """Return the score of each replica in `loads`, all of which `choose` has met. An empty prompt has no match."""
         mean = sum(loads.values()) / len(loads)
         return {
             replica: self.seen[replica].matched(keys) / max(1, len(keys)) - self.beta * (load - mean) / max(1.0, mean)
@@ -69,12 +70,16 @@ class PrefixScore(Generic[Replica]):
         }
 
     def sent(self, replica: Replica, keys: Keys) -> None:
-        """Note that the replica will have computed this prompt."""
+        """Note that the replica will have computed this prompt. Of a replica that is gone nothing is noted."""
         if replica in self.seen:
             self.seen[replica].add(keys)
 
     def found(self, replica: Replica, keys: Keys, num_found: int) -> None:
-        """Correct what was believed of the replica's cache by what it reports."""
+        """Correct what is believed of the replica's cache by its report on a prompt, which it has now.
+
+        First what it no longer had is forgotten, then the prompt is noted. A report of a replica that is gone, or that
+        `choose` has not met, changes nothing.
+        """
         if replica in self.seen:
             self.seen[replica].correct(keys, num_found)
             self.seen[replica].add(keys)

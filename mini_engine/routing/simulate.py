@@ -56,7 +56,10 @@ class Replica:
         self.tree = RadixTree(1, None, self.capacity)
 
     def load(self, now: float) -> float:
-        """Return the requests that are not finished; without time, the blocks computed so far."""
+        """Return how many requests are unfinished at `now`, which never goes back. Without rates: blocks computed so far.
+
+        A request whose answer ends exactly at `now` is finished.
+        """
         if self.rates is None:
             return float(self.num_computed)
         while self.ends and self.ends[0] <= now:
@@ -64,7 +67,12 @@ class Replica:
         return float(len(self.ends))
 
     def serve(self, index: int, request: Arrival) -> Served:
-        """Take a request. The last block is always computed: the first token's logits come from there."""
+        """Take a request: find its prefix in the tree, insert its prompt, and compute what was not found.
+
+        The last block is always computed: the first token's logits come from there. Prompts are computed one after
+        another, so this one waits until `free_at`, when the one before it is computed. Then its first token is there,
+        and its answer takes output_tokens / decode rate; when it ends goes to the heap `ends`. Without rates it waits 0.
+        """
         found = self.tree.match(request.keys[:-1]).num_tokens
         self.tree.insert(request.keys, request.keys)
         computed = len(request.keys) - found
@@ -79,7 +87,11 @@ class Replica:
 def simulate(
     requests: Sequence[Arrival], policy: Policy[int], num_replicas: int, capacity: int, rates: Rates | None = None
 ) -> list[Served]:
-    """Send every request to the replica that `policy` chooses. requests: by time."""
+    """Send every request to the replica that `policy` chooses, and tell the policy of it and of what was found there.
+
+    requests: by time. The policy knows the replicas by their index, and their loads at each request's arrival.
+    capacity: blocks in each replica's pool. Returns what became of each request, in order.
+    """
     replicas = [Replica(capacity, rates) for _ in range(num_replicas)]
     served = []
     for request in requests:
@@ -87,5 +99,6 @@ def simulate(
         chosen = policy.choose(request.keys, loads)
         one = replicas[chosen].serve(chosen, request)
         policy.sent(chosen, request.keys)
+        policy.found(chosen, request.keys, one.num_found)
         served.append(one)
     return served
