@@ -49,7 +49,7 @@ class SeenBlocks:
         """Note that the replica found only the first `num_found` blocks of a prompt in its cache.
 
         It evicts the end of a prefix before its beginning. So the first block that it did not find is forgotten with
-        all blocks behind it, of whatever prompt. A prompt's last block says nothing: it is computed even if it is there.
+        all blocks behind it, of whatever prompt. A prompt's last block says nothing: it is computed in any case.
         """
         lost = [key for key in keys[num_found:-1] if key in self.keys][:1]
         while lost:

@@ -56,9 +56,9 @@ class Replica:
         self.tree = RadixTree(1, None, self.capacity)
 
     def load(self, now: float) -> float:
-        """Return how many requests are unfinished at `now`, which never goes back. Without rates: blocks computed so far.
+        """Return how many requests are not finished at `now`; without rates, the blocks computed so far.
 
-        A request whose answer ends exactly at `now` is finished.
+        A request whose answer ends exactly at `now` is finished. `now` never goes back.
         """
         if self.rates is None:
             return float(self.num_computed)
@@ -70,8 +70,9 @@ class Replica:
         """Take a request: find its prefix in the tree, insert its prompt, and compute what was not found.
 
         The last block is always computed: the first token's logits come from there. Prompts are computed one after
-        another, so this one waits until `free_at`, when the one before it is computed. Then its first token is there,
-        and its answer takes output_tokens / decode rate; when it ends goes to the heap `ends`. Without rates it waits 0.
+        another: this one begins when it arrives or at `free_at`, when the one before it is computed, whichever is
+        later. At its own end its first token is there, and the answer takes output_tokens / decode rate from then on;
+        the time when that ends is pushed onto the heap `ends`. `waited` counts from the arrival; without rates it is 0.
         """
         found = self.tree.match(request.keys[:-1]).num_tokens
         self.tree.insert(request.keys, request.keys)
