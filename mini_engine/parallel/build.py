@@ -30,10 +30,8 @@ class SharedRunner(ModelRunner):
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Run one forward pass over all ranks; return logits `[R, vocab_size]` as `ModelRunner.run` does.
 
-        The other ranks get the step before this one runs it: in the model's first all-reduce, each waits for all.
-
         Raises:
-            UserError: a rank has ended. The RuntimeError of the exchange that failed, `ranks.as_error` explains.
+            UserError: a rank has ended.
         """
         step = with_prompt_rows(plan_step(chunks, self.block_size, self.pool.device), chunks)
         try:

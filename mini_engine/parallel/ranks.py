@@ -150,10 +150,7 @@ def follow(rank: int, place: Place) -> None:
 
 @torch.inference_mode()
 def follow_plans(model: Qwen3ForCausalLM, share: Qwen3Config) -> None:
-    """Take messages until None: a PoolSize makes a new pool, a Step runs the model on it.
-
-    The logits are dropped, and no token is chosen here: the next Step brings those that rank 0 chose.
-    """
+    """Take messages until None: a PoolSize makes a pool, a Step runs the model on it."""
     pool = None
     while (message := receive()) is not None:
         if isinstance(message, PoolSize):

@@ -5,6 +5,7 @@ columns and need no exchange; o and down are cut by rows, and their results are 
 layer. Norms, embedding and vocabulary head are whole in every rank.
 """
 
+import math
 from dataclasses import replace
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -22,35 +23,37 @@ SHARED = ("num_key_value_heads", "num_attention_heads", "intermediate_size")
 def share_of(config: Qwen3Config, num_ranks: int) -> Qwen3Config:
     """Return the configuration of one rank's part: what its pool is made for.
 
-    Each rank has an equal part of the key heads, the query heads and the columns of the feed-forward block
-    (`intermediate_size`). All else is whole in every rank.
+    Each rank has an equal part of the key heads, the query heads and the columns of the feed-forward block, the
+    numbers in SHARED. All else is whole in every rank.
 
     Raises:
-        UserError: there is less than one rank, or one of the three cannot be divided evenly. It names the number of
-            ranks and those that are possible, which divide all three.
+        UserError: there is less than one rank, or one of the three cannot be divided evenly. It says which numbers of
+            ranks are possible, that is, divide all three.
     """
-    parts = {name: getattr(config, name) for name in SHARED}
-    possible = [n for n in range(1, config.num_key_value_heads + 1) if not any(whole % n for whole in parts.values())]
-    if num_ranks not in possible:
-        told = ", ".join(f"{name} = {whole}" for name, whole in parts.items())
+    whole = {name: getattr(config, name) for name in SHARED}
+    least = math.gcd(*whole.values())
+    if num_ranks < 1 or least % num_ranks:
+        name = next((name for name in whole if num_ranks < 1 or whole[name] % num_ranks), SHARED[0])
+        allowed = ", ".join(str(n) for n in range(1, least + 1) if least % n == 0)
         raise UserError(
-            f"{num_ranks} ranks cannot share {told} evenly; choose one of {', '.join(map(str, possible))}",
+            f"{num_ranks} ranks cannot share {name} = {whole[name]} evenly; choose one of {allowed}",
             param="tensor_parallel_size",
         )
-    return replace(config, **{name: whole // num_ranks for name, whole in parts.items()})
+    return replace(config, **{name: size // num_ranks for name, size in whole.items()})
 
 
 def shard(model: Qwen3ForCausalLM, mesh: DeviceMesh) -> Qwen3ForCausalLM:
     """Keep only this rank's share of the model's matrices. Its forward pass then takes part in the other ranks'."""
     plan: dict[str, ParallelStyle] = {f"model.layers.*.{name}": ColwiseParallel() for name in BY_COLUMNS}
     plan |= {f"model.layers.*.{name}": RowwiseParallel() for name in BY_ROWS}
-    parallelize_module(model, mesh, plan)
+    parallelize_module(model, mesh, plan, src_data_rank=None)  # each rank cuts what it has read itself
     return model
 
 
 def bytes_per_step(config: Qwen3Config, num_tokens: int, itemsize: int) -> int:
     """Return the bytes that each rank brings to the all-reduces of a step.
 
-    Two in each layer, of `[num_tokens, hidden_size]` numbers of `itemsize` bytes, whatever the number of ranks.
+    There are two in each layer, of `[num_tokens, hidden_size]` numbers of `itemsize` bytes each. The number of ranks
+    does not matter.
     """
     return 2 * config.num_hidden_layers * num_tokens * config.hidden_size * itemsize

@@ -25,6 +25,23 @@ def view_of(*prompts, capacity=10):
     return seen
 
 
+def holding(*prompts):
+    """The same view, its state written down by hand: `correct` needs nothing else."""
+    seen = SeenBlocks(100)
+    for ids in prompts:
+        for key in reversed(chained(ids)):
+            before = key[:-1] or None
+            seen.keys[key] = before
+            seen.keys.move_to_end(key)
+            seen.behind[before].add(key)
+    return seen
+
+
+def texts(seen):
+    """The known blocks, each as the digits of its key."""
+    return {"".join(map(str, key)) for key in seen.keys}
+
+
 # ---------------------------------------------------------------- matched
 
 
@@ -82,51 +99,56 @@ def test_it_holds_the_latest_keys_and_no_more(prompts, capacity):
 
 
 def test_what_the_replica_did_not_find_is_forgotten():
-    seen = view_of([1, 2, 3, 4])
+    seen = holding([1, 2, 3, 4])
     seen.correct(chained([1, 2, 3, 4]), 1)
-    assert seen.matched(chained([1, 2, 3, 4])) == 1, "the replica has evicted block 1, so it has nothing behind it"
+    assert texts(seen) == {"1"}, "the replica has evicted block 1, so it has nothing behind it"
 
 
 def test_all_that_lies_behind_a_lost_block_is_forgotten_too():
-    seen = view_of([1, 2, 3, 4], [1, 2, 5], [1, 6])
+    seen = holding([1, 2, 3, 4], [1, 2, 5], [1, 6])
     seen.correct(chained([1, 2, 7, 8]), 1)
-    assert seen.matched(chained([1, 2, 3, 4])) == 1, "another prompt's blocks behind the lost one are lost as well"
-    assert seen.matched(chained([1, 2, 5])) == 1
-    assert seen.matched(chained([1, 6])) == 2, "what does not lie behind it stays"
+    assert texts(seen) == {"1", "16"}, "another prompt's blocks behind the lost one are lost; what is beside it stays"
 
 
 def test_a_replica_that_lost_the_first_block_has_lost_all_behind_it():
-    seen = view_of([0, 1, 2], [0, 3], [9])
+    seen = holding([0, 1, 2], [0, 3], [9])
     seen.correct(chained([0, 5, 6]), 0)
-    assert len(seen) == 1 and seen.matched(chained([9])) == 1, "it was restarted: all prompts behind block 0 are gone"
+    assert texts(seen) == {"9"}, "it was restarted: all prompts behind block 0 are gone"
 
 
 def test_a_prompts_last_block_is_computed_even_if_it_is_there():
-    seen = view_of([1, 2, 3, 4], [1, 2])
+    seen = holding([1, 2, 3, 4], [1, 2])
     seen.correct(chained([1, 2]), 1)
-    assert seen.matched(chained([1, 2, 3, 4])) == 4, "1 of 2 blocks found is all that can be found"
+    assert texts(seen) == {"1", "12", "123", "1234"}, "1 of 2 blocks found is all that can be found"
+    seen.correct(chained([1]), 0)
+    assert len(seen) == 4, "and of 1 block, none"
 
 
 def test_a_report_that_finds_more_than_was_believed_forgets_nothing():
-    seen = view_of([1, 2])
+    seen = holding([1, 2])
     seen.correct(chained([1, 2, 3, 4, 5]), 4)
-    assert seen.matched(chained([1, 2, 3])) == 2
+    seen.correct(chained([1, 2, 3, 4]), 2)
     seen.correct(chained([7, 8, 9]), 0)
     seen.correct([], 0)
-    assert len(seen) == 2, "of an unknown prompt there is nothing to forget"
+    assert texts(seen) == {"1", "12"}, "of what is not known there is nothing to forget"
 
 
-@given(PROMPTS, st.integers(1, 12), st.lists(st.tuples(IDS, st.integers(0, 6)), max_size=6))
+@given(PROMPTS, st.lists(st.tuples(IDS, st.integers(0, 6)), max_size=6))
+def test_a_report_forgets_the_lost_block_and_what_is_behind_it_and_nothing_else(prompts, reports):
+    seen = holding(*(keys[-1] for keys in prompts))
+    for ids, num_found in reports:
+        before, lost = set(seen.keys), tuple(ids[: num_found + 1])
+        seen.correct(chained(ids), num_found)
+        expected = {key for key in before if key[: len(lost)] != lost} if num_found < len(ids) - 1 else before
+        assert set(seen.keys) == expected, f"a report of {num_found} found blocks of {ids}"
+
+
+@given(PROMPTS, st.integers(1, 12), st.lists(st.tuples(IDS, st.integers(0, 6)), max_size=12))
 def test_a_view_holds_whole_prefixes_only(prompts, capacity, reports):
     seen = SeenBlocks(capacity)
-    for number, keys in enumerate(prompts):
+    for keys, (ids, num_found) in zip(prompts, reports, strict=False):
         seen.add(keys)
-        if number < len(reports):
-            ids, num_found = reports[number]
-            before, lost = set(seen.keys), tuple(ids[: num_found + 1])
-            seen.correct(chained(ids), num_found)
-            expected = {key for key in before if key[: len(lost)] != lost} if num_found < len(ids) - 1 else before
-            assert set(seen.keys) == expected, f"a report of {num_found} found blocks of {ids}"
+        seen.correct(chained(ids), num_found)
         assert all(len(key) == 1 or key[:-1] in seen.keys for key in seen.keys), "a block without the one before it"
         seen.add(keys)
         assert seen.matched(keys) == len(keys[:capacity])
