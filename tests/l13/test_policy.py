@@ -48,7 +48,8 @@ def policy_that_knows(beta=1.0, capacity=100, **views):
 def test_the_score_is_the_share_that_is_known_minus_the_load_above_the_mean():
     policy = policy_that_knows(x=PROMPT[:3], beta=0.5)
     scores = policy.scores(PROMPT, {"x": 9.0, "y": 3.0, "z": 0.0})
-    assert scores == pytest.approx({"x": 3 / 4 - 0.5 * 5 / 4, "y": 0.5 * 1 / 4, "z": 0.5 * 4 / 4})
+    expected = {"x": 3 / 4 - 0.5 * 5 / 4, "y": 0.5 * 1 / 4, "z": 0.5 * 4 / 4}
+    assert scores == pytest.approx(expected), "x knows 3 of 4 blocks; the mean load is 4, and beta one half"
 
 
 def test_a_score_has_no_unit():
@@ -178,7 +179,8 @@ def test_a_report_of_a_replica_that_is_gone_changes_nothing():
     policy = policy_that_knows(y=PROMPT)
     policy.sent("gone", PROMPT)
     policy.found("gone", PROMPT, 1)
-    assert set(policy.seen) == {"x", "y", "z"} and not any(view.calls for view in policy.seen.values())
+    assert set(policy.seen) == {"x", "y", "z"}, "only `choose` makes entries: it knows which replicas there are"
+    assert not any(view.calls for view in policy.seen.values())
 
 
 # ---------------------------------------------------------------- what it is compared with

@@ -32,7 +32,7 @@ def test_a_share_has_its_part_of_heads_and_columns(num_ranks):
     config = config_of(8, 4, 96)
     share = share_of(config, num_ranks)
     cut = (share.num_attention_heads, share.num_key_value_heads, share.intermediate_size)
-    assert cut == (8 // num_ranks, 4 // num_ranks, 96 // num_ranks)
+    assert cut == (8 // num_ranks, 4 // num_ranks, 96 // num_ranks), "query heads, key heads, columns"
     same = {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 96}
     assert replace(share, **same) == config, "all else is whole in every rank"
     assert num_ranks * share.kv_bytes_per_token(torch.float32) == config.kv_bytes_per_token(torch.float32)
@@ -59,7 +59,7 @@ def test_one_number_that_cannot_be_divided_is_enough_to_refuse(sizes, num_ranks)
 def test_two_vectors_a_layer_and_token_are_added_up():
     config = config_of(8, 4, 96)
     one = bytes_per_step(config, 1, 4)
-    assert one == 2 * config.num_hidden_layers * config.hidden_size * 4
+    assert one == 2 * config.num_hidden_layers * config.hidden_size * 4, "after o_proj and after down_proj"
     assert bytes_per_step(config, 300, 4) == 300 * one, "prefill sends a vector for every token"
     assert bytes_per_step(config, 1, 2) == one // 2, "bfloat16 is half of it"
     assert bytes_per_step(share_of(config, 4), 1, 4) == one, "vectors are whole: more ranks do not make them shorter"

@@ -45,7 +45,7 @@ def test_prompts_are_computed_one_after_another():
 def test_decoding_does_not_keep_the_next_prompt_waiting():
     replica = Replica(100, RATES)
     served(replica, 0.0, [1, 2], output_tokens=1000)
-    assert served(replica, 1.0, [3, 4]).waited == 1.0
+    assert served(replica, 1.0, [3, 4]).waited == 1.0, "the long answer is decoded beside it"
 
 
 def test_load_is_the_requests_that_are_not_finished():
@@ -59,7 +59,7 @@ def test_load_is_the_requests_that_are_not_finished():
 def test_an_answer_that_ends_now_is_finished():
     replica = Replica(100, RATES)
     served(replica, 0.0, [1, 2], output_tokens=20)
-    assert replica.load(3.0) == 0.0
+    assert replica.load(3.0) == 0.0, "computed after 1 s, 20 tokens in 2 s more: at 3 s it is finished"
 
 
 def test_without_rates_load_is_the_work_done_so_far():
@@ -104,7 +104,7 @@ def test_the_policy_hears_loads_at_arrival_and_what_was_found():
         ("choose", keys, {0: 0.0, 1: 1.0}),
         ("sent", 0, keys),
         ("found", 0, keys, 0),
-    ], "loads are those at each arrival: at 2.9 s the first answer has ended, at 2.5 s"
+    ], "loads are those at each arrival (at 2.9 s the first answer has ended), and after each prompt there is a report"
     assert [one.replica for one in results] == [1, 1, 0] and [one.num_found for one in results] == [0, 2, 0]
 
 
