@@ -88,7 +88,8 @@ def test_after_the_last_attempt_the_error_is_passed_on(most):
 def test_another_error_is_not_tried_again():
     fault = ValueError("a bad request is bad everywhere")
     attempts = Attempts([fault], ["a"])
-    assert read(attempts) == ([], fault) and attempts.begun == 1
+    assert read(attempts) == ([], fault), "an error that is the request's own is passed on"
+    assert attempts.begun == 1
 
 
 def test_an_item_is_passed_on_before_the_next_one_is_there():
