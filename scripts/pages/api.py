@@ -166,8 +166,7 @@ PARTS = (
     ),
     Part(
         "More than one machine",
-        "Which of several replicas answers, and one model over several processes. "
-        "[Lesson 13](l13_machines/README.md).",
+        "Which of several replicas answers, and one model over several processes. [Lesson 13](l13_machines/README.md).",
         (
             *entries("routing/policy.py", "PrefixScore", "RoundRobin", "Policy"),
             *entries("routing/seen.py", "SeenBlocks"),
