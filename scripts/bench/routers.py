@@ -25,6 +25,7 @@ from rich.progress import track
 
 from mini_engine.cli.parser import at_least, whole_number
 from mini_engine.errors import UserError
+from mini_engine.kv.prefix_manager import PrefixCacheManager
 from mini_engine.llm import LLM
 from mini_engine.routing.policy import Policy, PrefixScore, RoundRobin
 
@@ -77,13 +78,19 @@ def measured(contender: Callable, requests: Sequence[Sequence[int]], args: Names
     with servers(args.servers, args.blocks) as (urls, llms), contender(urls) as send:
         with ThreadPoolExecutor(args.in_flight) as pool:
             usages = list(pool.map(send, requests))
-        stats = [llm.engine.scheduler.manager.stats for llm in llms]
-        computed = [one.asked_tokens - one.found_tokens for one in stats]
+        computed = [computed_tokens(llm) for llm in llms]
     found = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usages)
     return {
         "cached %": 100 * found / sum(one["prompt_tokens"] for one in usages),
         "max / mean": max(computed) * len(computed) / sum(computed),
     }
+
+
+def computed_tokens(llm: LLM) -> int:
+    """Return how many prompt tokens an engine did not find in its cache."""
+    manager = llm.engine.scheduler.manager
+    assert isinstance(manager, PrefixCacheManager)  # LLM's default
+    return manager.stats.asked_tokens - manager.stats.found_tokens
 
 
 def text_of(keys: Sequence[int]) -> str:
@@ -133,7 +140,7 @@ def plain_app() -> type:
             asked = {name: value for name, value in json.loads(content).items() if name in ASKED}
             body = json.dumps(asked).encode()
             headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
-            scope = scope | {"headers": [*headers, (b"content-length", str(len(body)).encode())]}
+            scope = dict(scope) | {"headers": [*headers, (b"content-length", str(len(body)).encode())]}
             first = iter([{"type": "http.request", "body": body, "more_body": False}])
 
             async def again():
