@@ -23,8 +23,12 @@ SHARED = ("num_key_value_heads", "num_attention_heads", "intermediate_size")
 def share_of(config: Qwen3Config, num_ranks: int) -> Qwen3Config:
     """Return the configuration of one rank's part: what its pool is made for.
 
+    Each rank has an equal part of the key heads, the query heads and the columns of the feed-forward block, the
+    numbers in SHARED. All else is whole in every rank.
+
     Raises:
-        UserError: heads or columns cannot be divided evenly.
+        UserError: there is less than one rank, or one of the three cannot be divided evenly. It says which numbers of
+            ranks are possible, that is, divide all three.
     """
     whole = {name: getattr(config, name) for name in SHARED}
     least = math.gcd(*whole.values())
@@ -47,5 +51,9 @@ def shard(model: Qwen3ForCausalLM, mesh: DeviceMesh) -> Qwen3ForCausalLM:
 
 
 def bytes_per_step(config: Qwen3Config, num_tokens: int, itemsize: int) -> int:
-    """Return what all-reduces add up in a step: two in each layer, of `[num_tokens, hidden_size]`."""
+    """Return the bytes that each rank brings to the all-reduces of a step.
+
+    There are two in each layer, of `[num_tokens, hidden_size]` numbers of `itemsize` bytes each. The number of ranks
+    does not matter.
+    """
     return 2 * config.num_hidden_layers * num_tokens * config.hidden_size * itemsize

@@ -27,7 +27,7 @@ class Policy(Protocol[Replica]):
         ...
 
     def found(self, replica: Replica, keys: Keys, num_found: int) -> None:
-        """Note that the replica took `num_found` of the prompt's blocks from its cache."""
+        """Note that the replica took `num_found` of the prompt's blocks from its cache, and has them all now."""
         ...
 
 
@@ -36,7 +36,9 @@ class PrefixScore(Generic[Replica]):
 
     Args:
         beta: what a load of twice the mean costs, as a share of the prompt.
-        capacity: blocks that a replica can hold.
+        capacity: blocks that a replica can hold. Better too many than too few.
+
+    seen: what each replica is believed to have. Only `choose` makes and drops entries.
     """
 
     def __init__(self, beta: float = 1.0, capacity: int = 100_000) -> None:
@@ -49,19 +51,24 @@ class PrefixScore(Generic[Replica]):
     def choose(self, keys: Keys, loads: Mapping[Replica, float]) -> Replica:
         """Return the replica with the best score; of equal ones the least loaded, then the one that holds least.
 
-        Replicas without a load are gone: what was known of them is forgotten, since one that comes back is empty.
+        First `seen` is brought up to date, so that it has an entry for each replica in `loads` and for no other. A
+        replica without a load is gone, and empty when it comes back. The entry of a new one is `SeenBlocks(capacity)`.
 
         Raises:
             ValueError: there is no replica.
         """
         if not loads:
             raise ValueError("there is no replica to choose from")
-        self.seen = {replica: self.seen.get(replica) or SeenBlocks(self.capacity) for replica in loads}
+        known = self.seen
+        self.seen = {one: known[one] if one in known else SeenBlocks(self.capacity) for one in loads}
         scores = self.scores(keys, loads)
         return max(loads, key=lambda replica: (scores[replica], -loads[replica], -len(self.seen[replica])))
 
     def scores(self, keys: Keys, loads: Mapping[Replica, float]) -> dict[Replica, float]:
-        """Return every replica's score."""
+        """Return the score of each replica in `loads`; all of them have an entry in `seen`.
+
+        The share that is known of an empty prompt is 0.
+        """
         mean = sum(loads.values()) / len(loads)
         return {
             replica: self.seen[replica].matched(keys) / max(1, len(keys)) - self.beta * (load - mean) / max(1.0, mean)
@@ -69,12 +76,16 @@ class PrefixScore(Generic[Replica]):
         }
 
     def sent(self, replica: Replica, keys: Keys) -> None:
-        """Note that the replica will have computed this prompt."""
+        """Note that the replica will have computed this prompt. Nothing is noted of a replica without an entry."""
         if replica in self.seen:
             self.seen[replica].add(keys)
 
     def found(self, replica: Replica, keys: Keys, num_found: int) -> None:
-        """Correct what was believed of the replica's cache by what it reports."""
+        """Correct what is believed of the replica's cache by its report on a prompt, which it has now.
+
+        First what it no longer had is forgotten, then the prompt is noted as `sent` does. A report of a replica
+        without an entry changes nothing.
+        """
         if replica in self.seen:
             self.seen[replica].correct(keys, num_found)
             self.seen[replica].add(keys)

@@ -16,7 +16,10 @@ class ReplicaLost(RuntimeError):
 
 
 async def with_retries(attempt: Callable[[], AsyncGenerator[Item, None]], most: int = 3) -> AsyncGenerator[Item, None]:
-    """Yield an answer's items; if its replica is lost before the first of them, attempt it again.
+    """Yield an answer's items as they come; if its replica is lost before the first of them, attempt it again.
+
+    An attempt is closed before the next one begins, and when the reader leaves. Errors other than ReplicaLost are
+    passed on at once: another replica would fail in the same way.
 
     Args:
         attempt: starts the answer at a replica of the router's choice, and raises ReplicaLost if that one ends.
@@ -24,7 +27,10 @@ async def with_retries(attempt: Callable[[], AsyncGenerator[Item, None]], most: 
 
     Raises:
         ReplicaLost: an item had been yielded, or this was the last attempt.
+        ValueError: `most` is below 1.
     """
+    if most < 1:
+        raise ValueError(f"most is {most}; without an attempt there is no answer")
     for left in reversed(range(most)):
         has_begun = False
         try:

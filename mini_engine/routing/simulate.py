@@ -56,7 +56,10 @@ class Replica:
         self.tree = RadixTree(1, None, self.capacity)
 
     def load(self, now: float) -> float:
-        """Return the requests that are not finished; without time, the blocks computed so far."""
+        """Return how many requests are not finished at `now`; without rates, the blocks computed so far.
+
+        A request whose answer ends exactly at `now` is finished. `now` never goes back.
+        """
         if self.rates is None:
             return float(self.num_computed)
         while self.ends and self.ends[0] <= now:
@@ -64,7 +67,13 @@ class Replica:
         return float(len(self.ends))
 
     def serve(self, index: int, request: Arrival) -> Served:
-        """Take a request. The last block is always computed: the first token's logits come from there."""
+        """Take a request: find its prefix in the tree, insert its prompt, and compute what was not found.
+
+        The last block is always computed: the first token's logits come from there. Prompts are computed one after
+        another: this one begins when it arrives or at `free_at`, when the one before it is computed, whichever is
+        later. At its own end its first token is there, and the answer takes output_tokens / decode rate from then on;
+        the time when that ends is pushed onto the heap `ends`. `waited` counts from the arrival; without rates it is 0.
+        """
         found = self.tree.match(request.keys[:-1]).num_tokens
         self.tree.insert(request.keys, request.keys)
         computed = len(request.keys) - found
@@ -79,7 +88,11 @@ class Replica:
 def simulate(
     requests: Sequence[Arrival], policy: Policy[int], num_replicas: int, capacity: int, rates: Rates | None = None
 ) -> list[Served]:
-    """Send every request to the replica that `policy` chooses. requests: by time."""
+    """Send every request to the replica that `policy` chooses, and tell the policy of it and of what was found there.
+
+    requests: by time. The policy knows the replicas by their index, and their loads at each request's arrival.
+    capacity: blocks in each replica's pool. Returns what became of each request, in order.
+    """
     replicas = [Replica(capacity, rates) for _ in range(num_replicas)]
     served = []
     for request in requests:
@@ -87,5 +100,6 @@ def simulate(
         chosen = policy.choose(request.keys, loads)
         one = replicas[chosen].serve(chosen, request)
         policy.sent(chosen, request.keys)
+        policy.found(chosen, request.keys, one.num_found)
         served.append(one)
     return served

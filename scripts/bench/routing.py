@@ -36,6 +36,12 @@ def add_arguments(parser) -> None:
         "--replicas", type=whole_number(1), nargs="+", default=SIZES, metavar="N", help="of the second table"
     )
     parser.add_argument("--blocks", type=whole_number(1), default=3_000, help="in each cache there (default: 3000)")
+    parser.add_argument(
+        "--view",
+        type=whole_number(1),
+        metavar="N",
+        help="blocks that the router believes a replica holds (default: as many as its cache)",
+    )
     parser.add_argument("--prefill", type=at_least(1), default=10_000.0, help="tokens/s of a replica (default: 10000)")
     parser.add_argument("--decode", type=at_least(1), default=40.0, help="tokens/s of one answer (default: 40)")
 
@@ -46,7 +52,7 @@ def run(args: Namespace) -> Report:
     requests = requests[:QUICK] if args.quick else requests
     rates = Rates(args.prefill / TRACE_BLOCK, args.decode)
     timed = [(num_replicas, args.blocks) for num_replicas in args.replicas]
-    rows, more = table(requests, CASES, args.beta), table(requests, timed, args.beta, rates)
+    rows, more = table(requests, CASES, args), table(requests, timed, args, rates)
     where = args.trace.name if args.trace else "generated requests"
     notes = [
         f"{where}: {len(requests):,} requests of {total_blocks(requests):,} blocks of {TRACE_BLOCK} tokens, simulated",
@@ -55,23 +61,24 @@ def run(args: Namespace) -> Report:
     return Report("routing", rows, notes, more=more)
 
 
-def policies(beta: float, capacity: int) -> dict[str, Callable[[], Policy[int]]]:
-    """Return the policies to compare, each to be made once per case."""
+def policies(beta: float, view: int) -> dict[str, Callable[[], Policy[int]]]:
+    """Return the policies to compare, each to be made once per case. view: blocks believed of each replica."""
     return {
         "round robin": RoundRobin,
-        "affinity": lambda: PrefixScore(0.0, capacity),
-        "score": lambda: PrefixScore(beta, capacity),
+        "affinity": lambda: PrefixScore(0.0, view),
+        "score": lambda: PrefixScore(beta, view),
     }
 
 
 def table(
-    requests: Sequence[Arrival], cases: Sequence[tuple[int, int]], beta: float, rates: Rates | None = None
+    requests: Sequence[Arrival], cases: Sequence[tuple[int, int]], args: Namespace, rates: Rates | None = None
 ) -> list[dict[str, Any]]:
     """Simulate each case with each policy, and return a row for each."""
-    todo = [(case, name) for case in cases for name in policies(beta, 1)]
+    todo = [(case, name) for case in cases for name in policies(args.beta, 1)]
     rows = []
     for (num_replicas, capacity), name in track(todo, "policies", console=Console(stderr=True), transient=True):
-        served = simulate(requests, policies(beta, capacity)[name](), num_replicas, capacity, rates)
+        policy = policies(args.beta, args.view or capacity)[name]()
+        served = simulate(requests, policy, num_replicas, capacity, rates)
         case = {"replicas": f"{num_replicas} x {capacity:,}", "policy": name}
         rows.append(case | outcome(requests, served, num_replicas) | (waits(served) if rates else {}))
     return rows

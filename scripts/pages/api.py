@@ -165,6 +165,19 @@ PARTS = (
         ),
     ),
     Part(
+        "More than one machine",
+        "Which of several replicas answers, and one model over several processes. [Lesson 13](l13_machines/README.md).",
+        (
+            *entries("routing/policy.py", "PrefixScore", "RoundRobin", "Policy"),
+            *entries("routing/seen.py", "SeenBlocks"),
+            *entries("routing/retry.py", "with_retries", "ReplicaLost"),
+            *entries("routing/simulate.py", "simulate", "Arrival", "Rates", "Served"),
+            *entries("parallel/ranks.py", "Ranks"),
+            *entries("parallel/build.py", "parallel_engine"),
+            *entries("parallel/shard.py", "share_of", "bytes_per_step"),
+        ),
+    ),
+    Part(
         "Errors",
         "A user's mistake is reported in one sentence. A call that fails changes nothing.",
         (*entries("errors.py", "UserError", "OutOfBlocks", "CacheFull"),),

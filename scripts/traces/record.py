@@ -32,6 +32,7 @@ NAMES = {
     "l8-tree": "tree",
     "l11-states": "states",
     "l12-tiers": "tiers",
+    "l13-replicas": "replicas",
     "l5-timeline": "timeline",
     "l4-logits": "logits",
     "l6-bytes": "text_bytes",

@@ -1,17 +1,12 @@
 """Lesson 13. A model cut in shares: each rank holds its part, and the tokens are those of one process."""
 
-from dataclasses import replace
-
 import pytest
-import torch
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
-from mini_engine.errors import UserError
 from mini_engine.parallel.build import parallel_engine
 from mini_engine.parallel.ranks import Ranks
-from mini_engine.parallel.shard import bytes_per_step, share_of
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.weights import load_model
 
@@ -27,30 +22,6 @@ def answers(engine, **params):
     while engine.has_unfinished:
         engine.step()
     return [request.output_ids for request in requests], [request.error for request in requests]
-
-
-# ---------------------------------------------------------------- shares, in numbers
-
-
-def test_a_share_has_its_part_of_heads_and_columns():
-    config = replace(load_model(POCKET_DIR).config, num_attention_heads=8, num_key_value_heads=4, intermediate_size=96)
-    share = share_of(config, 4)
-    assert (share.num_attention_heads, share.num_key_value_heads, share.intermediate_size) == (2, 1, 24)
-    assert (share.head_dim, share.hidden_size) == (config.head_dim, config.hidden_size), "these are whole everywhere"
-    assert 4 * share.kv_bytes_per_token(torch.float32) == config.kv_bytes_per_token(torch.float32)
-
-
-@pytest.mark.parametrize("num_ranks", [0, -1, 3, 8])
-def test_heads_that_cannot_be_shared_evenly_are_refused(num_ranks):
-    config = replace(load_model(POCKET_DIR).config, num_attention_heads=8, num_key_value_heads=4)
-    with pytest.raises(UserError) as caught:
-        share_of(config, num_ranks)
-    assert str(num_ranks) in str(caught.value) and "1, 2, 4" in str(caught.value)
-
-
-def test_two_vectors_a_layer_and_token_are_added_up():
-    config = load_model(POCKET_DIR).config
-    assert bytes_per_step(config, 3, 4) == 2 * config.num_hidden_layers * 3 * config.hidden_size * 4
 
 
 # ---------------------------------------------------------------- two processes

@@ -2,78 +2,111 @@
 
 import pytest
 
+from mini_engine.routing import policy as policy_module
 from mini_engine.routing.policy import PrefixScore, RoundRobin
 
 PROMPT = ["system", "a", "b", "c"]
 
 
-def policy_that_sent(*sent, beta=1.0, capacity=100):
-    """A policy that has sent prompts to replicas: (replica, keys) each."""
+class Known:
+    """A view without age: all blocks that it was told of, and the calls that told it."""
+
+    def __init__(self, capacity, *keys):
+        self.capacity, self.keys, self.calls = capacity, set(keys), []
+
+    def __len__(self):
+        return len(self.keys)
+
+    def matched(self, keys):
+        return next((index for index, key in enumerate(keys) if key not in self.keys), len(keys))
+
+    def add(self, keys):
+        self.keys |= set(keys)
+        self.calls.append(("add", list(keys)))
+
+    def correct(self, keys, num_found):
+        self.keys -= set(keys[num_found:])
+        self.calls.append(("correct", list(keys), num_found))
+
+
+@pytest.fixture(autouse=True)
+def plain_views(monkeypatch):
+    """The policy makes views of this kind, so its own tests need no other task."""
+    monkeypatch.setattr(policy_module, "SeenBlocks", Known)
+
+
+def policy_that_knows(beta=1.0, capacity=100, **views):
+    """A policy for replicas x, y and z, each of which has the blocks that are given."""
     policy = PrefixScore(beta, capacity)
-    for replica, keys in sent:
-        policy.choose(keys, {"x": 0, "y": 0, "z": 0})
-        policy.sent(replica, keys)
+    policy.seen = {name: Known(capacity, *views.get(name, ())) for name in "xyz"}
     return policy
 
 
+# ---------------------------------------------------------------- the score
+
+
 def test_the_score_is_the_share_that_is_known_minus_the_load_above_the_mean():
-    policy = policy_that_sent(("x", PROMPT[:3]), beta=0.5)
+    policy = policy_that_knows(x=PROMPT[:3], beta=0.5)
     scores = policy.scores(PROMPT, {"x": 9.0, "y": 3.0, "z": 0.0})
-    assert scores == pytest.approx({"x": 3 / 4 - 0.5 * 5 / 4, "y": 0.5 * 1 / 4, "z": 0.5 * 4 / 4})
+    expected = {"x": 3 / 4 - 0.5 * 5 / 4, "y": 0.5 * 1 / 4, "z": 0.5 * 4 / 4}
+    assert scores == pytest.approx(expected), "x knows 3 of 4 blocks; the mean load is 4, and beta one half"
+
+
+def test_a_score_has_no_unit():
+    policy = policy_that_knows(x=PROMPT[:2])
+    in_tokens, in_blocks = ({"x": 4 * unit, "y": 8 * unit, "z": 3 * unit} for unit in (16.0, 1.0))
+    scores = policy.scores(PROMPT, in_tokens)
+    assert scores == pytest.approx(policy.scores(PROMPT, in_blocks)), "load counts relative to its mean"
 
 
 def test_below_a_mean_load_of_one_the_load_counts_in_requests():
-    policy = policy_that_sent(("x", ["other"]))
+    policy = policy_that_knows(x=["other"])
     scores = policy.scores(PROMPT, {"x": 1.0, "y": 0.0, "z": 0.0})
     assert scores["x"] == pytest.approx(-2 / 3), "divided by max(1, mean): a single request is no overload"
 
 
+def test_an_idle_house_has_scores():
+    policy = policy_that_knows(y=PROMPT[:1])
+    assert policy.scores(PROMPT, {"x": 0.0, "y": 0.0, "z": 0.0}) == {"x": 0.0, "y": 0.25, "z": 0.0}
+
+
+def test_an_empty_prompt_has_a_score():
+    policy = policy_that_knows(x=PROMPT)
+    assert policy.scores([], {"x": 1.0, "y": 1.0}) == {"x": 0.0, "y": 0.0}
+    assert PrefixScore().choose([], {"x": 1.0, "y": 0.0}) == "y"
+
+
+# ---------------------------------------------------------------- the choice
+
+
 def test_a_known_prompt_goes_where_it_is_known():
-    policy = policy_that_sent(("y", PROMPT))
+    policy = policy_that_knows(y=PROMPT)
     assert policy.choose(PROMPT, {"x": 2.0, "y": 2.0, "z": 2.0}) == "y"
 
 
 def test_a_busy_replica_loses_even_a_prompt_that_it_knows():
-    policy = policy_that_sent(("y", PROMPT))
+    policy = policy_that_knows(y=PROMPT)
     assert policy.choose(PROMPT, {"x": 0.0, "y": 12.0, "z": 0.0}) != "y", "beta 1: a load of 3 times the mean costs 2"
 
 
 def test_with_beta_0_load_is_ignored():
-    policy = policy_that_sent(("y", PROMPT[:1]), beta=0.0)
+    policy = policy_that_knows(y=PROMPT[:1], beta=0.0)
     assert policy.choose(PROMPT, {"x": 0.0, "y": 1000.0, "z": 0.0}) == "y", "pure affinity: this is the pile-up"
 
 
-def test_of_equal_scores_the_least_loaded_wins_then_the_one_that_holds_least():
-    policy = policy_that_sent(("x", ["other"]), beta=0.0)
-    assert policy.choose(PROMPT, {"x": 1.0, "y": 2.0, "z": 1.0}) == "z"
-
-
-def test_a_replica_that_went_and_came_back_is_empty():
-    policy = policy_that_sent(("y", PROMPT))
-    policy.choose(PROMPT, {"x": 0.0, "z": 0.0})
-    assert policy.scores(PROMPT, {"x": 0.0, "z": 0.0}) == {"x": 0.0, "z": 0.0}
-    policy.choose(["new"], {"x": 0.0, "y": 0.0, "z": 0.0})
-    assert policy.scores(PROMPT, {"x": 0.0, "y": 0.0, "z": 0.0})["y"] == 0.0
-
-
-def test_a_report_corrects_what_was_believed():
-    policy = policy_that_sent(("y", PROMPT), ("y", ["system", "d"]))
-    policy.found("y", ["system", "d"], 0)
-    assert policy.seen["y"].matched(["system", "d"]) == 2, "it has been computed again, so it is there now"
-    policy.found("x", PROMPT, 2)
-    assert policy.seen["x"].matched(PROMPT) == 4
-
-
-def test_a_report_of_a_replica_that_is_gone_changes_nothing():
-    policy = policy_that_sent(("y", PROMPT))
-    policy.sent("gone", PROMPT)
-    policy.found("gone", PROMPT, 1)
-    assert set(policy.seen) == {"x", "y", "z"}
+@pytest.mark.parametrize("order", ["xyz", "zyx", "yzx"])
+def test_of_equal_scores_the_least_loaded_wins_then_the_one_that_holds_least(order):
+    policy = policy_that_knows(x=["other"], beta=0.0)
+    loads = {"x": 1.0, "y": 2.0, "z": 1.0}
+    assert policy.choose(PROMPT, {name: loads[name] for name in order}) == "z", "x and z are idle alike, and z is empty"
+    assert policy.choose(PROMPT, {name: {**loads, "y": 0.0}[name] for name in order}) == "y", "load before emptiness"
 
 
 def test_without_a_replica_there_is_an_error():
+    policy = policy_that_knows(x=PROMPT)
     with pytest.raises(ValueError):
-        PrefixScore().choose(PROMPT, {})
+        policy.choose(PROMPT, {})
+    assert policy.seen["x"].matched(PROMPT) == 4, "a call that fails changes nothing"
 
 
 def test_a_negative_beta_is_refused():
@@ -81,8 +114,76 @@ def test_a_negative_beta_is_refused():
         PrefixScore(-0.1)
 
 
-def test_an_empty_prompt_has_a_score():
-    assert PrefixScore().choose([], {"x": 1.0, "y": 0.0}) == "y"
+# ---------------------------------------------------------------- what is believed
+
+
+def test_a_choice_alone_notes_nothing():
+    policy = PrefixScore()
+    chosen = policy.choose(PROMPT, {"x": 0.0, "y": 0.0})
+    assert policy.seen[chosen].matched(PROMPT) == 0, "the request may still go elsewhere; `sent` says where it went"
+
+
+def test_a_new_replica_s_view_has_the_capacity_of_its_cache():
+    policy = PrefixScore(capacity=3)
+    policy.choose(PROMPT, {"x": 0.0, "y": 0.0})
+    assert {name: (view.capacity, len(view)) for name, view in policy.seen.items()} == {"x": (3, 0), "y": (3, 0)}
+
+
+def test_a_replica_that_stays_keeps_its_view():
+    policy = policy_that_knows(x=PROMPT)
+    views = dict(policy.seen)
+    policy.choose(PROMPT, {"z": 0.0, "y": 0.0, "x": 0.0})
+    assert all(policy.seen[name] is view for name, view in views.items()), "an empty view is a view too"
+
+
+def test_a_replica_that_went_and_came_back_is_empty():
+    policy = policy_that_knows(y=PROMPT, x=PROMPT[:1])
+    policy.choose(["new"], {"x": 0.0, "z": 0.0})
+    policy.choose(["new"], {"x": 0.0, "y": 0.0, "z": 0.0})
+    scores = policy.scores(PROMPT, {"x": 0.0, "y": 0.0, "z": 0.0})
+    assert scores["y"] == 0.0, "a replica that came back is empty, whatever it had"
+    assert scores["x"] == 0.25, "one that stayed has what it had"
+
+
+def test_what_a_lost_replica_had_is_forgotten_at_once():
+    policy = policy_that_knows(y=PROMPT)
+    policy.choose(PROMPT, {"x": 0.0, "z": 0.0})
+    assert set(policy.seen) == {"x", "z"}, "views of replicas that are gone would pile up"
+
+
+# ---------------------------------------------------------------- what is sent, and what was found
+
+
+def test_what_is_sent_is_believed_of_that_replica_alone():
+    policy = policy_that_knows()
+    policy.sent("y", PROMPT)
+    assert {name: view.matched(PROMPT) for name, view in policy.seen.items()} == {"x": 0, "y": 4, "z": 0}
+
+
+def test_a_report_teaches_what_another_router_sent():
+    policy = policy_that_knows()
+    policy.found("x", PROMPT, 2)
+    assert policy.seen["x"].matched(PROMPT) == 4, "it had two of them, and has computed the others"
+
+
+def test_a_report_corrects_first_and_notes_then():
+    policy = policy_that_knows(y=PROMPT)
+    policy.found("y", PROMPT, 1)
+    calls = policy.seen["y"].calls
+    assert ("correct", PROMPT, 1) in calls, "a view that ignores reports goes stale: what was lost is believed for ever"
+    assert policy.seen["y"].matched(PROMPT) == 4, "what it had lost it has computed again, so it is there now"
+    assert not policy.seen["x"].calls
+
+
+def test_a_report_of_a_replica_that_is_gone_changes_nothing():
+    policy = policy_that_knows(y=PROMPT)
+    policy.sent("gone", PROMPT)
+    policy.found("gone", PROMPT, 1)
+    assert set(policy.seen) == {"x", "y", "z"}, "only `choose` makes entries: it knows which replicas there are"
+    assert not any(view.calls for view in policy.seen.values())
+
+
+# ---------------------------------------------------------------- what it is compared with
 
 
 def test_round_robin_takes_turns_whatever_the_load():

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from mini_engine.routing.seen import SeenBlocks
 
-PROMPTS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6).map(lambda ids: chained(ids)), max_size=12)
+IDS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+PROMPTS = st.lists(IDS.map(lambda ids: chained(ids)), max_size=12)
 
 
 def chained(ids):
@@ -16,34 +17,64 @@ def chained(ids):
     return [tuple(ids[: count + 1]) for count in range(len(ids))]
 
 
+def view_of(*prompts, capacity=10):
+    """A view of a replica that was sent these prompts."""
+    seen = SeenBlocks(capacity)
+    for ids in prompts:
+        seen.add(chained(ids))
+    return seen
+
+
+def holding(*prompts):
+    """The same view, its state written down by hand: `correct` needs nothing else."""
+    seen = SeenBlocks(100)
+    for ids in prompts:
+        for key in reversed(chained(ids)):
+            before = key[:-1] or None
+            seen.keys[key] = before
+            seen.keys.move_to_end(key)
+            seen.behind[before].add(key)
+    return seen
+
+
+def texts(seen):
+    """The known blocks, each as the digits of its key."""
+    return {"".join(map(str, key)) for key in seen.keys}
+
+
+# ---------------------------------------------------------------- matched
+
+
 def test_a_prefix_counts_up_to_its_first_unknown_block():
-    seen = SeenBlocks(10)
-    seen.add(chained([1, 2, 3]))
+    seen = view_of([1, 2, 3])
     assert seen.matched(chained([1, 2, 4, 5])) == 2
     assert seen.matched(chained([2, 3])) == 0, "a block behind another prefix is another block"
-    assert seen.matched([]) == 0
+    assert seen.matched([]) == 0 and SeenBlocks(1).matched(chained([1])) == 0
+
+
+def test_known_blocks_behind_a_gap_do_not_count():
+    seen = view_of([1, 2, 3])
+    assert seen.matched([(1,), "unknown", (1, 2, 3)]) == 1, "a prefix ends at its first unknown block"
+
+
+# ---------------------------------------------------------------- add
 
 
 def test_a_prompts_end_is_forgotten_before_its_beginning():
-    seen = SeenBlocks(4)
-    seen.add(chained([1, 2, 3]))
-    seen.add(chained([7, 8]))
+    seen = view_of([1, 2, 3], [7, 8], capacity=4)
     assert seen.matched(chained([7, 8])) == 2, "the newest prompt is there as a whole"
     assert seen.matched(chained([1, 2, 3])) == 2, "of the older one the end went: without its start nothing is found"
 
 
 def test_a_prompt_that_comes_again_is_young_again():
-    seen = SeenBlocks(4)
-    for ids in ([1, 2], [3, 4], [1, 2], [5, 6]):
-        seen.add(chained(ids))
-    assert seen.matched(chained([1, 2])) == 2 and seen.matched(chained([3, 4])) == 0
+    seen = view_of([1, 2], [3, 4], [1, 2], [5, 6], capacity=4)
+    assert seen.matched(chained([1, 2])) == 2, "it was the latest but one, so it stays"
+    assert seen.matched(chained([3, 4])) == 0
 
 
-def test_what_the_replica_did_not_find_is_forgotten():
-    seen = SeenBlocks(10)
-    seen.add(chained([1, 2, 3]))
-    seen.correct(chained([1, 2, 3]), 1)
-    assert seen.matched(chained([1, 2, 3])) == 1, "the replica evicted two blocks, and said so"
+def test_a_prompt_that_is_too_long_is_known_as_far_as_it_fits():
+    seen = view_of([1, 2, 3, 4, 5], capacity=3)
+    assert len(seen) == 3 and seen.matched(chained([1, 2, 3, 4, 5])) == 3, "its beginning stays, not its end"
 
 
 def test_a_replica_without_blocks_is_refused():
@@ -60,6 +91,65 @@ def test_it_holds_the_latest_keys_and_no_more(prompts, capacity):
             expected.pop(key, None)
             expected[key] = None
         expected = OrderedDict(list(expected.items())[-capacity:])
-        assert list(seen.keys) == list(expected)
-        held = len(keys[:capacity])
-        assert seen.matched(keys) == held, "a prompt that was just sent is found, as far as it fits"
+        assert list(seen.keys) == list(expected), "the least recently used first, and a prompt's end before its start"
+        assert len(seen) == len(expected)
+        assert seen.matched(keys) == len(keys[:capacity]), "a prompt that was just sent is found, as far as it fits"
+
+
+# ---------------------------------------------------------------- correct
+
+
+def test_what_the_replica_did_not_find_is_forgotten():
+    seen = holding([1, 2, 3, 4])
+    seen.correct(chained([1, 2, 3, 4]), 1)
+    assert texts(seen) == {"1"}, "the replica has evicted block 1, so it has nothing behind it"
+
+
+def test_all_that_lies_behind_a_lost_block_is_forgotten_too():
+    seen = holding([1, 2, 3, 4], [1, 2, 5], [1, 6])
+    seen.correct(chained([1, 2, 7, 8]), 1)
+    assert texts(seen) == {"1", "16"}, "another prompt's blocks behind the lost one are lost; what is beside it stays"
+
+
+def test_a_replica_that_lost_the_first_block_has_lost_all_behind_it():
+    seen = holding([0, 1, 2], [0, 3], [9])
+    seen.correct(chained([0, 5, 6]), 0)
+    assert texts(seen) == {"9"}, "it was restarted: all prompts behind block 0 are gone"
+
+
+def test_a_prompts_last_block_is_computed_even_if_it_is_there():
+    seen = holding([1, 2, 3, 4], [1, 2])
+    seen.correct(chained([1, 2]), 1)
+    assert texts(seen) == {"1", "12", "123", "1234"}, "1 of 2 blocks found is all that can be found"
+    seen.correct(chained([1]), 0)
+    assert len(seen) == 4, "and of 1 block, none"
+
+
+def test_a_report_that_finds_more_than_was_believed_forgets_nothing():
+    seen = holding([1, 2])
+    seen.correct(chained([1, 2, 3, 4, 5]), 4)
+    seen.correct(chained([1, 2, 3, 4]), 2)
+    seen.correct(chained([7, 8, 9]), 0)
+    seen.correct([], 0)
+    assert texts(seen) == {"1", "12"}, "of what is not known there is nothing to forget"
+
+
+@given(PROMPTS, st.lists(st.tuples(IDS, st.integers(0, 6)), max_size=6))
+def test_a_report_forgets_the_lost_block_and_what_is_behind_it_and_nothing_else(prompts, reports):
+    seen = holding(*(keys[-1] for keys in prompts))
+    for ids, num_found in reports:
+        before, lost = set(seen.keys), tuple(ids[: num_found + 1])
+        seen.correct(chained(ids), num_found)
+        expected = {key for key in before if key[: len(lost)] != lost} if num_found < len(ids) - 1 else before
+        assert set(seen.keys) == expected, f"a report of {num_found} found blocks of {ids}"
+
+
+@given(PROMPTS, st.integers(1, 12), st.lists(st.tuples(IDS, st.integers(0, 6)), max_size=12))
+def test_a_view_holds_whole_prefixes_only(prompts, capacity, reports):
+    seen = SeenBlocks(capacity)
+    for keys, (ids, num_found) in zip(prompts, reports, strict=False):
+        seen.add(keys)
+        seen.correct(chained(ids), num_found)
+        assert all(len(key) == 1 or key[:-1] in seen.keys for key in seen.keys), "a block without the one before it"
+        seen.add(keys)
+        assert seen.matched(keys) == len(keys[:capacity])

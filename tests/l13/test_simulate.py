@@ -5,36 +5,114 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_engine.routing.policy import PrefixScore, RoundRobin
-from mini_engine.routing.simulate import Arrival, Rates, Replica, simulate
+from mini_engine.routing.simulate import Arrival, Rates, Replica, Served, simulate
 
 RATES = Rates(prefill=2.0, decode=10.0)
 
 
+def served(replica, seconds, keys, output_tokens=0):
+    """What becomes of one request at this replica."""
+    return replica.serve(0, Arrival(seconds, keys, output_tokens))
+
+
+# ---------------------------------------------------------------- one replica
+
+
 def test_a_prompt_that_comes_again_computes_its_last_block_only():
     replica = Replica(100)
-    first, again = (replica.serve(0, Arrival(0.0, [1, 2, 3])) for _ in range(2))
-    assert (first.num_found, first.num_computed) == (0, 3)
-    assert (again.num_found, again.num_computed) == (2, 1), "the first token's logits come from the last block"
+    first, again = (replica.serve(3, Arrival(0.0, [1, 2, 3])) for _ in range(2))
+    assert first == Served(3, 0, 3, 0.0)
+    assert again == Served(3, 2, 1, 0.0), "the first token's logits come from the last block"
+    assert served(replica, 0.0, [1, 2, 3, 4]).num_found == 3, "the last block of the prompt before was inserted too"
+    assert replica.num_computed == 5
+
+
+def test_a_full_pool_drops_what_was_used_longest_ago():
+    replica = Replica(4)
+    for keys in ([1, 2], [3, 4], [1, 2], [5, 6]):
+        served(replica, 0.0, keys)
+    assert [served(replica, 0.0, keys).num_found for keys in ([1, 2], [3, 4])] == [1, 0]
 
 
 def test_prompts_are_computed_one_after_another():
     replica = Replica(100, RATES)
-    waits = [replica.serve(0, Arrival(0.0, keys)).waited for keys in ([1, 2], [3, 4, 5, 6], [1, 2])]
+    waits = [served(replica, 0.0, keys).waited for keys in ([1, 2], [3, 4, 5, 6], [1, 2])]
     assert waits == [1.0, 3.0, 3.5], "2 blocks/s: 2 blocks, behind them 4, behind those the last one of a known prompt"
-    assert replica.serve(0, Arrival(10.0, [7, 8])).waited == 1.0, "later nothing is in the way"
+    assert served(replica, 10.0, [7, 8]).waited == 1.0, "later nothing is in the way"
+    assert served(replica, 10.5, [9]).waited == 1.0, "half a second for the one before, half a second for its own block"
+
+
+def test_decoding_does_not_keep_the_next_prompt_waiting():
+    replica = Replica(100, RATES)
+    served(replica, 0.0, [1, 2], output_tokens=1000)
+    assert served(replica, 1.0, [3, 4]).waited == 1.0, "the long answer is decoded beside it"
 
 
 def test_load_is_the_requests_that_are_not_finished():
     replica = Replica(100, RATES)
-    replica.serve(0, Arrival(0.0, [1, 2], output_tokens=20))
-    replica.serve(0, Arrival(0.0, [3, 4], output_tokens=5))
-    assert [replica.load(now) for now in (0.0, 2.4, 2.6, 3.1)] == [2.0, 2.0, 1.0, 0.0]
+    served(replica, 0.0, [1, 2], output_tokens=20)
+    served(replica, 0.0, [3, 4], output_tokens=5)
+    found = [replica.load(now) for now in (0.0, 2.4, 2.6, 3.1)]
+    assert found == [2.0, 2.0, 1.0, 0.0], "the second one's answer ends first, at 2.5 s; the other's at 3 s"
+
+
+def test_an_answer_that_ends_now_is_finished():
+    replica = Replica(100, RATES)
+    served(replica, 0.0, [1, 2], output_tokens=20)
+    assert replica.load(3.0) == 0.0, "computed after 1 s, 20 tokens in 2 s more: at 3 s it is finished"
 
 
 def test_without_rates_load_is_the_work_done_so_far():
     replica = Replica(100)
-    replica.serve(0, Arrival(0.0, [1, 2, 3]))
-    assert replica.load(99.0) == 3.0
+    served(replica, 0.0, [1, 2, 3])
+    served(replica, 5.0, [1, 2, 4])
+    assert replica.load(99.0) == 4.0, "3 blocks and 1: found blocks are no work"
+    assert served(replica, 0.0, [7] * 1).waited == 0.0, "time stands still"
+
+
+# ---------------------------------------------------------------- all of them
+
+
+class Noted:
+    """A policy that chooses what it is told, and notes what it hears."""
+
+    def __init__(self, *chosen):
+        self.chosen, self.heard = list(chosen), []
+
+    def choose(self, keys, loads):
+        self.heard.append(("choose", list(keys), dict(loads)))
+        return self.chosen.pop(0)
+
+    def sent(self, replica, keys):
+        self.heard.append(("sent", replica, list(keys)))
+
+    def found(self, replica, keys, num_found):
+        self.heard.append(("found", replica, list(keys), num_found))
+
+
+def test_the_policy_hears_loads_at_arrival_and_what_was_found():
+    policy = Noted(1, 1, 0)
+    keys = [1, 2, 3]
+    results = simulate([Arrival(0.0, keys, 10), Arrival(1.0, keys, 10), Arrival(2.9, keys)], policy, 2, 10, RATES)
+    assert policy.heard == [
+        ("choose", keys, {0: 0.0, 1: 0.0}),
+        ("sent", 1, keys),
+        ("found", 1, keys, 0),
+        ("choose", keys, {0: 0.0, 1: 1.0}),
+        ("sent", 1, keys),
+        ("found", 1, keys, 2),
+        ("choose", keys, {0: 0.0, 1: 1.0}),
+        ("sent", 0, keys),
+        ("found", 0, keys, 0),
+    ], "loads are those at each arrival (at 2.9 s the first answer has ended), and after each prompt there is a report"
+    assert [one.replica for one in results] == [1, 1, 0] and [one.num_found for one in results] == [0, 2, 0]
+
+
+def test_each_replica_has_a_cache_of_its_own_and_of_the_given_size():
+    requests = [Arrival(0.0, keys) for keys in ([1, 2], [1, 2], [3, 4, 5, 6], [1, 2])]
+    results = simulate(requests, Noted(0, 1, 0, 0), 2, 4)
+    assert [one.num_found for one in results] == [0, 0, 0, 0], "4 blocks: the long prompt has pushed out the first one"
+    assert [one.waited for one in results] == [0.0] * 4
 
 
 def shared_block_0(count):
@@ -43,17 +121,17 @@ def shared_block_0(count):
 
 
 def test_pure_affinity_sends_everything_to_one_replica():
-    served = simulate(shared_block_0(50), PrefixScore(0.0, 1000), 4, 1000)
-    assert len({one.replica for one in served[1:]}) == 1, "all prompts share block 0, so one replica is best for all"
+    results = simulate(shared_block_0(50), PrefixScore(0.0, 1000), 4, 1000)
+    assert len({one.replica for one in results[1:]}) == 1, "all prompts share block 0, so one replica is best for all"
 
 
 def test_the_score_finds_as_much_and_keeps_the_load_even():
     requests = shared_block_0(50)
-    served = simulate(requests, PrefixScore(1.0, 1000), 4, 1000)
-    each = [sum(one.num_computed for one in served if one.replica == index) for index in range(4)]
+    results = simulate(requests, PrefixScore(1.0, 1000), 4, 1000)
+    each = [sum(one.num_computed for one in results if one.replica == index) for index in range(4)]
     turns = simulate(requests, RoundRobin(), 4, 1000)
-    assert max(each) < 1.2 * sum(each) / 4
-    assert sum(one.num_found for one in served) > 1.5 * sum(one.num_found for one in turns)
+    assert max(each) < 1.2 * sum(each) / 4, f"blocks computed by each: {each}; without load, one replica gets it all"
+    assert sum(one.num_found for one in results) > 1.5 * sum(one.num_found for one in turns)
 
 
 @given(
@@ -67,10 +145,33 @@ def test_every_request_is_served_once_and_every_block_found_or_computed(gaps, nu
         now += gap
         keys = [names.setdefault(tuple(ids[: i + 1]), len(names)) for i in range(len(ids))]
         requests.append(Arrival(now, keys, 3))
-    served = simulate(requests, PrefixScore(1.0, 8), num_replicas, 8, rates)
-    assert [one.num_found + one.num_computed for one in served] == [len(one.keys) for one in requests]
-    assert all(one.num_computed >= 1 and 0 <= one.replica < num_replicas for one in served)
-    assert all(one.waited >= (one.num_computed / rates.prefill if rates else 0) for one in served)
+    results = simulate(requests, PrefixScore(1.0, 8), num_replicas, 8, rates)
+    assert [one.num_found + one.num_computed for one in results] == [len(one.keys) for one in requests]
+    assert all(one.num_computed >= 1 and 0 <= one.replica < num_replicas for one in results)
+    assert all(one.waited >= (one.num_computed / rates.prefill if rates else 0) for one in results)
+
+
+def test_reports_of_the_replicas_shrink_a_view_that_has_grown_stale():
+    class Deaf(PrefixScore):
+        def found(self, replica, keys, num_found):
+            pass
+
+    requests = [Arrival(0.0, keys) for keys in ([0, 1, 2, 3], [0, 1, 4, 5], [0, 9, 10, 11], [0, 1, 6, 7])]
+    known = []
+    for policy in (PrefixScore(capacity=1000), Deaf(capacity=1000)):
+        simulate(requests, policy, 1, 4)
+        known.append(sorted(policy.seen[0].keys))
+    assert known[0] == [0, 1, 6, 7, 9, 10, 11], "the last report says that block 1 was evicted: 2 … 5 went before it"
+    assert known[1] == [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11], "without reports all is believed to be there"
+
+
+def test_after_a_restart_one_report_empties_the_view():
+    policy = PrefixScore()
+    policy.choose([], {0: 0.0})
+    for keys in ([0, 1, 2], [0, 3, 4], [0, 5, 6], [0, 7, 8]):
+        policy.sent(0, keys)
+    policy.found(0, [0, 7, 8], 0)
+    assert list(policy.seen[0].keys) == [8, 7, 0], "it had not even block 0, so it had none behind it either"
 
 
 def test_the_same_trace_gives_the_same_answers():

@@ -1,0 +1,211 @@
+"""Lesson 13. Suite `routers`: cached prompt tokens of real servers, by what sends requests to them; sglang-router too.
+
+Several lesson 7 servers run in this process, on free loopback ports, with small caches. The same chats are sent through
+each router, with a few requests in flight. `--sglang-router PYTHON` names a Python that has the package of that name.
+"""
+
+import json
+import random
+import socket
+import subprocess
+import time
+import urllib.request
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from threading import Lock
+from urllib.error import URLError
+
+from scripts.bench.common import Report
+from scripts.bench.traffic import Chats
+
+from rich.console import Console
+from rich.progress import track
+
+from mini_engine.cli.parser import at_least, whole_number
+from mini_engine.errors import UserError
+from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.llm import LLM
+from mini_engine.routing.policy import Policy, PrefixScore, RoundRobin
+
+LETTERS = 32  # in a block of the trace; as text, all that a router sees
+CHATS = Chats(num_requests=400, continues=0.75, opening=(6.0, 0.6), turn=(2.0, 0.6), gap=(24.0, 0.6))
+START_SECONDS = 60.0
+ASKED = ("model", "prompt", "max_tokens", "temperature")
+PEER_POLICIES = ("round_robin", "cache_aware")
+Send = Callable[[Sequence[int]], dict]
+
+
+def add_arguments(parser) -> None:
+    """Add this suite's options."""
+    parser.add_argument("--servers", type=whole_number(1), default=4, metavar="N", help="default: 4")
+    parser.add_argument("--blocks", type=whole_number(2), default=160, help="of 16 tokens, per server (default: 160)")
+    parser.add_argument("--in-flight", type=whole_number(1), default=8, metavar="N", help="requests (default: 8)")
+    parser.add_argument(
+        "--beta", type=at_least(0), nargs="+", default=[1.0, 0.3], help="what load costs in our score (default: 1 0.3)"
+    )
+    parser.add_argument("--sglang-router", metavar="PYTHON", help="a Python with sglang-router, to compare with it")
+
+
+def run(args: Namespace) -> Report:
+    """Return a row for each router."""
+    requests = CHATS.generate()[: 60 if args.quick else CHATS.num_requests]
+    contenders: dict[str, Callable] = {
+        "round robin": lambda urls: ours(urls, RoundRobin()),
+        "affinity": lambda urls: ours(urls, PrefixScore(0.0)),
+    }
+    for beta in args.beta:
+        contenders[f"score, beta {beta:g}"] = lambda urls, beta=beta: ours(urls, PrefixScore(beta))
+    if args.sglang_router:
+        for policy in PEER_POLICIES:
+            contenders[f"sglang-router {policy}"] = lambda urls, policy=policy: peer(urls, args.sglang_router, policy)
+    console = Console(stderr=True)
+    rows = [
+        {"router": name} | measured(contender, requests, args)
+        for name, contender in track(contenders.items(), "routers", console=console, transient=True)
+    ]
+    notes = [
+        f"{len(requests)} requests of chats under one system prompt, {args.in_flight} in flight",
+        f"{args.servers} servers of the pocket model on one machine, {args.blocks} blocks of 16 tokens each",
+        "max / mean: prompt tokens computed by the busiest server, and on average",
+    ]
+    return Report("routers", rows, notes)
+
+
+def measured(contender: Callable, requests: Sequence[Sequence[int]], args: Namespace) -> dict[str, float]:
+    """Send the requests through a router to new servers; return what they found and how even the work was."""
+    with servers(args.servers, args.blocks) as (urls, llms), contender(urls) as send:
+        with ThreadPoolExecutor(args.in_flight) as pool:
+            usages = list(pool.map(send, requests))
+        computed = [computed_tokens(llm) for llm in llms]
+    found = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usages)
+    return {
+        "cached %": 100 * found / sum(one["prompt_tokens"] for one in usages),
+        "max / mean": max(computed) * len(computed) / sum(computed),
+    }
+
+
+def computed_tokens(llm: LLM) -> int:
+    """Return how many prompt tokens an engine did not find in its cache."""
+    manager = llm.engine.scheduler.manager
+    assert isinstance(manager, PrefixCacheManager)  # LLM's default
+    return manager.stats.asked_tokens - manager.stats.found_tokens
+
+
+def text_of(keys: Sequence[int]) -> str:
+    """Return a prompt: the same letters for the same block."""
+    return "".join("".join(random.Random(key).choices("etaoin shrdlu", k=LETTERS)) for key in keys)
+
+
+def ask(url: str, keys: Sequence[int]) -> dict:
+    """Send one request; return its usage."""
+    body = json.dumps({"model": "pocket", "prompt": text_of(keys), "max_tokens": 4, "temperature": 0}).encode()
+    request = urllib.request.Request(url + "/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
+        return json.load(answer)["usage"]
+
+
+@contextmanager
+def servers(number: int, num_blocks: int) -> Iterator[tuple[list[str], list[LLM]]]:
+    """Run lesson 7's server several times; yield the addresses and the engines behind them."""
+    from mini_engine.engine.worker import EngineWorker
+    from mini_engine.server.background import in_background
+    from mini_engine.server.config import ServerConfig
+    from mini_engine.server.metrics import Metrics
+
+    with ExitStack() as stack:
+        llms = [LLM(num_blocks=num_blocks) for _ in range(number)]
+        workers = [stack.enter_context(EngineWorker(llm.engine, llm.tokenizer)) for llm in llms]
+        apps = [plain_app()(worker, ServerConfig(), Metrics()) for worker in workers]
+        yield [stack.enter_context(in_background(app)) for app in apps], llms
+
+
+def plain_app() -> type:
+    """Return lesson 7's app for requests that a router has filled in: only what `ask` sent is left of them.
+
+    sglang-router adds every parameter that SGLang knows, and lesson 7's server refuses those that it does not know.
+    """
+    from mini_engine.server.app import ServerApp
+
+    class PlainApp(ServerApp):
+        async def __call__(self, scope, receive, send) -> None:
+            if scope["type"] != "http" or scope["method"] != "POST":
+                return await super().__call__(scope, receive, send)
+            message = await receive()
+            content = message.get("body", b"")
+            while message.get("more_body"):
+                message = await receive()
+                content += message.get("body", b"")
+            asked = {name: value for name, value in json.loads(content).items() if name in ASKED}
+            body = json.dumps(asked).encode()
+            headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
+            scope = dict(scope) | {"headers": [*headers, (b"content-length", str(len(body)).encode())]}
+            first = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+            async def again():
+                return next(first, None) or await receive()
+
+            await super().__call__(scope, again, send)
+
+    return PlainApp
+
+
+@contextmanager
+def ours(urls: Sequence[str], policy: Policy[str]) -> Iterator[Send]:
+    """Let a policy of lesson 13 choose; the answer's usage is the replica's report."""
+    mutex, loads = Lock(), dict.fromkeys(urls, 0.0)
+
+    def send(keys: Sequence[int]) -> dict:
+        with mutex:
+            url = policy.choose(keys, loads)
+            policy.sent(url, keys)
+            loads[url] += 1
+        usage = ask(url, keys)
+        with mutex:
+            loads[url] -= 1
+            share = usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"]
+            policy.found(url, keys, round(share * len(keys)))
+        return usage
+
+    yield send
+
+
+@contextmanager
+def peer(urls: Sequence[str], python: str, policy: str) -> Iterator[Send]:
+    """Let sglang-router choose, with its defaults."""
+    port, metrics = free_port(), free_port()
+    command = [python, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--prometheus-port", str(metrics), "--policy", policy, "--worker-urls", *urls]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        await_answer(url, process)
+        yield lambda keys: ask(url, keys)
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def await_answer(url: str, process: subprocess.Popen) -> None:
+    """Wait until the router is ready.
+
+    Raises:
+        UserError: it ended, or it takes too long.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url + "/readiness", timeout=5):
+                return
+        except (URLError, OSError):
+            time.sleep(0.2)
+    state = "is not ready" if process.poll() is None else f"ended with {process.returncode}"
+    raise UserError(f"sglang-router {state}; is it installed in the Python given by --sglang-router?")
+
+
+def free_port() -> int:
+    """Return a port of this machine that is not in use."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,65 @@
+"""Lesson 13. A model in shares, in numbers: what each rank is given, and what it sends in each step."""
+
+import re
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from mini_engine.errors import UserError
+from mini_engine.parallel.shard import bytes_per_step, share_of
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.weights import load_model
+
+
+@cache
+def pocket():
+    return load_model(POCKET_DIR)
+
+
+def config_of(query_heads, key_heads, columns):
+    """The pocket model's configuration with other numbers of heads and columns."""
+    sizes = {"num_attention_heads": query_heads, "num_key_value_heads": key_heads, "intermediate_size": columns}
+    return replace(pocket().config, **sizes)
+
+
+# ---------------------------------------------------------------- shares, in numbers
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_a_share_has_its_part_of_heads_and_columns(num_ranks):
+    config = config_of(8, 4, 96)
+    share = share_of(config, num_ranks)
+    cut = (share.num_attention_heads, share.num_key_value_heads, share.intermediate_size)
+    assert cut == (8 // num_ranks, 4 // num_ranks, 96 // num_ranks), "query heads, key heads, columns"
+    same = {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 96}
+    assert replace(share, **same) == config, "all else is whole in every rank"
+    assert num_ranks * share.kv_bytes_per_token(torch.float32) == config.kv_bytes_per_token(torch.float32)
+
+
+@pytest.mark.parametrize("num_ranks", [0, -1, -2, 3, 8])
+def test_heads_that_cannot_be_shared_evenly_are_refused(num_ranks):
+    with pytest.raises(UserError) as caught:
+        share_of(config_of(8, 4, 96), num_ranks)
+    told = set(re.findall(r"\d+", str(caught.value)))
+    assert {"1", "2", "4"} <= told, f"the message must say that 1, 2 and 4 ranks are possible: {caught.value}"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_ranks"),
+    [((6, 2, 96), 3), ((9, 6, 96), 2), ((8, 4, 98), 4)],
+    ids=["key heads", "query heads", "columns"],
+)
+def test_one_number_that_cannot_be_divided_is_enough_to_refuse(sizes, num_ranks):
+    with pytest.raises(UserError):
+        share_of(config_of(*sizes), num_ranks)
+
+
+def test_two_vectors_a_layer_and_token_are_added_up():
+    config = config_of(8, 4, 96)
+    one = bytes_per_step(config, 1, 4)
+    assert one == 2 * config.num_hidden_layers * config.hidden_size * 4, "after o_proj and after down_proj"
+    assert bytes_per_step(config, 300, 4) == 300 * one, "prefill sends a vector for every token"
+    assert bytes_per_step(config, 1, 2) == one // 2, "bfloat16 is half of it"
+    assert bytes_per_step(share_of(config, 4), 1, 4) == one, "vectors are whole: more ranks do not make them shorter"

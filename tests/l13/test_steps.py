@@ -1,0 +1,121 @@
+"""Lesson 13. The same steps in every rank, without processes: what rank 0 sends is all that the others need."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.parallel import ranks as ranks_module
+from mini_engine.parallel.build import SharedRunner, parallel_engine
+from mini_engine.parallel.ranks import PoolSize, follow_plans
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.weights import load_model
+
+OPTIONS = {"num_blocks": 40, "block_size": 8}
+PROMPTS = [[5, 9, 11, 30] * 4, [7], [5, 9, 11, 30] * 3 + [8]]
+
+
+@cache
+def pocket():
+    return load_model(POCKET_DIR)
+
+
+class Wire:
+    """Ranks without processes: keeps what rank 0 sends. Its model is whole, so rank 0 alone computes all of it."""
+
+    def __init__(self, model=None):
+        self.model = model or pocket()
+        self.config = self.model.config
+        self.sent = []
+
+    def send(self, message):
+        self.sent.append(message)
+
+
+def answers(engine, **params):
+    """Answer all prompts together; return their tokens."""
+    chosen = SamplingParams(**{"temperature": 0, "max_tokens": 8, "ignore_eos": True} | params)
+    requests = [engine.add_request(str(i), ids, chosen) for i, ids in enumerate(PROMPTS)]
+    while engine.has_unfinished:
+        engine.step()
+    assert [request.error for request in requests] == [None] * len(PROMPTS)
+    return [request.output_ids for request in requests]
+
+
+def follow(monkeypatch, messages, model):
+    """Let another rank take these messages."""
+    left = iter([*messages, None])
+    monkeypatch.setattr(ranks_module, "receive", lambda: next(left))
+    assert follow_plans(model, model.config) is None
+    assert next(left, "all taken") == "all taken", "None comes last"
+
+
+class Noting:
+    """A model that notes what it is fed, and the pool that it writes to."""
+
+    def __init__(self):
+        self.model, self.config = pocket(), pocket().config
+        self.device, self.dtype = self.model.device, self.model.dtype
+        self.fed, self.pools = [], []
+
+    def __call__(self, token_ids, pool, meta, rows):
+        self.fed.append(token_ids.tolist())
+        if not any(pool is known for known in self.pools):
+            self.pools.append(pool)
+        return self.model(token_ids, pool, meta, rows=rows)
+
+
+def test_rank_0_gives_the_tokens_of_one_process():
+    wire = Wire()
+    assert answers(parallel_engine(wire, **OPTIONS)) == answers(Engine.for_model(pocket(), **OPTIONS))
+
+
+def test_each_step_is_sent_once_and_before_rank_0_runs_it():
+    order, model = [], Noting()
+
+    class Told(Wire):
+        def send(self, message):
+            super().send(message)
+            order.append("sent")
+
+    class Ordered(Noting):
+        def __call__(self, token_ids, *args, **more):
+            order.append("run")
+            return super().__call__(token_ids, *args, **more)
+
+    wire = Told()
+    engine = parallel_engine(wire, **OPTIONS)
+    assert isinstance(wire.sent[0], PoolSize) and isinstance(engine.runner, SharedRunner)
+    order.clear()
+    engine.runner.model = model = Ordered()
+    answers(engine)
+    assert order == ["sent", "run"] * len(model.fed), "the others wait in receive, and rank 0 in its first all-reduce"
+    assert [step.token_ids.tolist() for step in wire.sent[1:]] == model.fed
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.5}, {"temperature": 1.5, "seed": 3}])
+def test_another_rank_feeds_what_rank_0_chose(monkeypatch, params):
+    wire, other = Wire(), Noting()
+    engine = parallel_engine(wire, **OPTIONS)
+    answers(engine, **params)
+    follow(monkeypatch, wire.sent, other)
+    assert other.fed == [step.token_ids.tolist() for step in wire.sent[1:]], (
+        "a rank that chooses for itself feeds other tokens, and adds up parts of two different texts"
+    )
+    slots = torch.cat([step.meta.slot_mapping for step in wire.sent[1:]])
+    for mine, theirs in zip(engine.runner.pool.K, other.pools[0].K, strict=True):
+        torch.testing.assert_close(mine.flatten(0, 1)[slots], theirs.flatten(0, 1)[slots])
+
+
+def test_another_rank_makes_the_pool_that_it_is_told(monkeypatch):
+    wire, other = Wire(), Noting()
+    for num_blocks in (40, 20):
+        answers(parallel_engine(wire, num_blocks=num_blocks, block_size=8))
+    follow(monkeypatch, wire.sent, other)
+    assert [pool.K[0].shape[0] for pool in other.pools] == [40, 20], "a new size means a new, empty pool"
+
+
+def test_another_rank_ends_when_it_is_told(monkeypatch):
+    follow(monkeypatch, [], Noting())
