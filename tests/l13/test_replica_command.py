@@ -90,6 +90,12 @@ def test_a_wrong_option_is_one_line(argv, capsys):
     assert caught.value.code == 2 and capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_replica_is_one_process():
+    with pytest.raises(UserError) as caught:
+        serve.run(options("--replicas", "2", "--tp", "2"))
+    assert "--replicas 2 with --tp 2" in str(caught.value)
+
+
 def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "mini_engine.replicas.fleet", raising=False)

@@ -1,5 +1,6 @@
 """Lesson 13. The same steps in every rank, without processes: what rank 0 sends is all that the others need."""
 
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
@@ -7,9 +8,9 @@ import torch
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.parallel import ranks as ranks_module
 from mini_engine.parallel.build import SharedRunner, parallel_engine
-from mini_engine.parallel.ranks import PoolSize, follow_plans
+from mini_engine.parallel.follow import follow_plans
+from mini_engine.parallel.messages import PoolSize, packed
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.weights import load_model
 
@@ -24,6 +25,8 @@ def pocket():
 
 class Wire:
     """Ranks without processes: keeps what rank 0 sends. Its model is whole, so rank 0 alone computes all of it."""
+
+    in_step, fault = nullcontext, ""
 
     def __init__(self, model=None):
         self.model = model or pocket()
@@ -44,12 +47,24 @@ def answers(engine, **params):
     return [request.output_ids for request in requests]
 
 
-def follow(monkeypatch, messages, model):
-    """Let another rank take these messages."""
-    left = iter([*messages, None])
-    monkeypatch.setattr(ranks_module, "receive", lambda: next(left))
-    assert follow_plans(model, model.config) is None
-    assert next(left, "all taken") == "all taken", "None comes last"
+class Pipe:
+    """The end of a pipe at which these messages arrive; then it is closed."""
+
+    def __init__(self, messages):
+        self.left = [packed(message) for message in messages]
+
+    def recv_bytes(self):
+        if not self.left:
+            raise EOFError
+        return self.left.pop(0)
+
+
+def follow(messages, model):
+    """Let another rank take these messages, until its pipe is closed."""
+    pipe = Pipe(messages)
+    with pytest.raises(EOFError):
+        follow_plans(model, model.config, pipe)
+    assert not pipe.left, "all messages are taken"
 
 
 class Noting:
@@ -96,11 +111,11 @@ def test_each_step_is_sent_once_and_before_rank_0_runs_it():
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.5}, {"temperature": 1.5, "seed": 3}])
-def test_another_rank_feeds_what_rank_0_chose(monkeypatch, params):
+def test_another_rank_feeds_what_rank_0_chose(params):
     wire, other = Wire(), Noting()
     engine = parallel_engine(wire, **OPTIONS)
     answers(engine, **params)
-    follow(monkeypatch, wire.sent, other)
+    follow(wire.sent, other)
     assert other.fed == [step.token_ids.tolist() for step in wire.sent[1:]], (
         "a rank that chooses for itself feeds other tokens, and adds up parts of two different texts"
     )
@@ -109,13 +124,9 @@ def test_another_rank_feeds_what_rank_0_chose(monkeypatch, params):
         torch.testing.assert_close(mine.flatten(0, 1)[slots], theirs.flatten(0, 1)[slots])
 
 
-def test_another_rank_makes_the_pool_that_it_is_told(monkeypatch):
+def test_another_rank_makes_the_pool_that_it_is_told():
     wire, other = Wire(), Noting()
     for num_blocks in (40, 20):
         answers(parallel_engine(wire, num_blocks=num_blocks, block_size=8))
-    follow(monkeypatch, wire.sent, other)
+    follow(wire.sent, other)
     assert [pool.K[0].shape[0] for pool in other.pools] == [40, 20], "a new size means a new, empty pool"
-
-
-def test_another_rank_ends_when_it_is_told(monkeypatch):
-    follow(monkeypatch, [], Noting())
