@@ -39,7 +39,7 @@ def holding(*prompts):
 
 def texts(seen):
     """The known blocks, each as the digits of its key."""
-    return {"".join(map(str, key)) for key in seen.keys}
+    return sorted("".join(map(str, key)) for key in seen.keys)
 
 
 # ---------------------------------------------------------------- matched
@@ -102,25 +102,25 @@ def test_it_holds_the_latest_keys_and_no_more(prompts, capacity):
 def test_what_the_replica_did_not_find_is_forgotten():
     seen = holding([1, 2, 3, 4])
     seen.correct(chained([1, 2, 3, 4]), 1)
-    assert texts(seen) == {"1"}, "the replica has evicted block 1, so it has nothing behind it"
+    assert texts(seen) == ["1"], "the replica has evicted block 1, so it has nothing behind it"
 
 
 def test_all_that_lies_behind_a_lost_block_is_forgotten_too():
     seen = holding([1, 2, 3, 4], [1, 2, 5], [1, 6])
     seen.correct(chained([1, 2, 7, 8]), 1)
-    assert texts(seen) == {"1", "16"}, "another prompt's blocks behind the lost one are lost; what is beside it stays"
+    assert texts(seen) == ["1", "16"], "another prompt's blocks behind the lost one are lost; what is beside it stays"
 
 
 def test_a_replica_that_lost_the_first_block_has_lost_all_behind_it():
     seen = holding([0, 1, 2], [0, 3], [9])
     seen.correct(chained([0, 5, 6]), 0)
-    assert texts(seen) == {"9"}, "it was restarted: all prompts behind block 0 are gone"
+    assert texts(seen) == ["9"], "it was restarted: all prompts behind block 0 are gone"
 
 
 def test_a_prompts_last_block_is_computed_even_if_it_is_there():
     seen = holding([1, 2, 3, 4], [1, 2])
     seen.correct(chained([1, 2]), 1)
-    assert texts(seen) == {"1", "12", "123", "1234"}, "1 of 2 blocks found is all that can be found"
+    assert texts(seen) == ["1", "12", "123", "1234"], "1 of 2 blocks found is all that can be found"
     seen.correct(chained([1]), 0)
     assert len(seen) == 4, "and of 1 block, none"
 
@@ -131,7 +131,7 @@ def test_a_report_that_finds_more_than_was_believed_forgets_nothing():
     seen.correct(chained([1, 2, 3, 4]), 2)
     seen.correct(chained([7, 8, 9]), 0)
     seen.correct([], 0)
-    assert texts(seen) == {"1", "12"}, "of what is not known there is nothing to forget"
+    assert texts(seen) == ["1", "12"], "of what is not known there is nothing to forget"
 
 
 @given(PROMPTS, st.lists(st.tuples(IDS, st.integers(0, 6)), max_size=6))
