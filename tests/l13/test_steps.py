@@ -10,7 +10,7 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.parallel.build import SharedRunner, parallel_engine
 from mini_engine.parallel.follow import follow_plans
-from mini_engine.parallel.messages import PoolSize, packed
+from mini_engine.parallel.messages import Copy, PoolSize, packed
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.weights import load_model
 
@@ -26,15 +26,17 @@ def pocket():
 class Wire:
     """Ranks without processes: keeps what rank 0 sends. Its model is whole, so rank 0 alone computes all of it."""
 
-    in_step, fault = nullcontext, ""
-
     def __init__(self, model=None):
         self.model = model or pocket()
         self.config = self.model.config
         self.sent = []
+        self.fault = ""
 
     def send(self, message):
         self.sent.append(message)
+
+    def in_step(self):
+        return nullcontext()
 
 
 def answers(engine, **params):
@@ -48,7 +50,7 @@ def answers(engine, **params):
 
 
 class Pipe:
-    """The end of a pipe at which these messages arrive; then it is closed."""
+    """What another rank reads: messages as bytes, then the end."""
 
     def __init__(self, messages):
         self.left = [packed(message) for message in messages]
@@ -60,11 +62,11 @@ class Pipe:
 
 
 def follow(messages, model):
-    """Let another rank take these messages, until its pipe is closed."""
+    """Let another rank take these messages, as its pipe brings them."""
     pipe = Pipe(messages)
     with pytest.raises(EOFError):
         follow_plans(model, model.config, pipe)
-    assert not pipe.left, "all messages are taken"
+    assert not pipe.left
 
 
 class Noting:
@@ -73,10 +75,11 @@ class Noting:
     def __init__(self):
         self.model, self.config = pocket(), pocket().config
         self.device, self.dtype = self.model.device, self.model.dtype
-        self.fed, self.pools = [], []
+        self.fed, self.pools, self.modes = [], [], set()
 
     def __call__(self, token_ids, pool, meta, rows):
         self.fed.append(token_ids.tolist())
+        self.modes.add((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
         if not any(pool is known for known in self.pools):
             self.pools.append(pool)
         return self.model(token_ids, pool, meta, rows=rows)
@@ -130,3 +133,29 @@ def test_another_rank_makes_the_pool_that_it_is_told():
         answers(parallel_engine(wire, num_blocks=num_blocks, block_size=8))
     follow(wire.sent, other)
     assert [pool.K[0].shape[0] for pool in other.pools] == [40, 20], "a new size means a new, empty pool"
+
+
+def test_a_step_of_a_new_size_is_not_traced():
+    wire, first, other = Wire(), Noting(), Noting()
+    engine = parallel_engine(wire, **OPTIONS)
+    engine.runner.model = first
+    answers(engine)
+    follow(wire.sent, other)
+    assert first.modes == other.modes == {(False, False)}, (
+        "no gradients, and no inference_mode: with it, DTensor works out how to share `linear` at each new shape"
+    )
+
+
+def test_another_rank_copies_what_rank_0_copies():
+    wire, other = Wire(), Noting()
+    engine = parallel_engine(wire, **OPTIONS)
+    answers(engine)
+    steps = len(wire.sent)
+    engine.runner.pool.copy_blocks([1], [39])
+    assert wire.sent[steps:] == [Copy([1], [39])]
+    follow(wire.sent, other)
+    torch.testing.assert_close(other.pools[0].K[0][39], engine.runner.pool.K[0][1])
+
+
+def test_another_rank_ends_when_rank_0_does():
+    follow([], Noting())
