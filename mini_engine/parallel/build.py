@@ -28,7 +28,8 @@ class SharedRunner(ModelRunner):
         super().__init__(model, pool)
         self.ranks = ranks
 
-    @torch.no_grad()  # under inference_mode, DTensor traces `linear` anew for each new number of tokens
+    @torch.inference_mode(False)  # with it, DTensor works out `linear` anew for each new number of tokens
+    @torch.no_grad()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Run one forward pass over all ranks; return logits `[R, vocab_size]` as `ModelRunner.run` does.
 

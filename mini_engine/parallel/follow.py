@@ -92,7 +92,8 @@ def end_with_rank_0() -> None:
     os._exit(0)
 
 
-@torch.no_grad()  # under inference_mode, DTensor traces `linear` anew for each new number of tokens
+@torch.inference_mode(False)  # with it, DTensor works out `linear` anew for each new number of tokens
+@torch.no_grad()
 def follow_plans(model: Qwen3ForCausalLM, share: Qwen3Config, pipe: "Connection[Any, Any]") -> None:
     """Carry out messages until rank 0 is gone (EOFError)."""
     pool = None

@@ -56,7 +56,7 @@ class FleetConfig(NamedTuple):
     num_replicas: int
     max_waiting: int
     router: str = "score"
-    beta: float = 1.0
+    beta: float = 0.3
     grace_seconds: float = 30.0
 
     @property

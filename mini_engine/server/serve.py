@@ -68,7 +68,7 @@ def add_replica_options(parser: argparse.ArgumentParser) -> None:
         help="which replica answers: by known prefix and load, in turns, or as Ray Serve does (default: score)",
     )
     parser.add_argument(
-        "--beta", type=at_least(0), default=1.0, metavar="X", help="what load costs in the score (default: 1)"
+        "--beta", type=at_least(0), default=0.3, metavar="X", help="what load costs in the score (default: 0.3)"
     )
 
 

@@ -139,8 +139,9 @@ def test_a_step_of_a_new_size_is_not_traced():
     wire, first, other = Wire(), Noting(), Noting()
     engine = parallel_engine(wire, **OPTIONS)
     engine.runner.model = first
-    answers(engine)
-    follow(wire.sent, other)
+    with torch.inference_mode():  # as in the server's thread
+        answers(engine)
+        follow(wire.sent, other)
     assert first.modes == other.modes == {(False, False)}, (
         "no gradients, and no inference_mode: with it, DTensor works out how to share `linear` at each new shape"
     )
