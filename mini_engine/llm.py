@@ -32,7 +32,8 @@ class LLM:
         tokenizer: for a loaded model; a checkpoint has its own.
         dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
         options: for `build.build_engine`: backend, cuda_graphs, enable_prefix_caching, kv_bytes, num_blocks,
-            block_size, kernel, scheduler_config, kv_dtype, kv_cache_dir, kv_host_bytes, kv_disk_bytes, kv_always.
+            block_size, kernel, scheduler_config, kv_dtype, kv_cache_dir, kv_host_bytes, kv_disk_bytes, kv_always,
+            speculate.
 
     Raises:
         UserError: the checkpoint or an option cannot be used; the sentence says why.
@@ -165,6 +166,7 @@ class Stream:
         delta = self.reader.next_delta()
         if delta.finish_reason is not None:
             self.ended = True
+            self.reader.drop_unread()
             self.engine.abort(self.request.id, delta.finish_reason)  # after a stop string the engine would go on
         return delta
 
