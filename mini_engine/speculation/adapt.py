@@ -9,10 +9,11 @@ MAX_PAUSE = 16  # steps
 class Adaptive:
     """The number of guesses for one request, `k`, after what became of the earlier ones.
 
-    All accepted: twice as many next time. Some accepted: one more than that. None accepted: one guess, after a pause
-    that doubles with every further miss. Text that repeats nothing therefore soon costs next to nothing.
+    All accepted: twice as many next time. Otherwise half as many, or one more than were accepted if that is more. From
+    the second miss in a row on there is a pause, which doubles with every further one: text that repeats nothing soon
+    costs next to nothing.
 
-    max_drafts: the most. k: the next number. num_misses: steps in a row whose guesses were all wrong.
+    max_drafts: the most. k: the next number. num_misses: guesses in a row of which nothing came true.
     pause: steps to let pass before the next guess.
     """
 
@@ -35,13 +36,11 @@ class Adaptive:
         """Take note that `accepted` of `drafted` guesses came true. Without a guess there is nothing to learn."""
         if not drafted:
             return
-        if accepted == 0:
-            self.num_misses += 1
-            self.k, self.pause = 1, min(2**self.num_misses - 1, MAX_PAUSE)
-            return
-        self.num_misses = 0
-        wanted = 2 * self.k if accepted == drafted else accepted + 1
+        wanted = 2 * self.k if accepted == drafted else max(accepted + 1, self.k // 2)
         self.k = min(self.max_drafts, wanted)
+        self.num_misses = 0 if accepted else self.num_misses + 1
+        if self.num_misses > 1:
+            self.pause = min(2 ** (self.num_misses - 1) - 1, MAX_PAUSE)
 
 
 def share_of_rows(max_rows: int, num_decoding: int) -> int:
