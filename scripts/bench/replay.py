@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from mini_engine.engine.prompt_logprobs import num_rows
@@ -89,6 +90,7 @@ class ReplayRunner(ModelRunner):
         super().__init__(runner.model, runner.pool)
         self.runner, self.scripts = runner, scripts
 
+    @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Run the model; then make the known answer's token the best one of each row."""
         logits = self.runner.run(chunks)

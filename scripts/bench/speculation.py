@@ -18,6 +18,7 @@ from scripts.bench.common import Report, Timing, take_turns
 from scripts.bench.peers import checkpoint_of
 from scripts.bench.replay import ReplayRunner, Script, loads
 from scripts.bench.step import batch_list
+from scripts.l14_smoke import asked_twice
 
 import torch
 
@@ -124,8 +125,8 @@ def figures(num_tokens: int, steps: int, drafted: int, accepted: int) -> dict[st
 
 
 POCKET_LOADS = {
-    "pocket: counting": "1 times 7 is 7. 2 times 7 is 14. 3 times 7 is 21. 4 times 7 is 28.",
-    "pocket: the alphabet": COURSE_PROMPTS[9],
+    "pocket: the same question again": asked_twice("What is a KV cache?"),
+    "pocket: counting": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n1, 2, 3, 4, 5,",
     "pocket: a story": COURSE_PROMPTS[20],
 }
 
@@ -139,7 +140,7 @@ def pocket_rows(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     for name, prompt in POCKET_LOADS.items():
         settings = Speculation(max_rows=ALWAYS, use_tree=True)
         engine = build_engine(load_model(POCKET_DIR), num_blocks=256, speculate=settings)
-        for again in ("", ", asked again"):
+        for again in ("", ", sent again"):
             request = engine.add_request(
                 "0", tokenizer.encode(prompt), SamplingParams(temperature=0, max_tokens=128, ignore_eos=False)
             )
