@@ -2,8 +2,6 @@
 
 import gc
 
-from tests.l14.toys import request_of
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from mini_engine.engine.sampled import Sampled
 from mini_engine.speculation.config import Speculation
 from mini_engine.speculation.lookup import LookupDrafter, Text, copy_from, find_continuation
+from tests.l14.toys import request_of
 
 FEW = st.lists(st.integers(0, 3), max_size=40)  # few tokens, so that texts repeat themselves
 TRICKY = st.lists(st.sampled_from([0, 1, 256, 65_536, 16_777_216, 257]), max_size=40)  # bytes that match across tokens

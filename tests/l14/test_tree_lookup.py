@@ -1,7 +1,5 @@
 """Lesson 14. The radix tree's continuation of a text: only behind the whole text, in its namespace, touching nothing."""
 
-from tests.l14.toys import Always, request_of
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +8,7 @@ from mini_engine.kv.prefix_manager import PrefixCacheManager
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
 from mini_engine.speculation.tree_lookup import TreeDrafter, continuation
+from tests.l14.toys import Always, request_of
 
 SIZE = 4
 TEXTS = st.lists(st.lists(st.integers(0, 1), min_size=SIZE, max_size=5 * SIZE), max_size=6)

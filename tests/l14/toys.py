@@ -1,7 +1,5 @@
 """Lesson 14. Shared by the tests: a model whose next token depends on the last one only, and engines around it."""
 
-from array import array
-
 import torch
 
 from mini_engine.config import Qwen3Config
@@ -28,11 +26,9 @@ class ChainRunner:
 
     def __init__(self, logits, block_size=4):
         self.logits, self.block_size = logits, block_size
-        self.slots, self.during = {}, lambda: None
-        self.num_rows = []
+        self.slots, self.during = {}, lambda: None  # `during` is called in the middle of each step
 
     def run(self, chunks):
-        self.during()
         tokens = []
         for chunk in chunks:
             ids = chunk.request.token_ids[: chunk.stop]
@@ -42,7 +38,7 @@ class ChainRunner:
             assert held == ids, "the KV of an earlier token is missing, or another token's: was wrong KV kept?"
             rows = num_rows(chunk)
             tokens += ids[len(ids) - rows :] if rows else []
-        self.num_rows.append(len(tokens))
+        self.during()
         return self.logits[tokens].clone()
 
     def slot(self, chunk, position):
@@ -112,7 +108,3 @@ def request_of(prompt_ids, output_ids=(), **params):
         request.append(Sampled(token, None))
     request.num_computed_tokens = len(request.token_ids) - 1
     return request
-
-
-def row_of(*blocks):
-    return array("i", blocks)
