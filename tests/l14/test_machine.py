@@ -1,5 +1,6 @@
 """Lesson 14. A machine of hypothesis drives an engine with speculation: no block is lost, and only true tokens stay."""
 
+import itertools
 import random
 
 from hypothesis import settings
@@ -84,13 +85,13 @@ class Speculating(RuleBasedStateMachine):
         for node in nodes(self.manager.tree.root):
             tokens = list(memoryview(bytes(node.key)).cast("I"))
             assert len(node.key) == len(node.blocks) * self.manager.block_size * TOKEN_BYTES
-            assert all(b == a % PERIOD + 1 for a, b in zip(tokens, tokens[1:], strict=False)), "a wrong guess is cached"
+            assert all(b == a % PERIOD + 1 for a, b in itertools.pairwise(tokens)), "a wrong guess is cached"
 
     @invariant()
     def answers_are_those_of_the_model(self):
         for request in self.added:
             text = request.token_ids[len(request.prompt_ids) - 1 :]
-            assert all(b == a % PERIOD + 1 for a, b in zip(text, text[1:], strict=False))
+            assert all(b == a % PERIOD + 1 for a, b in itertools.pairwise(text))
             assert len(request.output_ids) <= request.params.max_tokens and request.error is None
 
     def teardown(self):

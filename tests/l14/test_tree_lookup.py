@@ -1,4 +1,4 @@
-"""Lesson 14. The radix tree's continuation of a text: only behind the whole text, in its namespace, touching nothing."""
+"""Lesson 14. The tree's continuation of a text: only behind the whole text, in its namespace, touching nothing."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -56,8 +56,8 @@ class Always:
 
 
 def config_of(vocab=VOCAB):
-    return Qwen3Config(vocab_size=vocab, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-                       num_key_value_heads=1, head_dim=8, max_position_embeddings=512, eos_token_ids=(EOS,))  # fmt: skip
+    sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1)
+    return Qwen3Config(vocab_size=vocab, head_dim=8, max_position_embeddings=512, eos_token_ids=(EOS,), **sizes)
 
 
 def cycle(length=4, vocab=VOCAB):
