@@ -215,7 +215,7 @@ def engines(model, args: argparse.Namespace, batch: int, name: str, script: Scri
 
     drafter = OracleDrafter({str(i): script for i in range(batch)}, CHANCE) if name == ORACLE else None
     adaptive = Speculation(max_rows=args.max_rows) if args.max_rows else Speculation()
-    found = {OFF: plain(), ADAPTIVE: speculating(plain(), adaptive, drafter)}
+    found: dict[str, Engine] = {OFF: plain(), ADAPTIVE: speculating(plain(), adaptive, drafter)}
     return found if batch == 1 else found | {UNLIMITED: speculating(plain(), Speculation(max_rows=ALWAYS), drafter)}
 
 

@@ -68,12 +68,7 @@ def check(engine, lengths=LENGTHS, family=FAMILY, together=True):
         accepted, drafted = accepted + sum(s.num_accepted for s in stats), drafted + sum(s.num_drafted for s in stats)
         for length, request in asked.items():
             want = prompt_and_answer(family, length)[1]
-            where = next(
-                (i for i, pair in enumerate(zip(request.output_ids, want, strict=False)) if len({*pair}) > 1), None
-            )
-            assert request.output_ids == want, (
-                f"the prompt of {length} tokens: new token {where} differs; {request.error}"
-            )
+            assert request.output_ids == want, f"the answer to the prompt of {length} tokens differs; {request.error}"
     assert accepted and drafted > accepted, "this test wants guesses of both kinds"
     assert engine.scheduler.manager.blocks_by_state.held == 0
 
