@@ -66,10 +66,11 @@ def test_a_decoding_request_counts_once_however_many_rows_it_has():
 @pytest.mark.parametrize("max_tokens", range(1, 12))
 def test_no_answer_is_longer_than_max_tokens(max_tokens):
     engine = engine_of(cycle(), drafter=Always(right))
-    request = engine.add_request("a", PROMPT, greedy(max_tokens))
+    request, slots = engine.add_request("a", PROMPT, greedy(max_tokens)), []
+    engine.runner.during = lambda: slots.append(engine.scheduler.manager.tables["a"].num_tokens)
     drain(engine)
+    assert max(slots) <= request.max_kv_tokens, "a draft behind the last token has no slot"
     assert len(request.output_ids) == max_tokens and request.finish_reason == FinishReason.LENGTH
-    assert request.num_computed_tokens <= request.max_kv_tokens, "a draft behind the last token has no slot"
     assert not held(engine)
 
 
@@ -154,13 +155,20 @@ def test_a_busy_engine_guesses_nothing():
     assert sum(one.num_drafted for one in drain(engine)) > 0
 
 
-def test_guesses_take_no_block_that_is_promised():
-    """Each request may need one more block for its own token; the pool has exactly those."""
-    engine = engine_of(cycle(), drafter=Always(right), num_blocks=1 + 4, max_num_seqs=2)
-    for name in "ab":
-        engine.add_request(name, PROMPT, greedy(5))
-    stats = drain(engine)
-    assert sum(one.num_preempted for one in stats) == 0, "a guess took the block that another request was promised"
+@pytest.mark.parametrize("num_blocks", range(9, 14))
+def test_guesses_take_no_block_that_is_promised(num_blocks):
+    """One request decodes, another one's prompt is read in chunks: the rest of it has been promised room."""
+    engine = engine_of(cycle(), drafter=Always(right), num_blocks=1 + num_blocks, chunked_prefill_size=4)
+    scheduler, left = engine.scheduler, []
+    engine.add_request("a", PROMPT, greedy(14))
+    engine.step()
+    engine.add_request("b", [1, 2, 3, 4] * 7, greedy(2))
+    promised = scheduler.promised_blocks
+    engine.runner.during = lambda: left.append(
+        scheduler.manager.num_free_blocks - sum(map(promised, scheduler.running))
+    )
+    drain(engine)
+    assert min(left) >= 0, "a guess took a block that the other request's prompt was promised"
 
 
 def test_an_abort_during_the_step_drops_the_guesses():
