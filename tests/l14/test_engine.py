@@ -238,7 +238,7 @@ def test_log_probabilities_of_a_prompt_are_told_beside_guesses():
     logits = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1))
     params = [greedy(12, prompt_logprobs=1, ignore_eos=True), greedy(12, logprobs=2, ignore_eos=True)]
     found = []
-    for engine in (plain_engine(logits), engine_of(logits)):
+    for engine in (plain_engine(logits), engine_of(logits, drafter=Always(lambda request, count: [1] * count))):
         requests = [engine.add_request("b", [1, 2, 1, 2, 1], params[1])]
         engine.step()
         requests.append(engine.add_request("a", [3, 4, 3, 4], params[0]))
