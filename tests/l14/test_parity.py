@@ -13,6 +13,7 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
+from mini_engine.gpu.graphs import GraphRunner, no_graph
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefix_manager import PrefixCacheManager
 from mini_engine.pocket import POCKET_DIR
@@ -110,6 +111,12 @@ def test_with_every_attention_kernel_of_a_cpu(kernel):
     check(engine_for(kernel=kernel))
 
 
+def test_beside_replayed_decode_steps():
+    engine = engine_for()
+    engine.runner = GraphRunner(engine.runner.model, engine.runner.pool, 16, no_graph)
+    check(engine)
+
+
 @pytest.mark.slow("mini_engine", "tests/l14")
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != FAMILY])
 def test_every_family(family):
@@ -148,3 +155,20 @@ def test_a_seed_gives_the_pocket_model_the_same_answer_with_guesses():
     want, _ = pocket_answers(prompts, "auto", None, **warm)
     found, accepted = pocket_answers(prompts, "auto", Speculation(max_rows=ANY_LOAD), **warm)
     assert found == want and accepted
+
+
+@pytest.mark.parametrize(
+    "options", [dict(kv_dtype="int8"), dict(kv_host_bytes=2**24, kv_always=True)], ids=["int8", "tiers"]
+)
+def test_the_same_tokens_with_what_lesson_12_adds(options):
+    prompts, _ = pocket("reference")
+    found = []
+    for speculate in (None, Speculation(max_rows=ANY_LOAD)):
+        engine = build_engine(load_model(POCKET_DIR), num_blocks=40, speculate=speculate, **options)
+        params = SamplingParams(temperature=0, max_tokens=24)
+        for _ in range(2):
+            requests = [engine.add_request(str(i), ids, params) for i, ids in enumerate(prompts)]
+            stats = drain(engine)
+            found.append([request.output_ids for request in requests])
+        assert speculate is None or sum(one.num_accepted for one in stats) > 40
+    assert found == found[:1] * 4
