@@ -43,4 +43,4 @@ class Speculation:
     @classmethod
     def of(cls, speculate: "int | Speculation") -> "Speculation":
         """Return the settings that `LLM(speculate=…)` means: themselves, or the most tokens to guess in a step."""
-        return speculate if isinstance(speculate, cls) else cls(speculate)  # type: ignore[arg-type]  (checked there)
+        return speculate if isinstance(speculate, Speculation) else cls(speculate)

@@ -51,7 +51,7 @@ class SpeculatingScheduler(Scheduler):
         if min(share, budget) <= 0:
             return
         spare = self.manager.num_free_blocks - sum(map(self.promised_blocks, self.running))
-        for chunk in filter(lambda chunk: can_speculate(chunk.request), decoding):
+        for chunk in decoding:
             drafts = self.propose(chunk.request, min(share, budget))
             num_tokens = chunk.stop + self.num_fitting(chunk, len(drafts), spare)
             if num_tokens > chunk.stop:
@@ -62,6 +62,8 @@ class SpeculatingScheduler(Scheduler):
 
     def propose(self, request: Request, most: int) -> list[int]:
         """Return at most `most` drafts. The last token of an answer is never fed, so none could follow it."""
+        if not can_speculate(request):
+            return []
         room = request.params.max_tokens - len(request.output_ids) - 1
         wanted = min(self.adaptive_of(request).next(), most, room)
         return self.drafter.propose(request, wanted) if wanted > 0 else []
