@@ -6,7 +6,7 @@ so an engine without lesson 9's layers or lesson 8's tree does not need their fi
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.weights import load_model, resolve_checkpoint
+
+if TYPE_CHECKING:
+    from mini_engine.speculation.config import Speculation
 
 BACKENDS = ("auto", "packed", "torch", "reference")
 KV_DTYPES = ("auto", "int8")
@@ -33,6 +36,7 @@ def build_engine(
     kv_disk_bytes: int | None = None,
     kv_dtype: str = "auto",
     kv_always: bool = False,
+    speculate: "int | Speculation | None" = None,
     **options: Any,
 ) -> Engine:
     """Return an engine for a loaded model, with the fastest parts that work here.
@@ -47,6 +51,8 @@ def build_engine(
         kv_dtype: "int8" stores K and V as int8 with a scale for each token and head (lesson 12): about twice the tokens
             in the same memory, and answers that are close to those of "auto", the model's own dtype, but not the same.
         kv_always: bring KV back whenever it is found, not only where a measurement at the start says that it pays.
+        speculate: guess up to this many tokens for each request and step, and verify them together (lesson 14); a
+            `Speculation` sets more. None, the default, guesses nothing.
         options: passed to `Engine.for_model`: kv_bytes, num_blocks, block_size, kernel, scheduler_config.
 
     Raises:
@@ -63,12 +69,14 @@ def build_engine(
     if hasattr(model.config, "num_gdn_layers"):
         refuse_int8(kv_dtype, "a hybrid model's K and V are not compressed yet")
         engine = hybrid(model, backend, cuda_graphs, enable_prefix_caching=enable_prefix_caching, **options)
+        engine = with_speculation(engine, speculate)
         tiers(engine)
         return engine
     if cuda_graphs:
         refuse_int8(kv_dtype, "captured steps read K and V in the model's dtype only")
     manager = manager_class(enable_prefix_caching)
     engine = Engine.for_model(with_backend(model, backend), manager=manager, pool=pool, **options)
+    engine = with_speculation(engine, speculate)
     tiers(engine)
     if cuda_graphs:
         engine.runner = captured(engine.runner, engine.scheduler.config.max_num_seqs)
@@ -117,6 +125,7 @@ def parallel(
     device: str | torch.device = "auto",
     *,
     enable_prefix_caching: bool = True,
+    speculate: "int | Speculation | None" = None,
     **options: Any,
 ) -> Engine:
     """Start other ranks and return the engine of this one, rank 0 (lesson 13). Its runner's `close` ends them.
@@ -140,7 +149,8 @@ def parallel(
 
     ranks = Ranks(str(directory), num_ranks, as_dtype(dtype, "cpu"))
     try:
-        return parallel_engine(ranks, manager=manager_class(enable_prefix_caching), **options)
+        engine = parallel_engine(ranks, manager=manager_class(enable_prefix_caching), **options)
+        return with_speculation(engine, speculate)
     except BaseException:
         ranks.close()
         raise
@@ -214,6 +224,16 @@ def pool_maker(kv_dtype: str) -> type[PoolMaker]:
     from mini_engine.int8.build import Int8PoolMaker
 
     return Int8PoolMaker
+
+
+def with_speculation(engine: Engine, speculate: "int | Speculation | None") -> Engine:
+    """Return lesson 14's engine in place of `engine`, or `engine` itself if nothing is to be guessed."""
+    if speculate is None:
+        return engine
+    from mini_engine.speculation.config import Speculation
+    from mini_engine.speculation.engine import speculating
+
+    return speculating(engine, Speculation.of(speculate))
 
 
 def refuse_int8(kv_dtype: str, why: str) -> None:

@@ -34,7 +34,8 @@ class LLM:
         tensor_parallel_size: share the model between this process and others, on CPUs (lesson 13); they end with the
             LLM. A script that asks for it belongs under `if __name__ == "__main__":`.
         options: for `build.build_engine`: backend, cuda_graphs, enable_prefix_caching, kv_bytes, num_blocks,
-            block_size, kernel, scheduler_config, kv_dtype, kv_cache_dir, kv_host_bytes, kv_disk_bytes, kv_always.
+            block_size, kernel, scheduler_config, kv_dtype, kv_cache_dir, kv_host_bytes, kv_disk_bytes, kv_always,
+            speculate.
 
     Raises:
         UserError: the checkpoint or an option cannot be used; the sentence says why.
@@ -178,6 +179,7 @@ class Stream:
         delta = self.reader.next_delta()
         if delta.finish_reason is not None:
             self.ended = True
+            self.reader.drop_unread()
             self.engine.abort(self.request.id, delta.finish_reason)  # after a stop string the engine would go on
         return delta
 

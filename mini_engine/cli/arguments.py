@@ -49,6 +49,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes that share the model's heads (default: 1)",
     )
+    parser.add_argument(
+        "--speculate",
+        type=whole_number(1),
+        nargs="?",
+        const=8,
+        metavar="K",
+        help="guess up to K tokens ahead from the text itself and verify them together (K: 8; default: no guesses)",
+    )
     add_tier_options(parser)
 
 
@@ -126,6 +134,7 @@ def load_llm(args: argparse.Namespace, **options: Any):
         kv_host_bytes=args.kv_host_bytes,
         kv_disk_bytes=args.kv_disk_bytes,
         kv_always=args.kv_always,
+        speculate=args.speculate,
         **options,
     )
 

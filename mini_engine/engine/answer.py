@@ -90,6 +90,11 @@ class AnswerReader:
         reason = FinishReason.STOP if self.ends_here else self.request.finish_reason
         return TextDelta(shown, token_ids, reason, self.request.error)
 
+    def drop_unread(self) -> None:
+        """Drop the tokens that the request has gained behind a stop string. Call this before ending it."""
+        if self.answer.stop is not None:
+            self.request.keep(self.num_read)
+
 
 class WholeAnswer:
     """The whole text of an answer: a `Reader` for lesson 5's `generate_all`."""
@@ -101,4 +106,5 @@ class WholeAnswer:
     def read(self) -> bool:
         """Add the new text. Returns True if a stop string or the grammar ends the answer here."""
         self.text += self.reader.next_delta().text
+        self.reader.drop_unread()
         return self.reader.ends_here

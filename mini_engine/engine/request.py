@@ -25,7 +25,7 @@ class Request:
     priority: with the scheduler's policy "priority", smaller numbers go first.
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
     namespace: requests of the same namespace share computed prefixes (lesson 8).
-    token_ids: the prompt followed by the answer so far, `output_ids`; only `append` adds to either.
+    token_ids: the prompt followed by the answer so far, `output_ids`; only `append` and `keep` change either.
     matcher: how far the answer has come in `params.grammar`.
     prompt_logprobs: those of the prompt's tokens from the second on, as far as computed, if `params` asks for them.
     arrival: its position in the order of arrival, assigned by the scheduler.
@@ -64,6 +64,19 @@ class Request:
         self.matcher.push(sampled.token_id)
         if sampled.logprobs is not None:
             self.logprobs.append(sampled.logprobs)
+
+    def keep(self, num_output_ids: int) -> None:
+        """Drop the answer's tokens behind the first `num_output_ids`: a stop string ended it there.
+
+        They are there if the answer gained several tokens before its text was read. What ended it later does not count.
+        """
+        dropped = len(self.output_ids) - num_output_ids
+        if dropped <= 0:
+            return
+        del self.token_ids[-dropped:], self.output_ids[-dropped:], self.logprobs[num_output_ids:]
+        self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids) - 1)
+        if self.is_finished:
+            self.finish_reason = FinishReason.STOP
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -15,6 +15,7 @@ class StepStats(NamedTuple):
         prefilling when the step began.
     decode_tokens: one for each request that decoded.
     num_preempted: requests preempted while the step was scheduled.
+    num_drafted: tokens guessed in this step, and num_accepted: those that became tokens of an answer (lesson 14).
     """
 
     num_waiting: int = 0
@@ -23,6 +24,8 @@ class StepStats(NamedTuple):
     decode_tokens: int = 0
     num_preempted: int = 0
     blocks: BlocksByState = BlocksByState(0, 0)
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclass
@@ -35,6 +38,8 @@ class Summary:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     num_preemptions: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     most_running: int = 0
     most_blocks_held: int = 0
     num_new_tokens: int = 0
@@ -47,6 +52,8 @@ class Summary:
         self.prefill_tokens += stats.prefill_tokens
         self.decode_tokens += stats.decode_tokens
         self.num_preemptions += stats.num_preempted
+        self.num_drafted += stats.num_drafted
+        self.num_accepted += stats.num_accepted
         self.most_running = max(self.most_running, stats.num_running)
         self.most_blocks_held = max(self.most_blocks_held, stats.blocks.held)
 
@@ -60,8 +67,10 @@ class Summary:
     def __str__(self) -> str:
         ends = ", ".join(f"{count} {reason}" for reason, count in sorted(self.finished.items())) or "none"
         speed = self.num_new_tokens / self.seconds if self.seconds else 0.0
+        guessed = f"{self.num_accepted} of {self.num_drafted} guesses accepted; " if self.num_drafted else ""
         return (
             f"{self.num_new_tokens} new tokens in {self.seconds:.2f} s ({speed:.0f} tokens/s), {self.num_steps} steps; "
             f"ended: {ends}; {self.prefill_tokens} tokens computed in prefill, {self.decode_tokens} in decode; "
-            f"{self.num_preemptions} preemptions; at most {self.most_running} running on {self.most_blocks_held} blocks"
+            f"{guessed}{self.num_preemptions} preemptions; "
+            f"at most {self.most_running} running on {self.most_blocks_held} blocks"
         )

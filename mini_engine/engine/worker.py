@@ -290,6 +290,7 @@ class EngineWorker:
             self._tell(self.observer.token, now - answer.latest, first)
             answer.latest = now
         if delta.finish_reason is not None:
+            answer.reader.drop_unread()
             self._end(answer, delta.finish_reason)
         answer.mailbox.put(answer.index, delta)
 

@@ -151,7 +151,8 @@ class PrefixCacheManager(KvCacheManager):
         table = self.tables[request_id]
         super().truncate(request_id, num_tokens)
         table.may_share_last = True
-        self._keep_locked(table, min(table.num_stored, len(table.blocks)))
+        if table.num_stored > len(table.blocks):
+            self._keep_locked(table, len(table.blocks))
         table.num_whole = min(table.num_whole, num_tokens // self.block_size)
 
     def free(self, request_id: str, computed_ids: Sequence[int] = ()) -> None:

@@ -18,6 +18,8 @@ class Metrics(Observer):
         tokens = self._make(Counter, "tokens", "Tokens computed by the model.", ["phase"])
         self.prefill_tokens, self.decode_tokens = tokens.labels("prefill"), tokens.labels("decode")
         self.steps = self._make(Counter, "steps", "Steps of the engine.")
+        self.drafted = self._make(Counter, "draft_tokens", "Tokens guessed and verified (speculation).")
+        self.accepted = self._make(Counter, "accepted_draft_tokens", "Of those, tokens that became part of an answer.")
         self.preemptions = self._make(Counter, "preemptions", "Times a request lost its blocks.")
         self.aborts = self._make(Counter, "aborts", "Requests whose client went away.")
         self.ends = self._make(Counter, "requests", "Requests that have ended, by reason.", ["finish_reason"])
@@ -53,6 +55,8 @@ class Metrics(Observer):
         self.prefill_tokens.inc(stats.prefill_tokens)
         self.decode_tokens.inc(stats.decode_tokens)
         self.preemptions.inc(stats.num_preempted)
+        self.drafted.inc(stats.num_drafted)
+        self.accepted.inc(stats.num_accepted)
 
     def token(self, seconds: float, first: bool) -> None:
         """Record a wait for the first token, or between two tokens: different waits, so two histograms."""

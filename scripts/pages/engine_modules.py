@@ -46,12 +46,13 @@ LAYERS = (
             "tiers.attach",
             "parallel.build",
             "int8.build",
+            "speculation.engine",
         ),
     ),
     Layer(
         "Inside a step",
         "which requests run, how the step is planned, which token is chosen, which text is shown",
-        ("engine", "gpu", "hybrid", "parallel"),
+        ("engine", "gpu", "hybrid", "parallel", "speculation"),
     ),
     Layer(
         "KV and attention",

@@ -57,7 +57,10 @@ def show(report: Report, tokenizer) -> None:
         for line in request_lines(index, request, report.dtype, tokenizer):
             out(line)
     count, seconds = sum(len(request.ours) for request in report.requests), report.seconds
-    out("KV: " + ", ".join(f"{key} {value}" for key, value in report.kv.items()))
+    paths = report.kv.get("speculation", {})  # lesson 14's figures, a line for each path
+    out("KV: " + ", ".join(f"{key} {value}" for key, value in report.kv.items() if value is not paths))
+    for name, figures in paths.items():
+        out(f"    {name}: " + ", ".join(f"{key} {value}" for key, value in figures.items()))
     out(
         f"{count} tokens in {seconds['ours']:.2f} s ({count / seconds['ours']:.0f} tokens/s); "
         f"Hugging Face {seconds['hf']:.2f} s"

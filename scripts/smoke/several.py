@@ -60,8 +60,9 @@ def add_path(report: Report, name: str, outcome: Outcome | LeftOut, dtype: str) 
         return
     unequal = [i for i, request in enumerate(report.requests) if outcome.outputs[i] != request.hf]
     report.kv["equal"][name] = len(report.requests) - len(unequal)
-    if "restored_tokens" in outcome.kv:
-        report.kv.setdefault("restored_tokens", {})[name] = outcome.kv["restored_tokens"]
+    for figure in ("restored_tokens", "speculation"):
+        if figure in outcome.kv:
+            report.kv.setdefault(figure, {})[name] = outcome.kv[figure]
     report.faults += [f"{name}: {error}" for error in outcome.faults]
     if (
         unequal and dtype == "float32"

@@ -17,7 +17,8 @@ NUMBERS_ONLY = {
     "engine.scheduler", "engine.request", "engine.sampling_params", "engine.sampled", "engine.detokenizer",
     "engine.answer", "engine.mailbox", "engine.stats", "kv.allocator", "kv.block_table", "kv.manager",
     "kv.prefix_manager", "kv.radix", "kv.radix_node", "kv.eviction", "kv.refcount", "hybrid.manager", "hybrid.radix",
-    "hybrid.track_slots", "hybrid.scheduler",
+    "hybrid.track_slots", "hybrid.scheduler", "speculation.adapt", "speculation.config", "speculation.lookup",
+    "speculation.scheduler", "speculation.tree_lookup", "speculation.verify",
 }  # fmt: skip
 # Imports one module where torch cannot be found, as in the website's browser; says by way of which modules it fails.
 WITHOUT_TORCH = """

@@ -1,0 +1,59 @@
+"""Lesson 14. The radix tree as a draft model: an answer with the same beginning probably goes on in the same way.
+
+Lesson 8's tree keeps the tokens of answers as well as prompts. A question asked again finds its whole earlier answer
+there, one step after another. The whole beginning has to be the same, so a hit is better evidence than any n-gram.
+"""
+
+from collections.abc import Callable, Hashable
+
+from mini_engine.engine.request import Request
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.radix import RadixTree
+from mini_engine.kv.radix_node import TOKEN_BYTES, Node, key_of
+from mini_engine.speculation.lookup import Drafter
+
+
+def continuation(tree: RadixTree, key: bytes, namespace: Hashable, count: int) -> list[int]:
+    """Return up to `count` tokens that the tree has behind the packed tokens `key`; none if it lacks some of those.
+
+    Where several prefixes go on from there, the one used last is followed. Nothing is locked, split or marked as used:
+    the tokens are a guess, and their blocks are not touched.
+    """
+    found = bytearray()
+    with tree.mutex:
+        node, at = tree.root, 0
+        while len(found) < count * TOKEN_BYTES and (child := _next(node, key, at, namespace, tree.width)):
+            rest = key[at:]
+            if child.key[: len(rest)] != rest[: len(child.key)]:
+                break
+            found += child.key[len(rest) :]
+            node, at = child, at + len(child.key)
+    return list(memoryview(bytes(found[: count * TOKEN_BYTES])).cast("I"))
+
+
+def _next(node: Node, key: bytes, at: int, namespace: Hashable, width: int) -> Node | None:
+    """Return the child to follow behind key[:at]; where less than a block of the key is left, one that begins so."""
+    if at + width <= len(key):
+        return node.children.get((namespace, key[at : at + width]))
+    rest = key[at:]
+    fitting = (child for (name, block), child in node.children.items() if name == namespace and block.startswith(rest))
+    return max(fitting, key=lambda child: child.last_used, default=None)
+
+
+class TreeDrafter:
+    """Guesses from the tree, and where it knows nothing, as `fallback` does.
+
+    Args:
+        manager: returns the engine's manager, whose tree is read; without prefix caching there is only the fallback.
+    """
+
+    def __init__(self, manager: Callable[[], KvCacheManager], fallback: Drafter) -> None:
+        self.manager, self.fallback = manager, fallback
+
+    def propose(self, request: Request, count: int) -> list[int]:
+        """Return up to `count` tokens behind the request's own."""
+        manager, found = self.manager(), []
+        if isinstance(manager, PrefixCacheManager):
+            found = continuation(manager.tree, key_of(request.token_ids), request.namespace, count)
+        return found or self.fallback.propose(request, count)

@@ -1,0 +1,72 @@
+"""Lesson 14. Verification: the model computes the logits behind every guess in one step, and decides how many stand.
+
+A request feeds its newest token and k drafts in one chunk of 1 + k rows. Row i sees the first i drafts, so its logits
+are those of an ordinary step in which the answer had gone that way. The sampler chooses a token from each row:
+
+    fed     x    d1   d2   d3          x: the newest token; d1 … d3: the drafts
+    chosen  c0   c1   c2   c3          c0 is right whatever the drafts are; c1 only if d1 = c0, and so on
+
+The tokens up to the first wrong draft are the answer's next tokens, and the one chosen in its place is another: a step
+yields 1 to k + 1 tokens. This holds for greedy and drawn rows alike:
+
+- Greedy rows choose the argmax, so the accepted drafts are the ones that decoding without drafts would have chosen.
+- A row that draws accepts draft d with probability p(d), and otherwise yields another token t with probability
+  p(t) / (1 - p(d)). That is rejection sampling (Leviathan et al., 2023) for a draft that is certain of itself,
+  q(d) = 1: accept with min(1, p/q) = p(d), otherwise draw from max(0, p - q), scaled. The distribution is exactly p.
+
+Row i draws with the number of seed and position (lesson 4) that an ordinary step would use. A seed therefore gives the
+same answer with and without drafts, wherever rows have the same bits in every batch (lesson 9's packed layers).
+"""
+
+from collections.abc import Sequence
+
+from mini_engine.engine.grammar import ANYTHING
+from mini_engine.engine.request import Request
+from mini_engine.engine.scheduler import Chunk
+
+
+def num_standing(drafts: Sequence[int], chosen: Sequence[int]) -> int:
+    """Return how many tokens of `chosen`, one for each of 1 + len(drafts) rows, the answer gains: at least 1.
+
+    A row stands if every draft that it saw is what the row before it chose.
+    """
+    standing = 1
+    for draft, token in zip(drafts, chosen, strict=False):
+        if draft != token:
+            break
+        standing += 1
+    return standing
+
+
+def can_speculate(request: Request) -> bool:
+    """Whether drafts can be verified for a request: not with a grammar, whose state cannot be taken back."""
+    return request.params.grammar is ANYTHING
+
+
+class Guess(Request):
+    """A request as if some drafts were its tokens already: what a verification feeds, and what its rows sample for.
+
+    It shares everything else with the request, and asks for logits at each of the tokens it feeds.
+    """
+
+    def __init__(self, request: Request, drafts: Sequence[int]) -> None:
+        vars(self).update(vars(request))
+        self.token_ids = [*request.token_ids, *drafts]
+        self.output_ids = [*request.output_ids, *drafts]
+
+    @property
+    def tells_prompt(self) -> bool:
+        """True: lesson 5's runner gives such a request a row of logits for each token of its chunk."""
+        return True
+
+
+def with_drafts(chunk: Chunk, drafts: Sequence[int]) -> Chunk:
+    """Return the chunk that feeds `drafts` behind its own token; without drafts, the chunk itself."""
+    if not drafts:
+        return chunk
+    return chunk._replace(request=Guess(chunk.request, drafts), stop=chunk.stop + len(drafts))
+
+
+def sample_rows(request: Request, drafts: Sequence[int]) -> list[Request]:
+    """Return what the sampler reads of each of the 1 + len(drafts) rows: row i's answer has the first i drafts."""
+    return [request, *(Guess(request, drafts[:count]) for count in range(1, len(drafts) + 1))]

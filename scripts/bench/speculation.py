@@ -1,0 +1,253 @@
+"""Lesson 14. Suite `speculation`: guesses accepted, and speed beside lesson 9's, on texts that repeat and on prose.
+
+    accepted   guesses and accepted ones for each load and k, counted without a model; the pocket model's own answers
+    speed      tokens/s with and without guesses, at several numbers of sequences; a real model's shape and random
+               weights, whose known answers are replayed (replay.py)
+
+"always" guesses at any load; "adaptive", the default, stops where rows are no longer free.
+"""
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.common import Report, Timing, take_turns
+from scripts.bench.peers import checkpoint_of
+from scripts.bench.replay import ReplayRunner, Script, loads
+from scripts.bench.step import batch_list
+from scripts.l14_smoke import asked_twice
+
+import torch
+
+from mini_engine.config import DTYPES
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.request import Request
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
+from mini_engine.speculation.config import Speculation
+from mini_engine.speculation.engine import speculating
+from mini_engine.speculation.lookup import LookupDrafter
+from mini_engine.speculation.scheduler import SpeculatingScheduler
+from mini_engine.tokenizer import Tokenizer
+
+PARTS = ("accepted", "speed")
+DRAFTS = (1, 2, 4, 8, 16)
+BATCHES = (1, 8, 32)
+ALWAYS = 2**20  # rows
+NEW_TOKENS = 48
+CHANCE = 0.8
+ORACLE = f"guesses right with a chance of {CHANCE:.0%}"
+OFF, ADAPTIVE, UNLIMITED = "lesson 9", "adaptive", "always"
+
+
+def add_arguments(parser) -> None:
+    """Add this suite's options."""
+    from mini_engine.cli.parser import whole_number
+
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all of them")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a Qwen3 checkpoint (default: random weights)")
+    parser.add_argument("--shape", default="0.6B", help="shape of the random weights (default: 0.6B)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
+    parser.add_argument("--batches", type=batch_list, default=BATCHES, metavar="1,8,…", help="default: 1,8,32")
+    parser.add_argument("--max-rows", type=whole_number(1), metavar="N", help="of the adaptive contender")
+    parser.add_argument(
+        "--new-tokens", type=whole_number(1), default=NEW_TOKENS, metavar="N", help=f"default: {NEW_TOKENS}"
+    )
+    parser.add_argument("--loads", nargs="+", choices=[*loads(), ORACLE], metavar="LOAD", help="default: all of them")
+    parser.add_argument("--threads", type=whole_number(1), metavar="N", help="default: torch's own; 1: processor time")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Count what is accepted, and measure the speed."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    tokenizer = Tokenizer(POCKET_DIR)
+    scripts = {name: Script.of(load, tokenizer) for name, load in loads().items()}
+    counted = [*counted_rows(scripts), *pocket_rows(tokenizer)] if "accepted" in args.parts else []
+    timed = speed_rows(scripts, args) if "speed" in args.parts else []
+    notes = [
+        "texts in the pocket model's tokens; tokens a step: of one request while it decodes",
+        f"speed: {args.new_tokens} replayed tokens an answer; random weights of the {args.shape} shape, {args.dtype}; "
+        f"'{ORACLE}' takes them from the known answer; in all other loads they come from the text",
+    ]
+    if timed:
+        return Report("speculation", timed, notes, drawn="× lesson 9", more=counted)
+    return Report("speculation", counted, notes, drawn="tokens a step")
+
+
+# ---------------------------------------------------------------- what is accepted
+
+
+def counted_rows(scripts: dict[str, Script]) -> list[dict[str, Any]]:
+    """Decode every known answer at every k, without a model: acceptance is a matter of text."""
+    rows = []
+    for name, script in scripts.items():
+        for k in DRAFTS:
+            scheduler = SpeculatingScheduler(
+                KvCacheManager(2**12), SchedulerConfig(chunked_prefill_size=2**15, max_num_batched_tokens=2**15),
+                speculation := Speculation(k, max_rows=ALWAYS), LookupDrafter(speculation),
+            )  # fmt: skip
+            rows.append({"load": name, "k": k} | play(scheduler, script))
+    return rows
+
+
+def play(scheduler: SpeculatingScheduler, script: Script) -> dict[str, Any]:
+    """Run one request whose rows choose the known answer's tokens; return its figures."""
+    answer = script.answer_ids
+    request = Request("0", script.prompt_ids, SamplingParams(temperature=0, max_tokens=len(answer)))
+    scheduler.add(request)
+    steps = drafted = accepted = 0
+    while scheduler.requests:
+        chunks, at = scheduler.schedule(), len(request.output_ids)
+        rows = 1 + sum(map(len, scheduler.drafts.values()))
+        scheduler.update(chunks, [Sampled(answer[at + i], None) for i in range(rows)])
+        steps, drafted, accepted = (
+            steps + 1, drafted + scheduler.num_drafted, accepted + scheduler.num_accepted
+        )  # fmt: skip
+    return figures(len(answer), steps, drafted, accepted)
+
+
+def figures(num_tokens: int, steps: int, drafted: int, accepted: int) -> dict[str, Any]:
+    """Return the row's figures. The first step is the prefill."""
+    return {
+        "tokens": num_tokens,
+        "steps": steps,
+        "guesses": drafted,
+        "accepted": accepted,
+        "accepted, %": 100 * accepted / drafted if drafted else 0.0,
+        "tokens a step": (num_tokens - 1) / (steps - 1) if steps > 1 else 1.0,
+    }
+
+
+POCKET_LOADS = {
+    "pocket: the same question again": asked_twice("What is a KV cache?"),
+    "pocket: counting": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n1, 2, 3, 4, 5,",
+    "pocket: a story": COURSE_PROMPTS[20],
+}
+
+
+def pocket_rows(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Let the pocket model answer, greedily; and once more, when the tree knows the answer."""
+    from mini_engine.build import build_engine
+    from mini_engine.weights import load_model
+
+    rows = []
+    for name, prompt in POCKET_LOADS.items():
+        settings = Speculation(max_rows=ALWAYS, use_tree=True)
+        engine = build_engine(load_model(POCKET_DIR), num_blocks=256, speculate=settings)
+        for again in ("", ", sent again"):
+            request = engine.add_request(
+                "0", tokenizer.encode(prompt), SamplingParams(temperature=0, max_tokens=128, ignore_eos=False)
+            )
+            stats = []
+            while engine.has_unfinished:
+                stats.append(engine.step().stats)
+            drafted, accepted = sum(s.num_drafted for s in stats), sum(s.num_accepted for s in stats)
+            row = {"load": name + again, "k": settings.max_drafts}
+            rows.append(row | figures(len(request.output_ids), len(stats), drafted, accepted))
+    return rows
+
+
+# ---------------------------------------------------------------- speed
+
+
+class OracleDrafter:
+    """Guesses from the known answers; each guess is wrong with a chance of 1 - `right`, always the same ones."""
+
+    def __init__(self, scripts: dict[str, Script], right: float) -> None:
+        self.scripts, self.right = scripts, right
+
+    def propose(self, request: Request, count: int) -> list[int]:
+        """Return `count` tokens."""
+        at, answer = len(request.output_ids), self.scripts[request.id].answer_ids
+        return [
+            token if random.Random(at + i).random() < self.right else 0
+            for i, token in enumerate(answer[at : at + count])
+        ]
+
+
+class Contender:
+    """One engine, whose requests all replay one load. `decode` runs them and keeps the time of decoding alone."""
+
+    def __init__(self, engine: Engine, script: Script, args: argparse.Namespace, batch: int) -> None:
+        self.engine, self.script, self.batch = engine, script, batch
+        self.scripts = {str(i): script for i in range(batch)}
+        engine.runner = ReplayRunner(engine.runner, self.scripts)
+        self.params = SamplingParams(
+            temperature=0, ignore_eos=True, max_tokens=min(args.new_tokens, len(script.answer_ids))
+        )
+        self.clock = time.process_time if args.threads == 1 else time.perf_counter
+        self.seconds: list[float] = []
+        self.steps = 0
+
+    def decode(self) -> None:
+        """Answer all requests; their prompts' KV is cached after the first time."""
+        engine = self.engine
+        requests = [engine.add_request(name, self.script.prompt_ids, self.params) for name in self.scripts]
+        while not all(request.output_ids for request in requests):
+            engine.step()
+        started, before = self.clock(), sum(len(request.output_ids) for request in requests)
+        self.steps = 0
+        while engine.has_unfinished:
+            engine.step()
+            self.steps += 1
+        taken = self.clock() - started
+        assert all(request.output_ids == self.script.answer_ids[: self.params.max_tokens] for request in requests)
+        self.seconds.append(taken / (sum(len(request.output_ids) for request in requests) - before))
+
+
+def engines(model, args: argparse.Namespace, batch: int, name: str, script: Script) -> dict[str, Engine]:
+    """Return each contender's engine, over one model. With one sequence nothing is ever turned off."""
+    tokens = len(script.prompt_ids) + batch * (args.new_tokens + 32)  # they share the prompt's blocks
+    limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=4096, watermark=0)
+
+    def plain() -> Engine:
+        return Engine.for_model(
+            model, num_blocks=tokens // 16 + 2 * batch, scheduler_config=limits, manager=PrefixCacheManager
+        )
+
+    drafter = OracleDrafter({str(i): script for i in range(batch)}, CHANCE) if name == ORACLE else None
+    adaptive = Speculation(max_rows=args.max_rows) if args.max_rows else Speculation()
+    found: dict[str, Engine] = {OFF: plain(), ADAPTIVE: speculating(plain(), adaptive, drafter)}
+    return found if batch == 1 else found | {UNLIMITED: speculating(plain(), Speculation(max_rows=ALWAYS), drafter)}
+
+
+def speed_rows(scripts: dict[str, Script], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time every load at every number of sequences; the contenders take turns."""
+    from mini_engine.cpu import speed_up
+    from mini_engine.weights import load_model
+
+    model, rows = speed_up(load_model(checkpoint_of(args), DTYPES[args.dtype])), []
+    scripts = scripts | {ORACLE: scripts["prose"]}
+    for batch in args.batches[:1] if args.quick else args.batches:
+        for name in args.loads or scripts:
+            made = engines(model, args, batch, name, scripts[name])
+            contenders = {who: Contender(engine, scripts[name], args, batch) for who, engine in made.items()}
+            turns = {who: contender.decode for who, contender in contenders.items()}
+            take_turns(turns, args.rounds or (1 if args.quick else 3), f"{name}, {batch} at once")
+            rows += batch_rows(name, batch, contenders)
+            sys.stderr.write(f"{rows[-1]}\n")
+    return rows
+
+
+def batch_rows(load: str, batch: int, contenders: dict[str, Contender]) -> list[dict[str, Any]]:
+    """Return a row for each contender."""
+    seconds = {who: Timing(contender.seconds[1:]) for who, contender in contenders.items()}  # the first was a warm-up
+    return [
+        {
+            "load": load,
+            "engine": f"{batch} at once, {who}",
+            "tokens a step": (contender.params.max_tokens - 1) / contender.steps,
+            "tokens/s": 1 / seconds[who].median,
+            "± %": seconds[who].spread * 100,
+            "× lesson 9": seconds[OFF].median / seconds[who].median,
+        }
+        for who, contender in contenders.items()
+    ]

@@ -1,0 +1,270 @@
+"""Lesson 14. The engine with speculation: ends of answers, budgets, aborts, failures, and what may not be guessed."""
+
+import pytest
+import torch
+
+from mini_engine.engine.request import FinishReason
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.errors import UserError
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.speculation.config import Speculation
+from mini_engine.speculation.engine import speculating
+from tests.l14.toys import (
+    ANY_LOAD,
+    EOS,
+    VOCAB,
+    Always,
+    answers,
+    cycle,
+    drain,
+    engine_of,
+    greedy,
+    plain_engine,
+)
+
+PROMPT = [1, 2, 3]
+
+
+def right(request, count):
+    """What `cycle()` says next."""
+    return [(request.token_ids[-1] + i) % 4 + 1 for i in range(count)]
+
+
+def wrong(request, count):
+    return [9] * count
+
+
+def held(engine):
+    return engine.scheduler.manager.blocks_by_state.held
+
+
+def test_right_guesses_save_steps():
+    engine = engine_of(cycle(), drafter=Always(right))
+    request = engine.add_request("a", PROMPT, greedy(24))
+    stats = drain(engine)
+    assert request.output_ids == [4, 1, 2, 3] * 6
+    assert len(stats) == 4, "a prefill, and then steps of 5, 9 and 9 tokens, with 4, 8 and 8 guesses"
+
+
+def test_the_statistics_count_guesses_and_accepted_ones():
+    stats = [
+        (one.num_drafted, one.num_accepted) for one in run_stats(Always(lambda r, n: [*right(r, n)[:2], 9, 9][:n]))
+    ]
+    assert stats[:3] == [(0, 0), (4, 2), (3, 2)]
+
+
+def run_stats(drafter):
+    engine = engine_of(cycle(), drafter=drafter)
+    engine.add_request("a", PROMPT, greedy(12))
+    return drain(engine)
+
+
+def test_a_decoding_request_counts_once_however_many_rows_it_has():
+    assert {one.decode_tokens for one in run_stats(Always(right))[1:]} == {1}
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_no_answer_is_longer_than_max_tokens(max_tokens):
+    engine = engine_of(cycle(), drafter=Always(right))
+    request, slots = engine.add_request("a", PROMPT, greedy(max_tokens)), []
+    engine.runner.during = lambda: slots.append(engine.scheduler.manager.tables["a"].num_tokens)
+    drain(engine)
+    assert max(slots) <= request.max_kv_tokens, "a draft behind the last token has no slot"
+    assert len(request.output_ids) == max_tokens and request.finish_reason == FinishReason.LENGTH
+    assert not held(engine)
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_an_end_token_among_accepted_guesses_ends_the_answer(at):
+    """The model says the end token at one place and would go on behind it; the drafter knows all of that."""
+    logits = torch.zeros(VOCAB, VOCAB)
+    says = [*range(1, at + 1), EOS, 11, 11, 11, 11, 11, 11, 11]
+    for token, following in zip([10, *says], says, strict=False):
+        logits[token, following] = 9.0
+    drafter = Always(lambda request, count: says[len(request.output_ids) :])
+    engine = engine_of(logits, Speculation(16, max_rows=ANY_LOAD), drafter)
+    request = engine.add_request("a", [10], greedy(16))
+    drain(engine)
+    assert request.output_ids == [*range(1, at + 1), EOS], "tokens behind the end token were kept"
+    assert request.finish_reason == FinishReason.STOP
+    assert request.num_computed_tokens == len(request.token_ids) - 1, "the KV behind the end was not given up"
+    assert not held(engine)
+    cached = engine.scheduler.manager.tree.num_blocks
+    assert cached == request.num_computed_tokens // 4, "the tree has the whole blocks before the end token, no more"
+
+
+def test_rejected_kv_gives_its_blocks_back_at_once():
+    engine = engine_of(cycle(), Speculation(16, max_rows=ANY_LOAD), Always(wrong), manager=KvCacheManager)
+    request = engine.add_request("a", PROMPT, greedy(30))
+    while engine.has_unfinished:
+        engine.step()
+        if not request.is_finished:
+            table = engine.scheduler.manager.tables["a"]
+            assert table.num_tokens == request.num_computed_tokens, "the table still counts rejected tokens"
+            assert len(table.blocks) == -(-request.num_computed_tokens // 4), "a block of rejected KV is still held"
+    assert request.output_ids == answers(plain_engine(cycle()), [PROMPT], greedy(30))[0]
+
+
+@pytest.mark.parametrize("drafter", [Always(right), Always(wrong)], ids=["right", "wrong"])
+def test_the_tree_learns_only_tokens_of_the_answer(drafter):
+    engine = engine_of(cycle(), drafter=drafter)
+    request = engine.add_request("a", PROMPT, greedy(21))
+    drain(engine)
+    manager = engine.scheduler.manager
+    found = manager.tree.peek(request.token_ids).num_tokens
+    assert found == (len(request.token_ids) - 1) // 4 * 4, "all whole blocks with KV are found again"
+    assert manager.tree.num_blocks == found // 4, "the tree has blocks of tokens that no answer contains"
+
+
+def test_a_second_question_behind_a_cached_answer_is_right():
+    engine = engine_of(cycle(), drafter=Always(lambda r, n: [*right(r, n)[:1], 9, 9, 9]))
+    first = answers(engine, [PROMPT], greedy(14))[0]
+    asked = [*PROMPT, *first, 2]
+    want = answers(plain_engine(cycle()), [asked], greedy(9))
+    assert answers(engine, [asked], greedy(9)) == want
+
+
+def test_no_step_is_larger_than_its_budget():
+    engine = engine_of(cycle(), drafter=Always(right), max_num_seqs=4, max_num_batched_tokens=9)
+    for name in "abcd":
+        engine.add_request(name, PROMPT, greedy(20))
+    while engine.has_unfinished:
+        chunks, step = [], engine.scheduler.schedule
+        engine.scheduler.schedule = lambda step=step, chunks=chunks: chunks.extend(step()) or chunks
+        engine.step()
+        engine.scheduler.schedule = step
+        fed = sum(chunk.stop - chunk.start for chunk in chunks) + engine.scheduler.num_drafted
+        assert fed <= 9, f"{fed} tokens in a step of at most 9"
+
+
+def test_prompts_come_before_guesses():
+    engine = engine_of(cycle(), drafter=Always(right), max_num_seqs=4, max_num_batched_tokens=8)
+    engine.add_request("a", PROMPT, greedy(20))
+    engine.step()
+    engine.add_request("b", [1, 2, 3, 4] * 10, greedy(4))
+    stats = engine.step().stats
+    assert (stats.prefill_tokens, stats.num_drafted) == (7, 0), "drafts get what prompts leave of the budget"
+
+
+def test_a_busy_engine_guesses_nothing():
+    engine = engine_of(cycle(), Speculation(8, max_rows=8), Always(right), num_blocks=200)
+    for name in range(5):
+        engine.add_request(str(name), PROMPT, greedy(20))
+    assert sum(one.num_drafted for one in drain(engine)) == 0, "with 5 requests and 8 rows no row is free"
+    engine.add_request("alone", PROMPT, greedy(20))
+    assert sum(one.num_drafted for one in drain(engine)) > 0
+
+
+@pytest.mark.parametrize("num_blocks", range(9, 14))
+def test_guesses_take_no_block_that_is_promised(num_blocks):
+    """One request decodes, another one's prompt is read in chunks: the rest of it has been promised room."""
+    engine = engine_of(cycle(), drafter=Always(right), num_blocks=1 + num_blocks, chunked_prefill_size=4)
+    scheduler, left = engine.scheduler, []
+    engine.add_request("a", PROMPT, greedy(14))
+    engine.step()
+    engine.add_request("b", [1, 2, 3, 4] * 7, greedy(2))
+    promised = scheduler.promised_blocks
+    engine.runner.during = lambda: left.append(
+        scheduler.manager.num_free_blocks - sum(map(promised, scheduler.running))
+    )
+    drain(engine)
+    assert min(left) >= 0, "a guess took a block that the other request's prompt was promised"
+
+
+def test_an_abort_during_the_step_drops_the_guesses():
+    for name in "ab":
+        engine = engine_of(cycle(), drafter=Always(right))
+        requests = {other: engine.add_request(other, PROMPT, greedy(20)) for other in "ab"}
+        engine.step()
+        engine.runner.during = lambda engine=engine, name=name: engine.abort(name)
+        engine.step()
+        engine.runner.during = lambda: None
+        drain(engine)
+        [other] = set("ab") - {name}
+        assert requests[other].output_ids == [4, 1, 2, 3] * 5, "tokens of the aborted request went to its neighbour"
+        assert len(requests[name].output_ids) == 1 and not held(engine)
+
+
+def test_a_step_that_fails_leaves_nothing_behind():
+    engine = engine_of(cycle(), drafter=Always(right))
+    first = engine.add_request("a", PROMPT, greedy(20))
+    engine.step()
+
+    def fail():
+        raise RuntimeError("on purpose")
+
+    engine.runner.during = fail
+    engine.step()
+    engine.runner.during = lambda: None
+    assert first.finish_reason == FinishReason.ERROR and not held(engine)
+    assert answers(engine, [PROMPT], greedy(8)) == [[4, 1, 2, 3] * 2]
+
+
+def test_a_drafter_may_return_nothing_or_too_little():
+    engine = engine_of(
+        cycle(), drafter=Always(lambda request, count: right(request, count)[: len(request.output_ids) % 3])
+    )
+    assert answers(engine, [PROMPT] * 3, greedy(20)) == [[4, 1, 2, 3] * 5] * 3
+
+
+class OddOnly:
+    """A grammar and its matcher: any token but 0, and it counts what it took."""
+
+    is_over, error = False, None
+
+    def __init__(self):
+        self.taken = []
+
+    def matcher(self):
+        return self
+
+    def mask(self):
+        return bytes([0b11111110, 0b1111])
+
+    def push(self, token_id):
+        self.taken.append(token_id)
+
+
+def test_a_request_with_a_grammar_is_not_guessed_for_and_its_neighbour_is():
+    grammar, engine = OddOnly(), engine_of(cycle(), drafter=Always(right))
+    strict = engine.add_request("a", PROMPT, greedy(12, grammar=grammar))
+    engine.add_request("b", PROMPT, greedy(12))
+    stats = drain(engine)
+    assert strict.output_ids == grammar.taken == [4, 1, 2, 3] * 3
+    assert sum(one.num_accepted for one in stats) == 12 - 1 - sum(one.num_drafted > 0 for one in stats)
+
+
+def test_log_probabilities_of_a_prompt_are_told_beside_guesses():
+    logits = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1))
+    params = [greedy(12, prompt_logprobs=1, ignore_eos=True), greedy(12, logprobs=2, ignore_eos=True)]
+    found = []
+    for engine in (plain_engine(logits), engine_of(logits, drafter=Always(lambda request, count: [1] * count))):
+        requests = [engine.add_request("b", [1, 2, 1, 2, 1], params[1])]
+        engine.step()
+        requests.append(engine.add_request("a", [3, 4, 3, 4], params[0]))
+        drain(engine)
+        found.append([(r.output_ids, r.logprobs, r.prompt_logprobs) for r in requests])
+    assert found[0] == found[1]
+
+
+def test_a_hybrid_is_refused():
+    engine = plain_engine(cycle())
+    engine.config = type("Hybrid", (), {"num_gdn_layers": 3})()
+    with pytest.raises(UserError) as error:
+        speculating(engine, Speculation())
+    assert error.value.param == "speculate"
+
+
+def test_cached_prefixes_are_evicted_for_guesses_only_if_nothing_else_is_promised_them():
+    engine = engine_of(cycle(), drafter=Always(wrong), num_blocks=9)
+    for start in range(1, 5):
+        assert len(answers(engine, [[start, 2, 3, 4, 1]], greedy(20))[0]) == 20
+    manager = engine.scheduler.manager
+    assert sum(manager.blocks_by_state) == manager.num_usable_blocks
+
+
+def test_seeded_requests_of_one_prompt_differ_and_repeat():
+    logits = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(2))
+    params = [SamplingParams(max_tokens=12, seed=seed, ignore_eos=True) for seed in (1, 2, 1)]
+    first, second, third = answers(engine_of(logits), [[1, 2, 1, 2]] * 3, params)
+    assert first == third != second
