@@ -53,7 +53,7 @@ def test_when_a_rank_dies_every_request_ends_with_a_sentence_that_names_it():
 
 @slow
 def test_a_rank_that_does_not_answer_is_given_up_in_time():
-    with Ranks(str(POCKET_DIR), 2, patience=timedelta(seconds=3)) as ranks:
+    with Ranks(str(POCKET_DIR), 2, patience=timedelta(seconds=20)) as ranks:
         engine = parallel_engine(ranks, **OPTIONS)
         answers(engine)
         os.kill(ranks.processes[0].pid, signal.SIGSTOP)
