@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lessons._course.catalog import Lesson, read_lesson
+from lessons._course.event_log import Watcher
 from lessons._course.places import CHILD, Places
 from lessons._course.progress import Progress
 from lessons._course.runner import Command
@@ -41,12 +42,11 @@ class InPage:
 
 
 @contextlib.contextmanager
-def environment(command: Command) -> Iterator[None]:
-    """Set up what a process of its own would have: variables, the path, the overlay, no module of ours imported."""
+def environment(command: Command, ours: tuple[str, ...] = OURS) -> Iterator[None]:
+    """Set up what a process of its own would have: variables, the path, the overlay, no module of `ours` imported."""
     before, path, finders, modules = dict(os.environ), list(sys.path), list(sys.meta_path), dict(sys.modules)
     folder, limit = os.getcwd(), sys.getrecursionlimit()
-    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
-        del sys.modules[name]
+    forget(ours)
     os.environ |= {name: value for name, value in command.env.items() if name != NEEDS_A_THREAD}
     os.chdir(command.cwd)
     sys.path[:0] = [str(CHILD)]
@@ -61,9 +61,18 @@ def environment(command: Command) -> Iterator[None]:
         os.environ |= before
         sys.setrecursionlimit(limit)
         sys.path[:], sys.meta_path[:] = path, finders
-        for name in [name for name in sys.modules if name.partition(".")[0] in (*OURS, "course_reporter")]:
-            del sys.modules[name]
-        sys.modules |= {name: module for name, module in modules.items() if name.partition(".")[0] in OURS}
+        forget((*ours, "course_reporter"))
+        sys.modules |= {name: module for name, module in modules.items() if is_in(name, ours)}
+
+
+def is_in(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def forget(packages: tuple[str, ...]) -> None:
+    """Make the next import of these packages a fresh one."""
+    for name in [name for name in sys.modules if is_in(name, packages)]:
+        del sys.modules[name]
 
 
 def write_files(lesson: Lesson, task: int, source: str, places: Places) -> list[StudentFile]:
@@ -79,13 +88,15 @@ def write_files(lesson: Lesson, task: int, source: str, places: Places) -> list[
     return files
 
 
-def verdict(root: Path, lesson_id: str, task: int, source: str, seconds: float = 10.0) -> Verdict:
-    """Judge one task as a terminal does. seconds: of processor time, per test."""
+def verdict(
+    root: Path, lesson_id: str, task: int, source: str, seconds: float = 10.0, watcher: Watcher = lambda event: None
+) -> Verdict:
+    """Judge one task as a terminal does. seconds: of processor time, per test. watcher: called with each event."""
     places = Places(root, root / "work")
     lesson = read_lesson(root / "lessons" / lesson_id / "lesson.toml")
     write_files(lesson, task, source, places)
     progress = Progress(places.work)
-    return judge(lesson, places, progress, task=task, launch=InPage, test_seconds=seconds, seconds=60)
+    return judge(lesson, places, progress, task=task, launch=InPage, test_seconds=seconds, watcher=watcher)
 
 
 def as_data(found: Verdict) -> dict[str, Any]:

@@ -71,7 +71,8 @@
   }
 
   window.KvPlayer.views.pool = function (pen, frame, scene) {
-    const columns = pen.width >= 560 ? scene.num_blocks : Math.ceil(scene.num_blocks / 2);
+    const fit = Math.max(1, Math.floor((pen.width + 6) / (scene.block_size * 19 + 20)));
+    const columns = Math.min(fit, pen.width >= 560 ? scene.num_blocks : Math.ceil(scene.num_blocks / 2));
     const wide = (pen.width - 2 - 8 * (columns - 1)) / columns;
     const below = 84 * Math.ceil(scene.num_blocks / columns);
     const { y: bottom, words } = lanes(pen, frame, below + 44);

@@ -39,7 +39,7 @@
         if (frame.wrote.includes(slot)) pen.rect("wrote-" + slot, left, top, cell, 22, "ring");
       }
     }
-    return 24 + (74 * count) / columns;
+    return 24 + 74 * Math.ceil(count / columns);
   }
 
   function tables(pen, frame, y, room) {
@@ -85,6 +85,6 @@
     tables(pen, frame, y, pen.width);
     const [x, top] = side ? [300, y] : [0, y + 104];
     if (frame.walk) softmax(pen, frame.walk, frame.slots, x, top, pen.width - x);
-    pen.height = top + 118;
+    pen.height = Math.max(top + 118, y + 22 + 36 * frame.tables.length);
   };
 })();
