@@ -8,7 +8,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from time import process_time
+from typing import Any
 
+monitoring: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on; a page has 3.14
 HUNG = 86
 EVERY = 2000  # events between two looks at the clock
 TOOL = 4  # an id of sys.monitoring that no debugger, profiler or coverage tool uses
@@ -31,19 +33,19 @@ class Deadline:
 
     def __enter__(self) -> "Deadline":
         self.end = process_time() + self.seconds
-        self.is_inner = sys.monitoring.get_tool(TOOL) is not None
+        self.is_inner = monitoring.get_tool(TOOL) is not None
         if not self.is_inner:
-            watched = sys.monitoring.events
-            sys.monitoring.use_tool_id(TOOL, "course deadline")
+            watched = monitoring.events
+            monitoring.use_tool_id(TOOL, "course deadline")
             for event in (watched.JUMP, watched.PY_START):
-                sys.monitoring.register_callback(TOOL, event, self.look)
-            sys.monitoring.set_events(TOOL, watched.JUMP | watched.PY_START)
+                monitoring.register_callback(TOOL, event, self.look)
+            monitoring.set_events(TOOL, watched.JUMP | watched.PY_START)
         return self
 
     def __exit__(self, *exception) -> None:
         if not self.is_inner:
-            sys.monitoring.set_events(TOOL, 0)
-            sys.monitoring.free_tool_id(TOOL)
+            monitoring.set_events(TOOL, 0)
+            monitoring.free_tool_id(TOOL)
 
     def look(self, *where) -> None:
         """Called at each jump and each call of Python code."""

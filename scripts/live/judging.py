@@ -45,7 +45,7 @@ class InPage:
 def environment(command: Command, ours: tuple[str, ...] = OURS) -> Iterator[None]:
     """Set up what a process of its own would have: variables, the path, the overlay, no module of `ours` imported."""
     before, path, finders, modules = dict(os.environ), list(sys.path), list(sys.meta_path), dict(sys.modules)
-    folder, limit = os.getcwd(), sys.getrecursionlimit()
+    folder, limit = Path.cwd(), sys.getrecursionlimit()
     forget(ours)
     os.environ |= {name: value for name, value in command.env.items() if name != NEEDS_A_THREAD}
     os.chdir(command.cwd)

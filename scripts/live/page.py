@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.live import deadline
-from scripts.live.judging import as_data, environment, verdict
 
-from lessons._course.runner import Command
 from mini_engine.errors import UserError
 
 TEST_SECONDS = 5.0
@@ -39,15 +37,17 @@ def lab(root: Path, asked: dict[str, Any], tell) -> dict[str, Any]:
         the trace as `tape` writes it, with the settings and events that made it; or `error`, a sentence.
     """
     own = {}
-    for module, source in asked.get("mine", {}).items():
+    if not asked.get("mine"):
+        return play(asked)
+    for module, source in asked["mine"].items():
         path = root / MINE / Path(module).name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source, encoding="utf-8", newline="\n")
         own[module.removesuffix(".py").replace("/", ".")] = str(path)
     env = {"KV_COURSE_OVERLAY": json.dumps(own), "KV_COURSE_TEST_SECONDS": str(LAB_SECONDS)}
+    from scripts.live.judging import Command, environment
+
     command = Command([], env, root, Path(os.devnull), Path(os.devnull))
-    if not own:
-        return play(asked)
     with environment(command, ("mini_engine", "scripts.live.labs", "scripts.traces")):
         return play(asked)
 
@@ -61,7 +61,7 @@ def play(asked: dict[str, Any]) -> dict[str, Any]:
         settings, do = chosen.scenario(int(asked["seed"]))
     try:
         with deadline.Deadline(LAB_SECONDS, lambda stack: None):
-            tape = chosen.play(settings, do)
+            tape, alive = chosen.play(settings, do)
     except Exception as error:
         if type(error).__name__ != UserError.__name__:
             raise
@@ -69,7 +69,7 @@ def play(asked: dict[str, Any]) -> dict[str, Any]:
     except deadline.TookTooLong as error:
         return {"error": f"The code did not finish within {LAB_SECONDS:g} s; {place(error)} runs on and on."}
     trace = {"id": tape.id, "kind": tape.kind, "title": tape.title, "scene": tape.scene, "frames": tape.frames}
-    return {"trace": trace, "settings": chosen.settings(settings), "do": do}
+    return {"trace": trace, "settings": chosen.settings(settings), "do": do, "alive": alive}
 
 
 def place(error: BaseException) -> str:
@@ -82,10 +82,14 @@ def place(error: BaseException) -> str:
 
 def check(root: Path, asked: dict[str, Any], tell) -> list[dict[str, Any]]:
     """Judge the tasks in order, up to the first that is not done. asked: lesson (its id), tasks, source."""
+    from scripts.live.judging import as_data, verdict
+
     found = []
     for number in asked["tasks"]:
         tell(f"task {number}")
-        judged = verdict(root, asked["lesson"], number, asked["source"], TEST_SECONDS, lambda event: tell(event["event"]))
+        judged = verdict(
+            root, asked["lesson"], number, asked["source"], TEST_SECONDS, lambda event: tell(event["event"])
+        )
         found.append(as_data(judged))
         if found[-1]["result"]["status"] != "done":
             break

@@ -9,7 +9,7 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 LIBRARIES = ("torch", "safetensors")
 
@@ -43,7 +43,7 @@ def placeholder(name: str) -> Absent:
 class AbsentModule(ModuleType):
     """A module in which every name is a placeholder."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Absent:
         if name.startswith("__"):

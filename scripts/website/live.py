@@ -1,8 +1,8 @@
-"""Course machinery. Gives the website a Python for its labs and exercises: fetches Pyodide and pytest, packs the course.
+"""Course machinery. Gives the website a Python for its labs: fetches Pyodide and pytest, and packs the course.
 
-`python -m scripts.website.live` fetches what site/live.json pins, with npm and pip, into a folder that git ignores: 14 MB
-of binaries would grow the repository with each version. Each file is compared with its pinned hash. A site built
-without them works; its labs say how to get them. The course's own files are packed again at every build of the site.
+`python -m scripts.website.live` fetches what site/live.json pins, with npm and pip, into a folder that git ignores: in
+git, each version would add 7 MB for good. Each file is compared with its pinned hash. A site built without them works;
+its labs say how to get them. The course's own files are packed again at every build of the site.
 
 To change a version, edit PYODIDE, or the constraints, and run this with --pin.
 """
@@ -39,7 +39,9 @@ COURSE = [  # what a page needs of the repository, as patterns
     *(f"lessons/{lesson}_*/{name}" for lesson in LESSONS for name in ("lesson.toml", "README.md")),
 ]  # fmt: skip
 # Pygments has 600 lexers; pytest's output needs two
-LEFT_OUT = re.compile(r"pygments/(lexers/(?!__init__|_mapping|python|diff|special)|styles/(?!__init__|_mapping|default))")
+LEFT_OUT = re.compile(
+    r"pygments/(lexers/(?!__init__|_mapping|python|diff|special)|styles/(?!__init__|_mapping|default))"
+)
 MIDNIGHT = (1980, 1, 1, 0, 0, 0)
 
 

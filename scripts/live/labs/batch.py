@@ -50,6 +50,10 @@ class Batch:
         else:
             self.step()
 
+    @property
+    def alive(self) -> list[str]:
+        return list(self.scheduler.requests)
+
     def finish(self) -> None:
         """Show which requests join in the next step."""
         if self.came or self.gone or self.refused or not self.tape.frames:

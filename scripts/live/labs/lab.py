@@ -13,7 +13,7 @@ from scripts.traces.tape import MOST_FRAMES, Tape
 
 from mini_engine.errors import UserError
 
-SOME_WORDS = "once upon a time there was a small pool of blocks".split()
+SOME_WORDS = ["once", "upon", "a", "time", "there", "was", "a", "small", "pool", "of", "blocks"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class World(Protocol):
     def finish(self) -> None:
         """Show what is still to come, after the last event."""
 
+    @property
+    def alive(self) -> list[str]:
+        """The requests that have not ended."""
+        ...
+
 
 @dataclass(frozen=True)
 class Lab:
@@ -79,8 +84,8 @@ class Lab:
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {knob.name: knob.read(given.get(knob.name, knob.default)) for knob in self.knobs}
 
-    def play(self, given: Mapping[str, Any], do: str) -> Tape:
-        """Return the frames of what happens; they end where the code fails, and say so."""
+    def play(self, given: Mapping[str, Any], do: str) -> tuple[Tape, list[str]]:
+        """Return what happens as frames, and which requests are left. The frames end where the code fails."""
         settings, events = self.settings(given), parse(do)
         tape = Tape(f"lab-{self.name}", "", self.kind, self.title, {})
         world = self.world(tape, settings)
@@ -89,7 +94,7 @@ class Lab:
                 world.happen(event)
                 if is_full(tape):
                     tape.frames[-1]["say"] += f" The lab shows {len(tape.frames)} frames and ends here."
-                    return tape
+                    return tape, list(world.alive)
             world.finish()
         except UserError:
             raise
@@ -97,7 +102,7 @@ class Lab:
             if not tape.frames:
                 raise
             tape.stopped(error)
-        return tape
+        return tape, list(world.alive)
 
     def scenario(self, seed: int, length: int = 24) -> tuple[dict[str, Any], str]:
         """Return random settings and events; the same for the same seed."""

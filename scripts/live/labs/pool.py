@@ -31,6 +31,10 @@ class Pool:
         else:
             self.step()
 
+    @property
+    def alive(self) -> list[str]:
+        return list(self.requests)
+
     def finish(self) -> None:
         """Nothing is left to show."""
 
@@ -61,7 +65,10 @@ class Pool:
         request.cur_len = length
         new, unused = request.blocks[before:], len(request.slot_indices) - length
         took = f"it takes {plural(len(new), 'block')}, {listed(new)}." if new else "its last block has room."
-        self.show(f"{begins} {took} {plural(unused, 'slot')} of its last block {'is' if unused == 1 else 'are'} unused.", wrote)
+        self.show(
+            f"{begins} {took} {plural(unused, 'slot')} of its last block {'is' if unused == 1 else 'are'} unused.",
+            wrote,
+        )
         return True
 
     def leave(self, name: str) -> None:
@@ -113,7 +120,8 @@ LAB = Lab(
         Preset("Must a request's blocks be adjacent?",
                "+A=The capital of France is;+B=Once upon a time;.;.;.;-B;+C=Count one two three four", {}),
         Preset("What does a request that does not fit leave behind?",
-               "+A=The capital of France is;+B=Once upon a time there was;+C=The opposite of hot is cold;+D=Hello there;-A", {}),
+               "+A=The capital of France is;+B=Once upon a time there was;"
+               "+C=The opposite of hot is cold;+D=Hello there;-A", {}),
         Preset("How much is wasted with large blocks?",
                "+A=Hello;+B=The sea;+C=Once upon a time", {"blocks": 3, "size": 8}),
         Preset("And with blocks of one slot?",

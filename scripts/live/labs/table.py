@@ -20,7 +20,9 @@ class Tables:
         self.tables: dict[str, Any] = {}
         self.slots: list[str | None] = [None] * (settings["blocks"] * self.size)
         tape.scene |= {"block_size": self.size, "num_blocks": settings["blocks"]}
-        self.show(f"{settings['blocks']} blocks of {self.size} slots. Block 0 is the null block, which is never handed out.")
+        self.show(
+            f"{settings['blocks']} blocks of {self.size} slots. Block 0 is the null block, which is never handed out."
+        )
 
     def happen(self, event: Event) -> None:
         if event.kind == "+":
@@ -32,6 +34,10 @@ class Tables:
         else:
             for name in list(self.tables):
                 self.append(name, 1, f"{name} decodes:")
+
+    @property
+    def alive(self) -> list[str]:
+        return list(self.tables)
 
     def finish(self) -> None:
         """Nothing is left to show."""
@@ -92,8 +98,8 @@ class Tables:
             "waste ratio": percent(waste_ratio(tables)),
             "fragmentation ratio": percent(fragmentation_ratio(tables)),
         }
-        self.tape.frame(say, tables=shown, free=list(self.allocator.free_blocks), slots=list(self.slots), wrote=list(wrote),
-                        view="blocks", plan=None, walk=None, counters=counters)  # fmt: skip
+        self.tape.frame(say, tables=shown, free=list(self.allocator.free_blocks), slots=list(self.slots),
+                        wrote=list(wrote), view="blocks", plan=None, walk=None, counters=counters)  # fmt: skip
 
 
 LAB = Lab(
@@ -105,8 +111,10 @@ LAB = Lab(
     knobs=(Knob("blocks", "blocks, with the null block", 8, 2, 16), Knob("size", "block size", 4, 1, 8)),
     presets=(
         Preset("Which block does the next token need?", "+A=The capital of France;+B=Once upon a time there;.;.", {}),
-        Preset("What does a table free when it is cut?", "+A=one two three four five six seven eight nine;!A=5;!A=4;!A=0;!A=1", {}),
-        Preset("What is left of an append that fails?", "+A=one two three four;+B=one two three four five six;.;.", {"blocks": 4}),
+        Preset("What does a table free when it is cut?",
+               "+A=one two three four five six seven eight nine;!A=5;!A=4;!A=0;!A=1", {}),
+        Preset("What is left of an append that fails?",
+               "+A=one two three four;+B=one two three four five six;.;.", {"blocks": 4}),
     ),
     modules=("mini_engine/kv/block_table.py",),
     world=Tables,

@@ -49,7 +49,9 @@ class LabStory(Story):
 
     def waits(self, token_ids: Sequence[int]) -> None:
         text = self.tokenizer.decode(token_ids)
-        name = next((name for name, prompt in self.prompts.items() if prompt == text and name not in self.manager.tables), "")
+        name = next(
+            (name for name, prompt in self.prompts.items() if prompt == text and name not in self.manager.tables), ""
+        )
         self.show(f"{name} waits a step: a running request is computing what it needs, and will share it.")
 
 
@@ -80,6 +82,10 @@ class Tree:
                 self.step()
         else:
             self.step()
+
+    @property
+    def alive(self) -> list[str]:
+        return list(self.scheduler.requests)
 
     def finish(self) -> None:
         """Show which requests are in the queue."""
@@ -153,7 +159,8 @@ LAB = Lab(
                f"+A={SYSTEM}What is the capital of France ?;*;+B={SYSTEM}What is the capital of Japan ?;*", {}),
         Preset("Twins arrive together: who computes?", f"+A={SYSTEM}Count to five .;+B={SYSTEM}Count to five .;*", {}),
         Preset("The pool is full: which prefix goes?",
-               f"+A={SYSTEM}Tell me a story .;*;+B=The sea was calm and the ship was old;*;+C={SYSTEM}Count to five .;*;"
+               f"+A={SYSTEM}Tell me a story .;*;+B=The sea was calm and the ship was old;*;"
+               f"+C={SYSTEM}Count to five .;*;"
                "+D=Once upon a time there was a small pool of blocks;*", {"blocks": 9}),
         Preset("What do small blocks save?",
                f"+A={SYSTEM}What is hot ?;*;+B={SYSTEM}What is cold ?;*", {"size": 1, "blocks": 24}),
