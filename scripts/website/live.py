@@ -10,7 +10,9 @@ To change a version, edit PYODIDE, or the constraints, and run this with --pin.
 import argparse
 import gzip
 import hashlib
+import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -92,8 +94,6 @@ def fetch(*, pin: bool = False) -> None:
 
 def of_wheels(wheels: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
     """Yield the files of the wheels, licences included, without the lexers that nothing here uses."""
-    import io
-
     for wheel in wheels:
         with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
             for name in archive.namelist():
@@ -119,15 +119,16 @@ def text_of(path: Path) -> bytes:
 
 
 def write_zip(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Write an archive that depends on nothing but the files. An equal one is left alone."""
-    beside = path.with_suffix(".new")
-    with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    """Write an archive that depends on nothing but the files. An equal one is left alone: builds may run at once."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in files:
             archive.writestr(zipfile.ZipInfo(name, MIDNIGHT), data, zipfile.ZIP_DEFLATED)
-    if path.exists() and path.read_bytes() == beside.read_bytes():
-        beside.unlink()
-    else:
-        beside.replace(path)
+    if not path.exists() or path.read_bytes() != packed.getvalue():
+        new = ROOT / "build" / f"{path.name}.{os.getpid()}"
+        new.parent.mkdir(exist_ok=True)
+        new.write_bytes(packed.getvalue())
+        new.replace(path)
 
 
 def sizes() -> dict[str, float]:

@@ -65,10 +65,8 @@ class Pool:
         request.cur_len = length
         new, unused = request.blocks[before:], len(request.slot_indices) - length
         took = f"it takes {plural(len(new), 'block')}, {listed(new)}." if new else "its last block has room."
-        self.show(
-            f"{begins} {took} {plural(unused, 'slot')} of its last block {'is' if unused == 1 else 'are'} unused.",
-            wrote,
-        )
+        left = f" {plural(unused, 'slot')} of its last block {'is' if unused == 1 else 'are'} unused." if unused else ""
+        self.show(f"{begins} {took}{left}", wrote)
         return True
 
     def leave(self, name: str) -> None:

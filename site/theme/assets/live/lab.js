@@ -98,10 +98,10 @@
         (this.back = this.button("Recorded story", () => this.restore())),
       );
       return element("div", { class: "kv-live-panel", role: "group", "aria-label": about.title },
-        element("strong", {}, about.title), this.counters,
-        element("div", { class: "kv-live-row kv-live-scenario" }, labelled("Scenario", this.scenarios), ...this.knobs),
+        element("div", { class: "kv-live-row" }, element("label", { class: "kv-live-scenario" }, element("span", {}, "Scenario"), this.scenarios)),
+        this.counters,
         element("div", { class: "kv-live-row" }, element("label", { class: "kv-live-prompt" }, element("span", {}, what), this.prompt)),
-        this.acts, tools, this.own, this.say, more);
+        this.acts, element("div", { class: "kv-live-row" }, ...this.knobs), tools, this.own, this.say, more);
     }
 
     knob(knob) {
