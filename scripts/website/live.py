@@ -25,7 +25,7 @@ from pathlib import Path
 from scripts import ROOT, first_line
 from scripts.website.vendor import VendorError, npm
 
-FOLDER = ROOT / "site" / "theme" / "assets" / "live" / "python"
+FOLDER = ROOT / "site" / "theme" / "assets" / "live" / "vendor"
 PINNED = ROOT / "site" / "live.json"
 PYODIDE = "pyodide@314.0.7"
 RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")

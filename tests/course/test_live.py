@@ -101,7 +101,7 @@ def test_a_setting_outside_its_range_is_refused(lab):
 @needs_python
 def test_the_archive_has_the_repository_s_files_as_they_are(site_folders):
     for folder in site_folders.values():
-        with zipfile.ZipFile(folder / "assets" / "live" / "python" / "course.zip") as archive:
+        with zipfile.ZipFile(folder / "assets" / "live" / "vendor" / "course.zip") as archive:
             packed = {name: archive.read(name) for name in archive.namelist()}
         assert packed == {path.relative_to(ROOT).as_posix(): live.text_of(path) for path in live.course_files()}
 
@@ -121,7 +121,7 @@ def test_a_page_without_a_server_or_without_python_says_so_in_a_sentence(site_fi
         assert "python -m http.server" in visitor.page.locator(".kv-lab").inner_text()
         assert visitor.page.locator(".kv-lab button").is_disabled()
         assert not visitor.complaints
-    bare = shutil.copytree(site_folders["http"], tmp_path / "bare", ignore=shutil.ignore_patterns("python"))
+    bare = shutil.copytree(site_folders["http"], tmp_path / "bare", ignore=shutil.ignore_patterns("vendor"))
     page = bare / "l2_token_flat" / "index.html"
     text = re.sub(r"&quot;sizes&quot;: \{.*?\}", "&quot;sizes&quot;: {}", page.read_text(encoding="utf-8"))
     page.write_text(text, encoding="utf-8")
@@ -378,7 +378,7 @@ def test_nothing_of_python_is_loaded_before_a_click(site_http, browser):
             seen: list[str] = []
             visitor.page.on("request", lambda request, seen=seen: seen.append(request.url))
             visitor.page.goto(site_http.url(source), wait_until="networkidle")
-            assert not [url for url in seen if "/live/python/" in url or url.endswith("worker.js")], source
+            assert not [url for url in seen if "/live/vendor/" in url or url.endswith("worker.js")], source
 
 
 def test_an_exercise_s_tasks_are_those_of_its_lesson_and_module(site_folders):

@@ -2,9 +2,9 @@
 //
 // Asked {id, kind, question}; answers {id, answer} or {id, error, fatal}, and {id, alive} while it works. The page ends
 // a worker that gives no sign of life, and starts another.
-import { loadPyodide } from "./python/pyodide.mjs";
+import { loadPyodide } from "./vendor/pyodide.mjs";
 
-const HERE = new URL("./python/", import.meta.url).href;
+const HERE = new URL("./vendor/", import.meta.url).href;
 const load = (name) =>
   fetch(HERE + name).then((reply) => {
     if (!reply.ok) throw new Error(`${name}: ${reply.status}`);
