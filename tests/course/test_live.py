@@ -28,6 +28,7 @@ from lessons._course.student import student_files
 from mini_engine.errors import UserError
 from tests.course.proofs import TRANSCRIPTS, sections_of
 from tests.course.site_fixtures import SITE
+from tests.course.test_players import MISFITS, SMALLEST_TEXT
 from tests.course.test_site import ALL_RULES, AXE, RUN_AXE, STICKS_OUT, TWO_FRAMES
 
 SEEDS = range(12)
@@ -177,6 +178,27 @@ def test_random_events_give_the_same_states_in_the_page(lab, in_page):
         again = in_page.ask("lab", lab=lab.name, seed=str(seed))
         assert (again["do"], again["settings"]) == (do, settings), "a seed must make the same events everywhere"
     assert not in_page.visitor.complaints
+
+
+DRAW = """async ([trace, kind]) => {
+    const KV = window.KvPlayer, place = document.querySelector("article .drawn") || document.createElement("div");
+    if (!KV.views[kind]) await KV.load(`${KV.base}views/${kind}.js`);
+    if (!place.isConnected) document.querySelector("article").prepend(place);
+    new KV.Player(place, trace).figure.classList.add("drawn");
+}"""
+
+
+@needs_python
+@each_lab
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_what_a_lab_draws_fits_at_every_width(lab, width, in_page):
+    in_page.page.set_viewport_size({"width": width, "height": 844})
+    for seed in SEEDS:
+        trace = in_page.ask("lab", lab=lab.name, seed=str(seed))["trace"]
+        in_page.page.evaluate(DRAW, [trace, lab.kind])
+        in_page.page.evaluate(TWO_FRAMES)
+        found = in_page.page.locator(".drawn").evaluate(MISFITS, SMALLEST_TEXT)
+        assert not found, f"seed {seed} of {lab.name}, {width} pixels wide: {found}"
 
 
 def reference(lesson_id: str, task: int) -> tuple[str, str]:

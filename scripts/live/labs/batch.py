@@ -129,6 +129,7 @@ LAB = Lab(
     title="Your own batch",
     kind="timeline",
     prompt="sizes",
+    example="8,4",
     verbs={"+": "Arrive", ".": "Run a step", "*": "Run to the end", "-": "Abort"},
     knobs=(
         Knob("blocks", "blocks", 9, 4, 24),

@@ -67,14 +67,15 @@ class World(Protocol):
 class Lab:
     """A lab's definition.
 
-    kind: the view that draws it. prompt: what a request is made of, `words` or `sizes`. verbs: the events' kinds that
-    its buttons offer, with their labels. modules: those that a student writes and whose versions it can run.
+    kind: the view that draws it. prompt: what a request is made of, `words` or `sizes`; `example` is one. verbs: the
+    events' kinds that its buttons offer, with their labels. modules: those that a student writes and can run here.
     """
 
     name: str
     title: str
     kind: str
     prompt: str
+    example: str
     verbs: Mapping[str, str]
     knobs: Sequence[Knob]
     presets: Sequence[Preset]
@@ -135,10 +136,16 @@ class Lab:
     def described(self) -> dict[str, Any]:
         """For the page: everything but the code."""
         return {
-            "name": self.name, "title": self.title, "kind": self.kind, "prompt": self.prompt, "verbs": dict(self.verbs),
-            "knobs": [asdict(knob) for knob in self.knobs], "modules": list(self.modules),
+            "name": self.name,
+            "title": self.title,
+            "kind": self.kind,
+            "prompt": self.prompt,
+            "example": self.example,
+            "verbs": dict(self.verbs),
+            "knobs": [asdict(knob) for knob in self.knobs],
+            "modules": list(self.modules),
             "presets": [{**asdict(preset), "settings": dict(preset.settings)} for preset in self.presets],
-        }  # fmt: skip
+        }
 
 
 def is_full(tape: Tape) -> bool:

@@ -112,6 +112,7 @@ LAB = Lab(
     title="Your own requests in one pool",
     kind="pool",
     prompt="words",
+    example="Once upon a time",
     verbs={"+": "Arrive", ".": "Decode a token each", "-": "End"},
     knobs=(Knob("blocks", "blocks", 6, 2, 12), Knob("size", "block size", 4, 1, 8)),
     presets=(

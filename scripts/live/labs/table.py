@@ -107,6 +107,7 @@ LAB = Lab(
     title="Your own block tables",
     kind="tables",
     prompt="words",
+    example="Once upon a time",
     verbs={"+": "Arrive", ".": "Decode a token each", "!": "Cut to", "-": "Free"},
     knobs=(Knob("blocks", "blocks, with the null block", 8, 2, 16), Knob("size", "block size", 4, 1, 8)),
     presets=(

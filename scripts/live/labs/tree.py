@@ -127,7 +127,7 @@ class Tree:
     def next_word(self, request) -> int:
         """The model: a word that depends on the prompt and the position, as a real one's does."""
         number = sum(request.prompt_ids) * 7 + len(request.token_ids)
-        return self.words.encode([f"w{number % 97}"])[0]
+        return self.words.encode([f"t{number % 97}"])[0]
 
     def counters(self) -> dict[str, Any]:
         manager = self.story.manager
@@ -147,6 +147,7 @@ LAB = Lab(
     title="Your own prompts in one tree",
     kind="tree",
     prompt="words",
+    example="You are a helpful assistant. What is the capital of Spain?",
     verbs={"+": "Arrive", ".": "Run a step", "*": "Run to the end", "-": "Abort"},
     knobs=(
         Knob("blocks", "blocks", 16, 4, 24),

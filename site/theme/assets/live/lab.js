@@ -80,7 +80,7 @@
       this.scenarios = element("select", { onchange: () => this.pick() }, ...about.presets.map((one, i) => element("option", { value: i }, one.question)), element("option", { value: "own" }, "Your own"));
       this.scenarios.value = this.seed || this.words !== about.presets[0].do ? "own" : 0;
       this.knobs = about.knobs.map((knob) => labelled(knob.label, this.knob(knob)));
-      this.prompt = element("input", { type: "text", maxlength: "120", id: id("prompt"), value: about.prompt === "words" ? "Once upon a time" : "8,4" });
+      this.prompt = element("input", { type: "text", maxlength: "120", id: id("prompt"), value: about.example });
       this.prompt.addEventListener("keydown", (event) => event.key === "Enter" && this.arrive());
       this.prompt.addEventListener("keydown", (event) => event.stopPropagation());
       const what = about.prompt === "words" ? "Prompt" : "Prompt tokens, answer tokens";
