@@ -57,9 +57,11 @@ format:
 	@$(RUN) -m ruff format .
 
 site:
+	@$(RUN) -m scripts.website.live --optional
 	@$(RUN) -m mkdocs build --strict $(ARGS)
 
 serve-site:
+	@$(RUN) -m scripts.website.live --optional
 	@$(RUN) -m mkdocs serve $(ARGS)
 
 bench:

@@ -139,14 +139,14 @@ def part_of(cell: dict[str, Any]) -> str:
     return f"{'token' if stop - start == 1 else 'tokens'} {ranges(range(start, stop))} of {of}"
 
 
-def budget_question(name: str, cell: dict[str, Any], decodes: list[str]):
+def budget_question(name: str, cell: dict[str, Any], decodes: list[str], budget: int):
     count = cell["stop"] - cell["start"]
     return ask(
         f"The budget: {listed(decodes)} decode, and {name} arrives with {cell['of']} tokens. How many of its tokens "
         "run in this step?",
         count,
-        (cell["of"], BUDGET, 1),
-        f"Decodes come first: {plural(len(decodes), 'token')}. The rest of the {BUDGET} goes to {name}'s prompt.",
+        (cell["of"], budget, 1),
+        f"Decodes come first: {plural(len(decodes), 'token')}. The rest of the {budget} goes to {name}'s prompt.",
     )
 
 
@@ -158,7 +158,7 @@ def question(tape: Tape, cells, held, out, gone):
         ((name, cell) for name, cell in cells.items() if cell["kind"] == "prefill" and cell["stop"] < cell["of"]), None
     )
     if chunk and decodes and "The budget" not in asked:
-        return budget_question(*chunk, decodes)
+        return budget_question(*chunk, decodes, tape.scene["budget"])
     if out and "The pool" not in asked:
         others = [name for name in held if name not in out]
         why = "The newest request is preempted: requests that arrived earlier never lose their place to it."

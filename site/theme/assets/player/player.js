@@ -394,6 +394,10 @@
     }
   }
 
+  KV.Player = Player; // a lab makes its own
+  KV.load = load;
+  KV.base = BASE;
+
   // ---- finding and loading -----------------------------------------------------------------------------------
 
   function load(url) {

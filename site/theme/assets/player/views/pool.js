@@ -59,19 +59,21 @@
 
   function freeList(pen, frame, y) {
     pen.text("free-title", 0, y + 16, "free list", "label muted");
+    const pitch = Math.min(33, (pen.width - 124) / Math.max(1, frame.free.length));
     let x = 66;
     frame.free.forEach((index, i) => {
       const last = i === frame.free.length - 1;
-      pen.rect("free-" + index, x, y, 28, CHIP, "free");
-      pen.text("free-" + index, x + 14, y + 16.5, index, "mid num" + (last ? " strong" : ""));
-      x += 33;
+      pen.rect("free-" + index, x, y, pitch - 5, CHIP, "free");
+      pen.text("free-" + index, x + (pitch - 5) / 2, y + 16.5, index, "mid num" + (last ? " strong" : ""));
+      x += pitch;
     });
     const words = frame.free.length ? (pen.width > 500 ? "← the next to be handed out" : "← next") : "empty";
     pen.text("free-next", x + 4, y + 16.5, words, "label muted");
   }
 
   window.KvPlayer.views.pool = function (pen, frame, scene) {
-    const columns = pen.width >= 560 ? scene.num_blocks : Math.ceil(scene.num_blocks / 2);
+    const fit = Math.max(1, Math.floor((pen.width + 6) / (scene.block_size * 19 + 20)));
+    const columns = Math.min(fit, pen.width >= 560 ? scene.num_blocks : Math.ceil(scene.num_blocks / 2));
     const wide = (pen.width - 2 - 8 * (columns - 1)) / columns;
     const below = 84 * Math.ceil(scene.num_blocks / columns);
     const { y: bottom, words } = lanes(pen, frame, below + 44);

@@ -39,7 +39,7 @@
         if (frame.wrote.includes(slot)) pen.rect("wrote-" + slot, left, top, cell, 22, "ring");
       }
     }
-    return 24 + (74 * count) / columns;
+    return 24 + 74 * Math.ceil(count / columns);
   }
 
   function tables(pen, frame, y, room) {
@@ -52,11 +52,12 @@
       const [top, name] = [y + 22 + s * 36, table.name];
       pen.badge("row-" + name, 12, top + 13, name);
       const row = frame.plan ? frame.plan.rows[s] : table.blocks;
+      const pitch = Math.min(36, (room - 34) / row.length);
       row.forEach((block, i) => {
-        const x = 34 + i * 36;
-        pen.rect(`entry-${name}-${i}`, x, top, 32, 26, block ? "held " + name.toLowerCase() : "free");
-        if (!block) pen.texture(`entry-${name}-${i}-null`, x, top, 32, 26, "cross");
-        pen.text(`entry-${name}-${i}`, x + 16, top + 17.5, block, block ? "mid strong num" : "mid muted num");
+        const [x, wide] = [34 + i * pitch, pitch - 4];
+        pen.rect(`entry-${name}-${i}`, x, top, wide, 26, block ? "held " + name.toLowerCase() : "free");
+        if (!block) pen.texture(`entry-${name}-${i}-null`, x, top, wide, 26, "cross");
+        pen.text(`entry-${name}-${i}`, x + wide / 2, top + 17.5, block, block ? "mid strong num" : "mid muted num");
         if (frame.walk && frame.walk.s === s && frame.walk.entry === i) pen.rect("at", x - 2, top - 2, 36, 30, "ring");
       });
       if (!frame.plan) return;
@@ -85,6 +86,6 @@
     tables(pen, frame, y, pen.width);
     const [x, top] = side ? [300, y] : [0, y + 104];
     if (frame.walk) softmax(pen, frame.walk, frame.slots, x, top, pen.width - x);
-    pen.height = top + 118;
+    pen.height = Math.max(top + 118, y + 22 + 36 * frame.tables.length);
   };
 })();

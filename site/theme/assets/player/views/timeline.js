@@ -38,7 +38,7 @@
     const { jobs, budget, blocks } = scene;
     const roomy = pen.width >= 560;
     const left = roomy ? 96 : 54;
-    const columns = roomy ? frames.length : 11;
+    const columns = roomy ? Math.min(frames.length, 24) : 11;
     const wide = (pen.width - left - 2) / columns;
     const first = Math.max(0, Math.min(index - columns + 2, frames.length - columns));
     const top = 24;

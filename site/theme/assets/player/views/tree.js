@@ -63,12 +63,14 @@
     frame.tables.forEach((table, i) => {
       const y = top + i * 34;
       pen.badge("table-" + table.name, 13, y + 13, table.name);
-      const pitch = Math.min(36, (pen.width - 32) / 9);
+      const count = Math.max(9, table.blocks.length);
+      const pitch = Math.min(36, (pen.width - 32) / count);
       table.blocks.forEach((block, j) => cell(pen, frame, `table-${table.name}-${j}`, block, 34 + j * pitch, y, pitch - 4, 26));
       const words = `${table.found} of ${table.tokens} prompt tokens found`;
-      if (pen.width >= 560) pen.text(`table-${table.name}-found`, 34 + 9.4 * pitch, y + 17, words, "label muted num");
+      const after = 34 + (count + 0.4) * pitch;
+      if (after + 190 < pen.width) pen.text(`table-${table.name}-found`, after, y + 17, words, "label muted num");
     });
-    return top + 2 * 34;
+    return top + Math.max(2, frame.tables.length) * 34;
   }
 
   const LOCK = "M1 5h8v6H1zM2.5 5V3.5a2.5 2.5 0 0 1 5 0V5"; // 10 by 11
@@ -127,7 +129,7 @@
         pen.path("edge-" + node.blocks[0], x - 11, fromY, `M0 0V${y - row + 26 - fromY}H11`, "line");
         node.blocks.forEach((block, j) => cell(pen, frame, "tree-" + block, block, x + j * 29, y - row + 13, 26, high));
         const right = x + node.blocks.length * 29 + 4;
-        label(pen, node, key, right, y - row + 30, pen.width - right);
+        label(pen, node, key, right, y - row + 30, pen.width - right - 10);
         place(node.blocks[0], level + 1, y - row + 39);
       }
     };

@@ -1,0 +1,59 @@
+"""Course machinery. Ends code that does not finish, where there are no threads: counts its branches and calls.
+
+Takes the place of lessons/_course/child/course_deadline.py in a page, with the same names. A loop that never enters
+Python code again, such as `sum(itertools.count())`, can only be ended from outside: the page ends its worker.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable
+from time import process_time
+from typing import Any
+
+monitoring: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on; a page has 3.14
+HUNG = 86
+EVERY = 2000  # events between two looks at the clock
+TOOL = 4  # an id of sys.monitoring that no debugger, profiler or coverage tool uses
+
+
+class TookTooLong(BaseException):
+    """Raised in code that does not finish. A BaseException, so `except Exception` does not catch it."""
+
+
+class Deadline:
+    """Raises TookTooLong in the code that it surrounds, after `seconds` of processor time. May be nested.
+
+    Args:
+        give_up: never called here; for code that catches everything, the page ends its worker.
+    """
+
+    def __init__(self, seconds: float, give_up: Callable[[traceback.StackSummary], None]) -> None:
+        self.seconds = seconds
+        self.events = 0
+
+    def __enter__(self) -> "Deadline":
+        self.end = process_time() + self.seconds
+        self.is_inner = monitoring.get_tool(TOOL) is not None
+        if not self.is_inner:
+            watched = monitoring.events
+            monitoring.use_tool_id(TOOL, "course deadline")
+            for event in (watched.JUMP, watched.PY_START):
+                monitoring.register_callback(TOOL, event, self.look)
+            monitoring.set_events(TOOL, watched.JUMP | watched.PY_START)
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if not self.is_inner:
+            monitoring.set_events(TOOL, 0)
+            monitoring.free_tool_id(TOOL)
+
+    def look(self, *where) -> None:
+        """Called at each jump and each call of Python code."""
+        self.events += 1
+        if self.events % EVERY == 0 and process_time() > self.end:
+            self.end = process_time() + 1  # code that catches this one gets another
+            raise TookTooLong
+
+
+def tell_and_exit(stack: traceback.StackSummary) -> None:
+    """Never called in a page."""

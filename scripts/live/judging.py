@@ -1,0 +1,115 @@
+"""Course machinery. `python -m lessons check N --task M` in a page: the same judge, with pytest in the same process."""
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lessons._course.catalog import Lesson, read_lesson
+from lessons._course.event_log import Watcher
+from lessons._course.places import CHILD, Places
+from lessons._course.progress import Progress
+from lessons._course.runner import Command
+from lessons._course.student import StudentFile, starter_of, student_files
+from lessons._course.verdict import Verdict, judge
+
+OURS = ("mini_engine", "tests")  # what a check imports anew
+NEEDS_A_THREAD = "KV_COURSE_LAST_SECONDS"
+OPTIONS = ("--capture=sys", "-p", "no:faulthandler", "-p", "no:threadexception")
+
+
+class InPage:
+    """A `Launch` that runs pytest in this process. It has ended when it has been made."""
+
+    def __init__(self, command: Command) -> None:
+        import pytest
+
+        said = io.StringIO()
+        with environment(command), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            self.code = int(pytest.main([*command.arguments[2:], *OPTIONS]))
+        command.stdout.write_text(said.getvalue()[-20_000:], encoding="utf-8")
+        command.stderr.touch()
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        """Nothing is left to kill."""
+
+
+@contextlib.contextmanager
+def environment(command: Command, ours: tuple[str, ...] = OURS) -> Iterator[None]:
+    """Set up what a process of its own would have: variables, the path, the overlay, no module of `ours` imported."""
+    before, path, finders, modules = dict(os.environ), list(sys.path), list(sys.meta_path), dict(sys.modules)
+    folder, limit = Path.cwd(), sys.getrecursionlimit()
+    forget(ours)
+    os.environ |= {name: value for name, value in command.env.items() if name != NEEDS_A_THREAD}
+    os.chdir(command.cwd)
+    sys.path[:0] = [str(CHILD)]
+    try:
+        import course_overlay
+
+        course_overlay.install()
+        yield
+    finally:
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ |= before
+        sys.setrecursionlimit(limit)
+        sys.path[:], sys.meta_path[:] = path, finders
+        forget((*ours, "course_reporter"))
+        sys.modules |= {name: module for name, module in modules.items() if is_in(name, ours)}
+
+
+def is_in(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def forget(packages: tuple[str, ...]) -> None:
+    """Make the next import of these packages a fresh one."""
+    for name in [name for name in sys.modules if is_in(name, packages)]:
+        del sys.modules[name]
+
+
+def write_files(lesson: Lesson, task: int, source: str, places: Places) -> list[StudentFile]:
+    """Write `source` as the file of the task, and the reference as the lesson's other files."""
+    shutil.rmtree(places.work, ignore_errors=True)
+    target = lesson.task(task).targets[0].file
+    files = student_files(lesson, places)
+    every = [each.number for each in lesson.tasks]
+    for file in files:
+        file.path.parent.mkdir(parents=True, exist_ok=True)
+        text = source if file.module == target else starter_of(lesson, file, every)
+        file.path.write_text(text, encoding="utf-8", newline="\n")
+    return files
+
+
+def verdict(
+    root: Path, lesson_id: str, task: int, source: str, seconds: float = 10.0, watcher: Watcher = lambda event: None
+) -> Verdict:
+    """Judge one task as a terminal does. seconds: of processor time, per test. watcher: called with each event."""
+    places = Places(root, root / "work")
+    lesson = read_lesson(root / "lessons" / lesson_id / "lesson.toml")
+    write_files(lesson, task, source, places)
+    progress = Progress(places.work)
+    return judge(lesson, places, progress, task=task, launch=InPage, test_seconds=seconds, watcher=watcher)
+
+
+def as_data(found: Verdict) -> dict[str, Any]:
+    """Return what a page shows: the advice, the tests in order, the result for programs."""
+    tests = [{"name": result.test, "outcome": result.outcome} for result in found.report.results]
+    return found.as_dict() | {"tests_run": tests, "notes": [note.as_dict() for note in found.notes]}
+
+
+def starter(root: Path, lesson_id: str, task: int) -> dict[str, str]:
+    """Return the task's file with only this task's bodies unwritten, and where `work/` keeps it."""
+    places = Places(root, root / "work")
+    lesson = read_lesson(root / "lessons" / lesson_id / "lesson.toml")
+    target = lesson.task(task).targets[0].file
+    file = next(file for file in student_files(lesson, places) if file.module == target)
+    others = [each.number for each in lesson.tasks if each.number != task]
+    return {"path": places.shown(file.path), "source": starter_of(lesson, file, others)}

@@ -1,0 +1,96 @@
+"""Course machinery. What a page asks for, as JSON in and JSON out: a lab's frames, a starter, a check of tasks."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scripts.live import deadline
+
+from mini_engine.errors import UserError
+
+TEST_SECONDS = 5.0
+LAB_SECONDS = 5.0
+MINE = Path("work/lab")
+
+
+def answer(root: str, kind: str, question: str, tell: Callable[[str], None] = lambda text: None) -> str:
+    """Answer one question of a page. tell: called with each sign of life."""
+    asked = json.loads(question)
+    work = {"lab": lab, "check": check, "prepare": prepare}[kind]
+    return json.dumps(work(Path(root), asked, tell))
+
+
+def prepare(root: Path, asked: dict[str, Any], tell) -> dict[str, Any]:
+    """Import what takes seconds, so that the first check does not wait for it."""
+    import hypothesis.stateful  # noqa: F401
+    import pytest  # noqa: F401
+
+    return {"ready": True}
+
+
+def lab(root: Path, asked: dict[str, Any], tell) -> dict[str, Any]:
+    """Play a scenario. asked: lab, settings, do or seed, and `mine`, the reader's own modules by path.
+
+    Returns:
+        the trace as `tape` writes it, with the settings and events that made it; or `error`, a sentence.
+    """
+    own = {}
+    if not asked.get("mine"):
+        return play(asked)
+    for module, source in asked["mine"].items():
+        path = root / MINE / Path(module).name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, encoding="utf-8", newline="\n")
+        own[module.removesuffix(".py").replace("/", ".")] = str(path)
+    env = {"KV_COURSE_OVERLAY": json.dumps(own), "KV_COURSE_TEST_SECONDS": str(LAB_SECONDS)}
+    from scripts.live.judging import Command, environment
+
+    command = Command([], env, root, Path(os.devnull), Path(os.devnull))
+    with environment(command, ("mini_engine", "scripts.live.labs", "scripts.traces")):
+        return play(asked)
+
+
+def play(asked: dict[str, Any]) -> dict[str, Any]:
+    from scripts.live.labs import LABS
+
+    chosen = LABS[asked["lab"]]
+    settings, do = asked.get("settings", {}), asked.get("do", "")
+    if asked.get("seed"):
+        settings, do = chosen.scenario(int(asked["seed"]))
+    try:
+        with deadline.Deadline(LAB_SECONDS, lambda stack: None):
+            tape, alive = chosen.play(settings, do)
+    except Exception as error:
+        if type(error).__name__ != UserError.__name__:
+            raise
+        return {"error": f"{error}."}
+    except deadline.TookTooLong as error:
+        return {"error": f"The code did not finish within {LAB_SECONDS:g} s; {place(error)} runs on and on."}
+    trace = {"id": tape.id, "kind": tape.kind, "title": tape.title, "scene": tape.scene, "frames": tape.frames}
+    return {"trace": trace, "settings": chosen.settings(settings), "do": do, "alive": alive}
+
+
+def place(error: BaseException) -> str:
+    """Return the line that ran when the time was up."""
+    last = error.__traceback__
+    while last and last.tb_next and last.tb_next.tb_frame.f_code.co_filename != deadline.__file__:
+        last = last.tb_next
+    return f"{Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}" if last else "it"
+
+
+def check(root: Path, asked: dict[str, Any], tell) -> list[dict[str, Any]]:
+    """Judge the tasks in order, up to the first that is not done. asked: lesson (its id), tasks, source."""
+    from scripts.live.judging import as_data, verdict
+
+    found = []
+    for number in asked["tasks"]:
+        tell(f"task {number}")
+        judged = verdict(
+            root, asked["lesson"], number, asked["source"], TEST_SECONDS, lambda event: tell(event["event"])
+        )
+        found.append(as_data(judged))
+        if found[-1]["result"]["status"] != "done":
+            break
+    return found

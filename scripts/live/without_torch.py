@@ -1,0 +1,71 @@
+"""Course machinery. Placeholders for the tensor libraries, which a page does not have.
+
+The engine's decisions need no tensors, but some of them share a module with code that does. With placeholders these
+modules can be imported; to compute with one raises NotInThePage.
+"""
+
+import sys
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import FunctionType, ModuleType
+from typing import Any, ClassVar
+
+LIBRARIES = ("torch", "safetensors")
+
+
+class NotInThePage(RuntimeError):
+    """Code that needs tensors was run where there are none."""
+
+
+class Absent(type):
+    """The metaclass of placeholders: they can be annotated with, derived from and decorated with, and no more."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return placeholder(f"{cls.__qualname__}.{name}")
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        names = all(isinstance(argument, str) for argument in arguments)  # torch.device("cpu")
+        decorates = len(arguments) == 1 and isinstance(arguments[0], FunctionType)
+        if decorates and not options:
+            return arguments[0]
+        if names:  # @torch.inference_mode() has none
+            return cls
+        raise NotInThePage(f"{cls.__qualname__} is not in the page, which has no tensors; run this check in a terminal")
+
+
+def placeholder(name: str) -> Absent:
+    return Absent(name, (), {})
+
+
+class AbsentModule(ModuleType):
+    """A module in which every name is a placeholder."""
+
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Absent:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return placeholder(f"{self.__name__}.{name}")
+
+
+class Finder(Loader):
+    """A meta-path finder for the libraries and their submodules."""
+
+    @staticmethod
+    def find_spec(name: str, path=None, target=None) -> ModuleSpec | None:
+        return ModuleSpec(name, Finder()) if name.partition(".")[0] in LIBRARIES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return AbsentModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def install() -> None:
+    """Stand in for the libraries that are not installed. Idempotent."""
+    if find_spec("torch") is None:
+        sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+"""Course machinery. A Markdown extension for the website: comments become labs and exercises, which run in the page.
+
+`<!-- lab: pool -->` below a player puts the lab of that name there, `<!-- exercise: 2, 3 -->` an editor for these tasks
+of the page's lesson, which must be in one module. Elsewhere a comment shows nothing, and neither does an empty element
+where no script runs. Loading this packs the course's files for the pages (scripts/website/live.py).
+"""
+
+import functools
+import json
+import re
+from html import escape
+from typing import Any
+
+from scripts import ROOT
+from scripts.live.labs import LABS
+from scripts.website import live
+from scripts.website.player_links import BEFORE_HTML
+from scripts.website.repo_links import page_path
+
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.preprocessors import Preprocessor
+
+from lessons._course.catalog import Lesson, read_lesson
+from lessons._course.places import Places
+from lessons._course.student import starter_of, student_files
+
+COMMENT = re.compile(r"^<!-- (?P<what>lab|exercise): (?P<which>[\w, ]+) -->$")
+
+
+class LiveLinks(Preprocessor):
+    """Replaces the comments of one page."""
+
+    def run(self, lines: list[str]) -> list[str]:
+        return [self.element(line) if COMMENT.match(line) else line for line in lines]
+
+    def element(self, comment: str) -> str:
+        found = COMMENT.match(comment)
+        assert found
+        what, which = found["what"], found["which"]
+        data = LABS[which].described() if what == "lab" else exercise(page_lesson(self.md), numbers(which))
+        anchor = f"lab-{which}" if what == "lab" else f"exercise-{'-'.join(map(str, numbers(which)))}"
+        sizes = {key: f"{size:.1f}" for key, size in packed_sizes().items()}
+        about = escape(json.dumps(data | {"sizes": sizes})).replace("\n", "&#10;")
+        return f'<div class="kv-{what}" id="{anchor}" data-about="{about}"></div>'
+
+
+def numbers(which: str) -> list[int]:
+    return [int(number) for number in which.split(",")]
+
+
+def page_lesson(md: Markdown) -> Lesson:
+    """Return the lesson whose page is being read."""
+    return read_lesson(ROOT / "lessons" / (page_path(md) or "").split("/")[0] / "lesson.toml")
+
+
+def exercise(lesson: Lesson, tasks: list[int]) -> dict[str, Any]:
+    """Return what a page needs for an editor of these tasks."""
+    places = Places(ROOT, ROOT / "work")
+    (module,) = {target.file for number in tasks for target in lesson.task(number).targets}
+    file = next(file for file in student_files(lesson, places) if file.module == module)
+    return {
+        "lesson": lesson.id,
+        "module": module,
+        "path": places.shown(file.path),
+        "starter": starter_of(lesson, file),
+        "tasks": [
+            {"number": task.number, "title": task.title, "symbol": task.targets[0].symbol, "hints": task.hints}
+            for task in map(lesson.task, tasks)
+        ],
+    }
+
+
+def packed_sizes() -> dict[str, float]:
+    """Pack the course's files, if any has changed, and return what a reader loads; nothing if there is no Python."""
+    if not live.is_complete():
+        return {}
+    return pack(tuple((path, path.stat().st_mtime_ns) for path in live.course_files()))
+
+
+@functools.cache
+def pack(stamps: tuple) -> dict[str, float]:
+    live.pack()
+    return live.sizes()
+
+
+class LiveLinksExtension(Extension):
+    def extendMarkdown(self, md: Markdown) -> None:
+        packed_sizes()
+        md.preprocessors.register(LiveLinks(md), "live_links", BEFORE_HTML)
+
+
+def makeExtension(**settings) -> LiveLinksExtension:
+    return LiveLinksExtension(**settings)

@@ -1,0 +1,197 @@
+// Course machinery. An exercise in the page: an editor with the lesson's starter, checked by the lesson's own tests.
+(function () {
+  "use strict";
+  const { engine, element, obstacle, store } = window.KvLive;
+
+  class Exercise {
+    constructor(box) {
+      this.box = box;
+      this.about = JSON.parse(box.dataset.about);
+      this.key = this.about.path;
+      this.hints = {};
+      const kept = store.get(this.key) || {};
+      this.source = kept.source || this.about.starter;
+      this.done = kept.done || [];
+      this.build(!!kept.source);
+    }
+
+    get file() {
+      return this.about.path.split("/").pop();
+    }
+
+    get next() {
+      return this.about.tasks.find((task) => !this.done.includes(task.number)) || this.about.tasks[0];
+    }
+
+    build(goesOn) {
+      const reason = obstacle(this.about.sizes);
+      const { tasks, sizes } = this.about;
+      const numbers = tasks.map((task) => task.number);
+      const which = numbers.length > 1 ? `tasks ${numbers.slice(0, -1).join(", ")} and ${numbers[numbers.length - 1]}` : `task ${numbers[0]}`;
+      const go = element("button", { type: "button", class: "kv-live-go", onclick: () => this.open(), disabled: !!reason }, goesOn ? `Go on with ${which}` : `Write ${which} here`);
+      const price = reason || `Nothing to install: the lesson's own tests run in this page (${(Number(sizes.lab) + Number(sizes.check)).toFixed(1)} MB, once).`;
+      this.first = element("p", { class: "kv-live-first" }, go, element("span", {}, price));
+      this.box.replaceChildren(this.first);
+    }
+
+    open() {
+      this.first.remove();
+      this.box.append(this.panel());
+      this.showTasks();
+      this.goTo(this.lineOf(this.next));
+      engine.ask("prepare", {}).catch(() => {}); // while the reader types
+    }
+
+    panel() {
+      const button = (words, act, more) => element("button", { type: "button", onclick: act, ...more }, words);
+      this.list = element("ol", { class: "kv-live-tasks" });
+      this.area = element("textarea", { "aria-label": `${this.file}: your code`, rows: "22", spellcheck: "false", autocapitalize: "off", autocomplete: "off", wrap: "off" });
+      this.area.value = this.source;
+      this.area.addEventListener("input", () => this.save());
+      this.area.addEventListener("keydown", (event) => this.key_(event));
+      this.say = element("div", { class: "kv-live-verdict", role: "status", tabindex: "-1" });
+      this.checkButton = button("Check", () => this.check(), { class: "kv-live-go" });
+      this.stopButton = button("Stop", () => engine.stop("stopped"), { hidden: true });
+      const bar = element("div", { class: "kv-live-row" }, this.checkButton, this.stopButton,
+        button("Hint", () => this.hint()), button("Reset", () => this.reset()), button(`Download ${this.file}`, () => this.download()));
+      const keys = element("p", { class: "kv-live-keys" }, `Ctrl+Enter checks. Tab indents; Escape, then Tab leaves the editor. Your text stays in this browser; a downloaded file belongs into ${this.about.path.replace(/[^/]*$/, "")}.`);
+      return element("div", { class: "kv-live-panel", role: "group", "aria-label": `Exercise: ${this.file}` }, element("strong", {}, this.about.path), this.list, this.area, bar, this.say, keys);
+    }
+
+    // ---- the editor ----
+
+    key_(event) {
+      event.stopPropagation();
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+        event.preventDefault();
+        this.check();
+      } else if (event.key === "Escape") this.leaving = true;
+      else if (event.key === "Tab" && !this.leaving && !event.shiftKey) {
+        event.preventDefault();
+        this.insert("    ");
+      } else if (event.key === "Enter") {
+        const before = this.area.value.slice(0, this.area.selectionStart);
+        const line = before.slice(before.lastIndexOf("\n") + 1);
+        event.preventDefault();
+        this.insert("\n" + /^ */.exec(line)[0] + (/:\s*$/.test(line) ? "    " : ""));
+      } else if (event.key !== "Tab") this.leaving = false;
+    }
+
+    insert(text) {
+      const { selectionStart: from, selectionEnd: to } = this.area;
+      this.area.setRangeText(text, from, to, "end");
+      this.save();
+    }
+
+    save() {
+      this.source = this.area.value;
+      store.set(this.key, { source: this.source, done: this.done });
+    }
+
+    lineOf(task) {
+      const name = task.symbol.split(".").pop();
+      return this.area.value.split("\n").findIndex((line) => new RegExp(`^\\s*def ${name}\\(`).test(line)) + 1;
+    }
+
+    // Put the cursor on a line and show it.
+    goTo(line) {
+      const lines = this.area.value.split("\n");
+      const from = lines.slice(0, line - 1).join("\n").length + (line > 1 ? 1 : 0);
+      this.area.focus({ preventScroll: true });
+      this.area.setSelectionRange(from, from);
+      this.area.scrollTop = Math.max(0, line - 3) * parseFloat(getComputedStyle(this.area).lineHeight);
+      this.area.scrollLeft = 0;
+    }
+
+    // ---- checking ----
+
+    async check() {
+      if (this.isBusy) return;
+      this.isBusy = true;
+      this.save();
+      this.show("", engine.isReady ? "Checking …" : "Python is loading; the check follows …");
+      this.checkButton.disabled = true;
+      this.stopButton.hidden = false;
+      try {
+        await engine.ask("prepare", {});
+        this.show("", "Checking …");
+        const asked = { lesson: this.about.lesson, tasks: this.about.tasks.map((task) => task.number), source: this.source };
+        this.judged(await engine.ask("check", asked));
+      } catch (error) {
+        this.show("bad", error.message);
+      }
+      this.isBusy = false;
+      this.checkButton.disabled = false;
+      this.stopButton.hidden = true;
+    }
+
+    judged(found) {
+      const last = found[found.length - 1];
+      this.done = found.filter((one) => one.result.status === "done").map((one) => one.result.task);
+      this.save();
+      this.showTasks();
+      const isDone = this.done.length === this.about.tasks.length;
+      store.set("passed:" + this.about.module, isDone ? this.source : null);
+      if (isDone) return this.green();
+      const before = this.done.length ? [element("p", {}, `Task ${this.done.join(", ")} passes. `)] : [];
+      const { headline, where, lines } = last.advice;
+      const open = last.result.status === "not_written";
+      this.show(open ? "open" : "bad", headline, ...before, ...this.place(where), element("pre", { tabindex: "0" }, element("code", {}, lines.join("\n"))));
+    }
+
+    // `work/l2/allocator.py:58:  code` as a button that goes there.
+    place(where) {
+      const found = /:(\d+)/.exec(where);
+      if (!found || !where.startsWith(this.about.path)) return where ? [element("p", {}, where)] : [];
+      return [element("p", {}, element("button", { type: "button", onclick: () => this.goTo(Number(found[1])) }, `Line ${found[1]}`), " ", where.slice(found.index + found[0].length).replace(/^:\s*/, ""))];
+    }
+
+    green() {
+      const lab = document.querySelector(".kv-lab");
+      const numbers = this.about.tasks.map((task) => task.number);
+      const words = `Task ${numbers.join(", ")} ${numbers.length > 1 ? "are" : "is"} done: the lesson's tests pass.`;
+      const runs = lab && lab.lab.about.modules.includes(this.about.module);
+      this.show("good", words, ...(runs ? [element("p", {}, element("button", { type: "button", onclick: () => lab.lab.useOwn() }, "Run the lab on your code"))] : []));
+    }
+
+    show(kind, headline, ...more) {
+      this.say.className = "kv-live-verdict " + kind;
+      this.say.replaceChildren(element("p", {}, element("strong", {}, headline)), ...more);
+    }
+
+    showTasks() {
+      this.list.replaceChildren(...this.about.tasks.map((task) => {
+        const isDone = this.done.includes(task.number);
+        const go = element("button", { type: "button", onclick: () => this.goTo(this.lineOf(task)) }, `${task.number} ${task.title}`);
+        return element("li", { class: isDone ? "done" : "" }, go, element("span", {}, isDone ? "done" : "to do"));
+      }));
+    }
+
+    // ---- the rest ----
+
+    hint() {
+      const task = this.next;
+      const shown = (this.hints[task.number] = Math.min((this.hints[task.number] || 0) + 1, task.hints.length));
+      this.show("open", `Task ${task.number}, hint ${shown} of ${task.hints.length}`, ...task.hints.slice(0, shown).map((hint) => element("p", {}, hint)));
+    }
+
+    reset() {
+      if (this.area.value !== this.about.starter && !window.confirm(`Throw your ${this.file} away?`)) return;
+      store.set(this.key, null);
+      store.set("passed:" + this.about.module, null);
+      [this.source, this.done, this.area.value] = [this.about.starter, [], this.about.starter];
+      this.showTasks();
+      this.say.replaceChildren();
+    }
+
+    download() {
+      const link = element("a", { href: URL.createObjectURL(new Blob([this.source], { type: "text/x-python" })), download: this.file });
+      link.click();
+      URL.revokeObjectURL(link.href);
+    }
+  }
+
+  const begin = () => document.querySelectorAll(".kv-exercise").forEach((box) => (box.exercise = new Exercise(box)));
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", begin);
+  else begin();
+})();

@@ -1,0 +1,291 @@
+// Course machinery. A lab: a reader's requests on the lesson's own code. Python plays the events, the player draws them.
+//
+// The recorded story above it stays until the first run. The scenario is in the address, so that it can be sent.
+(function () {
+  "use strict";
+  const { engine, element, obstacle, store } = window.KvLive;
+
+  class Lab {
+    constructor(box) {
+      this.box = box;
+      this.about = JSON.parse(box.dataset.about);
+      this.settings = Object.fromEntries(this.about.knobs.map((knob) => [knob.name, knob.default]));
+      this.events = [];
+      this.seed = "";
+      this.alive = [];
+      const opened = this.readAddress();
+      if (!opened) this.choose(0);
+      this.build(opened);
+    }
+
+    // ---- the scenario ----
+
+    // An event holds no semicolon: it parts events.
+    get words() {
+      return this.events.join(";");
+    }
+
+    choose(index) {
+      const preset = this.about.presets[index];
+      this.settings = Object.fromEntries(this.about.knobs.map((knob) => [knob.name, preset.settings[knob.name] ?? knob.default]));
+      this.events = preset.do.split(";");
+      this.seed = "";
+    }
+
+    readAddress() {
+      const asked = new URLSearchParams(location.search);
+      if (asked.get("lab") !== this.about.name) return false;
+      for (const knob of this.about.knobs) if (asked.has(knob.name)) this.settings[knob.name] = asked.get(knob.name);
+      this.seed = asked.get("seed") || "";
+      this.events = (asked.get("do") || "").split(";").filter(Boolean);
+      return true;
+    }
+
+    get address() {
+      const url = new URL(location.href);
+      const asked = new URLSearchParams({ lab: this.about.name });
+      if (this.seed) asked.set("seed", this.seed);
+      else {
+        for (const knob of this.about.knobs) asked.set(knob.name, this.settings[knob.name]);
+        asked.set("do", this.words);
+      }
+      url.search = asked;
+      url.hash = this.box.id;
+      return url.href;
+    }
+
+    // ---- building ----
+
+    build(opened) {
+      const reason = obstacle(this.about.sizes);
+      this.go = element("button", { type: "button", class: "kv-live-go", onclick: () => this.open() }, opened ? "Run this scenario" : "Try it with requests of your own");
+      const price = reason || `Runs the lesson's own Python in this page: ${this.about.sizes.lab} MB, once. Nothing leaves your browser.`;
+      if (reason) this.go.disabled = true;
+      this.first = element("p", { class: "kv-live-first" }, this.go, element("span", {}, price));
+      this.box.replaceChildren(this.first);
+    }
+
+    async open() {
+      this.first.remove();
+      this.box.append(this.panel());
+      this.say.textContent = "Python is loading …";
+      this.scenarios.focus();
+      await this.run(0);
+    }
+
+    panel() {
+      const { about } = this;
+      const id = (name) => `${this.box.id}-${name}`;
+      const labelled = (label, control) => element("label", {}, element("span", {}, label), control);
+      this.scenarios = element("select", { onchange: () => this.pick() }, ...about.presets.map((one, i) => element("option", { value: i }, one.question)), element("option", { value: "own" }, "Your own"));
+      this.scenarios.value = this.seed || this.words !== about.presets[0].do ? "own" : 0;
+      this.knobs = about.knobs.map((knob) => labelled(knob.label, this.knob(knob)));
+      this.prompt = element("input", { type: "text", maxlength: "120", id: id("prompt"), value: about.example });
+      this.prompt.addEventListener("keydown", (event) => event.key === "Enter" && this.arrive());
+      this.prompt.addEventListener("keydown", (event) => event.stopPropagation());
+      const what = about.prompt === "words" ? "Prompt" : "Prompt tokens, answer tokens";
+      this.acts = element("div", { class: "kv-live-row", role: "group", "aria-label": "What happens next" });
+      this.counters = element("dl", { class: "kv-live-counters" });
+      this.say = element("p", { class: "kv-live-say", role: "status" });
+      this.text = element("input", { type: "text", "aria-label": "Events as text", spellcheck: "false", onchange: () => this.typed() });
+      this.own = element("div", { class: "kv-live-row" });
+      const more = element("details", {}, element("summary", {}, "Events as text"), this.text, element("p", {}, "Parted by semicolons: +A=… arrives, -A ends, . is a step, * runs to the end."));
+      const tools = element("div", { class: "kv-live-row" },
+        this.button("Undo", () => this.change(() => this.events.pop())),
+        this.button("Start over", () => this.change(() => (this.events = []))),
+        this.button("Random", () => this.random()),
+        this.button("Copy link", () => this.copy()),
+        (this.back = this.button("Recorded story", () => this.restore())),
+      );
+      return element("div", { class: "kv-live-panel", role: "group", "aria-label": about.title },
+        element("div", { class: "kv-live-row" }, element("label", { class: "kv-live-scenario" }, element("span", {}, "Scenario"), this.scenarios)),
+        this.counters,
+        element("div", { class: "kv-live-row" }, element("label", { class: "kv-live-prompt" }, element("span", {}, what), this.prompt)),
+        this.acts, element("div", { class: "kv-live-row" }, ...this.knobs), tools, this.own, this.say, more);
+    }
+
+    knob(knob) {
+      const change = (event) => this.change(() => (this.settings[knob.name] = event.target.value));
+      const control = knob.choices.length
+        ? element("select", { onchange: change }, ...knob.choices.map((choice) => element("option", {}, choice)))
+        : element("input", { type: "number", min: knob.low, max: knob.high, onchange: change });
+      control.dataset.knob = knob.name;
+      return control;
+    }
+
+    button(words, act) {
+      return element("button", { type: "button", onclick: act }, words);
+    }
+
+    // ---- acting ----
+
+    pick() {
+      if (this.scenarios.value === "own") return;
+      this.choose(Number(this.scenarios.value));
+      this.run(0);
+    }
+
+    change(act) {
+      act();
+      this.seed = "";
+      this.scenarios.value = "own";
+      return this.run();
+    }
+
+    add(event) {
+      return this.change(() => this.events.push(event));
+    }
+
+    arrive() {
+      const name = [..."ABCDEF"].find((letter) => !this.alive.includes(letter));
+      const words = this.prompt.value.replace(/;/g, ",").trim();
+      if (!name) this.say.textContent = "Six requests at a time are enough for this picture; let one end.";
+      else if (words) this.add(`+${name}=${words}`);
+    }
+
+    typed() {
+      this.change(() => (this.events = this.text.value.split(";").map((one) => one.trim()).filter(Boolean)));
+    }
+
+    random() {
+      this.seed = String(1 + Math.floor(Math.random() * 9999));
+      this.scenarios.value = "own";
+      this.run(0);
+    }
+
+    async copy() {
+      history.replaceState(null, "", this.address);
+      try {
+        await navigator.clipboard.writeText(this.address);
+        this.say.textContent = "The address of this scenario is copied.";
+      } catch {
+        this.say.textContent = "The scenario is in the address of this page.";
+      }
+    }
+
+    // ---- running ----
+
+    get mine() {
+      const use = this.own.querySelector("input:checked");
+      if (!use) return {};
+      return Object.fromEntries(this.about.modules.map((module) => [module, store.get("passed:" + module)]).filter(([, source]) => source));
+    }
+
+    // Play the scenario again, whole. start: the frame to show; the last one if there is none.
+    async run(start) {
+      this.showOwn();
+      this.box.setAttribute("aria-busy", "true");
+      if (engine.isReady) this.say.textContent = "";
+      const asked = { lab: this.about.name, settings: this.settings, do: this.words, seed: this.seed, mine: this.mine };
+      const turn = (this.turn = (this.turn || 0) + 1);
+      try {
+        const found = await engine.ask("lab", asked);
+        if (turn !== this.turn) return; // overtaken
+        if (found.error) this.refuse(found.error);
+        else await this.show(found, start);
+      } catch (error) {
+        this.refuse(error.message);
+      }
+      this.box.removeAttribute("aria-busy");
+    }
+
+    refuse(words) {
+      this.say.textContent = words;
+      this.showControls();
+    }
+
+    async show(found, start) {
+      this.settings = found.settings;
+      this.events = found.do.split(";").filter(Boolean);
+      this.alive = found.alive;
+      const KV = window.KvPlayer;
+      if (!KV.views[found.trace.kind]) await KV.load(`${KV.base}views/${found.trace.kind}.js`);
+      const before = this.figure ? this.figure.player.index : 0;
+      this.play(found.trace, start ?? Math.min(before, found.trace.frames.length - 1));
+      if (start === undefined) this.figure.player.show(found.trace.frames.length - 1);
+      history.replaceState(null, "", this.address);
+      this.say.textContent = "";
+      this.showControls();
+    }
+
+    // Put a trace into the figure above, which showed the recorded one.
+    play(trace, start) {
+      if (!this.figure) {
+        this.figure = this.above() || this.box.insertBefore(element("div", {}), this.box.firstChild);
+        this.story = this.figure.player && this.figure.player.trace;
+      }
+      if (this.figure.player) this.figure.player.pause();
+      this.figure.dataset.start = start;
+      const player = new window.KvPlayer.Player(this.figure, trace);
+      this.figure = player.figure;
+      this.figure.classList.toggle("kv-live", trace !== this.story);
+      if (start) player.show(start);
+      new MutationObserver(() => this.count()).observe(this.figure, { attributes: true, attributeFilter: ["data-index"] });
+      this.count();
+    }
+
+    above() {
+      const figures = [...document.querySelectorAll("article .kv-figure")];
+      return figures.filter((figure) => figure.compareDocumentPosition(this.box) & Node.DOCUMENT_POSITION_FOLLOWING).pop();
+    }
+
+    restore() {
+      if (this.story) this.play(this.story, 0);
+    }
+
+    count() {
+      const { trace, index } = this.figure.player;
+      const counters = Object.entries(trace.frames[index].counters || {});
+      this.counters.replaceChildren(...counters.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
+    }
+
+    showControls() {
+      for (const label of this.knobs) {
+        const control = label.querySelector("[data-knob]");
+        control.value = this.settings[control.dataset.knob];
+      }
+      this.text.value = this.words;
+      this.back.hidden = !this.story;
+      const { verbs } = this.about;
+      const buttons = [];
+      for (const verb of Object.keys(verbs)) {
+        if (verb === "+") buttons.push(["+", verbs[verb], () => this.arrive()]);
+        else if (verb === "." || verb === "*") buttons.push([verb, verbs[verb], () => this.add(verb)]);
+        else if (verb === "-") for (const name of this.alive) buttons.push([verb + name, `${verbs[verb]} ${name}`, () => this.add("-" + name)]);
+        else for (const name of this.alive) buttons.push([verb + name, `${verbs[verb]} 3: ${name}`, () => this.add(`!${name}=3`)]);
+      }
+      const focused = this.acts.contains(document.activeElement) ? document.activeElement.dataset.verb : "";
+      this.acts.replaceChildren(...buttons.map(([verb, words, act]) => {
+        const button = this.button(words, act);
+        button.dataset.verb = verb;
+        return button;
+      }));
+      const again = [...this.acts.children].find((button) => button.dataset.verb === focused);
+      if (focused) (again || this.acts.firstElementChild).focus({ preventScroll: true });
+    }
+
+    // Offer to run what the reader has written and what has passed.
+    showOwn() {
+      const names = this.about.modules.filter((module) => store.get("passed:" + module)).map((module) => module.split("/").pop());
+      const checked = !!this.own.querySelector("input:checked");
+      if (!names.length) return this.own.replaceChildren();
+      const box = element("input", { type: "checkbox", onchange: () => this.run() });
+      box.checked = checked;
+      this.own.replaceChildren(element("label", { class: "kv-live-check" }, box, `Run my own ${names.join(" and ")}`));
+    }
+
+    // From an exercise: run what has just passed.
+    async useOwn() {
+      if (this.first.isConnected) await this.open();
+      this.showOwn();
+      const box = this.own.querySelector("input");
+      if (box) box.checked = true;
+      await this.run(0);
+      this.figure.scrollIntoView({ block: "center" });
+    }
+  }
+
+  const begin = () => document.querySelectorAll(".kv-lab").forEach((box) => (box.lab = new Lab(box)));
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", begin);
+  else begin();
+})();

@@ -1,0 +1,414 @@
+"""Course machinery. Labs and exercises that run in the page: the same code, the same states, the same judgements.
+
+They need Pyodide, which `python -m scripts.website.live` fetches; without it, the tests that need it are skipped.
+"""
+
+import json
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+from scripts import ROOT
+from scripts.live.labs import LABS
+from scripts.live.labs.events import parse
+from scripts.live.labs.lab import Lab
+from scripts.website import live
+from scripts.website.browser import DESKTOP, PHONE, Site, served, visiting
+
+import pytest
+
+from lessons._course.answers import Answer, apply, read_answers
+from lessons._course.catalog import read_lesson
+from lessons._course.places import Places
+from lessons._course.student import student_files
+from mini_engine.errors import UserError
+from tests.course.proofs import TRANSCRIPTS, sections_of
+from tests.course.site_fixtures import SITE
+from tests.course.test_players import MISFITS, SMALLEST_TEXT
+from tests.course.test_site import ALL_RULES, AXE, RUN_AXE, STICKS_OUT, TWO_FRAMES
+
+SEEDS = range(12)
+PATIENCE_MS = 90_000  # to load Python on a busy machine
+PAGES = {"l2_token_flat": "pool", "l3_block_tensor": "table", "l5_scheduler": "batch", "l8_radix": "tree"}
+COMMENT = re.compile(r"^<!-- exercise: ([\d, ]+) -->$", re.MULTILINE)
+TASKS = {
+    page: [[int(number) for number in found[1].split(",")] for found in COMMENT.finditer(text)]
+    for page in PAGES
+    if (text := (ROOT / "lessons" / page / "README.md").read_text(encoding="utf-8"))
+}
+needs_python = pytest.mark.skipif(not live.is_complete(), reason="needs Pyodide: python -m scripts.website.live")
+each_lab = pytest.mark.parametrize("lab", LABS.values(), ids=lambda lab: lab.name)
+slow = pytest.mark.slow(*SITE, "tests/l2", "tests/l3", "tests/l5", "tests/l8")
+
+ASK = """async ([kind, question]) => {
+    try { return await KvLive.engine.ask(kind, question); } catch (error) { return {failed: error.message}; }
+}"""
+
+
+def told(lab: Lab, settings: dict[str, Any], do: str) -> list[dict[str, Any]]:
+    """Return the frames as a page gets them."""
+    return json.loads(json.dumps(lab.play(settings, do)[0].frames))
+
+
+# The labs, in this Python
+
+
+@each_lab
+def test_each_preset_plays_to_its_end(lab):
+    for preset in lab.presets:
+        says = [frame["say"] for frame in told(lab, dict(preset.settings), preset.do)]
+        assert len(says) > 1 and not any("code stopped" in say for say in says), f"{preset.question}: {says[-1]}"
+        assert preset.question.endswith("?")
+
+
+@each_lab
+def test_in_no_frame_is_a_block_lost_or_held_twice(lab):
+    for seed in SEEDS:
+        settings, do = lab.scenario(seed)
+        for index, frame in enumerate(told(lab, settings, do)):
+            assert "code stopped" not in frame["say"], f"seed {seed}, frame {index}: {frame['say']}"
+            if lab.name in ("pool", "table"):
+                held = [block for each in frame.get("requests", frame.get("tables")) for block in each["blocks"]]
+                first = 0 if lab.name == "pool" else 1  # the null block
+                everything = sorted([*held, *frame["free"]])
+                assert everything == list(range(first, settings["blocks"])), f"seed {seed}, frame {index}"
+            elif lab.name == "tree":
+                assert sum(frame["sums"].values()) == settings["blocks"], f"seed {seed}, frame {index}"
+            else:
+                assert sum(frame["held"].values()) <= settings["blocks"], f"seed {seed}, frame {index}"
+
+
+@pytest.mark.parametrize("text", ["A", "+G=too many names", "+A=", "?", "+A=" + "long " * 60, ";".join(["."] * 300)])
+def test_what_is_no_event_is_refused_in_one_sentence(text):
+    with pytest.raises(UserError) as refused:
+        parse(text)
+    assert "\n" not in str(refused.value)
+
+
+@each_lab
+def test_a_setting_outside_its_range_is_refused(lab):
+    for knob in lab.knobs:
+        with pytest.raises(UserError):
+            lab.settings({knob.name: "no such thing" if knob.choices else knob.high + 1})
+
+
+# What the site is made of
+
+
+@needs_python
+def test_the_archive_has_the_repository_s_files_as_they_are(site_folders):
+    for folder in site_folders.values():
+        with zipfile.ZipFile(folder / "assets" / "live" / "vendor" / "course.zip") as archive:
+            packed = {name: archive.read(name) for name in archive.namelist()}
+        assert packed == {path.relative_to(ROOT).as_posix(): live.text_of(path) for path in live.course_files()}
+
+
+@needs_python
+def test_what_was_fetched_is_what_is_pinned():
+    pinned = live.pinned()
+    for name in live.RUNTIME:
+        assert live.digest((live.FOLDER / name).read_bytes()) == pinned[name], (
+            f"{name}: {live.__name__} fetches it again"
+        )
+
+
+def test_a_page_without_a_server_or_without_python_says_so_in_a_sentence(site_file, site_folders, tmp_path, browser):
+    with visiting(browser, site_file) as visitor:
+        visitor.page.goto(site_file.url("l2_token_flat/README.md"))
+        assert "python -m http.server" in visitor.page.locator(".kv-lab").inner_text()
+        assert visitor.page.locator(".kv-lab button").is_disabled()
+        assert not visitor.complaints
+    bare = shutil.copytree(site_folders["http"], tmp_path / "bare")
+    shutil.rmtree(bare / "assets" / "live" / "vendor", ignore_errors=True)
+    page = bare / "l2_token_flat" / "index.html"
+    text = re.sub(r"&quot;sizes&quot;: \{.*?\}", "&quot;sizes&quot;: {}", page.read_text(encoding="utf-8"))
+    page.write_text(text, encoding="utf-8")
+    with served(bare) as base, visiting(browser, Site(bare, base, is_file=False)) as visitor:
+        visitor.page.goto(base + "l2_token_flat/")
+        assert "built without Python" in visitor.page.locator(".kv-lab").inner_text()
+        assert visitor.page.locator(".kv-exercise button").first.is_disabled()
+        assert not visitor.complaints
+
+
+def test_without_scripts_a_page_is_what_it_was(site_http, browser):
+    with visiting(browser, site_http, java_script_enabled=False) as visitor:
+        visitor.page.goto(site_http.url("l2_token_flat/README.md"))
+        assert not visitor.page.locator(".kv-lab").is_visible()
+        assert visitor.page.locator("a.kv-player img").is_visible()
+
+
+# In the page
+
+
+class Python:
+    """The Python of an open page."""
+
+    def __init__(self, visitor) -> None:
+        self.visitor, self.page = visitor, visitor.page
+
+    def ask(self, kind: str, **question) -> Any:
+        return self.page.evaluate(ASK, [kind, question])
+
+    def check(self, lesson: str, task: int, source: str) -> dict[str, Any]:
+        found = self.ask("check", lesson=lesson, tasks=[task], source=source)
+        assert isinstance(found, list), found
+        return found[0]
+
+
+@pytest.fixture(scope="module")
+def in_page(site_http, browser) -> Iterator[Python]:
+    """Open a page whose Python several tests ask."""
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        visitor.page.set_default_timeout(PATIENCE_MS)
+        visitor.page.goto(site_http.url("l2_token_flat/README.md"))
+        yield Python(visitor)
+
+
+@needs_python
+@each_lab
+def test_random_events_give_the_same_states_in_the_page(lab, in_page):
+    for seed in SEEDS:
+        settings, do = lab.scenario(seed)
+        found = in_page.ask("lab", lab=lab.name, settings=settings, do=do)
+        assert found["trace"]["frames"] == told(lab, settings, do), f"seed {seed} of {lab.name}"
+        again = in_page.ask("lab", lab=lab.name, seed=str(seed))
+        assert (again["do"], again["settings"]) == (do, settings), "a seed must make the same events everywhere"
+    assert not in_page.visitor.complaints
+
+
+DRAW = """async ([trace, kind]) => {
+    const KV = window.KvPlayer, place = document.querySelector("article .drawn") || document.createElement("div");
+    if (!KV.views[kind]) await KV.load(`${KV.base}views/${kind}.js`);
+    if (!place.isConnected) document.querySelector("article").prepend(place);
+    new KV.Player(place, trace).figure.classList.add("drawn");
+}"""
+
+
+@needs_python
+@each_lab
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_what_a_lab_draws_fits_at_every_width(lab, width, in_page):
+    in_page.page.set_viewport_size({"width": width, "height": 844})
+    for seed in SEEDS:
+        trace = in_page.ask("lab", lab=lab.name, seed=str(seed))["trace"]
+        in_page.page.evaluate(DRAW, [trace, lab.kind])
+        in_page.page.evaluate(TWO_FRAMES)
+        found = in_page.page.locator(".drawn").evaluate(MISFITS, SMALLEST_TEXT)
+        assert not found, f"seed {seed} of {lab.name}, {width} pixels wide: {found}"
+
+
+def reference(lesson_id: str, task: int) -> tuple[str, str]:
+    """Return a task's module and its source."""
+    lesson = read_lesson(ROOT / "lessons" / lesson_id / "lesson.toml")
+    module = lesson.task(task).targets[0].file
+    return module, (ROOT / module).read_text(encoding="utf-8")
+
+
+@needs_python
+def test_code_that_does_not_end_is_ended_and_named(in_page):
+    _, source = reference("l2_token_flat", 2)
+    line = "        cut = len(self.free_blocks) - n\n"
+    assert source.count(line) == 1
+    loop = in_page.check("l2_token_flat", 2, source.replace(line, "        while True:\n            pass\n" + line))
+    assert loop["result"]["status"] == "hung", loop["advice"]
+    assert re.search(r"allocator\.py:\d+ in alloc_blocks", loop["advice"]["where"]), "the check must name the line"
+    bomb = in_page.check("l2_token_flat", 2, source.replace(line, "        return self.alloc_blocks(n)\n"))
+    assert bomb["result"]["status"] == "error" and "RecursionError" in bomb["advice"]["headline"]
+    module, mine = reference("l2_token_flat", 2)
+    mine = mine.replace(line, "        while True:\n            n += 0\n" + line)
+    lab = in_page.ask("lab", lab="pool", do="+A=Hello", mine={module: mine})
+    assert re.search(r"allocator\.py:\d+", lab["error"]), f"the lab must name the line: {lab}"
+    deaf = "        sum(iter(int, 1))\n"  # never comes back to Python code
+    killed = in_page.ask("check", lesson="l2_token_flat", tasks=[2], source=source.replace(line, deaf))
+    assert "within 10 seconds" in killed["failed"], "it must be ended with its worker"
+    alive = in_page.check("l2_token_flat", 2, source)
+    assert alive["result"]["status"] == "done", "after its worker was ended, Python must start again"
+
+
+@needs_python
+def test_a_run_leaves_nothing_behind_for_the_next(in_page):
+    module, source = reference("l2_token_flat", 2)
+    mine = source.replace("from collections.abc", "import builtins\nfrom collections.abc").replace(
+        "blocks = self.free_blocks[cut:][::-1]", "blocks = self.free_blocks[cut:]"
+    )
+    question = {"lab": "pool", "do": "+A=one two three four five six"}
+    theirs = in_page.ask("lab", **question, mine={module: mine})
+    ours = in_page.ask("lab", **question)
+    assert theirs["trace"]["frames"][1]["requests"] != ours["trace"]["frames"][1]["requests"], "own code must run"
+    assert ours["trace"]["frames"] == told(LABS["pool"], {}, question["do"])
+
+
+def known_answers(lesson_id: str) -> Iterator[tuple[Answer, str, bool]]:
+    """Yield the known answers to the tasks that can be written in the page: each with its module's source."""
+    lesson = read_lesson(ROOT / "lessons" / lesson_id / "lesson.toml")
+    tasks = {number for group in TASKS[lesson_id] for number in group}
+    sources = {file.module: file.reference_source for file in student_files(lesson, Places.find())}
+    answers = read_answers(lesson)
+    for answer in (*answers.right, *answers.wrong):
+        if answer.task in tasks:
+            module = lesson.task(answer.task).targets[0].file
+            yield answer, apply(lesson, [answer], sources)[module], answer in answers.right
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def differs(found: dict[str, Any], answer: Answer, golden: str) -> str:
+    """Return how the page's judgement of a wrong answer differs from the terminal's; "" if it does not."""
+    advice = found["advice"]
+    if found["result"]["status"] == "done":
+        return "it passes"
+    if found["result"]["status"] == "hung":  # the page waits for less long
+        advice["lines"] = [line for line in advice["lines"] if "did not finish within" not in line]
+    if not re.search(rf"\b[Tt]ask {answer.task}\b", "\n".join([advice["headline"], *advice["lines"]])):
+        return f"its task is not named: {advice}"
+    missing = [line for line in [advice["headline"], *advice["lines"]] if squeezed(line) not in squeezed(golden)]
+    return f"the terminal does not say {missing}" if missing else ""
+
+
+@needs_python
+@slow
+@pytest.mark.parametrize("lesson_id", PAGES)
+def test_known_answers_are_judged_as_in_a_terminal(lesson_id, in_page):
+    golden = sections_of(TRANSCRIPTS / f"{lesson_id.partition('_')[0]}.txt")
+    wrong = []
+    for answer, source, is_right in known_answers(lesson_id):
+        found = in_page.check(lesson_id, answer.task, source)
+        if is_right:
+            why = "" if found["result"]["status"] == "done" else f"it is refused: {found['advice']}"
+        else:
+            why = differs(found, answer, golden[f"task {answer.task}, {answer.name}"])
+        if why:
+            wrong.append(f"task {answer.task}, {answer.name}: {why}")
+    assert not wrong, "\n".join(wrong)
+
+
+@needs_python
+def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, browser):
+    _, source = reference("l2_token_flat", 2)
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        page = visitor.page
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(site_http.url("l2_token_flat/README.md"))
+        box = page.locator("#exercise-2-3")
+        box.get_by_role("button", name="Write tasks 2 and 3 here").click()
+        box.get_by_role("button", name="Check").click()
+        box.locator(".kv-live-verdict.open").wait_for()
+        assert "Task 2 is not written yet" in box.locator(".kv-live-verdict").inner_text()
+        box.get_by_role("button", name="Hint").click()
+        assert "hint 1 of 3" in box.locator(".kv-live-verdict").inner_text()
+        box.locator("textarea").fill(
+            source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)")
+        )
+        box.locator("textarea").press("Control+Enter")
+        box.locator(".kv-live-verdict.bad").wait_for()
+        assert "Task 3 (BlockAllocator.free) is not right yet" in box.locator(".kv-live-verdict").inner_text()
+        assert box.locator(".kv-live-tasks .done").count() == 1
+        box.locator("textarea").fill(source)
+        box.get_by_role("button", name="Check").click()
+        box.locator(".kv-live-verdict.good").wait_for()
+        page.get_by_role("button", name="Run the lab on your code").click()
+        page.locator(".kv-figure.kv-live").wait_for()
+        assert page.get_by_label("Run my own allocator.py").is_checked()
+        with page.expect_download() as saved:
+            box.get_by_role("button", name="Download allocator.py").click()
+        assert Path(saved.value.path()).read_text(encoding="utf-8") == source
+        page.reload()
+        page.get_by_role("button", name="Go on with tasks 2 and 3").click()
+        assert page.locator("#exercise-2-3 textarea").input_value() == source, "the text must survive a reload"
+        assert not visitor.complaints
+
+
+def opened(page, lab: str) -> None:
+    """Open the page's lab and wait for its first frames."""
+    page.set_default_timeout(PATIENCE_MS)
+    page.locator(f"#lab-{lab} .kv-live-go").click()
+    page.locator(".kv-figure.kv-live").wait_for()
+    page.locator(".kv-lab:not([aria-busy])").wait_for()
+
+
+@needs_python
+@slow
+@pytest.mark.parametrize("page_id", [*PAGES, ""])
+def test_a_lab_is_played_by_hand_and_sent_as_an_address(page_id, site_http, browser):
+    lab = PAGES.get(page_id, "tree")
+    source = f"{page_id}/README.md".lstrip("/")
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        page = visitor.page
+        page.goto(site_http.url(source))
+        before = page.locator("article .kv-figure .kv-say").last.inner_text()
+        opened(page, lab)
+        assert page.locator("article .kv-figure.kv-live .kv-say").inner_text() != before, (
+            "the lab takes the story's place"
+        )
+        box, counted = page.locator(f"#lab-{lab}"), page.locator(".kv-figure.kv-live .kv-number")
+        box.get_by_role("button", name="Start over").click()
+        page.wait_for_function("() => !location.search.includes('%2BA')")
+        box.get_by_role("button", name="Arrive").press("Enter")
+        page.wait_for_function("() => location.search.includes('%2BA')")
+        assert "A" in page.locator(".kv-figure.kv-live .kv-say").inner_text()
+        assert box.locator("dl dd").count() >= 3, "the counters of this frame"
+        number = counted.inner_text()
+        page.reload()
+        opened(page, lab)
+        assert counted.inner_text().split("/")[1] == number.split("/")[1], "an address must bring the same scenario"
+        found = []
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        for scheme, width in (("light", DESKTOP), ("light", PHONE), ("dark", DESKTOP), ("dark", PHONE)):
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            page.set_viewport_size({"width": width, "height": 844})
+            page.evaluate(TWO_FRAMES)
+            found += page.evaluate(STICKS_OUT) + page.evaluate(RUN_AXE, ALL_RULES)
+        assert not found + visitor.complaints, "\n".join(found + visitor.complaints)
+
+
+@needs_python
+@slow
+@pytest.mark.parametrize("page_id", PAGES)
+def test_axe_finds_nothing_in_open_editors(page_id, site_http, browser):
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        page = visitor.page
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(site_http.url(f"{page_id}/README.md"))
+        for go in page.locator(".kv-exercise .kv-live-go").all():
+            go.click()
+        for hint in page.get_by_role("button", name="Hint").all():
+            hint.click()
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        found = []
+        for scheme, width in (("light", DESKTOP), ("dark", PHONE)):
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            page.set_viewport_size({"width": width, "height": 844})
+            page.evaluate(TWO_FRAMES)
+            found += page.evaluate(STICKS_OUT) + page.evaluate(RUN_AXE, ALL_RULES)
+        assert not found + visitor.complaints, "\n".join(found + visitor.complaints)
+
+
+def test_nothing_of_python_is_loaded_before_a_click(site_http, browser):
+    for source in ("README.md", "l2_token_flat/README.md"):
+        with visiting(browser, site_http) as visitor:
+            seen: list[str] = []
+            visitor.page.on("request", lambda request, seen=seen: seen.append(request.url))
+            visitor.page.goto(site_http.url(source), wait_until="networkidle")
+            assert not [url for url in seen if "/live/vendor/" in url or url.endswith("worker.js")], source
+
+
+def test_an_exercise_s_tasks_are_those_of_its_lesson_and_module(site_folders):
+    for page, groups in TASKS.items():
+        html = (site_folders["http"] / page / "index.html").read_text(encoding="utf-8")
+        shown = [
+            json.loads(unescape(text)) for text in re.findall(r'class="kv-exercise"[^>]* data-about="(.*?)"', html)
+        ]
+        assert [[task["number"] for task in one["tasks"]] for one in shown] == groups
+        for one in shown:
+            lesson = read_lesson(ROOT / "lessons" / page / "lesson.toml")
+            modules = {target.file for task in one["tasks"] for target in lesson.task(task["number"]).targets}
+            assert modules == {one["module"]}
+            assert all(f"task {task['number']}: " in one["starter"] for task in one["tasks"]), (
+                "the bodies are unwritten"
+            )
