@@ -131,6 +131,20 @@ def _find_sequence(starts, num_seqs, tile, QUERIES: tl.constexpr):
 
 
 @triton.jit
+def _find_work(starts, num_seqs, tile, tiles, splits, QUERIES: tl.constexpr):
+    """A program's sequence, its part of the history, and the first query of its tile."""
+    if tile < tiles:
+        seq = _find_sequence(starts, num_seqs, tile, QUERIES)
+        part = tile * 0
+        first = (tile - tl.load(starts + seq) // QUERIES - seq) * QUERIES
+    else:
+        seq = (tile - tiles) // (splits - 1)
+        part = (tile - tiles) % (splits - 1) + 1
+        first = tile * 0
+    return seq, part, first
+
+
+@triton.jit
 def _slots(row, token, end, BLOCK_SIZE: tl.constexpr):
     """Where tokens lie, by their sequence's row of the block table. Past `end` nothing is read."""
     block = tl.load(row + token // BLOCK_SIZE, mask=token < end, other=0)
@@ -156,6 +170,14 @@ def _take_in(score, values, top, weight, total, OPERAND: tl.constexpr):
 
 
 @triton.jit
+def _store_part(parts, stats, at, top, weight, total, mask, d, DIM: tl.constexpr):
+    """What one split has found of a decode, for `_merge`."""
+    tl.store(stats + at * 2, top, mask=mask)
+    tl.store(stats + at * 2 + 1, weight, mask=mask)
+    tl.store(parts + at[:, None] * DIM + d[None, :], total, mask=mask[:, None] & (d < DIM)[None, :])
+
+
+@triton.jit
 def _split_of(kv_len):
     """How many keys of a decode one program walks: by its own length, so that its bits do not depend on the batch."""
     return tl.maximum(LEAST, (kv_len + MOST - 1) // MOST)
@@ -169,16 +191,8 @@ def _attend(
 ):  # fmt: skip
     QUERIES: tl.constexpr = ROWS // GROUP
     tile, kv_head = tl.program_id(0), tl.program_id(1)
-    if tile < tiles:
-        seq = _find_sequence(starts, num_seqs, tile, QUERIES)
-        part = tile * 0
-        start = tl.load(starts + seq)
-        first = (tile - start // QUERIES - seq) * QUERIES  # this tile's first query
-    else:
-        seq = (tile - tiles) // (splits - 1)
-        part = (tile - tiles) % (splits - 1) + 1
-        start = tl.load(starts + seq)
-        first = tile * 0
+    seq, part, first = _find_work(starts, num_seqs, tile, tiles, splits, QUERIES)  # pyright: ignore
+    start = tl.load(starts + seq)
     q_len, kv_len = tl.load(starts + seq + 1) - start, tl.load(kv_lens + seq)
     is_shared = (q_len == 1) & PARTIAL
     split = tl.where(is_shared, _split_of(kv_len), kv_len)
@@ -206,9 +220,7 @@ def _attend(
         top, weight, total = _take_in(tl.where(visible, score, float("-inf")), values, top, weight, total, OPERAND)
     if PARTIAL:  # _merge divides what is shared
         at_part = (part.to(tl.int64) * num_seqs + seq) * (KV_HEADS * GROUP) + head  # place in [splits, S, H_q]
-        tl.store(stats + at_part * 2, top, mask=real & is_shared)
-        tl.store(stats + at_part * 2 + 1, weight, mask=real & is_shared)
-        tl.store(parts + at_part[:, None] * DIM + d[None, :], total, mask=element & is_shared)
+        _store_part(parts, stats, at_part, top, weight, total, real & is_shared, d, DIM)
         element = element & (q_len > 1)
     tl.store(out + at[:, None] * DIM + d[None, :], total / weight[:, None], mask=element)
 

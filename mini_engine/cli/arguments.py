@@ -40,6 +40,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="int8: twice the tokens in the same memory, and slightly different answers (default: the model's dtype)",
     )
+    add_step_options(parser)
+    add_tier_options(parser)
+
+
+def add_step_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for sharing a step between processes (lesson 13) and for steps of several tokens (lesson 14)."""
     parser.add_argument(
         "--tp",
         "--tensor-parallel-size",
@@ -57,7 +63,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="guess up to K tokens ahead from the text itself and verify them together (K: 8; default: no guesses)",
     )
-    add_tier_options(parser)
 
 
 def add_tier_options(parser: argparse.ArgumentParser) -> None:

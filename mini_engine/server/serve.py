@@ -4,10 +4,14 @@ import argparse
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mini_engine.cli.arguments import add_engine_options, add_scheduler_options, load_llm, scheduler_config
 from mini_engine.cli.parser import at_least, whole_number
 from mini_engine.errors import EngineDead, UserError
+
+if TYPE_CHECKING:
+    from mini_engine.server.config import ServerConfig
 
 NEEDED = "serve needs the extra 'server': pip install -e '.[server]', or make setup ARGS=\"--extras server\""
 
@@ -81,7 +85,6 @@ def run(args: argparse.Namespace) -> int:
     try:
         from mini_engine.server.app import create_app
         from mini_engine.server.background import DrainingServer, listen, url_of
-        from mini_engine.server.config import ServerConfig
         from mini_engine.server.metrics import Metrics
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("mini_engine"):
@@ -90,18 +93,7 @@ def run(args: argparse.Namespace) -> int:
     from mini_engine.engine.worker import EngineWorker
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    name = args.model_name or (Path(args.model).name if args.model else "pocket")
-    config = ServerConfig(
-        name,
-        args.api_key,
-        args.max_body_bytes,
-        args.header_seconds,
-        args.body_seconds,
-        args.max_connections,
-        tuple(args.allow_origin),
-        max_waiting=args.max_waiting,
-        grace_seconds=args.grace_seconds,
-    )
+    config = server_config(args)
     if args.replicas > 1:
         if args.tensor_parallel_size > 1:
             asked = f"--replicas {args.replicas} with --tp {args.tensor_parallel_size}"
@@ -114,8 +106,26 @@ def run(args: argparse.Namespace) -> int:
         with llm, EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics) as worker:
             metrics.watch(worker)
             app = create_app(worker, config, metrics)
-            print(f"serving {name} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
+            print(f"serving {config.model_name} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
             DrainingServer(app, config.grace_seconds).run([listener])
             if worker.fault:
                 raise EngineDead(worker.fault)
     return 0
+
+
+def server_config(args: argparse.Namespace) -> "ServerConfig":
+    """Return the server's limits and names, from the options."""
+    from mini_engine.server.config import ServerConfig
+
+    name = args.model_name or (Path(args.model).name if args.model else "pocket")
+    return ServerConfig(
+        name,
+        args.api_key,
+        args.max_body_bytes,
+        args.header_seconds,
+        args.body_seconds,
+        args.max_connections,
+        tuple(args.allow_origin),
+        max_waiting=args.max_waiting,
+        grace_seconds=args.grace_seconds,
+    )

@@ -62,7 +62,7 @@ def is_complete() -> bool:
 
 def download(folder: Path) -> dict[str, bytes]:
     """Return the runtime's files and the wheels, by name."""
-    npm(["pack", PYODIDE], folder)
+    npm(["pack", "--silent", PYODIDE], folder)
     with tarfile.open(next(folder.glob("pyodide-*.tgz"))) as tar:
         files = {name: tar.extractfile(f"package/{name}") for name in RUNTIME}
         found = {name: file.read() for name, file in files.items() if file}
