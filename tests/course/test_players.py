@@ -14,7 +14,7 @@ from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
 LESSONS = ROOT / "lessons"
 PATHS = {name: LESSONS / recording.recorder(name).tape().file for name in recording.NAMES}
 TRACES = {name: read_trace(path.read_text(encoding="utf-8")) for name, path in PATHS.items()}
-PAGES = {"README.md": "l2-pool"} | {f"{path.parent.name}/README.md": name for name, path in PATHS.items()}
+PAGES = {f"{path.parent.name}/README.md": name for name, path in PATHS.items()}
 MOST_BYTES = 36_000  # of what one page loads: player, styles, and the view of its trace
 HURRY = "() => { KvPlayer.pace = 0.004; }"
 SMALLEST_TEXT = 11
@@ -135,23 +135,10 @@ def test_the_keyboard_does_it_all(site_http, browser):
         assert slider.get_attribute("aria-valuetext") == f"Step 2 of {last + 1}"
 
 
-def test_the_home_pages_loop_goes_round_and_stops_when_touched(site_http, browser):
-    with visiting(browser, site_http) as visitor:
-        visitor.page.goto(site_http.url())
-        shown = Shown(visitor.page, "l2-pool")
-        shown.button("Pause").wait_for()
-        visitor.page.evaluate(HURRY)
-        visitor.page.wait_for_function("node => node.dataset.index < 3", arg=shown.figure.element_handle())
-        visitor.page.wait_for_function("node => node.dataset.index > 3", arg=shown.figure.element_handle())
-        shown.button("Step forward").click()
-        shown.button("Play").wait_for()
-        assert shown.figure.evaluate("node => node.player.looping") is False
-
-
 def test_where_motion_is_unwelcome_nothing_moves_by_itself(site_http, browser):
     with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        visitor.page.goto(site_http.url())
-        shown = Shown(visitor.page, "l2-pool")
+        visitor.page.goto(site_http.url("l5_scheduler/README.md"))
+        shown = Shown(visitor.page, "l5-timeline")
         shown.button("Play").wait_for()
         shown.button("Step forward").click()
         assert shown.figure.locator("svg.moving").count() == 0

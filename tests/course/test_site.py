@@ -263,13 +263,6 @@ def test_the_lock_file_pins_what_is_asked_for_and_names_no_machine():
         assert package.get("resolved", "https://registry.npmjs.org/").startswith("https://registry.npmjs.org/")
 
 
-def test_the_first_screen_s_commands_are_those_of_the_readme():
-    hero = (ROOT / "site" / "theme" / "partials" / "hero.html").read_text(encoding="utf-8")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"<b>(.+?)</b>", hero)
-    assert commands and all(f"\n{command} " in readme for command in commands)
-
-
 # What others show of a link
 
 

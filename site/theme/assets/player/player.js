@@ -159,13 +159,11 @@
       this.playing = false;
       this.answers = {}; // frame to whether the answer was right
       this.id = "kv" + ++count;
-      this.looping = link.hasAttribute("data-autoplay") || !!link.closest("[data-autoplay]");
       this.build();
       const only = link.parentElement.tagName === "P" && link.parentElement.textContent.trim() === "" ? link.parentElement : link;
       only.replaceWith(this.figure);
       new ResizeObserver(() => this.layOut()).observe(this.stage);
       this.layOut();
-      if (this.looping) this.loop();
     }
 
     build() {
@@ -206,9 +204,8 @@
       return button;
     }
 
-    // Whatever a reader does ends the gentle loop.
+    // What a reader does.
     user(act) {
-      this.looping = false;
       act();
       this.isFresh = false;
     }
@@ -295,24 +292,11 @@
     tick() {
       if (!this.playing) return;
       if (this.index === this.trace.frames.length - 1) {
-        if (!this.looping) return this.pause();
-        this.show(0);
-      } else this.advance(1);
-      if (!this.open) this.wait();
-    }
-
-    // Plays round and round while it is in view, until somebody touches it. Not where motion is unwelcome.
-    loop() {
-      if (motion.matches || !window.IntersectionObserver) {
-        this.looping = false;
+        this.pause();
         return;
       }
-      this.say.setAttribute("aria-live", "off");
-      new IntersectionObserver(([entry]) => {
-        if (!this.looping) return;
-        if (entry.isIntersecting) this.play();
-        else this.pause();
-      }).observe(this.stage);
+      this.advance(1);
+      if (!this.open) this.wait();
     }
 
     // ---- what happens next? ----
