@@ -145,10 +145,10 @@ def path_of(card: Card) -> Path:
 
 def small(png: bytes) -> bytes:
     """Return the picture in few colours, a quarter of the bytes; flat drawings need no more."""
-    from PIL import Image
+    from PIL.Image import open as decoded
 
     out = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(COLORS).save(out, "PNG", optimize=True)
+    decoded(io.BytesIO(png)).convert("RGB").quantize(COLORS).save(out, "PNG", optimize=True)
     return out.getvalue()
 
 

@@ -67,9 +67,8 @@ def test_every_runner_gives_every_token():
 
 
 HURRY = "() => { window.KV_RACE.pace = 40; }"
-FULL = (
-    "() => [...document.querySelectorAll('.kv-lane i')].map(i => i.style.getPropertyValue('--full') || '1').map(Number)"
-)
+FULL = """() => [...document.querySelectorAll('.kv-lane i')]
+    .map(i => Number(i.style.getPropertyValue('--full') || 1))"""
 
 
 def test_the_race_opens_full_runs_in_its_time_and_ends_full(site_http, browser):
@@ -124,5 +123,5 @@ def test_each_rung_of_the_ladder_leads_to_its_lesson(site_http, browser):
         visitor.page.goto(site_http.url())
         rung = visitor.page.locator(".lesson-cards tbody tr").nth(5)
         box = rung.bounding_box()
-        visitor.page.mouse.click(box["x"] + box["width"] * 0.6, box["y"] + box["height"] / 2)
+        rung.click(position={"x": box["width"] * 0.6, "y": box["height"] / 2})
         visitor.page.wait_for_url("**/l5_scheduler/")

@@ -140,7 +140,7 @@ def test_where_motion_is_unwelcome_nothing_moves_by_itself(site_http, browser):
         visitor.page.goto(site_http.url("l5_scheduler/README.md"))
         shown = Shown(visitor.page, "l5-timeline")
         shown.button("Play").wait_for()
-        shown.button("Step forward").click()
+        shown.button("Step back").click()
         assert shown.figure.locator("svg.moving").count() == 0
         assert shown.figure.evaluate(MOVING) == 0
 
