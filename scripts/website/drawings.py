@@ -45,7 +45,8 @@ def in_page(svg: str, name: str, words: str) -> str:
     head, _, body = svg[svg.index("<svg") :].partition(">")
     head = re.sub(r' (role|font-family|aria-label|aria-labelledby|class|width|height)="[^"]*"', "", head)
     role = "group" if "<a " in body else "img"  # what is inside an image cannot be followed
-    return f'{head} class="drawing drawing-{name}" role="{role}" aria-label="{words}">\n<style>\n{rules}</style>{body}'
+    marks = f'class="drawing drawing-{name}" role="{role}" aria-label="{words}" data-search-exclude=""'
+    return f"{head} {marks}>\n<style>\n{rules}</style>{body}"
 
 
 class Drawings(Treeprocessor):

@@ -141,6 +141,31 @@ def test_search_finds_a_block_table(way, site, browser):
         assert not visitor.complaints
 
 
+@pytest.mark.parametrize(
+    "words, lesson",
+    [("preemption", "l5_scheduler"), ("chunked prefill", "l5_scheduler"), ("radix", "l8_radix")],
+)
+def test_search_finds_the_lesson_before_reference(words, lesson, site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url())
+        visitor.page.locator(".md-search__input").click()
+        visitor.page.locator(".md-search__input").type(words)
+        first = visitor.page.locator(f".md-search-result__item:first-child a[href*='/{lesson}/']")
+        first.first.wait_for()
+        assert not visitor.complaints
+
+
+def test_the_index_has_no_flattened_tables(site_folders):
+    index = json.loads((site_folders["http"] / "search" / "search_index.json").read_text(encoding="utf-8"))
+    texts = {entry["location"]: entry["text"] for entry in index["docs"]}
+    for location, text in texts.items():
+        assert not re.search("<t[dhr]|[─-╿]|language-text", text), location
+    assert "What imports what" not in texts["how-the-pieces-fit/"], "a drawing's words are no text"
+    glossary = "".join(text for location, text in texts.items() if location.startswith("glossary/"))
+    glossary = " ".join(glossary.split())
+    assert "chunked prefill: a prefill split over several steps, so that other requests can decode" in glossary
+
+
 def test_the_palette_button_changes_the_pictures_too(site_http, browser):
     with visiting(browser, site_http, scheme="light") as visitor:
         visitor.page.goto(site_http.url("l0_the_loop/README.md"))
