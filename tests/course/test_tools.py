@@ -47,7 +47,7 @@ def test_the_pool_s_size_is_pool_slots(work):
             "dtype": chance.choice(list(dtypes)),
             "gib": chance.randint(1, 80),
             "block": chance.choice([1, 8, 16, 24]),
-            "length": 100,
+            "tokens": 100,
         }
         for _ in range(50)
     ]

@@ -5,7 +5,7 @@
   const KIB = 1024;
   const number = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
   const short = (value) => (value >= 100 ? number(value) : value.toLocaleString("en", { maximumSignificantDigits: 3 }));
-  const BYTES = { bfloat16: 2, float32: 4, "float8": 1 };
+  const BYTES = { bfloat16: 2, float32: 4, float8: 1 };
 
   // A field with `log` is a slider; its value is a power of two, so that it covers laptops and GPUs.
   const TOOLS = {
@@ -18,17 +18,17 @@
         { key: "dtype", label: "dtype", options: Object.keys(BYTES) },
         { key: "gib", label: "memory, GiB", value: 14, min: 0, step: "any" },
         { key: "block", label: "block size", value: 16, min: 1 },
-        { key: "length", label: "tokens of a request", value: 1000, min: 1 },
+        { key: "tokens", label: "tokens of a request", value: 1000, min: 1 },
       ],
-      work({ layers, heads, dim, dtype, gib, block, length }) {
+      work({ layers, heads, dim, dtype, gib, block, tokens }) {
         const token = 2 * layers * heads * dim * BYTES[dtype];
         const blocks = Math.floor(Math.floor((gib * KIB ** 3) / token) / block);
-        return { token, blocks, slots: blocks * block, requests: Math.floor(blocks / Math.ceil(length / block)) };
+        return { token, blocks, slots: blocks * block, requests: Math.floor(blocks / Math.ceil(tokens / block)) };
       },
-      say: ({ token, blocks, slots, requests }, { length }) => [
+      say: ({ token, blocks, slots, requests }, { tokens }) => [
         ["a token takes", `${short(token / KIB)} KiB`],
         ["the pool holds", `${number(slots)} tokens in ${number(blocks)} blocks`],
-        [`requests of ${number(length)} tokens at once`, number(requests)],
+        [`requests of ${number(tokens)} tokens at once`, number(requests)],
       ],
     },
     roofline: {
@@ -76,7 +76,7 @@
       say: ({ from, again, back, least }) => [
         ["compute again", `${short(again * 1e3)} ms`],
         ["bring back", `${short(back * 1e3)} ms: ${back < again ? `${short(again / back)} times as fast` : "slower"}`],
-        ["it pays from", from === Infinity ? "no length: the tier is too slow" : `${number(Math.ceil(from))} tokens on`],
+        ["it pays from", from === Infinity ? "no length: the tier is too slow" : `${number(Math.ceil(from))} tokens`],
         ["a tier must give at least", `${short(least)} MB/s`],
       ],
     },
@@ -84,7 +84,7 @@
 
   // Seconds a step against requests, both on logarithmic axes: flat while weights are read, rising once they are computed.
   function roof(values) {
-    const [wide, high, most] = [560, 150, 9];
+    const [wide, high, most] = [400, 150, 9];
     const at = (power) => TOOLS.roofline.work({ ...values, batch: 2 ** power });
     const all = Array.from({ length: 46 }, (_, i) => (i * most) / 45);
     const times = all.map((power) => Math.log2(at(power).seconds));

@@ -149,6 +149,7 @@
     play: "M6 3l11 7-11 7z",
     pause: "M5 4h3v12H5zM12 4h3v12h-3z",
   };
+  const HEADER = 60; // of the site, in pixels
   let count = 0;
 
   class Player {
@@ -376,29 +377,27 @@
       this.render(false);
     }
 
-    // As high as the longest words, and as the longest question with its answer, so that no step moves the page.
+    // As high as the longest words, and, where the window has room for it, as the longest question: no step moves the
+    // page. What is higher, as an answer with its reason may be, covers a part of the picture.
     makeRoom() {
       if (this.open) return;
-      this.room.style.minHeight = "";
-      const { words } = this;
+      const { words, room } = this;
       const now = words.textContent;
-      let tallest = 0;
-      const measure = () => (tallest = Math.max(tallest, this.room.offsetHeight));
-      for (const frame of this.trace.frames) {
-        words.textContent = frame.say;
-        measure();
-      }
+      room.style.minHeight = "";
+      const said = Math.max(...this.trace.frames.map(({ say }) => ((words.textContent = say), this.say.offsetHeight)));
       words.textContent = now;
-      if (this.asking.checked) {
-        this.quiz.hidden = false;
-        for (const { ask } of this.trace.frames.filter((frame) => frame.ask)) {
-          this.write(ask);
-          this.verdict(false, ask);
-          measure();
-        }
-        this.closeQuestion();
-      }
-      this.room.style.minHeight = tallest + "px";
+      room.style.minHeight = said + "px";
+      const asked = this.asking.checked ? this.longestQuestion() : 0;
+      const high = this.figure.offsetHeight - said + asked;
+      if (asked > said && high < window.innerHeight - HEADER) room.style.minHeight = asked + "px";
+    }
+
+    longestQuestion() {
+      this.quiz.hidden = false;
+      const asks = this.trace.frames.filter((frame) => frame.ask);
+      const tallest = Math.max(0, ...asks.map(({ ask }) => (this.write(ask), this.quiz.offsetHeight)));
+      this.closeQuestion();
+      return tallest + 10; // its margin
     }
 
     render(animated) {
