@@ -4,6 +4,7 @@ A lesson comes before reference pages, which use the same words more often. Tabl
 out, because a hit would show their cells run together; the glossary's tables are kept and read as sentences.
 """
 
+from operator import attrgetter
 from xml.etree.ElementTree import Element, SubElement
 
 from scripts.website.glossary_terms import GLOSSARY
@@ -55,7 +56,7 @@ class SearchText(Treeprocessor):
         """Set the page's weight, where the generator is mkdocs; Zensical ranks by itself."""
         links = self.md.treeprocessors
         if page.startswith("l") and "/" in page and page[1].isdigit() and "relpath" in links:
-            links["relpath"].file.page.meta.setdefault("search", {})["boost"] = OF_A_LESSON
+            attrgetter("file.page.meta")(links["relpath"]).setdefault("search", {})["boost"] = OF_A_LESSON
 
 
 class SearchOutput(Postprocessor):
