@@ -101,7 +101,7 @@
     const forget = element("button", { type: "button" }, "Forget");
     forget.addEventListener("click", () => change((progress) => Object.assign(progress, EMPTY)));
     const label = element("label", { for: "kv-import" }, "Import ", element("code", {}, "work/progress.json"));
-    ladder.before(element("p", { class: "kv-kept" }, element("span", { class: "kv-kept__sum" }), label, file, forget, said));
+    ladder.append(element("p", { class: "kv-kept" }, element("span", { class: "kv-kept__sum" }), label, file, forget, said));
   }
 
   // ---- guess first ----
