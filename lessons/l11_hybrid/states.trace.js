@@ -4,6 +4,7 @@ window.KV_TRACES["l11-states"] = {
 "file": "l11_hybrid/states.trace.js",
 "id": "l11-states",
 "kind": "states",
+"poster": 9,
 "scene": {"block_size":4,"track":4,"working":2},
 "title": "Slots, and checkpoints in the tree",
 "version": 1,

@@ -4,6 +4,7 @@ window.KV_TRACES["l12-tiers"] = {
 "file": "l12_tiers/tiers.trace.js",
 "id": "l12-tiers",
 "kind": "tiers",
+"poster": 7,
 "scene": {"block_size":4,"host":4,"num_blocks":7},
 "title": "Pool, host memory and disk",
 "version": 1,

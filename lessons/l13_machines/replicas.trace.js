@@ -4,6 +4,7 @@ window.KV_TRACES["l13-replicas"] = {
 "file": "l13_machines/replicas.trace.js",
 "id": "l13-replicas",
 "kind": "replicas",
+"poster": 26,
 "scene": {"acts":["round robin","pure affinity","the score"],"capacity":8,"replicas":3},
 "title": "Requests find their replica",
 "version": 1,

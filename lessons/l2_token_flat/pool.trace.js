@@ -4,6 +4,7 @@ window.KV_TRACES["l2-pool"] = {
 "file": "l2_token_flat/pool.trace.js",
 "id": "l2-pool",
 "kind": "pool",
+"poster": 15,
 "scene": {"block_size":4,"num_blocks":6},
 "title": "One pool, handed out in blocks",
 "version": 1,

@@ -4,6 +4,7 @@ window.KV_TRACES["l3-tables"] = {
 "file": "l3_block_tensor/tables.trace.js",
 "id": "l3-tables",
 "kind": "tables",
+"poster": 12,
 "scene": {"block_size":4,"num_blocks":8},
 "title": "Tables, and two views of the bytes",
 "version": 1,

@@ -4,6 +4,7 @@ window.KV_TRACES["l4-logits"] = {
 "file": "l4_sampler/logits.trace.js",
 "id": "l4-logits",
 "kind": "logits",
+"poster": 7,
 "scene": {"name":"A","stages":["logits","repetition penalty 1.3","temperature 0.7","top-k 8","top-p 0.85","min-p 0.5","draw"]},
 "title": "From logits to a token",
 "version": 1,

@@ -4,6 +4,7 @@ window.KV_TRACES["l5-timeline"] = {
 "file": "l5_scheduler/batch.trace.js",
 "id": "l5-timeline",
 "kind": "timeline",
+"poster": 16,
 "scene": {"blocks":9,"budget":8,"jobs":[{"answer":11,"name":"A","prompt":6},{"answer":9,"name":"B","prompt":3},{"answer":4,"name":"C","prompt":15},{"answer":5,"name":"D","prompt":4},{"answer":9,"name":"E","prompt":5},{"answer":3,"name":"F","prompt":3}]},
 "title": "One batch, step by step",
 "version": 1,

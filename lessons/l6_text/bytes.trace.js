@@ -4,6 +4,7 @@ window.KV_TRACES["l6-bytes"] = {
 "file": "l6_text/bytes.trace.js",
 "id": "l6-bytes",
 "kind": "bytes",
+"poster": 15,
 "scene": {"stop":"User:"},
 "title": "From tokens to characters",
 "version": 1,

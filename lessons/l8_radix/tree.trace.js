@@ -4,6 +4,7 @@ window.KV_TRACES["l8-tree"] = {
 "file": "l8_radix/tree.trace.js",
 "id": "l8-tree",
 "kind": "tree",
+"poster": 9,
 "scene": {"block_size":4,"num_blocks":20},
 "title": "A tree of shared prefixes",
 "version": 1,

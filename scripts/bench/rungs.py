@@ -6,7 +6,7 @@ plan, the request's tokens, the manager's count of blocks. All requests arrive a
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
 from typing import Protocol, runtime_checkable
@@ -75,12 +75,14 @@ class Pass:
     """One run of the load.
 
     first_tokens: seconds from the start, when all requests arrive, to each request's first token.
+    came: seconds from the start and number of the request, for every token, in order; not from lesson 3.
     fed: tokens that went through the model.
     held, used, running: per step, the slots held, those of them with KV, and the running requests.
     """
 
     answers: list[list[int]] = field(default_factory=list)
     first_tokens: list[float] = field(default_factory=list)
+    came: list[tuple[float, int]] = field(default_factory=list)
     fed: int = 0
     held: list[int] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
@@ -90,6 +92,11 @@ class Pass:
     def note_first(self, count: int = 1) -> None:
         """Record that `count` requests have their first token now."""
         self.first_tokens += [time.perf_counter() - self.begun] * count
+
+    def note_tokens(self, requests: Iterable[int]) -> None:
+        """Record that these requests, by number, get a token now."""
+        now = time.perf_counter() - self.begun
+        self.came += [(now, request) for request in requests]
 
     def note_step(self, fed: int, held: int, used: int, running: int) -> None:
         """Record a step."""
@@ -126,6 +133,7 @@ class Observed:
         if self.is_first:
             self.done.note_first()
             self.is_first = False
+        self.done.note_tokens([len(self.done.answers)])
         held = self.slots_held()
         self.done.note_step(len(meta.positions), held, int(meta.positions[-1]) + 1 if held else 0, 1)
 
@@ -304,6 +312,7 @@ def observe_step(engine: Engine, done: Pass) -> None:
     if seen:
         done.note_step(result.stats.prefill_tokens + result.stats.decode_tokens, **seen)
     requests = {**engine.scheduler.requests, **{request.id: request for request in result.finished}}
+    done.note_tokens(int(name) for name in result.new_tokens)
     done.note_first(sum(len(requests[name].output_ids) == 1 for name in result.new_tokens))
 
 

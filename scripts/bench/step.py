@@ -205,5 +205,5 @@ def draw(report: Report, path: Path) -> None:
             axes.plot([limit, limit], [place - 0.4, place + 0.4], color=INK, linewidth=1.6)
         axes.set_yticks(range(len(steps)), list(steps))
         axes.set_ylim(len(steps) - 0.5, -0.5)
-        axes.set_xlabel("ms per step; dark line: the machine's limit in this run")
+        axes.set_xlabel("ms per step; upright line: the machine's limit in this run")
         figure.legend(loc="upper center", ncol=3, fontsize=9)

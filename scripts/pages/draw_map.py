@@ -18,6 +18,7 @@ PICTURE = ROOT / "lessons" / "how-the-pieces-fit.svg"
 ITEM = re.compile(r"^(\d+)\. (.*(?:\n   .*)*)", re.MULTILINE)
 LINK = re.compile(r"\]\(\.\./mini_engine/([\w/]+)\.py\)")
 
+REPO = "https://github.com/kv-course/kv-course/blob/main"
 WIDE, LEFT, MARGIN, BAND_GAP = 960, 230, 20, 26
 COLUMNS, BOX_WIDE, BOX_HIGH, ACROSS, DOWN = 4, 171, 30, 177, 38
 SHADES = ((94, 30), (87, 32), (80, 34), (73, 36), (66, 38), (44, 40), (39, 42), (34, 44), (30, 46), (26, 48), (22, 50))
@@ -65,14 +66,15 @@ def badge(x: float, y: float, lesson: int | None) -> list[str]:
 
 
 def box(x: float, y: float, module: Module, steps: list[int]) -> list[str]:
-    """Draw one module: its lesson, its name, the steps that pass through it."""
+    """Draw one module, as a link to its source: its lesson, its name, the steps that pass through it."""
     name = module.name.rpartition(".")[2]
-    parts = [rect(x, y, BOX_WIDE, BOX_HIGH, "box"), *badge(x + 5, y + 5, module.lesson), text(x + 30, y + 20, name)]
+    parts = [f'  <a href="{REPO}/{module.path}">', rect(x, y, BOX_WIDE, BOX_HIGH, "box")]
+    parts += [*badge(x + 5, y + 5, module.lesson), text(x + 30, y + 20, name)]
     at = x + BOX_WIDE - 4 - sum(map(pill_width, steps))
     for step in steps:
         parts += pill(at, y + 6, step)
         at += pill_width(step)
-    return parts
+    return [*parts, "  </a>"]
 
 
 def pill_width(step: int) -> int:

@@ -24,7 +24,7 @@ def seal(tape: Tape) -> str:
     """Return a digest of everything the picture depends on: the trace, the view, the drawing code and the style."""
     core = (PLAYER / "player.js").read_text(encoding="utf-8").partition("// ---- the player")[0]
     view = (PLAYER / "views" / f"{tape.kind}.js").read_text(encoding="utf-8")
-    return hashlib.sha256("\n".join((tape.text, str(tape.poster), core, view, style())).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join((tape.text, core, view, style())).encode()).hexdigest()[:16]
 
 
 def is_current(path: Path, tape: Tape) -> bool:

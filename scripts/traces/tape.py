@@ -51,7 +51,8 @@ class Tape:
     """A trace being recorded.
 
     id: its name in a page, such as `l2-pool`. file: its path below lessons/. kind: the view that draws it.
-    scene: state common to all frames. poster: the frame shown where scripts do not run.
+    scene: state common to all frames. poster: the frame that a player opens on, and the picture where scripts
+    do not run.
     """
 
     id: str
@@ -81,7 +82,8 @@ class Tape:
     @property
     def text(self) -> str:
         """The file's text, one frame per line."""
-        head = {"file": self.file, "id": self.id, "kind": self.kind, "scene": self.scene, "title": self.title}
+        head = {"file": self.file, "id": self.id, "kind": self.kind, "poster": self.poster}
+        head |= {"scene": self.scene, "title": self.title}
         pairs = [f"{dump(key)}: {dump(value)}" for key, value in sorted((head | {"version": VERSION}).items())]
         frames = ",\n".join(map(dump, self.frames))
         return "\n".join(

@@ -14,8 +14,8 @@ from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
 LESSONS = ROOT / "lessons"
 PATHS = {name: LESSONS / recording.recorder(name).tape().file for name in recording.NAMES}
 TRACES = {name: read_trace(path.read_text(encoding="utf-8")) for name, path in PATHS.items()}
-PAGES = {"README.md": "l2-pool"} | {f"{path.parent.name}/README.md": name for name, path in PATHS.items()}
-MOST_BYTES = 34_000  # of what one page loads: player, styles, and the view of its trace
+PAGES = {f"{path.parent.name}/README.md": name for name, path in PATHS.items()}
+MOST_BYTES = 36_000  # of what one page loads: player, styles, and the view of its trace
 HURRY = "() => { KvPlayer.pace = 0.004; }"
 SMALLEST_TEXT = 11
 each_page = pytest.mark.parametrize("page", [on_a_page(page) for page in PAGES])
@@ -29,6 +29,14 @@ class Shown:
         self.frames = self.trace["frames"]
         self.figure = page.locator(f".kv-figure[data-trace={name}]")
         self.figure.wait_for()
+
+    @property
+    def element(self):
+        return self.figure.element_handle()
+
+    @property
+    def is_focused(self) -> bool:
+        return self.figure.evaluate("node => node.contains(document.activeElement)")
 
     @property
     def index(self) -> int:
@@ -90,6 +98,7 @@ def test_a_wrong_answer_is_told_and_counted(site_http, browser):
         visitor.page.goto(site_http.url("l2_token_flat/README.md"))
         shown = Shown(visitor.page, "l2-pool")
         shown.figure.get_by_label("What happens next?").first.check()
+        shown.is_at(0)  # an untouched player asks from the start
         shown.button("Step forward").click()
         ask = shown.frames[1]["ask"]
         shown.figure.locator(".kv-options button").nth((ask["right"] + 1) % len(ask["options"])).click()
@@ -104,6 +113,7 @@ def test_the_keyboard_does_it_all(site_http, browser):
         last = len(shown.frames) - 1
         shown.figure.locator(".kv-stage").focus()
         steps = [
+            ("Home", 0),
             ("ArrowRight", 1),
             ("ArrowRight", 2),
             ("ArrowLeft", 1),
@@ -125,27 +135,67 @@ def test_the_keyboard_does_it_all(site_http, browser):
         assert slider.get_attribute("aria-valuetext") == f"Step 2 of {last + 1}"
 
 
-def test_the_home_pages_loop_goes_round_and_stops_when_touched(site_http, browser):
-    with visiting(browser, site_http) as visitor:
-        visitor.page.goto(site_http.url())
-        shown = Shown(visitor.page, "l2-pool")
-        shown.button("Pause").wait_for()
-        visitor.page.evaluate(HURRY)
-        visitor.page.wait_for_function("node => node.dataset.index > 3", arg=shown.figure.element_handle())
-        visitor.page.wait_for_function("node => node.dataset.index < 3", arg=shown.figure.element_handle())
-        shown.button("Step forward").click()
-        shown.button("Play").wait_for()
-        assert shown.figure.evaluate("node => node.player.looping") is False
-
-
 def test_where_motion_is_unwelcome_nothing_moves_by_itself(site_http, browser):
     with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        visitor.page.goto(site_http.url())
-        shown = Shown(visitor.page, "l2-pool")
+        visitor.page.goto(site_http.url("l5_scheduler/README.md"))
+        shown = Shown(visitor.page, "l5-timeline")
         shown.button("Play").wait_for()
-        shown.button("Step forward").click()
+        shown.button("Step back").click()
         assert shown.figure.locator("svg.moving").count() == 0
         assert shown.figure.evaluate(MOVING) == 0
+
+
+@each_page
+def test_a_player_opens_on_the_frame_that_says_most_and_plays_from_the_start(page, site_http, browser):
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        visitor.page.goto(site_http.url(page))
+        shown = Shown(visitor.page, PAGES[page])
+        assert shown.trace["poster"] > 0
+        shown.is_at(shown.trace["poster"])
+        shown.button("Play").click()
+        shown.is_at(0)
+
+
+SIZES = {"phone": (390, 844), "laptop at 200 %": (720, 450)}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@each_page
+def test_controls_stay_in_sight_and_no_step_moves_the_page(page, size, site_http, browser):
+    """While the top of a player is in the window, so are its controls, also while a question is open."""
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        wide, high = SIZES[size]
+        visitor.page.set_viewport_size({"width": wide, "height": high})
+        visitor.page.goto(site_http.url(page))
+        shown = Shown(visitor.page, PAGES[page])
+        shown.figure.get_by_label("What happens next?").first.check()
+        visitor.page.evaluate("figure => scrollTo(0, scrollY + figure.getBoundingClientRect().top - 60)", shown.element)
+        tall = {round(shown.figure.bounding_box()["height"])}
+        for _ in range(6):
+            visitor.page.keyboard.press("ArrowRight") if shown.is_focused else shown.button("Step forward").click()
+            if (options := shown.figure.locator(".kv-options button:enabled")).count():
+                options.first.click()
+            tall.add(round(shown.figure.bounding_box()["height"]))
+            bar = shown.figure.locator(".kv-bar").bounding_box()
+            assert bar["y"] + bar["height"] <= high + 1, f"the controls are {bar['y']:.0f} pixels down of {high}"
+        assert len(tall) == 1, f"stepping moved what is below the player: {sorted(tall)}"
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_the_right_arrow_goes_on_from_a_question(answered, site_http, browser):
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        visitor.page.goto(site_http.url("l5_scheduler/README.md"))
+        shown = Shown(visitor.page, "l5-timeline")
+        first = next(index for index, frame in enumerate(shown.frames) if "ask" in frame)
+        shown.figure.get_by_label("What happens next?").first.check()
+        shown.figure.locator("input[type=range]").fill(str(first - 1))
+        shown.figure.locator(".kv-stage").focus()
+        visitor.page.keyboard.press("ArrowRight")
+        shown.figure.locator(".kv-question").wait_for()
+        if answered:
+            shown.figure.locator(".kv-options button").first.click()
+        visitor.page.keyboard.press("ArrowRight")
+        shown.is_at(first)
 
 
 MOVING = """figure => [...figure.querySelectorAll(".kv-stage svg *")].filter(
@@ -237,7 +287,9 @@ def test_several_players_live_on_one_page_from_a_disk(tmp_path, browser):
     assert len(set(ids)) == len(ids)
     page.locator(".kv-figure").nth(1).get_by_role("button", name="Step forward").click()
     at = page.evaluate("[...document.querySelectorAll('.kv-figure')].map(node => node.dataset.index)")
-    assert at == ["0", "1"] + ["0"] * (2 * len(PATHS) - 2)
+    posters = [str(TRACES[name]["poster"]) for name in PATHS] * 2
+    posters[1] = str(int(posters[1]) + 1)
+    assert at == posters
     page.close()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 from scripts import ROOT
+from scripts.website import cards
 from scripts.website.browser import DESKTOP, PHONE, Site, build_sites, visiting
 
 import pytest
@@ -73,6 +74,58 @@ def test_a_page_shows_well_and_asks_nobody_else(source, way, site, browser):
     assert not found, f"{source}:\n" + "\n".join(found)
 
 
+CUT = """() => [...document.querySelectorAll(".md-content pre > code")]
+    .filter(code => code.scrollWidth > code.clientWidth + 1)
+    .map(code => `${code.scrollWidth - code.clientWidth} pixels are cut: ${code.textContent.trim().slice(0, 60)}`)"""
+
+
+@each_page
+def test_on_a_laptop_no_code_is_cut(source, site_http, browser):
+    with visiting(browser, site_http, width=1440) as visitor:
+        visitor.page.goto(site_http.url(source))
+        assert not visitor.page.evaluate(CUT)
+
+
+def test_drawings_in_text_fit_a_laptop():
+    """Lines of a drawing that went on below would destroy it; 99 characters fit."""
+    for source in SOURCES:
+        for block in re.findall(
+            r"```text\n(.*?)```", (ROOT / "lessons" / source).read_text(encoding="utf-8"), re.DOTALL
+        ):
+            if re.search("[─-╿]", block):
+                wide = max(block.split("\n"), key=len)
+                assert len(wide) <= 99, f"{source}: {len(wide)} characters: {wide}"
+
+
+def test_tables_and_dialogs_need_no_repair_by_a_script(site_folders):
+    """An empty corner is no heading, and the search box has its name before any script runs."""
+    for path in sorted(site_folders["http"].rglob("*.html")):
+        html = path.read_text(encoding="utf-8")
+        assert not re.search(r"<th[^>]*>\s*</th>", html), path
+        assert len(re.findall(r'role="dialog"', html)) == len(re.findall(r'role="dialog" aria-label=', html)), path
+
+
+def test_paper_shows_answers(site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url("l4_sampler/README.md"))
+        answer = visitor.page.locator(".md-content details p").first
+        assert not answer.is_visible()
+        visitor.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert answer.is_visible()
+        visitor.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert not answer.is_visible()
+
+
+def test_the_map_of_the_pieces_has_links_and_the_pages_font(site_http, browser):
+    with visiting(browser, site_http, width=PHONE) as visitor:
+        visitor.page.goto(site_http.url("how-the-pieces-fit.md"))
+        box = visitor.page.locator(".drawing a", has_text="scheduler").first
+        assert box.get_attribute("href").endswith("/mini_engine/engine/scheduler.py")
+        words = box.locator("text").last
+        assert "Plex Sans" in words.evaluate("node => getComputedStyle(node).fontFamily")
+        assert words.bounding_box()["height"] > 11, "a phone must show words that can be read"
+
+
 @each_way
 def test_search_finds_a_block_table(way, site, browser):
     with visiting(browser, site) as visitor:
@@ -88,10 +141,35 @@ def test_search_finds_a_block_table(way, site, browser):
         assert not visitor.complaints
 
 
+@pytest.mark.parametrize(
+    "words, lesson",
+    [("preemption", "l5_scheduler"), ("chunked prefill", "l5_scheduler"), ("radix", "l8_radix")],
+)
+def test_search_finds_the_lesson_before_reference(words, lesson, site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url())
+        visitor.page.locator(".md-search__input").click()
+        visitor.page.locator(".md-search__input").type(words)
+        first = visitor.page.locator(f".md-search-result__item:first-child a[href*='/{lesson}/']")
+        first.first.wait_for()
+        assert not visitor.complaints
+
+
+def test_the_index_has_no_flattened_tables(site_folders):
+    index = json.loads((site_folders["http"] / "search" / "search_index.json").read_text(encoding="utf-8"))
+    texts = {entry["location"]: entry["text"] for entry in index["docs"]}
+    for location, text in texts.items():
+        assert not re.search("<t[dhr]|[─-╿]|language-text", text), location
+    assert "What imports what" not in texts["how-the-pieces-fit/"], "a drawing's words are no text"
+    glossary = "".join(text for location, text in texts.items() if location.startswith("glossary/"))
+    glossary = " ".join(glossary.split())
+    assert "chunked prefill: a prefill split over several steps, so that other requests can decode" in glossary
+
+
 def test_the_palette_button_changes_the_pictures_too(site_http, browser):
     with visiting(browser, site_http, scheme="light") as visitor:
         visitor.page.goto(site_http.url("l0_the_loop/README.md"))
-        picture = visitor.page.locator(".md-content img").first
+        picture = visitor.page.locator(".md-content .drawing").first
         light = picture.screenshot()
         for _ in range(2):  # the system's colours, light, dark
             visitor.page.locator("label[for^=__palette]:visible").click()
@@ -210,8 +288,77 @@ def test_the_lock_file_pins_what_is_asked_for_and_names_no_machine():
         assert package.get("resolved", "https://registry.npmjs.org/").startswith("https://registry.npmjs.org/")
 
 
-def test_the_first_screen_s_commands_are_those_of_the_readme():
-    hero = (ROOT / "site" / "theme" / "partials" / "hero.html").read_text(encoding="utf-8")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"<b>(.+?)</b>", hero)
-    assert commands and all(f"\n{command} " in readme for command in commands)
+# What others show of a link
+
+
+class Head(HTMLParser):
+    """The title and the descriptions of one built page."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.meta: dict[str, str] = {}
+        self.title = ""
+        self.in_title = False
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.in_title = tag == "title" and not self.title
+        if tag == "meta" and "content" in given:
+            self.meta[given.get("property") or given.get("name", "")] = given["content"]
+
+    def handle_data(self, data: str) -> None:
+        if self.in_title:
+            self.title += data
+            self.in_title = False
+
+
+def test_a_link_to_a_page_says_what_it_is(site_folders):
+    site = Site(site_folders["http"], "https://kv-course.github.io/kv-course/", is_file=False)
+    heads = {source: Head(site.path(source)) for source in SOURCES}
+    for source, head in heads.items():
+        meta = head.meta
+        assert "LLM inference" in head.title, f"{source}: the title {head.title!r}"
+        assert 40 <= len(meta["description"]) <= 200, f"{source} needs a description in mkdocs.yml, extra, pages"
+        assert meta["description"] == meta["og:description"] == meta["twitter:description"]
+        assert meta["og:url"] == site.url(source) and meta["twitter:card"] == "summary_large_image"
+        picture = site.folder / meta["og:image"].removeprefix(site.base)
+        assert meta["og:image"].startswith(site.base) and png_size(picture) == (1200, 630), f"{source}: {picture}"
+        assert picture.stat().st_size < 60_000
+    for name in ("title", "description"):
+        said = [head.title if name == "title" else head.meta[name] for head in heads.values()]
+        assert len(set(said)) == len(said), f"two pages have the same {name}"
+    for lesson in read_lessons(Places.find()):
+        assert heads[f"{lesson.id}/README.md"].meta["description"] == lesson.summary, f"mkdocs.yml: {lesson.id}"
+
+
+def png_size(path: Path) -> tuple[int, ...]:
+    """Return width and height, in pixels, from a PNG's first bytes."""
+    head = path.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG")
+    return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+
+
+def test_cards_show_what_the_lessons_say():
+    assert not [card.name for card in cards.old(cards.cards())], "run python -m scripts.website.cards"
+
+
+def test_icons_are_pictures_of_their_size():
+    for name, size in cards.ICONS.items():
+        assert png_size(cards.THEME / name) == (size, size)
+
+
+def test_the_browsers_own_colour_is_the_pages(site_http, browser):
+    for scheme, color in {"light": "#fbfcfd", "dark": "#0f141a"}.items():
+        with visiting(browser, site_http, scheme=scheme) as visitor:
+            visitor.page.goto(site_http.url())
+            meta = visitor.page.locator("meta[name=theme-color]")
+            meta.wait_for(state="attached")
+            assert meta.get_attribute("content") == color
+
+
+def test_a_wrong_address_leads_on(site_http, browser):
+    html = (site_http.folder / "404.html").read_text(encoding="utf-8")
+    for lesson in read_lessons(Places.find()):
+        assert f"{lesson.id}/" in html
+    assert "Search" in html and "no page at this address" in html

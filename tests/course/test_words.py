@@ -42,7 +42,7 @@ def test_the_home_page_s_table_says_what_each_lesson_toml_says():
         needs = ", ".join(map(str, lesson.needs))
         needed = f"lesson{'s' if len(lesson.needs) > 1 else ''} {needs}" if needs else "nothing"
         expected.append([str(lesson.number), f"[{lesson.title}]({lesson.id}/README.md)", str(lesson.minutes), needed])
-    told = [[cells[0], cells[1], cells[3], cells[4]] for cells in table("README.md", "| | lesson | the idea |")]
+    told = [[*cells[:2], *cells[3:5]] for cells in table("README.md", "| | lesson | the idea |")]
     assert told == expected, "lessons/README.md and the lesson.toml files differ in number, title, minutes or needs"
 
 

@@ -149,22 +149,22 @@
     play: "M6 3l11 7-11 7z",
     pause: "M5 4h3v12H5zM12 4h3v12h-3z",
   };
+  const HEADER = 60; // of the site, in pixels
   let count = 0;
 
   class Player {
     constructor(link, trace) {
       this.trace = trace;
-      this.index = Math.min(Number(link.dataset.start || 0), trace.frames.length - 1);
+      this.index = Math.min(Number(link.dataset.start || trace.poster || 0), trace.frames.length - 1);
+      this.isFresh = true; // untouched: it shows the frame that says most, and plays from the start
       this.playing = false;
       this.answers = {}; // frame to whether the answer was right
       this.id = "kv" + ++count;
-      this.looping = link.hasAttribute("data-autoplay") || !!link.closest("[data-autoplay]");
       this.build();
       const only = link.parentElement.tagName === "P" && link.parentElement.textContent.trim() === "" ? link.parentElement : link;
       only.replaceWith(this.figure);
       new ResizeObserver(() => this.layOut()).observe(this.stage);
       this.layOut();
-      if (this.looping) this.loop();
     }
 
     build() {
@@ -178,6 +178,7 @@
       this.number = element("span", { class: "kv-number" });
       this.words = element("span", { id: id + "-say" });
       this.say = element("p", { class: "kv-say", "aria-live": "polite" }, this.words);
+      this.room = element("div", { class: "kv-room" }, this.say);
       this.quiz = element("div", { class: "kv-quiz", role: "group", tabindex: "-1", "aria-label": "What happens next?", hidden: "" });
       this.backButton = this.button("back", "Step back", () => this.step(-1));
       this.playButton = this.button("play", "Play", () => this.toggle());
@@ -185,13 +186,14 @@
       this.slider = element("input", { type: "range", min: "0", max: String(trace.frames.length - 1), value: "0", "aria-label": "Step" });
       this.slider.addEventListener("input", () => this.user(() => this.show(Number(this.slider.value))));
       this.asking = element("input", { type: "checkbox", id: id + "-ask" });
-      this.asking.addEventListener("change", () => this.user(() => this.closeQuestion()));
+      this.asking.addEventListener("change", () => this.ask());
       this.score = element("span", { class: "kv-score" });
       const ask = element("label", { class: "kv-ask", for: id + "-ask" }, this.asking, "What happens next?");
       const has = trace.frames.some((frame) => frame.ask);
       const head = element("div", { class: "kv-head" }, element("strong", {}, trace.title), ...(has ? [element("span", {}, this.score, ask)] : []));
       const bar = element("div", { class: "kv-bar" }, this.backButton, this.playButton, this.nextButton, this.slider, this.number);
-      this.figure = element("figure", { class: "kv-figure", "aria-label": trace.title, "data-trace": trace.id }, head, this.stage, this.say, this.quiz, bar);
+      this.figure = element("figure", { class: "kv-figure", "aria-label": trace.title, "data-trace": trace.id }, head, this.stage, element("div", { class: "kv-foot" }, this.room, bar));
+      this.room.append(this.quiz);
       this.figure.addEventListener("keydown", (event) => this.key(event));
       this.figure.player = this;
     }
@@ -203,15 +205,22 @@
       return button;
     }
 
-    // Whatever a reader does ends the gentle loop.
+    // What a reader does.
     user(act) {
-      this.looping = false;
       act();
+      this.isFresh = false;
+    }
+
+    // From here on questions are asked: from the start, if nothing has been seen yet.
+    ask() {
+      this.user(() => (this.isFresh && this.asking.checked ? this.show(0) : this.closeQuestion()));
+      this.makeRoom();
     }
 
     key(event) {
       if (event.altKey || event.ctrlKey || event.metaKey) return;
       const last = this.trace.frames.length - 1;
+      if (this.open && event.repeat) return;
       const acts = {
         ArrowRight: () => this.step(1),
         ArrowLeft: () => this.step(-1),
@@ -238,6 +247,7 @@
     advance(by) {
       const to = this.index + by;
       if (to < 0 || to >= this.trace.frames.length) return;
+      if (this.open && by > 0) return this.reveal(); // answered or not, the reader goes on
       if (by > 0 && this.asking.checked && this.trace.frames[to].ask && !(to in this.answers)) this.question(to);
       else this.show(to);
     }
@@ -250,7 +260,7 @@
 
     toggle() {
       if (this.playing) return this.pause();
-      if (this.index === this.trace.frames.length - 1) this.show(0);
+      if (this.isFresh || this.index === this.trace.frames.length - 1) this.show(0);
       this.play();
     }
 
@@ -283,24 +293,11 @@
     tick() {
       if (!this.playing) return;
       if (this.index === this.trace.frames.length - 1) {
-        if (!this.looping) return this.pause();
-        this.show(0);
-      } else this.advance(1);
-      if (!this.open) this.wait();
-    }
-
-    // Plays round and round while it is in view, until somebody touches it. Not where motion is unwelcome.
-    loop() {
-      if (motion.matches || !window.IntersectionObserver) {
-        this.looping = false;
+        this.pause();
         return;
       }
-      this.say.setAttribute("aria-live", "off");
-      new IntersectionObserver(([entry]) => {
-        if (!this.looping) return;
-        if (entry.isIntersecting) this.play();
-        else this.pause();
-      }).observe(this.stage);
+      this.advance(1);
+      if (!this.open) this.wait();
     }
 
     // ---- what happens next? ----
@@ -308,17 +305,33 @@
     question(to) {
       const { ask } = this.trace.frames[to];
       clearTimeout(this.timer);
-      this.quiz.replaceChildren(element("p", { class: "kv-question" }, ask.question));
-      const options = element("div", { class: "kv-options" });
-      ask.options.forEach((option, i) => {
-        const button = element("button", { type: "button" }, option);
+      this.write(ask);
+      this.quiz.querySelectorAll(".kv-options button").forEach((button, i) => {
         button.addEventListener("click", () => this.user(() => this.answer(to, i)));
-        options.append(button);
       });
-      this.quiz.append(options);
       this.quiz.hidden = false;
+      this.say.classList.add("waits"); // the question stands where the words stood, so that nothing moves
       this.asked = to;
       if (!this.playing || this.figure.contains(document.activeElement)) this.quiz.focus({ preventScroll: true });
+    }
+
+    write(ask) {
+      const options = ask.options.map((option) => element("button", { type: "button" }, option));
+      this.quiz.replaceChildren(element("p", { class: "kv-question" }, ask.question), element("div", { class: "kv-options" }, ...options));
+    }
+
+    verdict(right, ask) {
+      const why = element("p", { class: "kv-why", role: "status" }, element("strong", {}, right ? "Right. " : `No: ${ask.options[ask.right]}. `), ask.why);
+      const on = element("button", { type: "button", class: "kv-on" }, "Show it");
+      this.quiz.append(why, on);
+      return on;
+    }
+
+    // Show what was asked about.
+    reveal() {
+      this.show(this.asked);
+      this.stage.focus({ preventScroll: true });
+      if (this.playing) this.wait();
     }
 
     answer(to, chosen) {
@@ -331,16 +344,8 @@
         if (i === ask.right) button.classList.add("right");
         else if (i === chosen) button.classList.add("wrong");
       });
-      const verdict = element("p", { class: "kv-why", role: "status" }, element("strong", {}, right ? "Right. " : `No: ${ask.options[ask.right]}. `), ask.why);
-      const on = element("button", { type: "button", class: "kv-on" }, "Show it");
-      on.addEventListener("click", () =>
-        this.user(() => {
-          this.show(to);
-          this.stage.focus({ preventScroll: true });
-          if (this.playing) this.wait();
-        }),
-      );
-      this.quiz.append(verdict, on);
+      const on = this.verdict(right, ask);
+      on.addEventListener("click", () => this.user(() => this.reveal()));
       on.focus({ preventScroll: true });
       this.tally();
     }
@@ -352,6 +357,7 @@
 
     closeQuestion() {
       this.quiz.hidden = true;
+      this.say.classList.remove("waits");
       this.quiz.replaceChildren();
     }
 
@@ -367,14 +373,31 @@
       this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
       this.svg.setAttribute("width", width);
       this.svg.setAttribute("height", height);
-      this.say.style.minHeight = "";
-      let tallest = 0;
-      for (const frame of this.trace.frames) {
-        this.words.textContent = frame.say;
-        tallest = Math.max(tallest, this.say.offsetHeight);
-      }
-      this.say.style.minHeight = tallest + "px";
+      this.makeRoom();
       this.render(false);
+    }
+
+    // As high as the longest words, and, where the window has room for it, as the longest question: no step moves the
+    // page. What is higher, as an answer with its reason may be, covers a part of the picture.
+    makeRoom() {
+      if (this.open) return;
+      const { words, room } = this;
+      const now = words.textContent;
+      room.style.minHeight = "";
+      const said = Math.max(...this.trace.frames.map(({ say }) => ((words.textContent = say), this.say.offsetHeight)));
+      words.textContent = now;
+      room.style.minHeight = said + "px";
+      const asked = this.asking.checked ? this.longestQuestion() : 0;
+      const high = this.figure.offsetHeight - said + asked;
+      if (asked > said && high < window.innerHeight - HEADER) room.style.minHeight = asked + "px";
+    }
+
+    longestQuestion() {
+      this.quiz.hidden = false;
+      const asks = this.trace.frames.filter((frame) => frame.ask);
+      const tallest = Math.max(0, ...asks.map(({ ask }) => (this.write(ask), this.quiz.offsetHeight)));
+      this.closeQuestion();
+      return tallest + 10; // its margin
     }
 
     render(animated) {

@@ -1,0 +1,114 @@
+"""Course machinery. Records the front page's race: lessons 0, 1, 5, 8 and 9 answer the ladder's requests.
+
+    python -m scripts.pages.race            # run the five engines, write lessons/ladder/race.js and the rows
+    python -m scripts.pages.race --check    # run nothing; exit 1 if the ladder's figures have changed since
+
+One run of each says in which order tokens come, and at which part of the run. How long a run takes is the ladder's own
+median, from ladder.json, so that page and race say the same. All five must give the same tokens.
+"""
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from scripts import ROOT
+from scripts.pages.generated import asks_for_check, fill, settle
+from scripts.pages.ladder import FIGURES, read_report
+
+FOLDER = ROOT / "lessons" / "ladder"
+RECORD, HERO = FOLDER / "race.js", ROOT / "site" / "theme" / "partials" / "hero-race.html"
+RUNNERS = (0, 1, 5, 8, 9)
+START = "// Recorded by scripts/pages/race.py: do not edit, record again.\nwindow.KV_RACE = "
+SHADES = {0: "f", 1: "b", 5: "c", 8: "d", 9: "a"}  # a colour for each lesson
+COMMAND = "python -m scripts.pages.race"
+Lane = dict[str, Any]
+
+
+def lanes(new_tokens: int) -> list[Lane]:
+    """Return each runner's lesson, name, speed and seconds, from the ladder's figures."""
+    found = []
+    for row in read_report(FOLDER / FIGURES).rows:
+        number, _, name = row["lesson"].partition(" ")
+        if int(number) in RUNNERS:
+            speed = row["new tokens/s"]
+            found.append({"lesson": int(number), "name": name, "speed": speed, "seconds": round(new_tokens / speed, 3)})
+    return found
+
+
+def record() -> dict[str, Any]:
+    """Run the five engines once, each after a run that warms it up."""
+    from scripts.bench import ladder
+
+    from mini_engine.config import DTYPES
+    from mini_engine.weights import load_model
+
+    args = Namespace(model=None, requests=None, quick=False, lessons=None)
+
+    def reload():
+        return load_model(ladder.resolved(args), DTYPES["float32"], "cpu")
+
+    model = reload()
+    load = ladder.load_of(args, model.config.vocab_size)
+    passes = {}
+    for lesson in RUNNERS:
+        run = ladder.build(lesson, model, reload, load)
+        passes[lesson] = [run() for _ in range(2 if lesson else 1)]  # the first, slow lesson needs no warmth
+    ladder.check_equal(passes)
+    found = lanes(load.new_tokens)
+    for lane in found:
+        lane["came"] = shares(passes[lane["lesson"]][-1].came)
+    return {"wanted": [wanted for _, wanted in load.jobs], "lanes": found}
+
+
+def shares(came: list[tuple[float, int]]) -> list[list[int]]:
+    """Return for each token its time, in thousandths of the run, since the one before, and its request."""
+    end, before, found = came[-1][0], 0, []
+    for seconds, request in came:
+        at = round(1000 * seconds / end)
+        found.append([at - before, request])
+        before = at
+    return found
+
+
+def read() -> dict[str, Any]:
+    return json.loads(RECORD.read_text(encoding="utf-8").removeprefix(START).rstrip(";\n"))
+
+
+def text(race: dict[str, Any]) -> str:
+    return START + json.dumps(race, separators=(",", ":")) + ";\n"
+
+
+def rows(race: dict[str, Any]) -> str:
+    """Return the race at its end, as HTML: what is shown before it runs, and where no script runs."""
+    slowest = race["lanes"][0]["speed"]
+    lines = []
+    for lane in race["lanes"]:
+        number, seconds = lane["lesson"], lane["seconds"]
+        gain = f"{lane['speed'] / slowest:,.0f} ×" if lane["speed"] > slowest else ""
+        lines.append(
+            f'<li class="kv-lane {SHADES[number]}" data-lesson="{number}"><span class="kv-lane__name"><b>{number}</b> '
+            f'{lane["name"]}</span><span class="kv-lane__track">{"<i></i>" * len(race["wanted"])}</span>'
+            f'<span class="kv-lane__time"><output>{seconds:.1f} s</output><small>{gain}</small></span>'
+            f'<span class="kv-lane__speed">{lane["speed"]:,.0f}<small> tokens/s</small></span></li>'
+        )
+    return "\n".join(lines)
+
+
+def files(race: dict[str, Any]) -> dict[Path, str]:
+    """Return what the record and the front page's rows should be."""
+    return {RECORD: text(race), HERO: fill(HERO.read_text(encoding="utf-8"), "lanes", rows(race))}
+
+
+def main(argv: list[str] | None = None) -> int:
+    check = asks_for_check(__doc__, argv)
+    race = read() if check else record()
+    timed = {lane["lesson"]: lane for lane in lanes(sum(race["wanted"]))}
+    for lane in race["lanes"]:
+        lane |= timed[lane["lesson"]]
+    return settle(files(race), check, COMMAND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Course machinery. A Markdown extension for the website: a drawing becomes part of its page instead of an image.
+
+In the page it has the page's fonts, follows the palette button, and its links can be followed. Only hand-made drawings
+are inlined: those whose text is text. A chart's text consists of shapes; a player takes the place of its picture.
+"""
+
+import re
+from xml.etree.ElementTree import Element
+
+from scripts import ROOT
+from scripts.website.repo_links import DOCS, page_path
+
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.treeprocessors import Treeprocessor
+
+BEFORE_LINKS = 2.5  # mkdocs would rewrite the image's address (0)
+DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{(.*?\})\s*\}", re.DOTALL)
+RULE = re.compile(r"([^{}]+)(\{[^}]*\})")
+IDS = re.compile(r'\bid="([^"]+)"')
+
+
+def scoped(css: str, scope: str) -> str:
+    """Return the rules with every selector prefixed by `scope`."""
+    return "".join(
+        ", ".join(f"{scope} {one.strip()}" for one in selectors.split(",")) + f" {body}\n"
+        for selectors, body in RULE.findall(css)
+    )
+
+
+def in_page(svg: str, name: str, words: str) -> str:
+    """Return the drawing for a page: its rules, ids and colours are its own, its font is the page's.
+
+    Args:
+        name: of the file, without its suffix; it must be unique on the page.
+        words: the text alternative.
+    """
+    css = "".join(re.findall(r"<style>(.*?)</style>", svg, re.DOTALL))
+    dark = "".join(DARK.findall(css))
+    rules = scoped(DARK.sub("", css), f".drawing-{name}")
+    rules += scoped(dark, f'[data-md-color-scheme="slate"] .drawing-{name}')
+    svg = re.sub(r"<style>.*?</style>|<!--.*?-->|<title>.*?</title>|<desc>.*?</desc>", "", svg, flags=re.DOTALL)
+    for own in IDS.findall(svg):
+        svg = svg.replace(f'id="{own}"', f'id="{name}-{own}"').replace(f"#{own}", f"#{name}-{own}")
+    head, _, body = svg[svg.index("<svg") :].partition(">")
+    head = re.sub(r' (role|font-family|aria-label|aria-labelledby|class|width|height)="[^"]*"', "", head)
+    role = "group" if "<a " in body else "img"  # what is inside an image cannot be followed
+    marks = f'class="drawing drawing-{name}" role="{role}" aria-label="{words}" data-search-exclude=""'
+    return f"{head} {marks}>\n<style>\n{rules}</style>{body}"
+
+
+class Drawings(Treeprocessor):
+    """Inlines the drawings of one page."""
+
+    def run(self, root: Element) -> None:
+        page = page_path(self.md)
+        if page is None:
+            return
+        folder = (ROOT / DOCS / page).parent
+        for paragraph in root.iter("p"):
+            image = only_image(paragraph)
+            path = folder / image.get("src", "") if image is not None else folder
+            if image is not None and path.suffix == ".svg" and "<text" in (svg := path.read_text(encoding="utf-8")):
+                words = quoted(image.get("alt", ""))
+                paragraph.clear()
+                paragraph.tag = "div"
+                paragraph.set("class", "drawing-room")
+                paragraph.text = self.md.htmlStash.store(in_page(svg, path.stem, words))
+
+
+def only_image(paragraph: Element) -> Element | None:
+    """Return the image that is all of a paragraph, alone or as a link to itself."""
+    if len(paragraph) != 1 or (paragraph.text or "").strip() or (paragraph[0].tail or "").strip():
+        return None
+    only = paragraph[0]
+    if only.tag == "a" and len(only) == 1 and only.get("href") == only[0].get("src"):
+        only = only[0]
+    return only if only.tag == "img" else None
+
+
+def quoted(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+
+
+class DrawingsExtension(Extension):
+    def extendMarkdown(self, md: Markdown) -> None:
+        md.treeprocessors.register(Drawings(md), "drawings", BEFORE_LINKS)
+
+
+def makeExtension(**settings) -> DrawingsExtension:
+    return DrawingsExtension(**settings)

@@ -1,0 +1,164 @@
+/* Small calculators in lessons 2, 9 and 12. Each is a form over one formula of the lesson; tests compare it with the
+   lesson's own code. A page says where one goes with an empty <div class="kv-tool" data-tool="pool"></div>. */
+(function () {
+  "use strict";
+  const KIB = 1024;
+  const number = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
+  const short = (value) => (value >= 100 ? number(value) : value.toLocaleString("en", { maximumSignificantDigits: 3 }));
+  const BYTES = { bfloat16: 2, float32: 4, float8: 1 };
+
+  // A field with `log` is a slider; its value is a power of two, so that it covers laptops and GPUs.
+  const TOOLS = {
+    pool: {
+      title: "How many tokens fit?",
+      fields: [
+        { key: "layers", label: "layers", value: 36, min: 1 },
+        { key: "heads", label: "KV heads", value: 8, min: 1 },
+        { key: "dim", label: "head size", value: 128, min: 1 },
+        { key: "dtype", label: "dtype", options: Object.keys(BYTES) },
+        { key: "gib", label: "memory, GiB", value: 14, min: 0, step: "any" },
+        { key: "block", label: "block size", value: 16, min: 1 },
+        { key: "tokens", label: "tokens of a request", value: 1000, min: 1 },
+      ],
+      work({ layers, heads, dim, dtype, gib, block, tokens }) {
+        const token = 2 * layers * heads * dim * BYTES[dtype];
+        const blocks = Math.floor(Math.floor((gib * KIB ** 3) / token) / block);
+        return { token, blocks, slots: blocks * block, requests: Math.floor(blocks / Math.ceil(tokens / block)) };
+      },
+      say: ({ token, blocks, slots, requests }, { tokens }) => [
+        ["a token takes", `${short(token / KIB)} KiB`],
+        ["the pool holds", `${number(slots)} tokens in ${number(blocks)} blocks`],
+        [`requests of ${number(tokens)} tokens at once`, number(requests)],
+      ],
+    },
+    roofline: {
+      title: "What limits a decode step?",
+      fields: [
+        { key: "batch", label: "requests at once", value: 4, log: 1, max: 9, unit: "" },
+        { key: "read", label: "memory is read at", value: 5, log: 1, max: 12, unit: "GB/s" },
+        { key: "matrix", label: "arithmetic", value: 8.6, log: 0.2, max: 20, unit: "GFLOP/s" },
+        { key: "weights", label: "weights, GB", value: 1.19, min: 0.01, step: "any" },
+        { key: "history", label: "tokens behind each request", value: 256, min: 0 },
+      ],
+      // As limits() in scripts/bench/step.py, in bfloat16, with the KV of Qwen3-0.6B: 112 KiB and 2 operations a byte.
+      work({ batch, read, matrix, weights, history }) {
+        const kv = batch * history * 112 * KIB;
+        const reading = (weights * 1e9) / (read * 1e9);
+        const computing = (batch * weights * 1e9) / (matrix * 1e9);
+        const attention = Math.max(kv / (read * 1e9), (2 * kv) / (matrix * 1e9));
+        return { reading, computing, attention, seconds: Math.max(reading, computing) + attention, turn: matrix / read };
+      },
+      say: ({ reading, computing, attention, seconds, turn }, { batch }) => [
+        ["weights", `${short(reading * 1e3)} ms to read, ${short(computing * 1e3)} ms to compute`],
+        ["attention", `${short(attention * 1e3)} ms`],
+        ["a step takes at least", `${short(seconds * 1e3)} ms: ${short(batch / seconds)} tokens/s`],
+        ["limited by", computing > reading ? "arithmetic" : attention > reading ? "memory, reading KV" : "memory, reading weights"],
+        ["weights are free to share up to", `${short(turn)} requests`],
+      ],
+      draw: roof,
+    },
+    "break-even": {
+      title: "Copy back, or compute again?",
+      fields: [
+        { key: "rate", label: "prefill, tokens/s", value: 400, min: 1 },
+        { key: "token", label: "KV of a token, KiB", value: 112, min: 1, step: "any" },
+        { key: "bandwidth", label: "tier, MB/s", value: 500, min: 0.1, step: "any" },
+        { key: "latency", label: "latency, ms", value: 5, min: 0, step: "any" },
+        { key: "prefix", label: "tokens of the prefix", value: 1000, min: 1 },
+      ],
+      // As BreakEven in mini_engine/tiers/break_even.py
+      work({ rate, token, bandwidth, latency, prefix }) {
+        const gain = 1 / rate - (token * KIB) / (bandwidth * 1e6);
+        const again = prefix / rate;
+        const back = latency / 1e3 + (prefix * token * KIB) / (bandwidth * 1e6);
+        return { from: gain > 0 ? latency / 1e3 / gain : Infinity, again, back, least: (token * KIB * rate) / 1e6 };
+      },
+      say: ({ from, again, back, least }) => [
+        ["compute again", `${short(again * 1e3)} ms`],
+        ["bring back", `${short(back * 1e3)} ms: ${back < again ? `${short(again / back)} times as fast` : "slower"}`],
+        ["it pays from", from === Infinity ? "no length: the tier is too slow" : `${number(Math.ceil(from))} tokens`],
+        ["a tier must give at least", `${short(least)} MB/s`],
+      ],
+    },
+  };
+
+  // Seconds a step against requests, both on logarithmic axes: flat while weights are read, rising once they are computed.
+  function roof(values) {
+    const [wide, high, most] = [400, 150, 9];
+    const at = (power) => TOOLS.roofline.work({ ...values, batch: 2 ** power });
+    const all = Array.from({ length: 46 }, (_, i) => (i * most) / 45);
+    const times = all.map((power) => Math.log2(at(power).seconds));
+    const [low, top] = [Math.min(...times) - 0.5, Math.max(...times) + 0.5];
+    const place = (power, time) => `${(40 + (power / most) * (wide - 60)).toFixed(1)} ${(high - 24 - ((time - low) / (top - low)) * (high - 44)).toFixed(1)}`;
+    const here = Math.log2(values.batch);
+    const [x, y] = place(here, Math.log2(at(here).seconds)).split(" ");
+    const ticks = [0, 3, 6, 9].map((power) => `<text x="${40 + (power / most) * (wide - 60)}" y="${high - 6}">${2 ** power}</text>`).join("");
+    return `<svg viewBox="0 0 ${wide} ${high}" aria-hidden="true"><path d="M${all.map((power, i) => place(power, times[i])).join("L")}"/>
+      <circle cx="${x}" cy="${y}" r="6"/>${ticks}<text class="axis" x="40" y="14">time of a step, against requests at once</text></svg>`;
+  }
+
+  function element(tag, attrs, ...children) {
+    const node = document.createElement(tag);
+    for (const name in attrs) node.setAttribute(name, attrs[name]);
+    node.append(...children);
+    return node;
+  }
+
+  let count = 0;
+
+  function control(field) {
+    const id = `kv-tool-${++count}`;
+    if (field.options) {
+      const options = field.options.map((option) => element("option", {}, option));
+      return { id, input: element("select", { id, name: field.key }, ...options) };
+    }
+    const { value, min = 0, max = "", step = 1 } = field;
+    const attrs = field.log ? { type: "range", min: 0, max, step: field.log } : { type: "number", min, step, required: "" };
+    return { id, input: element("input", { id, name: field.key, value, ...attrs }) };
+  }
+
+  function build(room) {
+    const tool = TOOLS[room.dataset.tool];
+    const form = element("form", { class: "kv-tool__fields" });
+    const result = element("dl", { class: "kv-tool__result" });
+    const picture = element("div", { class: "kv-tool__picture" });
+    const shown = [];
+    for (const field of tool.fields) {
+      const { id, input } = control(field);
+      const label = element("label", { for: id }, field.label);
+      if (field.log) {
+        const output = element("output", { for: id });
+        label.append(" ", output);
+        shown.push(() => {
+          output.textContent = `${short(2 ** input.value)} ${field.unit}`.trim();
+          input.setAttribute("aria-valuetext", output.textContent);
+        });
+      }
+      form.append(element("div", {}, label, input));
+    }
+    const values = () => {
+      const read = (field) => {
+        const { value } = form.elements[field.key];
+        return field.options ? value : field.log ? 2 ** Number(value) : Number(value);
+      };
+      return Object.fromEntries(tool.fields.map((field) => [field.key, read(field)]));
+    };
+    function refresh() {
+      shown.forEach((act) => act());
+      if (!form.checkValidity()) return;
+      const given = values();
+      const rows = tool.say(tool.work(given), given);
+      result.replaceChildren(...rows.map(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", {}, text))));
+      if (tool.draw) picture.innerHTML = tool.draw(given);
+    }
+    form.addEventListener("input", refresh);
+    form.addEventListener("submit", (event) => event.preventDefault());
+    room.setAttribute("role", "group");
+    room.setAttribute("aria-label", tool.title);
+    room.append(element("strong", {}, tool.title), form, picture, result);
+    refresh();
+  }
+
+  window.KvTools = TOOLS;
+  document.querySelectorAll(".kv-tool[data-tool]").forEach(build);
+})();

@@ -1,0 +1,127 @@
+"""Course machinery. The front page: its figures come from commands, its race runs, nothing on it jumps."""
+
+import re
+
+from scripts import ROOT
+from scripts.pages import race
+from scripts.pages.ladder import FIGURES, read_report
+from scripts.website.browser import DESKTOP, PHONE, visiting
+
+import pytest
+import yaml
+
+from lessons._course.catalog import read_lessons
+from lessons._course.places import Places
+from tests.course.test_words import table
+
+HERO = (ROOT / "site" / "theme" / "partials" / "hero.html").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+HOME = (ROOT / "lessons" / "README.md").read_text(encoding="utf-8")
+LESSONS = read_lessons(Places.find())
+MOST_SHIFT = 0.02  # of layout, as browsers count it
+
+
+def test_the_first_screen_s_command_is_the_readme_s():
+    command = re.sub("<.*?>", "", re.search(r"<code>.*?</code>", HERO)[0])
+    clone, make = command.rsplit(" && ", 1)
+    assert f"\n{clone}\n{make} " in README
+
+
+def test_the_first_screen_s_figures_are_the_ladder_s_and_the_lessons():
+    speeds = [row["new tokens/s"] for row in read_report(race.FOLDER / FIGURES).rows]
+    assert f"From {speeds[0]:,.0f} to {speeds[-1]:,.0f} tokens a second" in HERO
+    hours = round(sum(lesson.minutes for lesson in LESSONS) / 60)
+    assert f"About {hours} hours" in HERO, f"the lessons take {hours} hours by now"
+
+
+def test_what_a_lesson_bought_is_said_once_and_the_ladder_s_figures_are_the_ladder_s():
+    pages = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["extra"]["pages"]
+    told = {cells[1].partition("](")[2].partition("/")[0]: cells[5] for cells in table("README.md", "| | lesson |")}
+    assert told == {lesson.id: pages[f"{lesson.id}/"]["bought"] for lesson in LESSONS}
+    rows = {int(row["lesson"].split()[0]): row for row in read_report(race.FOLDER / FIGURES).rows}
+    for lesson in LESSONS:
+        if lesson.number in rows and "tokens/s" in told[lesson.id]:
+            assert f"{rows[lesson.number]['new tokens/s']:,.0f} tokens/s" in told[lesson.id], told[lesson.id]
+
+
+def test_the_check_that_turns_green_is_what_the_check_says():
+    golden = (ROOT / "tests" / "course" / "transcripts" / "l2.txt").read_text(encoding="utf-8")
+    shown = dict(re.findall(r'<div class="turns-(red|green)" markdown="1">\n\n```text\n(.*?)```', HOME, re.DOTALL))
+    assert f"=== task 2, the blocks stay on the free list\n{shown['red']}\n" in golden
+    assert f"=== right answers, round 1\n{shown['green']}\n" in golden
+
+
+def test_the_race_is_the_ladder_s():
+    assert race.main(["--check"]) == 0, f"run {race.COMMAND}"
+
+
+def test_every_runner_gives_every_token():
+    record = race.read()
+    assert [lane["lesson"] for lane in record["lanes"]] == list(race.RUNNERS)
+    for lane in record["lanes"]:
+        got = [0] * len(record["wanted"])
+        for _, request in lane["came"]:
+            got[request] += 1
+        assert got == record["wanted"], f"lesson {lane['lesson']}"
+        assert sum(wait for wait, _ in lane["came"]) == 1000, "times are thousandths of the run"
+
+
+HURRY = "() => { window.KV_RACE.pace = 40; }"
+FULL = """() => [...document.querySelectorAll('.kv-lane i')]
+    .map(i => Number(i.style.getPropertyValue('--full') || 1))"""
+
+
+def test_the_race_opens_full_runs_in_its_time_and_ends_full(site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        page = visitor.page
+        page.goto(site_http.url())
+        lanes, button = page.locator(".kv-lane"), page.locator(".kv-race button")
+        before = lanes.all_inner_texts()
+        assert set(page.evaluate(FULL)) == {1} and len(before) == len(race.RUNNERS)
+        button.click()
+        page.wait_for_function("() => document.querySelector('.kv-lane[data-lesson=\"9\"]').classList.contains('done')")
+        full = page.evaluate(FULL)
+        assert min(full[-24:]) == 1 and max(full[12:24]) == 0, "lesson 9 is done while lesson 0 has hardly begun"
+        page.evaluate(HURRY)
+        page.locator(".kv-race:not(.running)").wait_for()
+        assert set(page.evaluate(FULL)) == {1} and lanes.all_inner_texts() == before
+        assert not visitor.complaints
+
+
+def test_the_race_can_be_stopped(site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url())
+        button = visitor.page.locator(".kv-race button")
+        button.click()
+        visitor.page.locator(".kv-race.running").wait_for()
+        button.click()
+        visitor.page.locator(".kv-race:not(.running)").wait_for()
+        assert set(visitor.page.evaluate(FULL)) == {1} and button.inner_text().startswith("Run the race")
+
+
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_nothing_jumps(width, site_http, browser):
+    watch = """window.shift = 0; new PerformanceObserver(list => list.getEntries().forEach(entry => {
+        if (!entry.hadRecentInput) window.shift += entry.value; })).observe({type: "layout-shift", buffered: true});"""
+    with visiting(browser, site_http, width=width) as visitor:
+        visitor.page.add_init_script(watch)
+        visitor.page.goto(site_http.url(), wait_until="networkidle")
+        visitor.page.mouse.wheel(0, 4000)
+        visitor.page.wait_for_timeout(300)
+        assert visitor.page.evaluate("shift") <= MOST_SHIFT
+
+
+def test_without_scripts_the_race_is_a_picture_of_its_end(site_http, browser):
+    with visiting(browser, site_http, java_script_enabled=False) as visitor:
+        visitor.page.goto(site_http.url())
+        assert visitor.page.locator(".kv-lane").count() == len(race.RUNNERS)
+        assert not visitor.page.locator(".kv-race button").is_visible()
+
+
+def test_each_rung_of_the_ladder_leads_to_its_lesson(site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url())
+        rung = visitor.page.locator(".lesson-cards tbody tr").nth(5)
+        box = rung.bounding_box()
+        rung.click(position={"x": box["width"] * 0.6, "y": box["height"] / 2})
+        visitor.page.wait_for_url("**/l5_scheduler/")

@@ -1,0 +1,124 @@
+"""Course machinery. What the website keeps in a reader's browser: lessons done, guesses, where to go on."""
+
+import json
+
+from scripts import ROOT
+from scripts.website.browser import PHONE, visiting
+
+import pytest
+import yaml
+
+from lessons._course.catalog import read_lessons
+from lessons._course.places import Places
+from lessons._course.progress import Entry
+from tests.course.site_fixtures import SITE
+from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
+
+LESSONS = read_lessons(Places.find())
+PAGES = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["extra"]["pages"]
+
+
+def resume(page) -> str:
+    return page.locator("[data-resume]").inner_text()
+
+
+def test_a_lesson_marked_as_done_is_ticked_everywhere_and_the_next_one_resumed(site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        page = visitor.page
+        page.goto(site_http.url())
+        assert resume(page) == "Start with lesson 0" and page.locator(".kv-tick").count() == 0
+        page.goto(site_http.url("l2_token_flat/README.md"))
+        page.get_by_role("button", name="Mark lesson 2 as done").click()
+        assert page.locator(".md-nav--primary .kv-tick:visible").count() == 1
+        page.goto(site_http.url())
+        assert page.locator(".lesson-cards tr", has_text="Token-flat").locator(".kv-tick").get_attribute("aria-label")
+        assert resume(page) == "Resume lesson 3"
+        page.locator("[data-resume]").click()
+        page.wait_for_url("**/l3_block_tensor/")
+        page.goto(site_http.url())
+        page.get_by_role("button", name="Forget").click()
+        assert resume(page) == "Start with lesson 0" and page.locator(".kv-tick").count() == 0
+        assert not visitor.complaints
+
+
+def test_the_course_s_own_record_is_imported(tmp_path, site_http, browser):
+    entries = {
+        LESSONS[0].id: Entry(passed="2026-11-22", tasks_done=[1, 2]),
+        LESSONS[1].id: Entry(first_passed="2026-11-20"),
+        LESSONS[2].id: Entry(tasks_done=[1, 2, 3]),
+    }
+    record = tmp_path / "progress.json"
+    text = json.dumps({"version": 1, "lessons": {name: vars(entry) for name, entry in entries.items()}})
+    record.write_text(text, encoding="utf-8")
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text("[]", encoding="utf-8")
+    with visiting(browser, site_http) as visitor:
+        page = visitor.page
+        page.goto(site_http.url())
+        page.set_input_files("#kv-import", wrong)
+        page.get_by_text("This file is not").wait_for()
+        page.set_input_files("#kv-import", record)
+        page.get_by_text("Imported.").wait_for()
+        assert page.locator(".kv-kept__sum").inner_text() == f"2 of {len(LESSONS)} lessons done"
+        assert page.locator(".lesson-cards tr").nth(3).locator(".kv-tick").inner_text() == "3 tasks"
+        assert resume(page) == "Resume lesson 2"
+        assert not visitor.complaints
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.id)
+def test_every_lesson_has_a_guess_to_give(lesson):
+    guess = PAGES[f"{lesson.id}/"]["guess"]
+    if "options" in guess:
+        assert 0 <= int(guess["right"]) < len(guess["options"]) and len(guess["options"]) > 1
+    else:
+        assert float(guess["number"]) >= 0 and guess["unit"]
+
+
+@pytest.mark.parametrize("given", ["right", "wrong"])
+def test_a_choice_opens_the_answer_and_is_remembered(given, site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        page = visitor.page
+        guess = PAGES["l5_scheduler/"]["guess"]
+        chosen = guess["options"][int(guess["right"]) - (given == "wrong")]
+        page.goto(site_http.url("l5_scheduler/README.md"))
+        answer = page.locator(".kv-guesses + details")
+        assert answer.get_attribute("open") is None
+        page.get_by_role("button", name=chosen, exact=True).click()
+        said = page.locator(".kv-verdict").inner_text()
+        assert said.startswith(f"You guessed: {chosen}.") and said.endswith("Right.") == (given == "right")
+        assert answer.get_attribute("open") is not None
+        page.reload()
+        assert page.locator(".kv-verdict").inner_text() == said
+        assert not visitor.complaints
+
+
+@pytest.mark.slow(*SITE)
+@pytest.mark.parametrize("given, right", [("14000", True), ("200", False)])
+def test_a_number_near_the_answer_is_right(given, right, site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url("l0_the_loop/README.md"))
+        visitor.page.locator("#kv-guessed").fill(given)
+        visitor.page.get_by_role("button", name="Guess", exact=True).click()
+        assert visitor.page.locator(".kv-verdict").inner_text().endswith("Right.") == right
+
+
+def test_the_strip_under_a_title_says_idea_and_gain_without_a_script(site_http, browser):
+    with visiting(browser, site_http, java_script_enabled=False) as visitor:
+        for lesson in LESSONS:
+            visitor.page.goto(site_http.url(f"{lesson.id}/README.md"))
+            strip = visitor.page.locator("h1 + .kv-strip")
+            assert lesson.summary in strip.inner_text() and PAGES[f"{lesson.id}/"]["bought"] in strip.inner_text()
+            for picture in strip.locator("img").all():
+                assert picture.evaluate("image => image.complete && image.naturalWidth > 0")
+            assert not visitor.page.locator(".kv-done").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_what_is_kept(scheme, site_http, browser):
+    with visiting(browser, site_http, scheme=scheme, width=PHONE, reduced_motion="reduce") as visitor:
+        page = visitor.page
+        page.goto(site_http.url("l5_scheduler/README.md"))
+        page.locator(".kv-guess button").first.click()
+        page.locator(".kv-done button").click()
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        assert not page.evaluate(RUN_AXE, ALL_RULES)
