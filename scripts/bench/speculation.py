@@ -170,7 +170,7 @@ def draw(report: Report, path: Path) -> None:
     with canvas(
         path, 6.4, 3.4, f"Tokens a step with up to {', '.join(map(str, DRAFTS))} guesses. {'; '.join(words)}."
     ) as figure:
-        axes = figure.add_axes((0.07, 0.14, 0.64, 0.74))
+        axes = figure.add_axes((0.07, 0.14, 0.56, 0.74))
         for (name, values), color in zip(sorted(lines.items(), key=lambda line: -line[1][-1]), SERIES, strict=False):
             axes.plot(DRAFTS, values, "o-", color=color, linewidth=1.8, markersize=4, label=name)
         axes.set_xscale("log", base=2)
