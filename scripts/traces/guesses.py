@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from scripts.traces.tape import Tape, ask, plural
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_DRAFTS = 4, 48, 8
-SHOWN = 18  # of the prompt's tokens, the last ones
+SHOWN, BLOCKS_SHOWN = 27, 12  # of the text's tokens, and of its blocks: the last ones
 ACTS = ("a times table", "a question asked twice")
 LENGTHS = {ACTS[0]: 17, ACTS[1]: 48}
 
@@ -57,20 +57,22 @@ class Act:
     def show(self, say: str, question=None, drafts: Sequence[int] = (), fed=(), chosen=(), gained: int = 0) -> None:
         """Add a frame. fed, chosen: the rows of the step. gained: how many of the newest tokens it has brought."""
         request, table = self.request, self.engine.scheduler.manager.tables.get(self.name)
-        shown = request.prompt_ids[-SHOWN:]
         old = request.output_ids[: len(request.output_ids) - gained]
-        text = {"prompt": shown, "old": old, "new": request.output_ids[len(old) :], "guess": drafts}
+        text = {"prompt": request.prompt_ids, "old": old, "new": request.output_ids[len(old) :], "guess": drafts}
         num_slots = table.num_tokens if table else 0
         kept = min(num_slots, len(request.token_ids))
+        words = [[word, kind] for kind, ids in text.items() for word in self.words(ids)]
         sizes = [min(BLOCK_SIZE, num_slots - first) for first in range(0, num_slots, BLOCK_SIZE)]
+        blocks = [[max(0, min(size, kept - BLOCK_SIZE * i)), size] for i, size in enumerate(sizes)]
         adaptive = self.engine.scheduler.adaptive_of(request)
         self.tape.frame(
             say,
             question,
             act=self.name,
-            hidden=len(request.prompt_ids) - len(shown),
-            text=[[word, kind] for kind, ids in text.items() for word in self.words(ids)],
-            blocks=[[max(0, min(size, kept - BLOCK_SIZE * i)), size] for i, size in enumerate(sizes)],
+            hidden=len(words) - len(words[-SHOWN:]),
+            text=words[-SHOWN:],
+            num_blocks=len(blocks),
+            blocks=blocks[-BLOCKS_SHOWN:],
             fed=self.words(fed),
             chosen=self.words(chosen),
             stand=gained if fed else 0,
