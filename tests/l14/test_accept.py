@@ -137,7 +137,7 @@ def test_only_drafts_that_became_tokens_of_the_answer_count(drafts, chosen, acce
 
 @pytest.mark.parametrize(("chosen", "came_true"), [([7, 8, 9, 10], 3), ([7, 8, WRONG, 10], 2), ([WRONG, 8, 9, 10], 0)])
 def test_it_is_noted_how_many_came_true(chosen, came_true):
-    assert Verification([7, 8, 9], chosen).notes.told == [(3, came_true)], "(guessed, accepted), for the next k"
+    assert Verification([7, 8, 9], chosen).notes.told == [(3, came_true)], "Adaptive.record is told (guessed, accepted)"
 
 
 def test_a_request_that_was_aborted_meanwhile_gains_nothing():

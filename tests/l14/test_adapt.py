@@ -51,7 +51,7 @@ def test_one_success_ends_the_pauses():
     while adaptive.next() == 0:
         pass
     adaptive.record(1, 1)
-    assert [adaptive.next(), adaptive.next()] == [2, 2]
+    assert [adaptive.next(), adaptive.next()] == [2, 2], "the miss before does not count any more: no pause"
 
 
 @given(st.integers(1, 64), OUTCOMES)

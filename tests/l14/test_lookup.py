@@ -79,7 +79,7 @@ def test_the_shortest_n_gram_is_tried_too():
 
 def test_the_tail_does_not_find_itself():
     assert text_of([1, 2, 3]).find_last(2) is None, "2 3 occurred only here, and nothing follows them yet"
-    assert text_of([1, 2, 1]).find_last(1) == 1
+    assert text_of([1, 2, 1]).find_last(1) == 1, "the position behind the earlier 1, where 2 is"
 
 
 @pytest.mark.parametrize("token_ids", [[], [1], [1, 2]])

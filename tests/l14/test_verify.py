@@ -38,7 +38,8 @@ def test_without_a_right_draft_a_step_still_yields_a_token():
 def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
     request = request_of([1, 2, 3], [4])
     chunk = with_drafts(Chunk(request, 3, 4, [1, 2]), [5, 6])
-    assert (chunk.start, chunk.stop, chunk.request.token_ids) == (3, 6, [1, 2, 3, 4, 5, 6])
+    assert (chunk.start, chunk.stop) == (3, 6), "the chunk begins where it began, and ends 2 drafts later"
+    assert chunk.request.token_ids == [1, 2, 3, 4, 5, 6], "the runner reads the drafts as tokens of the chunk's request"
     assert chunk.request.tells_prompt and chunk.samples
     assert request.token_ids == [1, 2, 3, 4], "a guess is no token of the request"
 
@@ -46,7 +47,7 @@ def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
 def test_each_row_samples_for_the_answer_that_it_saw():
     request = request_of([1, 2, 3], [4])
     rows = sample_rows(request, [5, 6])
-    assert [row.output_ids for row in rows] == [[4], [4, 5], [4, 5, 6]]
+    assert [row.output_ids for row in rows] == [[4], [4, 5], [4, 5, 6]], "row i's answer has the first i drafts"
     assert all(row.seed == request.seed and row.prompt_ids == [1, 2, 3] for row in rows)
 
 
@@ -61,7 +62,8 @@ def test_each_row_draws_what_an_ordinary_step_would_draw(params):
     drafts, logits = [5, 6, 5], torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(6))
     rows = sample_rows(drawing([1, 2, 3], [4], params), drafts)
     said = [drawing([1, 2, 3], [4, *drafts[:count]], params) for count in range(4)]
-    assert [one.token_id for one in sample(logits, rows)] == [one.token_id for one in sample(logits, said)]
+    found, want = ([one.token_id for one in sample(logits, some)] for some in (rows, said))
+    assert found == want, "the same seed, position and earlier tokens give the same draw"
 
 
 def drawing(prompt_ids, output_ids, params):
