@@ -178,6 +178,19 @@ PARTS = (
         ),
     ),
     Part(
+        "More than one token a step",
+        "Guesses from the text itself, and what becomes of them. [Lesson 14](l14_speculation/README.md).",
+        (
+            *entries("speculation/config.py", "Speculation"),
+            *entries("speculation/engine.py", "speculating", "SpeculatingEngine"),
+            *entries("speculation/scheduler.py", "SpeculatingScheduler"),
+            *entries("speculation/lookup.py", "Drafter", "LookupDrafter", "find_continuation", "copy_from"),
+            *entries("speculation/tree_lookup.py", "TreeDrafter", "continuation"),
+            *entries("speculation/verify.py", "num_standing", "sample_rows", "with_drafts", "Guess"),
+            *entries("speculation/adapt.py", "Adaptive", "share_of_rows"),
+        ),
+    ),
+    Part(
         "Errors",
         "A user's mistake is reported in one sentence. A call that fails changes nothing.",
         (*entries("errors.py", "UserError", "OutOfBlocks", "CacheFull"),),

@@ -33,6 +33,7 @@ NAMES = {
     "l11-states": "states",
     "l12-tiers": "tiers",
     "l13-replicas": "replicas",
+    "l14-guesses": "guesses",
     "l5-timeline": "timeline",
     "l4-logits": "logits",
     "l6-bytes": "text_bytes",

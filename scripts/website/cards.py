@@ -42,6 +42,7 @@ PICTURES = {  # the one that says most; a lesson without one shows the first dra
     "l11_hybrid": "states.svg",
     "l12_tiers": "tiers.svg",
     "l13_machines": "replicas.svg",
+    "l14_speculation": "guesses.svg",
 }
 DRAWING = re.compile(r"```text\n(.*?)```", re.DOTALL)
 STYLE = """

@@ -1,5 +1,6 @@
 """Course machinery. Recorded traces: they match this engine, they are consistent, and a bug shows in them."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -297,3 +298,30 @@ def test_below_the_pool_a_block_falls_to_the_disk_and_comes_back():
         back += [text for text in fallen if text in in_pool]
         fallen = files - in_pool - set(step["host"])
     assert "is d" in back, "a block that only the disk had is in the pool again"
+
+
+def test_behind_a_text_guesses_stand_or_go_with_their_slots():
+    steps, scene = frames("l14-guesses")
+    rejected = 0
+    for before, step in itertools.pairwise(steps):
+        words = [word for word, kind in step["text"] if kind == "new"]
+        if not step["chosen"]:
+            continue
+        assert (
+            before["fed"] == step["fed"]
+            and [word for word, kind in before["text"] if kind == "guess"] == step["fed"][1:]
+        )
+        assert words == step["chosen"][: step["stand"]], "the step's tokens are those that its rows chose"
+        assert step["chosen"][: step["stand"] - 1] == step["fed"][1 : step["stand"]], "only right drafts stand"
+        rejected += len(step["fed"]) - step["stand"]
+        if step["blocks"]:
+            assert all(kept == used for kept, used in step["blocks"]), "a slot of a rejected draft is still counted"
+            used = scene["block_size"] * (step["num_blocks"] - 1) + step["blocks"][-1][1]
+            before_used = scene["block_size"] * (before["num_blocks"] - 1) + before["blocks"][-1][1]
+            assert before_used - used == len(step["fed"]) - step["stand"], "each rejected draft gives up its slot"
+    assert rejected > 5, "guesses of both kinds belong into the trace"
+    assert any(
+        step["num_blocks"] < before["num_blocks"] for before, step in itertools.pairwise(steps) if step["blocks"]
+    )
+    last = {step["act"]: step for step in steps}
+    assert last[scene["acts"][1]]["tokens"] > 5 * last[scene["acts"][1]]["steps"]

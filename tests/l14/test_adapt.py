@@ -16,7 +16,14 @@ def test_guesses_that_come_true_are_doubled_up_to_the_most():
     for _ in range(4):
         seen.append(adaptive.next())
         adaptive.record(seen[-1], seen[-1])
-    assert seen == [4, 8, 8, 8]
+    assert seen == [4, 8, 8, 8], "all came true: twice as many next time, max_drafts at most"
+
+
+def test_a_step_without_guesses_teaches_nothing():
+    adaptive = Adaptive(8)
+    for _ in range(10):
+        adaptive.record(0, 0)
+    assert adaptive.next() == 4, "no earlier text fitted, or no row was free: that says nothing about guesses"
 
 
 def test_guesses_that_fail_become_fewer_and_then_rare():
@@ -44,14 +51,7 @@ def test_one_success_ends_the_pauses():
     while adaptive.next() == 0:
         pass
     adaptive.record(1, 1)
-    assert [adaptive.next(), adaptive.next()] == [2, 2]
-
-
-def test_a_step_without_guesses_teaches_nothing():
-    adaptive = Adaptive(8)
-    for _ in range(10):
-        adaptive.record(0, 0)
-    assert adaptive.next() == 4, "no earlier text fitted, or no row was free: that says nothing about guesses"
+    assert [adaptive.next(), adaptive.next()] == [2, 2], "the miss before does not count any more: no pause"
 
 
 @given(st.integers(1, 64), OUTCOMES)
@@ -64,7 +64,7 @@ def test_the_number_stays_within_its_limits(most, outcomes):
 
 @pytest.mark.parametrize(("decoding", "share"), [(0, 0), (1, 15), (4, 3), (8, 1), (9, 0), (16, 0), (64, 0)])
 def test_requests_share_the_rows_that_are_free(decoding, share):
-    assert share_of_rows(16, decoding) == share
+    assert share_of_rows(16, decoding) == share, "of a request's share of 16 rows, one row is its own token's"
 
 
 @given(st.integers(1, 100), st.integers(0, 200))

@@ -50,6 +50,15 @@ def test_a_text_that_grows_is_the_text_packed_at_once(parts):
     assert grown.packed == text_of(token_ids).packed and len(grown) == len(token_ids)
 
 
+def test_an_occurrence_may_overlap_the_last_tokens():
+    assert text_of([7, 7, 7]).find_last(2) == 2, "7 7 stood one token earlier, and was followed by 7"
+
+
+def test_bytes_of_two_tokens_are_no_occurrence():
+    token_ids = [9, 1 << 16, 2 << 16, 5, 1]  # the bytes of token 1 also lie across the second and the third token
+    assert text_of(token_ids).find_last(1) is None, "what was found is half of one token and half of the next"
+
+
 def test_the_latest_occurrence_wins():
     position = find_continuation(text_of([1, 2, 7, 1, 2, 8, 1, 2]), 2, 2)
     assert position == 5, "1 2 occurred twice before; what followed it last is the better guess"
@@ -57,17 +66,34 @@ def test_the_latest_occurrence_wins():
 
 def test_a_longer_match_wins_over_a_later_one():
     token_ids = [5, 1, 2, 7, 9, 1, 2, 8, 5, 1, 2]
-    assert token_ids[find_continuation(text_of(token_ids), 3, 2)] == 7
+    position = find_continuation(text_of(token_ids), 3, 2)
+    assert position == 3, (
+        "5 1 2 was followed by 7; that 1 2 was later followed by 8 counts less: the longer match is better evidence"
+    )
+
+
+def test_the_shortest_n_gram_is_tried_too():
+    assert find_continuation(text_of([1, 2, 7, 3, 1, 2]), 4, 2) == 2, "only the last 2 tokens occurred before"
+    assert find_continuation(text_of([1, 2, 7, 3, 1, 2]), 4, 3) is None, "the last 3 tokens did not, and 2 are too few"
 
 
 def test_the_tail_does_not_find_itself():
-    assert text_of([1, 2, 3]).find_last(2) is None
-    assert text_of([1, 2, 1]).find_last(1) == 1
+    assert text_of([1, 2, 3]).find_last(2) is None, "2 3 occurred only here, and nothing follows them yet"
+    assert text_of([1, 2, 1]).find_last(1) == 1, "the position behind the earlier 1, where 2 is"
 
 
 @pytest.mark.parametrize("token_ids", [[], [1], [1, 2]])
 def test_a_short_text_has_no_guess(token_ids):
     assert find_continuation(text_of(token_ids), 4, 1) is None
+
+
+def test_a_copy_begins_at_the_position():
+    assert copy_from([5, 6, 7, 8], 1, 2) == [6, 7], "2 tokens from position 1 on"
+    assert copy_from([5, 6, 7, 8], 3, 0) == []
+
+
+def test_a_text_that_repeats_itself_goes_on_doing_so():
+    assert copy_from([4, 5, 4, 5], 2, 5) == [4, 5, 4, 5, 4], "behind the text's end the copy itself is read"
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(0, 11), st.integers(0, 20))

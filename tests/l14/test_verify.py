@@ -9,6 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mini_engine.engine.request import Request
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampler import sample
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.speculation.config import Speculation
@@ -27,7 +30,7 @@ def test_the_tokens_up_to_the_first_wrong_draft_stand_and_the_one_chosen_instead
 
 
 def test_without_a_right_draft_a_step_still_yields_a_token():
-    assert num_standing([], [5]) == 1
+    assert num_standing([], [5]) == 1, "row 0 has seen no draft, so its token is right whatever was guessed"
     assert num_standing([7, 8], [5, 8, 9]) == 1, "the second draft was seen behind a wrong one"
     assert num_standing([5, 8], [5, 8, 9]) == 3, "the last row's token is right too: the bonus"
 
@@ -35,7 +38,8 @@ def test_without_a_right_draft_a_step_still_yields_a_token():
 def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
     request = request_of([1, 2, 3], [4])
     chunk = with_drafts(Chunk(request, 3, 4, [1, 2]), [5, 6])
-    assert (chunk.start, chunk.stop, chunk.request.token_ids) == (3, 6, [1, 2, 3, 4, 5, 6])
+    assert (chunk.start, chunk.stop) == (3, 6), "the chunk begins where it began, and ends 2 drafts later"
+    assert chunk.request.token_ids == [1, 2, 3, 4, 5, 6], "the runner reads the drafts as tokens of the chunk's request"
     assert chunk.request.tells_prompt and chunk.samples
     assert request.token_ids == [1, 2, 3, 4], "a guess is no token of the request"
 
@@ -43,8 +47,46 @@ def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
 def test_each_row_samples_for_the_answer_that_it_saw():
     request = request_of([1, 2, 3], [4])
     rows = sample_rows(request, [5, 6])
-    assert [row.output_ids for row in rows] == [[4], [4, 5], [4, 5, 6]]
+    assert [row.output_ids for row in rows] == [[4], [4, 5], [4, 5, 6]], "row i's answer has the first i drafts"
     assert all(row.seed == request.seed and row.prompt_ids == [1, 2, 3] for row in rows)
+
+
+def test_without_drafts_a_chunk_stays_as_it_is():
+    chunk = Chunk(request_of([1, 2, 3], [4]), 3, 4, [1, 2])
+    assert with_drafts(chunk, []) == chunk, "a prompt's chunk samples one row, or none"
+
+
+@pytest.mark.parametrize("params", [dict(temperature=1, seed=3), dict(temperature=0, frequency_penalty=1.5)])
+def test_each_row_draws_what_an_ordinary_step_would_draw(params):
+    """Row i beside a request that really has the first i drafts: the same seed, position and penalties."""
+    drafts, logits = [5, 6, 5], torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(6))
+    rows = sample_rows(drawing([1, 2, 3], [4], params), drafts)
+    said = [drawing([1, 2, 3], [4, *drafts[:count]], params) for count in range(4)]
+    found, want = ([one.token_id for one in sample(logits, some)] for some in (rows, said))
+    assert found == want, "the same seed, position and earlier tokens give the same draw"
+
+
+def drawing(prompt_ids, output_ids, params):
+    """Return a request with these tokens."""
+    request = Request("a", list(prompt_ids), SamplingParams(**params), stop_ids=(EOS,))
+    for token in output_ids:
+        request.append(Sampled(token, None))
+    return request
+
+
+def test_a_draft_that_was_drawn_says_nothing_about_the_next_draw():
+    """Two rows with the same two likely tokens. Where row 0 drew the draft, row 1 still draws either of them."""
+    logits, counts = torch.full((2, VOCAB), -math.inf), Counter()
+    logits[:, 1:3] = 0.0
+    for seed in range(400):
+        rows = sample_rows(drawing([1, 2], [3], dict(temperature=1, seed=seed)), [1])
+        first, second = (one.token_id for one in sample(logits, rows))
+        counts[first, second] += first == 1
+    share = counts[1, 1] / counts.total()
+    assert abs(share - 0.5) < 0.15, (
+        f"row 1 chose the draft's token in {share:.0%} of the draws in which row 0 did, instead of about 50 %: a row's "
+        "draw does not depend on the number that the row before it drew"
+    )
 
 
 # ---------------------------------------------------------------- distributions
