@@ -4,6 +4,7 @@ window.KV_TRACES["l14-guesses"] = {
 "file": "l14_speculation/guesses.trace.js",
 "id": "l14-guesses",
 "kind": "guesses",
+"poster": 8,
 "scene": {"acts":["a times table","a question asked twice"],"block_size":4,"rows":9},
 "title": "Guess, verify, truncate",
 "version": 1,
