@@ -32,14 +32,16 @@ class Act:
         from mini_engine.engine.sampling_params import SamplingParams
         from mini_engine.pocket import POCKET_DIR
         from mini_engine.speculation.config import Speculation
+        from mini_engine.speculation.engine import speculating
         from mini_engine.tokenizer import Tokenizer
         from mini_engine.weights import load_model
 
         self.tape, self.name, self.tokenizer = tape, name, Tokenizer(POCKET_DIR)
-        self.engine = build_engine(
+        plain = build_engine(
             load_model(POCKET_DIR), backend="reference", num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE,
-            enable_prefix_caching=False, speculate=Speculation(MAX_DRAFTS),
+            enable_prefix_caching=False,
         )  # fmt: skip
+        self.engine = speculating(plain, Speculation(MAX_DRAFTS))
         params = SamplingParams(temperature=0, max_tokens=LENGTHS[name])
         self.request = self.engine.add_request(name, self.tokenizer.encode(prompt_of(name)), params)
         self.steps = 0
