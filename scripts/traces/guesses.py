@@ -16,12 +16,9 @@ def tape() -> Tape:
 
 
 def prompt_of(act: str) -> str:
-    turn = "<|im_start|>user\nWhat is a KV cache?<|im_end|>\n<|im_start|>assistant\n"
-    answer = (
-        "A KV cache keeps the keys and the values of all earlier tokens. Each new token then "
-        "computes only its own key and value, and reads the rest from the cache."
-    )
-    return "1 times 5 is 5. 2 times 5 is 10." if act == ACTS[0] else f"{turn}{answer}<|im_end|>\n{turn}"
+    from scripts.l14_smoke import asked_twice
+
+    return "1 times 5 is 5. 2 times 5 is 10." if act == ACTS[0] else asked_twice("What is a KV cache?")
 
 
 class Act:
