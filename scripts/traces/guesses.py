@@ -16,12 +16,9 @@ def tape() -> Tape:
 
 
 def prompt_of(act: str) -> str:
-    turn = "<|im_start|>user\nWhat is a KV cache?<|im_end|>\n<|im_start|>assistant\n"
-    answer = (
-        "A KV cache keeps the keys and the values of all earlier tokens. Each new token then "
-        "computes only its own key and value, and reads the rest from the cache."
-    )
-    return "1 times 5 is 5. 2 times 5 is 10." if act == ACTS[0] else f"{turn}{answer}<|im_end|>\n{turn}"
+    from scripts.l14_smoke import asked_twice
+
+    return "1 times 5 is 5. 2 times 5 is 10." if act == ACTS[0] else asked_twice("What is a KV cache?")
 
 
 class Act:
@@ -32,14 +29,16 @@ class Act:
         from mini_engine.engine.sampling_params import SamplingParams
         from mini_engine.pocket import POCKET_DIR
         from mini_engine.speculation.config import Speculation
+        from mini_engine.speculation.engine import speculating
         from mini_engine.tokenizer import Tokenizer
         from mini_engine.weights import load_model
 
         self.tape, self.name, self.tokenizer = tape, name, Tokenizer(POCKET_DIR)
-        self.engine = build_engine(
+        plain = build_engine(
             load_model(POCKET_DIR), backend="reference", num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE,
-            enable_prefix_caching=False, speculate=Speculation(MAX_DRAFTS),
+            enable_prefix_caching=False,
         )  # fmt: skip
+        self.engine = speculating(plain, Speculation(MAX_DRAFTS))
         params = SamplingParams(temperature=0, max_tokens=LENGTHS[name])
         self.request = self.engine.add_request(name, self.tokenizer.encode(prompt_of(name)), params)
         self.steps = 0

@@ -45,10 +45,11 @@ def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
 
 
 def test_each_row_samples_for_the_answer_that_it_saw():
-    request = request_of([1, 2, 3], [4])
+    request = request_of([1, 2, 3], [4], seed=7)
     rows = sample_rows(request, [5, 6])
     assert [row.output_ids for row in rows] == [[4], [4, 5], [4, 5, 6]], "row i's answer has the first i drafts"
-    assert all(row.seed == request.seed and row.prompt_ids == [1, 2, 3] for row in rows)
+    assert [row.seed for row in rows] == [request.seed] * 3, "all rows have the seed of the request"
+    assert all(row.prompt_ids == [1, 2, 3] for row in rows)
 
 
 def test_without_drafts_a_chunk_stays_as_it_is():
