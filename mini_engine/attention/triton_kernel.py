@@ -170,11 +170,11 @@ def _take_in(score, values, top, weight, total, OPERAND: tl.constexpr):
 
 
 @triton.jit
-def _store_part(parts, stats, at, top, weight, total, mask, d, DIM: tl.constexpr):
-    """What one split has found of a decode, for `_merge`."""
-    tl.store(stats + at * 2, top, mask=mask)
-    tl.store(stats + at * 2 + 1, weight, mask=mask)
-    tl.store(parts + at[:, None] * DIM + d[None, :], total, mask=mask[:, None] & (d < DIM)[None, :])
+def _store_part(parts, stats, at, top, weight, total, rows, elements, d, DIM: tl.constexpr):
+    """Store what one split has found of a decode, for `_merge`."""
+    tl.store(stats + at * 2, top, mask=rows)
+    tl.store(stats + at * 2 + 1, weight, mask=rows)
+    tl.store(parts + at[:, None] * DIM + d[None, :], total, mask=elements)
 
 
 @triton.jit
@@ -220,7 +220,7 @@ def _attend(
         top, weight, total = _take_in(tl.where(visible, score, float("-inf")), values, top, weight, total, OPERAND)
     if PARTIAL:  # _merge divides what is shared
         at_part = (part.to(tl.int64) * num_seqs + seq) * (KV_HEADS * GROUP) + head  # place in [splits, S, H_q]
-        _store_part(parts, stats, at_part, top, weight, total, real & is_shared, d, DIM)
+        _store_part(parts, stats, at_part, top, weight, total, real & is_shared, element & is_shared, d, DIM)
         element = element & (q_len > 1)
     tl.store(out + at[:, None] * DIM + d[None, :], total / weight[:, None], mask=element)
 

@@ -205,11 +205,13 @@ def test_a_killed_replica_costs_only_answers_that_had_begun(both, expected):
 
 
 def test_without_any_replica_clients_wait_for_a_new_one_and_open_answers_end(both, expected):
+    pids = both.replica_pids()  # finding them takes time, in which an answer may end
+
     async def main() -> tuple[str, dict]:
         reader, writer = await asyncio.open_connection(*both.address)
         writer.write(raw_request(asked([5] * 10, 5000)))
         await asyncio.wait_for(reader.readuntil(b"token_ids"), PATIENCE)
-        for pid in both.replica_pids():
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
         rest = await asyncio.wait_for(reader.read(), PATIENCE)
         writer.close()
