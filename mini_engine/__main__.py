@@ -1,5 +1,7 @@
 """Lesson 6. The engine's commands: generate text, chat, serve over HTTP (lesson 7), look after kept KV (lesson 12)."""
 
+import atexit
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None, prog: str = "mini-engine") -> int:
     """Run one command and return the process's exit code. `prog` is what the user typed, for help and errors."""
+    atexit.register(gc.freeze)  # or Python first searches all that torch has made for cycles, for about a second
     parser = OneLineParser(prog=prog, description=description(__doc__))
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
     argv = sys.argv[1:] if argv is None else argv

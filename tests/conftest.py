@@ -1,5 +1,7 @@
 """Course machinery. Settings of all tests: no randomness, no deadlines, one thread; GPU tests only on a GPU."""
 
+import atexit
+import gc
 import os
 import signal
 
@@ -11,6 +13,10 @@ from tests.record import Recorder, is_on_record
 # The tests' tensors are tiny: a second thread gains nothing, and on a busy machine its spinning triples the time. torch
 # reads this when a test first imports it, and the processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# torch and transformers make half a million objects that stay: collect seldom, and not once more at the end.
+gc.set_threshold(100_000, 50, 100)
+atexit.register(gc.freeze)
 
 # A background job of a shell script ignores Ctrl-C, and so would the processes that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
