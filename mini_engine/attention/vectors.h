@@ -59,6 +59,7 @@ INLINE void store_joined(bf16* p, const vec* x) {
     memcpy(p, &pairs, sizeof pairs);
 }
 INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }  // into the second cache: the first is too small
+INLINE void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1); }
 
 INLINE float widen(float x) { return x; }
 INLINE float widen(bf16 x) {

@@ -53,15 +53,13 @@ static Rows<const T> readable(const Rows<T>& r) {
 
 template <typename T>
 static void store_linear(const Rows<T>& from, const Matrix& m, const Rows<T>& to) {
-    linear(readable(from), m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
-        store_some(to.at(row) + at, sum, n);
-    });
+    linear(readable(from), m, to, [](T* place, int64_t n, vec sum) { store_some(place, sum, n); });
 }
 
 template <typename T>
 static void add_linear(const Rows<T>& from, const Matrix& m, const Rows<T>& to) {  // to += from W^T
-    linear(readable(from), m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
-        store_some(to.at(row) + at, load_some(to.at(row) + at, n) + sum, n);
+    linear(readable(from), m, to, [](T* place, int64_t n, vec sum) {
+        store_some(place, load_some(place, n) + sum, n);
     });
 #pragma omp barrier
 }
@@ -74,14 +72,14 @@ static void gate_and_up(const Rows<T>& from, const Matrix& gate, const Matrix& u
         two[0] = (const int32_t*)gate.tiles + tile * size;
         two[1] = (const int32_t*)up.tiles + tile * size;
     };
-    each_pair(readable(from), (to.width + TILE - 1) / TILE, tiles_of,
-                 [&](int64_t first, int rows, int64_t tile, const float* sums) {
+    const auto write_rows = [&](int64_t first, int rows, int64_t tile, const float* sums) {
         for (int r = 0; r < rows; r++, sums += 2 * TILE)
             for (int i = 0; i < TILE; i += LANES) {
                 const int64_t at = tile * TILE + i, count = to.width - at;
                 const vec active = silu(load(sums + i)) * load(sums + TILE + i);
                 if (count > 0) store_some(to.at(first + r) + at, active, count);
             }
-    });
+    };
+    each_pair(readable(from), (to.width + TILE - 1) / TILE, tiles_of, to, TILE, write_rows);
 #pragma omp barrier
 }

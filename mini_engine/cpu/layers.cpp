@@ -120,9 +120,7 @@ static int run_layers(const Shape& s, const Layer* layers, int count, const Step
 template <typename T>
 static void run_linear(const T* x, int64_t rows, int64_t inputs, int64_t stride, const Matrix& m, T* out, int threads) {
 #pragma omp parallel num_threads(threads)
-    linear<T>({x, rows, inputs, stride}, m, [=](int64_t row, int64_t at, int64_t n, vec sum) {
-        store_some(out + row * m.outputs + at, sum, n);
-    });
+    store_linear<T>({const_cast<T*>(x), rows, inputs, stride}, m, {out, rows, m.outputs, m.outputs});
 }
 
 // Every function, for float and for bfloat16. run_layers returns -1, or the sequence with an invalid block table.

@@ -26,6 +26,7 @@ constexpr int PARTS = TILE / LANES;               // vectors in a line
 constexpr int TILES = LANES == 16 ? 2 : 1;        // tiles summed at once; limited by the number of registers
 constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 5 : 3;  // rows that share each load of a weight
 constexpr int MANY_ROWS = 8 * ROWS;               // per thread; from here on threads divide the rows, not the weights
+constexpr int64_t BLOCK_BYTES = 256 << 10;        // of many rows, which stay in a second-level cache meanwhile
 
 template <typename T>
 constexpr int PER_WORD = 4 / sizeof(T);
@@ -121,30 +122,53 @@ static Range own_part(int64_t count) {  // the calling thread's
     return {count * thread_number() / team_size(), count * (thread_number() + 1) / team_size()};
 }
 
-// For each pair of tiles, call write(first row, rows, tile pair, sums [rows][2 * TILE]).
-// Called by all threads of a team. Few rows: each thread owns some pairs for all rows, so one thread reads each weight.
-// Many rows: each thread owns some rows for all pairs, and finds in its own cache what it wrote. There is no barrier at
-// the end. While one pair is used the next is prefetched, a part of it by each group of rows: memory is never idle.
-template <typename T, typename F, typename G>
-static void each_pair(Rows<const T> x, int64_t count, const F& tiles_of, const G& write) {
-    const bool many = x.count >= MANY_ROWS * team_size();
-    const Range rows = many ? own_part(x.count) : Range{0, x.count}, pairs = many ? Range{0, count} : own_part(count);
-    const int64_t groups = (rows.size() + ROWS - 1) / ROWS, bytes = 4 * TILE * words<T>(x.width);
-    for (int64_t pair = pairs.begin; pair < pairs.end; pair++) {
-        const int32_t *tiles[2], *next[2];
-        tiles_of(pair, tiles);
-        tiles_of(std::min(pair + 1, pairs.end - 1), next);
-        for (int64_t group = 0; group < groups; group++) {
-            const Range r{rows.begin + rows.size() * group / groups, rows.begin + rows.size() * (group + 1) / groups};
-            alignas(64) float sums[ROWS * 2 * TILE];
-            const int64_t part = bytes * group / groups, step = (64 + groups - 1) / groups;
-            for (int t = 0; t < 2; t += TILES) {
-                const Ahead ahead{{(const char*)next[t] + part, (const char*)next[t + TILES - 1] + part}, step};
-                dot_rows<ROWS>(int(r.size()), x.at(r.begin), x.stride, int(x.width), tiles + t, ahead, sums + t * TILE);
-            }
-            write(r.begin, int(r.size()), pair, sums);
-        }
+// How the calling thread walks over rows and pairs of tiles: block after block of rows, in each block all its pairs, for
+// each pair group after group of up to ROWS rows.
+struct Walk {
+    Range rows, pairs;
+    int64_t groups, blocks;
+
+    Walk(int64_t count, int64_t num_pairs, int64_t row_bytes) {
+        const bool many = count >= MANY_ROWS * team_size();
+        rows = many ? own_part(count) : Range{0, count}, pairs = many ? Range{0, num_pairs} : own_part(num_pairs);
+        groups = (rows.size() + ROWS - 1) / ROWS;
+        blocks = many ? (rows.size() * row_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES : 1;
     }
+    Range groups_of(int64_t block) const { return {groups * block / blocks, groups * (block + 1) / blocks}; }
+    Range rows_of(int64_t group) const {
+        return {rows.begin + rows.size() * group / groups, rows.begin + rows.size() * (group + 1) / groups};
+    }
+};
+
+// For each pair of tiles, call write(first row, rows, tile pair, sums [rows][2 * TILE]), which fills `width` columns.
+// Called by all threads of a team. Few rows: each thread owns some pairs for all rows, so one thread reads each weight.
+// Many rows: each thread owns some rows for all pairs. There is no barrier at the end. While one pair is used the next
+// is prefetched, a part of it by each group of rows, and so are the lines that the group's results go to: memory is
+// never idle.
+template <typename T, typename F, typename G>
+static void each_pair(Rows<const T> x, int64_t count, const F& tiles_of, Rows<T> to, int64_t width, const G& write) {
+    const Walk walk(x.count, count, x.width * sizeof(T));
+    const int64_t bytes = 4 * TILE * words<T>(x.width);
+    for (int64_t block = 0; block < walk.blocks; block++)
+        for (int64_t pair = walk.pairs.begin; pair < walk.pairs.end; pair++) {
+            const int32_t *tiles[2], *next[2];
+            tiles_of(pair, tiles);
+            tiles_of(pair + 1 < walk.pairs.end ? pair + 1 : block + 1 < walk.blocks ? walk.pairs.begin : pair, next);
+            const Range groups = walk.groups_of(block);
+            for (int64_t group = groups.begin; group < groups.end; group++) {
+                const Range r = walk.rows_of(group);
+                for (int64_t row = r.begin; row < r.end; row++) prefetch_to_write(to.at(row) + pair * width);
+                const int64_t part = bytes * (group - groups.begin) / groups.size();
+                const int64_t step = (64 + groups.size() - 1) / groups.size();
+                alignas(64) float sums[ROWS * 2 * TILE];
+                for (int t = 0; t < 2; t += TILES) {
+                    const Ahead ahead{{(const char*)next[t] + part, (const char*)next[t + TILES - 1] + part}, step};
+                    dot_rows<ROWS>(int(r.size()), x.at(r.begin), x.stride, int(x.width), tiles + t, ahead,
+                                   sums + t * TILE);
+                }
+                write(r.begin, int(r.size()), pair, sums);
+            }
+        }
 }
 
 struct Matrix {  // a packed [outputs, inputs], and its bias or nullptr
@@ -152,22 +176,21 @@ struct Matrix {  // a packed [outputs, inputs], and its bias or nullptr
     int64_t outputs;
 };
 
-// Compute x W^T + bias, calling write(row, first output, count, sums) for up to LANES outputs at a time.
+// Compute x W^T + bias, calling write(place in `to`, count, sums) for up to LANES outputs of a row at a time.
 template <typename T, typename F>
-static void linear(Rows<const T> x, const Matrix& m, const F& write) {
+static void linear(Rows<const T> x, const Matrix& m, Rows<T> to, const F& write) {
     const int64_t tiles = (m.outputs + TILE - 1) / TILE, size = TILE * words<T>(x.width);
     const auto tiles_of = [&](int64_t pair, const int32_t** two) {
         two[0] = (const int32_t*)m.tiles + 2 * pair * size;
         two[1] = 2 * pair + 1 < tiles ? two[0] + size : two[0];
     };
-    each_pair(x, (tiles + 1) / 2, tiles_of, [&](int64_t first, int rows, int64_t pair, const float* sums) {
-        for (int r = 0; r < rows; r++)
-            for (int i = 0; i < 2 * TILE; i += LANES) {
-                const int64_t at = pair * 2 * TILE + i, count = m.outputs - at;
-                if (count <= 0) break;
-                vec sum = load(sums + r * 2 * TILE + i);
-                if (m.bias) sum += load_some((const T*)m.bias + at, count);
-                write(first + r, at, count, sum);
-            }
-    });
+    const auto write_rows = [&](int64_t first, int rows, int64_t pair, const float* sums) {
+        for (int i = 0; i < 2 * TILE; i += LANES) {
+            const int64_t at = pair * 2 * TILE + i, count = m.outputs - at;
+            if (count <= 0) break;
+            const vec bias = m.bias ? load_some((const T*)m.bias + at, count) : vec{} - 0.f;  // x + -0 is x, also for -0
+            for (int r = 0; r < rows; r++) write(to.at(first + r) + at, count, load(sums + r * 2 * TILE + i) + bias);
+        }
+    };
+    each_pair(x, (tiles + 1) / 2, tiles_of, to, 2 * TILE, write_rows);
 }
