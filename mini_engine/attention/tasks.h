@@ -11,9 +11,9 @@
 
 #include <vector>
 
-constexpr int SPLIT = 512;    // keys in a stretch of history
-constexpr int MAX_ROWS = 64;  // rows in a task, unless one query's group alone has more
-constexpr int MANY_ROWS = 8;  // for so many it pays to turn the keys
+constexpr int SPLIT = 512;     // keys in a stretch of history
+constexpr int MAX_ROWS = 128;  // rows in a task, unless one query's group alone has more
+constexpr int MANY_ROWS = 8;   // for so many it pays to turn the keys, and to put the values' words together
 
 struct alignas(4 * LANES) Vector {  // memory in whole vectors: one that lay across two cache lines would cost two loads
     float lane[LANES];
@@ -92,12 +92,12 @@ struct Attention {
     }
 
     struct Workspace {  // one thread's
-        Floats q, keys, scores, stretch, sums;
+        Floats q, keys, values, scores, stretch, sums;
         std::vector<T> row;     // one query
         std::vector<C> padded;  // keys and values of a tile, where a head does not fill whole loads
         Workspace(const Attention& a, int64_t rows)
-            : q(rows * a.words()), keys(LANES * a.words()), scores(rows * LANES), stretch(rows * a.record()),
-              sums(rows * a.record()), row(a.width()),
+            : q(rows * a.words()), keys(LANES * a.words()), values(LANES * a.width()), scores(rows * LANES),
+              stretch(rows * a.record()), sums(rows * a.record()), row(a.width()),
               padded(a.dim == a.width() ? 0 : 2 * LANES * a.width()) {}
     };
 
@@ -118,49 +118,59 @@ struct Attention {
         clear(sums, rows(t), record());
         for (int first = begin; first < end; first += SPLIT) {
             const int last = std::min(end, first + SPLIT);
-            clear(w.stretch.at(0), rows(t), record());
+            float* stretch = end - begin <= SPLIT ? sums : w.stretch.at(0);  // a single one needs no merging
+            if (stretch != sums) clear(stretch, rows(t), record());
             Places now = places(t.seq, first, last);
             for (int key = first; key < last; key += LANES) {
                 const Places next = key + LANES < end ? places(t.seq, key + LANES, end) : now;
-                for (int head = 0; head < t.heads; head++) add_tile(t, head, key, now, next, w);
+                for (int head = 0; head < t.heads; head++) add_tile(t, head, key, now, next, stretch, w);
                 now = next;
             }
-            merge(sums, w.stretch.at(0), rows(t), record());
+            if (stretch != sums) merge(sums, stretch, rows(t), record());
         }
     }
 
     void take_query(const T* from, T* row, float* to) const {
-        std::fill(std::copy(from, from + dim, row), row + width(), T{});
+        if (dim < width()) from = (std::fill(std::copy(from, from + dim, row), row + width(), T{}), row);
         vec x[Words<T>::PIECES];
         for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
-            Words<C>::load_query(row + d, x);
+            Words<C>::load_query(from + d, x);
             for (int p = 0; p < Words<T>::PIECES; p++, to += LANES) store(to, x[p]);
         }
     }
 
-    void add_tile(const Tile& t, int head, int key, const Places& now, const Places& next, Workspace& w) const {
-        const int n = t.queries * group(), wide = width(), rec = record();
+    // Not inlined: within attend's loops the compiler runs out of registers.
+    NOINLINE void add_tile(const Tile& t, int head, int key, const Places& now, const Places& next, float* stretch,
+                  Workspace& w) const {
+        const int n = t.queries * group(), seen = keys_seen(t, 0);
+        const int first = std::max(0, key + 1 - seen) * group();  // the rows before it see none of these keys
+        const bool many = n >= MANY_ROWS;
         const int64_t at = (t.first_head + head) * stride();
         const Places p = of_head(now, t.first_head + head, w);
-        float *q = w.q.at(head * n * words()), *scores = w.scores.at(0), *sums = w.stretch.at(head * n * rec);
+        float *q = w.q.at(head * n * words()), *scores = w.scores.at(0), *sums = stretch + head * n * record();
         const C *keys_ahead[LANES], *values_ahead[LANES];
         for (int j = 0; j < LANES; j++) keys_ahead[j] = next.key[j] + at, values_ahead[j] = next.value[j] + at;
-        if (n < MANY_ROWS) {
-            for_rows(n, [&](auto R, int r) {
-                score<R>(q + r * words(), p.key, r ? nullptr : keys_ahead, words(), scores + r * LANES);
-            });
-        } else {
+        if (many) {
             turn_keys(p.key, keys_ahead, words(), w.keys.at(0));
-            for_rows(n, [&](auto R, int r) {
+            for_rows(first, n, [&](auto R, int r) {
                 score_turned<R, C>(q + r * words(), w.keys.at(0), words(), scores + r * LANES);
             });
-        }
-        for (int r = 0; r < n; r++)
-            softmax_update<C>(scores + r * LANES, scale * p.key_scale, p.value_scale, keys_seen(t, r / group()) - key,
-                              sums + r * rec, rec);
-        for_rows(n, [&](auto R, int r) {
-            add_values<R, SUMS / R>(scores + r * LANES, p.value, r ? nullptr : values_ahead, p.count, 0, wide, rec,
-                                    sums + r * rec + VALUES);
+        } else
+            for_rows(first, n, [&](auto R, int r) {
+                score<R>(q + r * words(), p.key, r > first ? nullptr : keys_ahead, words(), scores + r * LANES);
+            });
+        softmax_update<C>(scores + first * LANES, n - first, scale * p.key_scale, p.value_scale,
+                          seen + first / group() - key, group(), sums + first * record(), record());
+        const InCache<C> values{p.value, values_ahead};
+        if (many) return add_all(put_together(values, p.count, width(), w.values.at(0)), scores, first, n, p.count, sums);
+        add_all(values, scores, first, n, p.count, sums);
+    }
+
+    template <typename Values>
+    void add_all(const Values& values, const float* scores, int first, int n, int count, float* sums) const {
+        for_rows(first, n, [&](auto R, int r) {
+            add_values<R, SUMS / R, C>(scores + r * LANES, values, r == first, count, 0, width(), record(),
+                                       sums + r * record() + VALUES);
         });
     }
 
@@ -168,11 +178,12 @@ struct Attention {
         for (int r = 0; r < rows(t); r++, sums += record()) {
             const float weight = fold_lanes(load(sums + WEIGHTS), plus)[0];
             vec x[PER_LOAD<T>];
+            T *to = out + row_at(t, r, out_stride), *row = dim < width() ? w.row.data() : to;
             for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
                 for (int p = 0; p < PER_LOAD<T>; p++) x[p] = load(sums + VALUES + d + p * LANES) / weight;
-                Words<C>::store_values(w.row.data() + d, x);
+                Words<C>::store_values(row + d, x);
             }
-            std::copy(w.row.data(), w.row.data() + dim, out + row_at(t, r, out_stride));
+            if (row != to) std::copy(row, row + dim, to);
         }
     }
 

@@ -9,9 +9,9 @@
 #define NOINLINE __attribute__((noinline))  // one copy, so that every caller rounds alike
 constexpr float NO_KEY_YET = -1e30f;        // a row's first maximum: finite, so that subtracting it never gives NaN
 
-// A row's running sums lie in one record, in whole vectors: the maximum score, the sum of weights (still spread over
-// the lanes), the weighted sum of values.
-enum { MAXIMUM = 0, WEIGHTS = LANES, VALUES = 2 * LANES };
+// A row's running sums lie in one record, in whole vectors: the maximum score (and what it becomes), the sum of weights
+// (still spread over the lanes), the weighted sum of values.
+enum { MAXIMUM = 0, NEW_MAXIMUM = 1, WEIGHTS = LANES, VALUES = 2 * LANES };
 
 // What is multiplied are words of 4 bytes: floats, or pairs of bfloat16 where the processor has an instruction for
 // them. A pair is two neighbours in a query and in a key; then it is two keys' weights, and those keys' values.
@@ -118,36 +118,79 @@ INLINE void score_turned(const float* q, const float* lines, int words, float* s
 }
 
 // Scores become weights 2^(score - maximum), in words and times their values' scales; what was summed under a smaller
-// maximum is scaled down first.
+// maximum is scaled down first. Three passes over the rows: within one no row waits for another, and a wrong guess
+// whether a maximum grows costs little. The first row sees `visible` keys, each further query one more.
 template <typename T>
-static NOINLINE void softmax_update(float* scores, vec scale, vec value_scale, int visible, float* sums, int record) {
+static NOINLINE void softmax_update(float* scores, int rows, vec scale, vec value_scale, int visible, int group,
+                                    float* sums, int record) {
     ivec lane;
     for (int j = 0; j < LANES; j++) lane[j] = j;
-    const vec s = lane < ivec{} + visible ? load(scores) * scale : vec{} - INFINITY;
-    const float top = std::max(sums[MAXIMUM], fold_lanes(s, larger)[0]);
-    if (top != sums[MAXIMUM]) {
-        const vec factor = exp2(vec{} + (sums[MAXIMUM] - top));
-        for (int d = WEIGHTS; d < record; d += LANES) store(sums + d, load(sums + d) * factor);
-        sums[MAXIMUM] = top;
+    for (int r = 0, member = 0; r < rows; r++) {
+        const vec s = lane < ivec{} + visible ? load(scores + r * LANES) * scale : vec{} - INFINITY;
+        store(scores + r * LANES, s);
+        float* own = sums + r * record;
+        own[NEW_MAXIMUM] = std::max(own[MAXIMUM], fold_lanes(s, larger)[0]);
+        if (++member == group) member = 0, visible++;
     }
-    const vec weights = exp2(s - top);
-    store(sums + WEIGHTS, load(sums + WEIGHTS) + weights);
-    Words<T>::store_weights(scores, weights * value_scale);
+    for (int r = 0; r < rows; r++) {
+        float* own = sums + r * record;
+        if (own[NEW_MAXIMUM] == own[MAXIMUM]) continue;
+        const vec factor = exp2(vec{} + (own[MAXIMUM] - own[NEW_MAXIMUM]));
+        for (int d = WEIGHTS; d < record; d += LANES) store(own + d, load(own + d) * factor);
+        own[MAXIMUM] = own[NEW_MAXIMUM];
+    }
+    for (int r = 0; r < rows; r++) {
+        float *own = sums + r * record, *its = scores + r * LANES;
+        const vec weights = exp2(load(its) - own[MAXIMUM]);
+        store(own + WEIGHTS, load(own + WEIGHTS) + weights);
+        Words<T>::store_weights(its, weights * value_scale);
+    }
+}
+
+// Where the words of a tile's values are: in the cache, to be put together ...
+template <typename T>
+struct InCache {
+    const T *const *value, *const *ahead;  // of this tile, of the next
+    void load(int j, int d, vec* x) const { Words<T>::load_values(value + j, d, x); }
+    void call_up(int j, int d) const {
+        for (int k = 0; k < Words<T>::KEYS; k++) prefetch(ahead[j + k] + d);
+    }
+};
+// ... or, where many rows meet the same values, put together once: a line for each word of weights.
+template <typename T>
+struct InLines {
+    const float* lines;
+    int width;
+    void load(int j, int d, vec* x) const {
+        for (int p = 0; p < PER_LOAD<T>; p++) x[p] = ::load(lines + j / Words<T>::KEYS * width + d + p * LANES);
+    }
+    void call_up(int, int) const {}
+};
+template <typename T>
+static InLines<T> put_together(const InCache<T>& from, int count, int width, float* lines) {
+    float* to = lines;
+    for (int j = 0; j < count; j += Words<T>::KEYS)
+        for (int d = 0; d < width; d += PER_LOAD<T> * LANES) {
+            vec x[PER_LOAD<T>];
+            from.load(j, d, x);
+            from.call_up(j, d);
+            for (int p = 0; p < PER_LOAD<T>; p++, to += LANES) store(to, x[p]);
+        }
+    return {lines, width};
 }
 
 // sums[row] += weights[row] . value, for the vectors from d on: V at a time, then half as many.
-template <int R, int V, typename T>
-INLINE void add_values(const float* weights, const T* const* value, const T* const* ahead, int count, int d, int width,
-                       int record, float* sums) {
+template <int R, int V, typename T, typename Values>
+INLINE void add_values(const float* weights, Values values, bool ahead, int count, int d, int width, int record,
+                       float* sums) {
     constexpr int P = PER_LOAD<T>, KEYS = Words<T>::KEYS;
     for (; d + V * LANES <= width; d += V * LANES) {
         vec sum[R][V], v[V];
         for (int r = 0; r < R; r++)
             for (int i = 0; i < V; i++) sum[r][i] = load(sums + r * record + d + i * LANES);
         for (int j = 0; j < count; j += KEYS) {
-            for (int i = 0; i < V; i += P) Words<T>::load_values(value + j, d + i * LANES, v + i);
-            for (int i = 0; i < V && ahead; i += P)
-                for (int k = 0; k < KEYS; k++) prefetch(ahead[j + k] + d + i * LANES);
+            for (int i = 0; i < V; i += P) values.load(j, d + i * LANES, v + i);
+            for (int i = 0; i < V && ahead; i += P) values.call_up(j, d + i * LANES);
             for (int r = 0; r < R; r++) {
                 const vec w = all_lanes(weights + r * LANES + j / KEYS);
                 for (int i = 0; i < V; i++) sum[r][i] = Words<T>::add(sum[r][i], v[i], w);
@@ -156,13 +199,12 @@ INLINE void add_values(const float* weights, const T* const* value, const T* con
         for (int r = 0; r < R; r++)
             for (int i = 0; i < V; i++) store(sums + r * record + d + i * LANES, sum[r][i]);
     }
-    if constexpr (V > P) add_values<R, V / 2>(weights, value, ahead, count, d, width, record, sums);
+    if constexpr (V > P) add_values<R, V / 2, T>(weights, values, ahead, count, d, width, record, sums);
 }
 
 template <typename F>
-INLINE void for_rows(int rows, F f) {  // f(how many, the first), in groups whose size the compiler knows
+INLINE void for_rows(int r, int rows, F f) {  // from r on: f(how many, the first), in groups whose size the compiler knows
     constexpr int MOST = SUMS / 4;
-    int r = 0;
     for (; r + MOST <= rows; r += MOST) f(std::integral_constant<int, MOST>{}, r);
     for (; r + 2 <= rows; r += 2) f(std::integral_constant<int, 2>{}, r);
     if (r < rows) f(std::integral_constant<int, 1>{}, r);

@@ -32,7 +32,7 @@ class Activations:
         width = (shape.heads + 2 * shape.kv_heads) * shape.dim
         self.x, self.cos, self.sin = x, cos, sin
         self.slots = slot_mapping.contiguous()
-        self.qkv = x.new_empty(len(x), width)
+        self.qkv = apart(x, width)
         self.normed = apart(x, shape.hidden)
         self.attended = apart(x, shape.heads * shape.dim)
         self.activated = apart(x, shape.intermediate)
