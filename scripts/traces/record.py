@@ -27,6 +27,7 @@ class Recorder(NamedTuple):
 
 
 NAMES = {
+    "l0-work": "work",
     "l2-pool": "pool",
     "l3-tables": "tables",
     "l8-tree": "tree",

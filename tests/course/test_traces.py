@@ -79,6 +79,28 @@ def frames(name):
     return TRACES[name]["frames"], TRACES[name]["scene"]
 
 
+def test_beside_the_triangle_of_work_each_token_is_computed_once_and_the_counters_count():
+    steps, scene = frames("l0-work")
+    for step in steps:
+        without, kept = step["spans"]
+        number, length = len(step["answer"]), len(step["prompt"])
+        assert len(without) == len(kept) == number, "both runs take the same steps"
+        assert without == [[0, length + i] for i in range(number)], "without a cache a step feeds every token"
+        assert kept == [[0, length], *([length + i, length + i + 1] for i in range(number - 1))][:number]
+        computed = [[at for start, stop in run for at in range(start, stop)] for run in step["spans"]]
+        assert step["counts"] == [len(rows) for rows in computed]
+        assert step["again"] == [len(rows) - len(set(rows)) for rows in computed]
+    assert number == scene["steps"] and step["again"][1] == 0 and step["counts"][0] > 7 * step["counts"][1]
+
+
+def test_a_cache_that_feeds_everything_again_shows_in_the_trace(monkeypatch):
+    from mini_engine.kv.contiguous import CachedSequence
+
+    monkeypatch.setattr(CachedSequence, "commit", lambda self, meta: None)
+    told = recording.record("l0-work").frames[-1]
+    assert told["counts"][1] == told["counts"][0] and told["again"][1] > 0
+
+
 def test_in_the_pool_each_block_is_free_or_held_by_one():
     steps, scene = frames("l2-pool")
     for step in steps:
