@@ -28,6 +28,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @each_trace
 def test_recorded_again_a_trace_is_the_committed_one(name):
+    if name == "l7-mailboxes":
+        pytest.importorskip("fastapi", reason="needs the extra 'server'")
     tape = recording.record(name)
     assert tape.text == PATHS[name].read_text(encoding="utf-8"), (
         f"{PATHS[name].name} is not what the engine does now: python -m scripts.traces.record, and look at what changed"
@@ -166,6 +168,42 @@ def test_the_logits_make_probabilities_and_the_number_falls_on_the_chosen_token(
             assert start - 0.01 <= step["u"] <= start + rows[step["chosen"]]["prob"] + 0.01
 
 
+def test_between_the_threads_no_token_is_lost_and_the_slow_client_delays_only_itself():
+    steps, scene = frames("l7-mailboxes")
+    for before, step in itertools.pairwise(steps):
+        for name, client, old, count, earlier in zip(
+            scene["clients"], step["clients"], before["clients"], step["computed"], before["computed"], strict=True
+        ):
+            assert sum(client["read"]) + client["unread"] + client["waits"] == count, "a token is in one place"
+            assert count - earlier == (name in step["made"]), "a step gives each answer one token at most"
+            assert client["read"][: len(old["read"])] == old["read"], "what was read stays read"
+            if client["status"] == "reads":
+                assert client["unread"] == 0, "a client that reads leaves nothing in its socket"
+        if step["step"] > before["step"]:
+            quick = [name for name, one in zip("AB", before["clients"], strict=False) if one["status"] != "done"]
+            assert set(quick) <= set(step["made"]), "the others get a token in every step"
+        assert sum(step["held"].values()) <= scene["blocks"]
+    assert steps[-1]["held"] == {} and [one["status"] for one in steps[-1]["clients"]] == ["done", "done", "gone"]
+
+
+def test_a_slow_client_gets_one_large_event_and_its_abort_waits_in_the_inbox():
+    steps, _ = frames("l7-mailboxes")
+    slow = [step["clients"][2] for step in steps]
+    merged = next(
+        (old["waits"], new["unread"]) for old, new in itertools.pairwise(slow) if len(new["read"]) > len(old["read"])
+    )
+    assert merged[0] > 1 and merged[1] == merged[0], "what has piled up becomes one event"
+    left = next(index for index, step in enumerate(steps) if ["abort", "C"] in step["inbox"])
+    assert "C" in steps[left]["held"], "the event loop frees no blocks"
+    assert "C" not in steps[left + 1]["held"] and "C" not in steps[left + 1]["made"], "an abort comes before the step"
+
+
+def test_a_mailbox_that_loses_tokens_shows_in_the_trace(monkeypatch):
+    pytest.importorskip("fastapi", reason="needs the extra 'server'")
+    monkeypatch.setattr("mini_engine.engine.mailbox.merge", lambda first, second: first)
+    assert recording.record_whatever_happens("l7-mailboxes").text != PATHS["l7-mailboxes"].read_text(encoding="utf-8")
+
+
 def test_of_the_text_each_byte_belongs_to_one_character_and_no_stop_string_shows():
     steps, scene = frames("l6-bytes")
     for step in steps:
@@ -301,7 +339,7 @@ def test_a_run_that_fails_is_shown_up_to_there(tmp_path):
 
 
 def test_what_cannot_be_traced_is_said_in_a_sentence(tmp_path):
-    assert "has no animated picture" in check_trace(7, tmp_path).stderr
+    assert "has no animated picture" in check_trace(10, tmp_path).stderr
     assert "does not exist" in check_trace(6, tmp_path).stderr
     folder = fill_with_the_reference(6, tmp_path)
     (folder / "tokenizer.py").write_text("def broken(:\n", encoding="utf-8")
