@@ -5,6 +5,9 @@ import asyncio
 from scripts.traces.tape import Tape, ask, listed, plural
 from scripts.traces.two_threads import LENGTHS, NUM_BLOCKS, PROMPTS, SLOW, Stage
 
+WORKER, MAILBOX = "mini_engine/engine/worker.py::EngineWorker", "mini_engine/engine/mailbox.py::Mailbox"
+STREAM = "mini_engine/server/sse.py::EventStream"
+
 
 def tape() -> Tape:
     scene = {"blocks": NUM_BLOCKS - 1, "clients": list(PROMPTS)}
@@ -19,9 +22,9 @@ class Story:
     def __init__(self, tape: Tape, stage: Stage) -> None:
         self.tape, self.stage = tape, stage
 
-    def show(self, say: str, question=None, made=()) -> None:
+    def show(self, say: str, question=None, made=(), *, code: str) -> None:
         """Add a frame. made: the clients whose answers have just got a token."""
-        self.tape.frame(say, question, made=list(made), **self.stage.state())
+        self.tape.frame(say, question, code=code, made=list(made), **self.stage.state())
 
     async def play(self) -> None:
         await self.first_step()
@@ -41,17 +44,22 @@ class Story:
         """Show the way of the first tokens in three frames: jobs, a step, events."""
         stage = self.stage
         await stage.arrive()
-        self.show("A, B and C ask. Each request becomes a job in the inbox; the event loop does not touch the engine.")
+        self.show(
+            "A, B and C ask. Each request becomes a job in the inbox; the event loop does not touch the engine.",
+            code=f"{WORKER}.submit",
+        )
         stage.step()
         self.show(
             "The engine's thread empties its inbox, runs a step, and drops a token into each mailbox. It does not wait "
             "until one is fetched.",
             made=stage.made,
+            code=f"{WORKER}._step",
         )
         await stage.settle()
         self.show(
             "The event loop was woken once for all three. It fetches what is there and writes events. A and B read "
-            f"theirs; {SLOW}'s stays in its socket, so only {SLOW}'s response waits."
+            f"theirs; {SLOW}'s stays in its socket, so only {SLOW}'s response waits.",
+            code=f"{STREAM}._send",
         )
 
     async def next_step(self, asks=None) -> None:
@@ -71,7 +79,8 @@ class Story:
             waits = stage.waiting(SLOW)
             said.append(f"{SLOW} has not read: {plural(waits, 'token')} in its mailbox.")
         said += [f"{name} has ended; its blocks are free." for name in ended]
-        self.show(" ".join(said), asks and asks(), made=stage.made)
+        code = f"{WORKER}._abort" if aborted else f"{WORKER}._end" if ended else f"{MAILBOX}.put"
+        self.show(" ".join(said), asks and asks(), made=stage.made, code=code)
 
     def asks_about_others(self):
         why = "Putting a token into a mailbox never waits. The slow client has delayed only itself."
@@ -106,6 +115,7 @@ class Story:
                 (1, waits + 1, waits),
                 why,
             ),
+            code=f"{MAILBOX}.take",
         )
 
     async def slow_one_leaves(self) -> None:
@@ -126,6 +136,7 @@ class Story:
                 (held, 1, 0),
                 why,
             ),
+            code="mini_engine/server/disconnect.py::unless_gone",
         )
 
     def sum_up(self) -> None:
@@ -135,7 +146,8 @@ class Story:
         free = self.stage.engine.scheduler.manager.blocks_by_state.free
         self.show(
             f"{listed(quick)}, one from every step: {SLOW} has cost them nothing. {SLOW} has read {got[SLOW]} of the "
-            f"{computed[SLOW]} that were computed for it. {free} of {self.tape.scene['blocks']} blocks are free."
+            f"{computed[SLOW]} that were computed for it. {free} of {self.tape.scene['blocks']} blocks are free.",
+            code=f"{WORKER}._deliver",
         )
 
 
@@ -149,7 +161,8 @@ async def play(tape: Tape) -> None:
     story = Story(tape, stage)
     story.show(
         "Two threads. The event loop has the connections of three clients, the engine's thread has the engine, and "
-        "nothing is shared but an inbox and a mailbox for each client."
+        "nothing is shared but an inbox and a mailbox for each client.",
+        code=WORKER,
     )
     async with stage:
         await story.play()

@@ -31,6 +31,7 @@ NAMES = {
     "l7-mailboxes": "mailboxes",
     "l2-pool": "pool",
     "l3-tables": "tables",
+    "l3-walk": "walk",
     "l8-tree": "tree",
     "l11-states": "states",
     "l12-tiers": "tiers",

@@ -5,6 +5,8 @@ from typing import Any
 from scripts.traces.tape import Tape, ask, plural
 
 PROMPT, ANSWER = "The capital of France is", 12
+LOOP = "mini_engine/engine/loop.py::generate"
+PLANS = ("mini_engine/kv/no_cache.py::Recompute.plan", "mini_engine/kv/contiguous.py::CachedSequence.plan")
 
 
 def tape() -> Tape:
@@ -40,9 +42,9 @@ def record(tape: Tape) -> None:
     tokenizer, model = Tokenizer(POCKET_DIR), load_model(POCKET_DIR)
     prompt_ids = tokenizer.encode(PROMPT)
     work = Work(tape, [tokenizer.decode([token]).strip() for token in prompt_ids])
-    work.opening()
     kept = ContiguousKv(model.config, len(prompt_ids) + ANSWER)
     runs = [(NoCache(), Recompute()), (kept, CachedSequence(kept))]
+    work.opening()
     stores = [Counting(store) for store, _ in runs]
     answers = [
         generate(model, store, sequence, prompt_ids, ANSWER) for store, (_, sequence) in zip(stores, runs, strict=True)
@@ -72,15 +74,16 @@ class Work:
         """How many of them had been computed before, by each run."""
         return [count - len(set().union(*rows)) for count, rows in zip(self.counts, self.rows, strict=True)]
 
-    def show(self, say: str, question=None, answer=()) -> None:
+    def show(self, say: str, question=None, answer=(), *, code: str) -> None:
         spans = [[[rows[0], rows[-1] + 1] for rows in run] for run in self.rows]
         state = {"prompt": self.prompt, "answer": list(answer), "counts": self.counts, "again": self.again}
-        self.tape.frame(say, question, spans=spans, **state)
+        self.tape.frame(say, question, code=code, spans=spans, **state)
 
     def opening(self) -> None:
         self.show(
             f"The same prompt, {plural(len(self.prompt), 'token')}, is continued twice: by this lesson's loop, and by "
-            "the same loop with lesson 1's cache. A line of boxes is a step, a full box a row that the model computes."
+            "the same loop with lesson 1's cache. A line of boxes is a step, a full box a row that the model computes.",
+            code="mini_engine/kv/no_cache.py::Recompute",
         )
 
     def step(self, number: int, fed: list[int], new: list[int], words: list[str]) -> None:
@@ -96,7 +99,7 @@ class Work:
                 f"Step {number}: without a cache {len(fed)} tokens go through the model, {len(fed) - len(new)} of them "
                 f"computed before. With K and V kept, {plural(len(new), 'token')}. {chosen}"
             )
-        self.show(say, question, words)
+        self.show(say, question, words, code=LOOP if number == 1 else PLANS[number == 3])
 
     def question(self, number: int, fed: list[int], new: list[int]):
         total = [count + len(rows) for count, rows in zip(self.counts, (fed, new), strict=True)]
@@ -121,4 +124,5 @@ class Work:
             f"of them for tokens that it had computed before; with K and V kept, {kept}. The triangle grows with the "
             "square of the length, its edge with the length.",
             answer=words,
+            code=PLANS[1],
         )

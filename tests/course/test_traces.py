@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -129,6 +130,35 @@ def test_in_the_tables_no_request_holds_the_null_block_and_rows_name_their_block
     assert any(step["plan"] for step in steps) and any(step["walk"] for step in steps), (
         "neither may be missing from the trace"
     )
+
+
+def test_along_the_walk_the_sums_are_those_of_the_parts_and_end_as_softmax_over_all():
+    steps, scene = frames("l3-walk")
+    rescaled = 0
+    for before, step in itertools.pairwise(steps):
+        added = [key for key in step["keys"] if key["part"] is not None]
+        assert step["sum"] == pytest.approx(sum(key["part"] for key in added), abs=0.02)
+        for key in added:
+            assert key["part"] == pytest.approx(math.exp(key["score"] - step["best"]), abs=0.01)
+        if step["factor"] is not None:
+            rescaled += 1
+            assert step["factor"] == pytest.approx(math.exp(before["best"] - step["best"]), abs=0.01)
+            assert step["sums"] == pytest.approx([step["factor"] * value for value in before["sums"]], abs=0.01)
+        elif step["best"] != before["best"]:
+            assert not any(before["sums"]), "the maximum rises without rescaling only before anything is summed"
+    read = [sum(key["score"] is not None for key in step["keys"]) for step in steps]
+    assert read[-1] == len(steps[-1]["keys"]) % (scene["block_size"] * len(steps[-1]["table"]))
+    assert rescaled == 2 and steps[-1]["table"] != sorted(steps[-1]["table"]), "blocks out of order, two new maxima"
+    assert steps[-1]["out"] == pytest.approx([value / steps[-1]["sum"] for value in steps[-1]["sums"]], abs=0.002)
+    assert steps[-1]["kernel"] == steps[-1]["out"]
+
+
+def test_a_walk_that_forgets_to_rescale_is_not_what_the_kernel_computes(monkeypatch):
+    from scripts.traces.walk import Walk
+
+    monkeypatch.setattr(Walk, "rescale", lambda self, largest: setattr(self, "best", largest))
+    last = recording.record("l3-walk").frames[-1]
+    assert last["kernel"] != last["out"] and "something else" in last["say"]
 
 
 def test_around_the_tree_free_held_and_cached_are_the_pool_and_counts_are_the_holders():
