@@ -28,6 +28,7 @@ class Recorder(NamedTuple):
 
 NAMES = {
     "l0-work": "work",
+    "l1-reserved": "reserved",
     "l7-mailboxes": "mailboxes",
     "l2-pool": "pool",
     "l3-tables": "tables",

@@ -104,6 +104,37 @@ def test_a_cache_that_feeds_everything_again_shows_in_the_trace(monkeypatch):
     assert told["counts"][1] == told["counts"][0] and told["again"][1] > 0
 
 
+def test_in_the_caches_no_more_is_used_than_reserved_and_rows_are_written_once():
+    steps, scene = frames("l1-reserved")
+    a_row = steps[0]["bytes"]["reserved"] // scene["rows"]
+    for before, step in itertools.pairwise(steps):
+        caches = [cache for cache in step["caches"] if cache]
+        assert all(cache["used"] <= scene["rows"] for cache in caches)
+        assert step["bytes"]["reserved"] == len(caches) * scene["rows"] * a_row
+        assert step["bytes"]["used"] == sum(cache["used"] for cache in caches) * a_row <= step["bytes"]["reserved"]
+        for old, cache in zip(before["caches"], step["caches"], strict=True):
+            if cache and cache["wrote"]:
+                start = old["used"] if old and old["name"] == cache["name"] else 0
+                assert cache["wrote"] == list(range(start, cache["used"])), "a step writes the rows behind cur_len"
+                assert len(cache["words"]) == cache["used"] + 1, "the chosen token is known and not written"
+    waits = [step for step in steps if step["waiting"]]
+    assert waits and all(None not in step["caches"] for step in waits), "D waits only while all places are reserved"
+    assert all(sum(scene["rows"] - cache["used"] for cache in step["caches"]) > 12 for step in waits), (
+        "and while more rows than it would write hold nothing"
+    )
+    kept = [step["caches"][0]["used"] for step in steps]
+    assert any(now < old for old, now in itertools.pairwise(kept)), "truncate belongs into the picture"
+
+
+def test_a_plan_that_counts_the_chosen_token_shows_in_the_trace(monkeypatch):
+    """The first pitfall of lesson 1: T + 1 after a prefill of T."""
+    from mini_engine.kv.contiguous import CachedSequence
+
+    monkeypatch.setattr(CachedSequence, "commit", lambda self, meta: setattr(self, "cur_len", meta.kv_len + 1))
+    told = recording.record_whatever_happens("l1-reserved").frames
+    assert told[1]["caches"][0]["used"] == 6 and "stopped" in told[-1]["say"]
+
+
 def test_in_the_pool_each_block_is_free_or_held_by_one():
     steps, scene = frames("l2-pool")
     for step in steps:
