@@ -6,7 +6,7 @@ window.KV_TRACES["l1-reserved"] = {
 "kind": "reserved",
 "poster": 7,
 "scene": {"places":3,"rows":16},
-"title": "Reserved and used",
+"title": "What is reserved, what is used",
 "version": 1,
 "frames": [
 {"bytes":{"reserved":98304,"used":0},"caches":[{"name":"A","used":0,"words":["The","capital","of","France","is"],"wrote":[]},null,null],"code":"mini_engine/kv/contiguous.py::ContiguousKv","say":"A arrives with 5 tokens. Before the first of them is computed its cache is reserved, with room for the longest text: 16 rows here, 96 KiB. Memory has room for 3 such caches.","waiting":[]},

@@ -18,7 +18,9 @@ KV = "mini_engine/kv/contiguous.py"
 
 def tape() -> Tape:
     scene = {"rows": ROWS, "places": PLACES}
-    return Tape("l1-reserved", "l1_contiguous/reserved.trace.js", "reserved", "Reserved and used", scene, 7)
+    return Tape(
+        "l1-reserved", "l1_contiguous/reserved.trace.js", "reserved", "What is reserved, what is used", scene, 7
+    )
 
 
 class Running:
