@@ -12,7 +12,7 @@ PROMPTS = {
     "D": "The opposite of hot is",
 }
 LENGTHS = {"A": 8, "B": 4, "C": 5, "D": 8}
-NEXT_PROMPT = "The capital of Japan is"
+NEXT_PROMPT = "The capital of Japan is a"
 KV = "mini_engine/kv/contiguous.py"
 
 

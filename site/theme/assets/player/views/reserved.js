@@ -60,7 +60,7 @@
     pen.height = pen.legend(y + 4, [
       ["K and V written", sign("held a")],
       ["reserved, empty", sign("empty a")],
-      ["chosen, not written", sign("wish")],
+      ["known, not written", sign("wish")],
     ]);
   };
 })();
