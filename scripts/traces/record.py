@@ -27,8 +27,12 @@ class Recorder(NamedTuple):
 
 
 NAMES = {
+    "l0-work": "work",
+    "l1-reserved": "reserved",
+    "l7-mailboxes": "mailboxes",
     "l2-pool": "pool",
     "l3-tables": "tables",
+    "l3-walk": "walk",
     "l8-tree": "tree",
     "l11-states": "states",
     "l12-tiers": "tiers",

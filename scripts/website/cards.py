@@ -31,11 +31,13 @@ WIDTH, HEIGHT, COLORS = 1200, 630, 96
 ICONS = {"favicon-32.png": 32, "apple-touch-icon.png": 180}
 PICTURES = {  # the one that says most; a lesson without one shows the first drawing of its page
     "l0_the_loop": "the-loop.svg",
+    "l1_contiguous": "reserved.svg",
     "l2_token_flat": "pool.svg",
     "l3_block_tensor": "tables.svg",
     "l4_sampler": "six-steps.svg",
     "l5_scheduler": "batch.svg",
     "l6_text": "bytes.svg",
+    "l7_server": "mailboxes.svg",
     "l8_radix": "tree.svg",
     "l9_speed": "step.svg",
     "l10_device": "three-ways.svg",

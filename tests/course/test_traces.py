@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,6 +29,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @each_trace
 def test_recorded_again_a_trace_is_the_committed_one(name):
+    if name == "l7-mailboxes":
+        pytest.importorskip("fastapi", reason="needs the extra 'server'")
     tape = recording.record(name)
     assert tape.text == PATHS[name].read_text(encoding="utf-8"), (
         f"{PATHS[name].name} is not what the engine does now: python -m scripts.traces.record, and look at what changed"
@@ -79,6 +82,59 @@ def frames(name):
     return TRACES[name]["frames"], TRACES[name]["scene"]
 
 
+def test_beside_the_triangle_of_work_each_token_is_computed_once_and_the_counters_count():
+    steps, scene = frames("l0-work")
+    for step in steps:
+        without, kept = step["spans"]
+        number, length = len(step["answer"]), len(step["prompt"])
+        assert len(without) == len(kept) == number, "both runs take the same steps"
+        assert without == [[0, length + i] for i in range(number)], "without a cache a step feeds every token"
+        assert kept == [[0, length], *([length + i, length + i + 1] for i in range(number - 1))][:number]
+        computed = [[at for start, stop in run for at in range(start, stop)] for run in step["spans"]]
+        assert step["counts"] == [len(rows) for rows in computed]
+        assert step["again"] == [len(rows) - len(set(rows)) for rows in computed]
+    assert number == scene["steps"] and step["again"][1] == 0 and step["counts"][0] > 7 * step["counts"][1]
+
+
+def test_a_cache_that_feeds_everything_again_shows_in_the_trace(monkeypatch):
+    from mini_engine.kv.contiguous import CachedSequence
+
+    monkeypatch.setattr(CachedSequence, "commit", lambda self, meta: None)
+    told = recording.record("l0-work").frames[-1]
+    assert told["counts"][1] == told["counts"][0] and told["again"][1] > 0
+
+
+def test_in_the_caches_no_more_is_used_than_reserved_and_rows_are_written_once():
+    steps, scene = frames("l1-reserved")
+    a_row = steps[0]["bytes"]["reserved"] // scene["rows"]
+    for before, step in itertools.pairwise(steps):
+        caches = [cache for cache in step["caches"] if cache]
+        assert all(cache["used"] <= scene["rows"] for cache in caches)
+        assert step["bytes"]["reserved"] == len(caches) * scene["rows"] * a_row
+        assert step["bytes"]["used"] == sum(cache["used"] for cache in caches) * a_row <= step["bytes"]["reserved"]
+        for old, cache in zip(before["caches"], step["caches"], strict=True):
+            if cache and cache["wrote"]:
+                start = old["used"] if old and old["name"] == cache["name"] else 0
+                assert cache["wrote"] == list(range(start, cache["used"])), "a step writes the rows behind cur_len"
+                assert len(cache["words"]) == cache["used"] + 1, "the chosen token is known and not written"
+    waits = [step for step in steps if step["waiting"]]
+    assert waits and all(None not in step["caches"] for step in waits), "D waits only while all places are reserved"
+    assert all(sum(scene["rows"] - cache["used"] for cache in step["caches"]) > 12 for step in waits), (
+        "and while more rows than it would write hold nothing"
+    )
+    kept = [step["caches"][0]["used"] for step in steps]
+    assert any(now < old for old, now in itertools.pairwise(kept)), "truncate belongs into the picture"
+
+
+def test_a_plan_that_counts_the_chosen_token_shows_in_the_trace(monkeypatch):
+    """The first pitfall of lesson 1: T + 1 after a prefill of T."""
+    from mini_engine.kv.contiguous import CachedSequence
+
+    monkeypatch.setattr(CachedSequence, "commit", lambda self, meta: setattr(self, "cur_len", meta.kv_len + 1))
+    told = recording.record_whatever_happens("l1-reserved").frames
+    assert told[1]["caches"][0]["used"] == 6 and "stopped" in told[-1]["say"]
+
+
 def test_in_the_pool_each_block_is_free_or_held_by_one():
     steps, scene = frames("l2-pool")
     for step in steps:
@@ -105,6 +161,35 @@ def test_in_the_tables_no_request_holds_the_null_block_and_rows_name_their_block
     assert any(step["plan"] for step in steps) and any(step["walk"] for step in steps), (
         "neither may be missing from the trace"
     )
+
+
+def test_along_the_walk_the_sums_are_those_of_the_parts_and_end_as_softmax_over_all():
+    steps, scene = frames("l3-walk")
+    rescaled = 0
+    for before, step in itertools.pairwise(steps):
+        added = [key for key in step["keys"] if key["part"] is not None]
+        assert step["sum"] == pytest.approx(sum(key["part"] for key in added), abs=0.02)
+        for key in added:
+            assert key["part"] == pytest.approx(math.exp(key["score"] - step["best"]), abs=0.01)
+        if step["factor"] is not None:
+            rescaled += 1
+            assert step["factor"] == pytest.approx(math.exp(before["best"] - step["best"]), abs=0.01)
+            assert step["sums"] == pytest.approx([step["factor"] * value for value in before["sums"]], abs=0.01)
+        elif step["best"] != before["best"]:
+            assert not any(before["sums"]), "the maximum rises without rescaling only before anything is summed"
+    read = [sum(key["score"] is not None for key in step["keys"]) for step in steps]
+    assert read[-1] == len(steps[-1]["keys"]) % (scene["block_size"] * len(steps[-1]["table"]))
+    assert rescaled == 2 and steps[-1]["table"] != sorted(steps[-1]["table"]), "blocks out of order, two new maxima"
+    assert steps[-1]["out"] == pytest.approx([value / steps[-1]["sum"] for value in steps[-1]["sums"]], abs=0.002)
+    assert steps[-1]["kernel"] == steps[-1]["out"]
+
+
+def test_a_walk_that_forgets_to_rescale_is_not_what_the_kernel_computes(monkeypatch):
+    from scripts.traces.walk import Walk
+
+    monkeypatch.setattr(Walk, "rescale", lambda self, largest: setattr(self, "best", largest))
+    last = recording.record("l3-walk").frames[-1]
+    assert last["kernel"] != last["out"] and "something else" in last["say"]
 
 
 def test_around_the_tree_free_held_and_cached_are_the_pool_and_counts_are_the_holders():
@@ -142,6 +227,42 @@ def test_the_logits_make_probabilities_and_the_number_falls_on_the_chosen_token(
             chosen = rows[step["chosen"]]["id"]
             start = sum(row["prob"] for row in rows if row["id"] < chosen)
             assert start - 0.01 <= step["u"] <= start + rows[step["chosen"]]["prob"] + 0.01
+
+
+def test_between_the_threads_no_token_is_lost_and_the_slow_client_delays_only_itself():
+    steps, scene = frames("l7-mailboxes")
+    for before, step in itertools.pairwise(steps):
+        for name, client, old, count, earlier in zip(
+            scene["clients"], step["clients"], before["clients"], step["computed"], before["computed"], strict=True
+        ):
+            assert sum(client["read"]) + client["unread"] + client["waits"] == count, "a token is in one place"
+            assert count - earlier == (name in step["made"]), "a step gives each answer one token at most"
+            assert client["read"][: len(old["read"])] == old["read"], "what was read stays read"
+            if client["status"] == "reads":
+                assert client["unread"] == 0, "a client that reads leaves nothing in its socket"
+        if step["step"] > before["step"]:
+            quick = [name for name, one in zip("AB", before["clients"], strict=False) if one["status"] != "done"]
+            assert set(quick) <= set(step["made"]), "the others get a token in every step"
+        assert sum(step["held"].values()) <= scene["blocks"]
+    assert steps[-1]["held"] == {} and [one["status"] for one in steps[-1]["clients"]] == ["done", "done", "gone"]
+
+
+def test_a_slow_client_gets_one_large_event_and_its_abort_waits_in_the_inbox():
+    steps, _ = frames("l7-mailboxes")
+    slow = [step["clients"][2] for step in steps]
+    merged = next(
+        (old["waits"], new["unread"]) for old, new in itertools.pairwise(slow) if len(new["read"]) > len(old["read"])
+    )
+    assert merged[0] > 1 and merged[1] == merged[0], "what has piled up becomes one event"
+    left = next(index for index, step in enumerate(steps) if ["abort", "C"] in step["inbox"])
+    assert "C" in steps[left]["held"], "the event loop frees no blocks"
+    assert "C" not in steps[left + 1]["held"] and "C" not in steps[left + 1]["made"], "an abort comes before the step"
+
+
+def test_a_mailbox_that_loses_tokens_shows_in_the_trace(monkeypatch):
+    pytest.importorskip("fastapi", reason="needs the extra 'server'")
+    monkeypatch.setattr("mini_engine.engine.mailbox.merge", lambda first, second: first)
+    assert recording.record_whatever_happens("l7-mailboxes").text != PATHS["l7-mailboxes"].read_text(encoding="utf-8")
 
 
 def test_of_the_text_each_byte_belongs_to_one_character_and_no_stop_string_shows():
@@ -279,7 +400,7 @@ def test_a_run_that_fails_is_shown_up_to_there(tmp_path):
 
 
 def test_what_cannot_be_traced_is_said_in_a_sentence(tmp_path):
-    assert "has no animated picture" in check_trace(7, tmp_path).stderr
+    assert "has no animated picture" in check_trace(10, tmp_path).stderr
     assert "does not exist" in check_trace(6, tmp_path).stderr
     folder = fill_with_the_reference(6, tmp_path)
     (folder / "tokenizer.py").write_text("def broken(:\n", encoding="utf-8")
