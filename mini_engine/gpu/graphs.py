@@ -232,7 +232,7 @@ def captured_or(capture: Callable[[], ModelRunner], eager: ModelRunner) -> Model
         return capture()
     except Exception as error:  # torch's, CUDA's and Triton's have no common kind
         sys.stderr.write(
-            f"cuda graphs: capturing decode steps failed ({first_cause(error)}). Their kernels are launched one by one: "
+            f"cuda graphs: capturing decode steps failed ({first_cause(error)}). Launching their kernels one by one: "
             "the same tokens, but slower decode; cuda_graphs=False or --no-cuda-graphs turns capturing off.\n"
         )
         return eager

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.bench.compiled import H100_MATRIX, H100_READ, POINTERS, Compiled, Load, compile_for
+from scripts.bench.gpu_target import H100_MATRIX, H100_READ, POINTERS, Compiled, compile_for
 
 import torch
 
@@ -75,8 +75,8 @@ def compile_between(load: LayerLoad, capability: int) -> Iterator[tuple[str, int
         yield name, constants["num_warps"], compile_for(kernel, types, constants, capability)
 
 
-def layer_rows(load: LayerLoad, kv_len: int, targets: list[int]) -> list[dict[str, Any]]:
-    """Return the table of one layer of a decode step: the kernels for each target, then the others, on paper."""
+def layer_rows(load: LayerLoad, targets: list[int]) -> list[dict[str, Any]]:
+    """Return the table of one layer but for attention: its kernels for each target, and its matrices on paper."""
     rows = []
     for capability in targets:
         for name, warps, found in compile_between(load, capability):
@@ -84,10 +84,11 @@ def layer_rows(load: LayerLoad, kv_len: int, targets: list[int]) -> list[dict[st
             row |= {"target": f"sm_{capability}", "warps": str(warps), "regs": str(found.registers)}
             row |= {"spilled": str(found.spilled), "KiB": f"{found.shared / 1024:.2f}"}
             rows.append(row | {"MB": load.bytes_moved[name] / 1e6, "H100 us": load.h100_seconds(name) * 1e6})
+    matrices = [on_paper(f"matrix {name}", load.bytes_moved[name], load.h100_seconds(name)) for name in load.matrices]
+    return rows + matrices
+
+
+def on_paper(name: str, num_bytes: int, seconds: float) -> dict[str, Any]:
+    """Return a row of the table for a launch that is not compiled here."""
     blank = dict.fromkeys(("target", "warps", "regs", "spilled", "KiB"), "")
-    for name in load.matrices:
-        paper = {"MB": load.bytes_moved[name] / 1e6, "H100 us": load.h100_seconds(name) * 1e6}
-        rows.append({"in a layer": f"matrix {name}", "times": 1} | blank | paper)
-    attend = Load(load.rows, 1, kv_len, load.dtype, load.heads, load.kv_heads, load.dim)
-    paper = {"MB": attend.bytes_moved / 1e6, "H100 us": attend.h100_seconds * 1e6}
-    return [*rows, {"in a layer": f"attention over {kv_len:,}", "times": 1} | blank | paper]
+    return {"in a layer": name, "times": 1} | blank | {"MB": num_bytes / 1e6, "H100 us": seconds * 1e6}
