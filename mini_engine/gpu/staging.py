@@ -1,9 +1,8 @@
 """Lesson 10. Moves the tensors of a step to the device in one copy instead of one for each.
 
-A copy of a few hundred bytes takes as long as one of a few hundred kilobytes: its time is the call. So tensors that
-change together lie one after another in one block of memory, on the host and on the device, and one copy moves the
-block. The host's block is pinned: the GPU can read only memory that the system does not move, and what is not pinned is
-first copied to memory that is, while the host waits.
+The price of a small copy is the call, not its bytes. So tensors that change together lie one after another in one block
+of memory, on the host and on the device, and one copy moves the block. The host's block is pinned: a GPU can read only
+memory that the system does not move, and what is not pinned is first copied to memory that is, while the host waits.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
