@@ -168,7 +168,8 @@ def triton_kernels(model: Qwen3ForCausalLM) -> ModuleType:
     try:
         try_out(cast(LayerKernels, layer_kernels), model)
     except Exception as error:  # Triton's compiler has many kinds
-        raise UserError(f"fused layers do not run here: {error!r}; choose another backend", param="backend") from error
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"fused layers do not run here ({why}); choose another backend", param="backend") from error
     return layer_kernels
 
 

@@ -2,7 +2,8 @@
 
 On a CPU, host and device are one processor, so the host's part is measured on a twin of the model: the same operations
 in as many layers, but two numbers wide, with attention that returns its queries, so that there is next to nothing to
-compute. A replay does nothing at all here; on a GPU it is one call, whose time is extra. One thread, like a host's.
+compute. A replay does nothing at all here; on a GPU it is one call, whose time is extra. The kernels of fused layers do
+nothing either, but each is counted. One thread, like a host's.
 """
 
 from collections.abc import Callable
