@@ -10,6 +10,7 @@ from mini_engine import build
 from mini_engine.attention.registry import load_kernel
 from mini_engine.cli.arguments import add_engine_options
 from mini_engine.engine.runner import ModelRunner
+from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
 from mini_engine.gpu import fused_layers
 from mini_engine.gpu import graphs as graphs_module
@@ -106,7 +107,11 @@ def test_fused_layers_are_refused_on_a_cpu():
 
 @pytest.mark.gpu
 def test_a_gpu_gets_both_by_default():
-    with LLM(device="cuda") as llm:
+    assert load_kernel("auto", "cuda", torch.float32).name == "triton"
+    greedy, prompts = SamplingParams(temperature=0, max_tokens=24), ["The capital of France is", "Once upon a time"]
+    with LLM(device="cuda", dtype="float32") as llm:
         assert isinstance(llm.engine.runner, GraphRunner)
         assert isinstance(llm.engine.runner.model, fused_layers.FusedQwen3ForCausalLM)
-        assert load_kernel("auto", "cuda", torch.bfloat16).name == "triton"
+        got = [answer.token_ids for answer in llm.generate(prompts, greedy)]
+    with LLM(device="cpu", backend="reference") as llm:
+        assert [answer.token_ids for answer in llm.generate(prompts, greedy)] == got
