@@ -4,6 +4,7 @@ Only this module knows which backends, managers and runners the lessons have add
 so an engine without lesson 9's layers or lesson 8's tree does not need their files.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from mini_engine.weights import load_model, resolve_checkpoint
 if TYPE_CHECKING:
     from mini_engine.speculation.config import Speculation
 
-BACKENDS = ("auto", "packed", "torch", "reference")
+BACKENDS = ("auto", "packed", "torch", "fused", "reference")
 KV_DTYPES = ("auto", "int8")
 
 
@@ -29,7 +30,7 @@ def build_engine(
     model: Qwen3ForCausalLM,
     *,
     backend: str = "auto",
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | None = None,
     enable_prefix_caching: bool = True,
     kv_cache_dir: str | Path | None = None,
     kv_host_bytes: int | None = None,
@@ -42,9 +43,10 @@ def build_engine(
     """Return an engine for a loaded model, with the fastest parts that work here.
 
     Args:
-        backend: which code runs the layers on a CPU: "packed" or "torch" (lesson 9), "auto", the first of these that
-            works, or "reference" (lesson 0's own layers). On a GPU "auto" and "reference" are the same.
-        cuda_graphs: replay captured decode steps (lesson 10) if device and kernel allow it.
+        backend: which code runs the layers: on a CPU "packed" or "torch" (lesson 9), on a GPU "fused" (lesson 10),
+            anywhere "reference" (lesson 0's own layers). "auto" is the first of these that works.
+        cuda_graphs: replay captured decode steps (lesson 10). None: where device, kernel and pool allow it and the
+            capture succeeds. True: the same, but refuse a pool that cannot be captured. False: never.
         enable_prefix_caching: share prefixes between requests (lesson 8).
         kv_cache_dir, kv_host_bytes, kv_disk_bytes: keep evicted prefixes in host memory and in this directory
             (lesson 12). With none of them there are no tiers; without prefix caching there can be none.
@@ -74,11 +76,12 @@ def build_engine(
         return engine
     if cuda_graphs:
         refuse_int8(kv_dtype, "captured steps read K and V in the model's dtype only")
+    replays = cuda_graphs is not False and kv_dtype == "auto"
     manager = manager_class(enable_prefix_caching)
     engine = Engine.for_model(with_backend(model, backend), manager=manager, pool=pool, **options)
     engine = with_speculation(engine, speculate)
     tiers(engine)
-    if cuda_graphs:
+    if replays:
         engine.runner = captured(engine.runner, engine.scheduler.config.max_num_seqs)
     return engine
 
@@ -199,11 +202,26 @@ def with_backend(model: Qwen3ForCausalLM, backend: str) -> Qwen3ForCausalLM:
     """Return the model with the layers of this backend."""
     if backend not in BACKENDS:
         raise UserError(f"there is no backend {backend!r}; choose one of {', '.join(BACKENDS)}", param="backend")
+    if backend == "fused" or (backend == "auto" and model.device.type == "cuda"):
+        return with_fused_layers(model, backend)
     if backend == "reference" or (backend == "auto" and model.device.type != "cpu"):
         return model
     from mini_engine.cpu import speed_up
 
     return speed_up(model, backend)
+
+
+def with_fused_layers(model: Qwen3ForCausalLM, backend: str) -> Qwen3ForCausalLM:
+    """Return the model with lesson 10's layers. If they do not work here, "auto" keeps the model and says so."""
+    from mini_engine.gpu.fused_layers import fuse
+
+    try:
+        return fuse(model)
+    except UserError as why:
+        if backend == "fused":
+            raise
+        sys.stderr.write(f"layers: {why}. Using the reference layers: the same tokens, but more launches per step.\n")
+        return model
 
 
 def manager_class(enable_prefix_caching: bool) -> type[KvCacheManager]:
@@ -242,7 +260,7 @@ def refuse_int8(kv_dtype: str, why: str) -> None:
         raise UserError(f"kv_dtype is 'int8', but {why}; leave it out", param="kv_dtype")
 
 
-def hybrid(model: Qwen3ForCausalLM, backend: str, cuda_graphs: bool, **options: Any) -> Engine:
+def hybrid(model: Qwen3ForCausalLM, backend: str, cuda_graphs: bool | None, **options: Any) -> Engine:
     """Return lesson 11's engine, with the fastest parts that work here."""
     from mini_engine.hybrid.build import hybrid_engine
     from mini_engine.hybrid.model import HybridForCausalLM
@@ -257,7 +275,7 @@ def hybrid(model: Qwen3ForCausalLM, backend: str, cuda_graphs: bool, **options: 
         model = speed_up_hybrid(model, backend)
         step = native_step_for(model)
     engine = hybrid_engine(model, native_step=step, **options)
-    if cuda_graphs:
+    if cuda_graphs is not False:
         from mini_engine.hybrid.graphs import captured
 
         engine.runner = captured(engine.runner, engine.scheduler.config.max_num_seqs)

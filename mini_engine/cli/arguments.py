@@ -19,11 +19,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument(
         "--backend",
-        choices=["auto", "packed", "torch", "reference"],
+        choices=["auto", "packed", "torch", "fused", "reference"],
         default="auto",
-        help="which code runs the layers on a CPU (default: the fastest that works)",
+        help="which code runs the layers; fused is for GPUs (default: the fastest that works)",
     )
-    parser.add_argument("--cuda-graphs", action="store_true", help="replay captured decode steps on a GPU")
+    parser.add_argument(
+        "--cuda-graphs",
+        action=argparse.BooleanOptionalAction,
+        help="replay captured decode steps on a GPU (default: where that works)",
+    )
     parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
     parser.add_argument(
         "--num-blocks", type=whole_number(2), metavar="N", help="blocks of the KV pool (default: 1 GiB)"

@@ -4,7 +4,7 @@ A decode step of a small model is hundreds of kernels of a few microseconds each
 as long. A CUDA graph records the launches once; replaying it is a single call. But it records *addresses and numbers*:
 where each tensor was, and how many rows there were. So
 
-- everything that a step reads or writes is in buffers that never move, and a step begins with copies into them;
+- everything that a step reads or writes is in buffers that never move, and a step begins with a copy into them;
 - there is a graph for each of several capture sizes, and a batch is filled up to the next size with padding rows: no
   query, no keys, and a slot of the null block to write into;
 - code that reads a value (`.tolist()`, `.item()`, an `if` on a tensor) cannot be recorded, not even in a kernel.
@@ -16,6 +16,7 @@ tests use; `CudaCapture` needs a GPU and has not been run on one. The capture si
 graphs share, follow vLLM (Kwon et al., 2023).
 """
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -25,9 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.engine.runner import ModelRunner, Step, plan_step
+from mini_engine.engine.runner import ModelRunner, Step, plan_step, with_prompt_rows
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.errors import UserError
+from mini_engine.gpu.staging import Staging, Table, block_of, uploaded
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
@@ -83,23 +85,40 @@ class DecodeBuffers:
     cu_seqlens_q: `[max_rows + 1]` int32. seq_lens_kv: `[max_rows]` int32. block_table: `[max_rows, max_blocks]` int32.
     logits: `[max_rows, vocab_size]`.
 
-    Initially all rows are padding. `dtype` is that of the logits.
+    Initially all rows are padding. `dtype` is that of the logits. All but the logits lie in one block, `tables`
+    `[n]` uint8, the block table last: the bytes of a step's rows are the first ones, and one copy moves them. A step is
+    filled in on the host, in buffers with an empty vocabulary in pinned memory.
     """
 
     def __init__(
-        self, max_rows: int, max_blocks: int, block_size: int, vocab_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        max_rows: int,
+        max_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        pin_memory: bool = False,
     ) -> None:
-        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
+        shapes = [*self.row_tables(max_rows), Table((max_rows, max_blocks), torch.int32)]
         self.block_size = block_size
-        self.token_ids = zeros(max_rows, dtype=torch.int64)
-        self.positions = zeros(max_rows, dtype=torch.int64)
-        self.slot_mapping = zeros(max_rows, dtype=torch.int64)
-        self.cu_seqlens_q = zeros(max_rows + 1, dtype=torch.int32)
-        self.seq_lens_kv = zeros(max_rows, dtype=torch.int32)
-        self.block_table = zeros(max_rows, max_blocks, dtype=torch.int32)
-        self.logits = zeros(max_rows, vocab_size, dtype=dtype)
+        self.tables, views = block_of(shapes, device, pin_memory)
+        self.bind(views[:-1])
+        self.block_table = views[-1]
+        self.logits = torch.zeros(max_rows, vocab_size, dtype=dtype, device=device)
+
+    def row_tables(self, max_rows: int) -> list[Table]:
+        """Return the tables before the block table. Lesson 11 has one more."""
+        rows, starts = Table((max_rows,), torch.int64), Table((max_rows + 1,), torch.int32)
+        return [rows, rows, rows, starts, Table((max_rows,), torch.int32)]
+
+    def bind(self, views: Sequence[Tensor]) -> None:
+        """Name the tensors of `row_tables`."""
+        self.token_ids, self.positions, self.slot_mapping, self.cu_seqlens_q, self.seq_lens_kv = views
+
+    def bytes_of(self, size: int) -> int:
+        """Return how many bytes of `tables` a step of `size` rows fills."""
+        return len(self.tables) - Table(self.block_table.shape, torch.int32).bytes + self.block_table[:size].nbytes
 
     def meta(self, size: int) -> ForwardMeta:
         """Return the first `size` rows as a plan: views, at the same addresses in every call."""
@@ -138,12 +157,16 @@ class GraphRunner(ModelRunner):
         capture: `CudaCapture()` for a GPU; `no_graph` runs the padded path on any device.
     """
 
+    make_buffers = DecodeBuffers
+
     def __init__(self, model: Qwen3ForCausalLM, pool: KvPool, max_rows: int, capture: Capture) -> None:
         super().__init__(model, pool)
         max_blocks = min(pool.num_blocks - 1, -(-model.config.max_model_len // self.block_size))
-        self.buffers = DecodeBuffers(
-            max_rows, max_blocks, self.block_size, model.config.vocab_size, model.dtype, model.device
-        )
+        sizes = (max_rows, max_blocks, self.block_size)
+        self.buffers = self.make_buffers(*sizes, model.config.vocab_size, model.dtype, model.device)
+        is_gpu = model.device.type == "cuda"
+        self.host = self.make_buffers(*sizes, 0, model.dtype, CPU, pin_memory=is_gpu)
+        self.staging = Staging(self.host.tables, self.buffers.tables)
         self.capture_sizes = capture_sizes_up_to(max_rows)
         self.replays = self.capture_all(capture)
 
@@ -172,11 +195,22 @@ class GraphRunner(ModelRunner):
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Run one forward pass, as in lesson 5: logits `[R, vocab_size]`, a row per sampling chunk, in order."""
         if not self.is_decode(chunks):
-            return super().run(chunks)
+            return self.run_eagerly(chunks)
         size = self.capture_sizes[bisect_left(self.capture_sizes, len(chunks))]
-        self.buffers.fill(plan_step(chunks, self.block_size, CPU), size)
+        with self.staging.filling(self.host.bytes_of(size)):
+            self.fill(chunks, size)
         self.replays[size]()
         return self.buffers.logits[: len(chunks)].clone()  # the next step writes over the buffer
+
+    def fill(self, chunks: Sequence[Chunk], size: int) -> None:
+        """Plan a decode step in the host's buffers."""
+        self.host.fill(plan_step(chunks, self.block_size, CPU), size)
+
+    def run_eagerly(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Run a prefill or mixed step as in lesson 5, except that its plan reaches the device in one copy."""
+        step = with_prompt_rows(plan_step(chunks, self.block_size, CPU), chunks)
+        step = uploaded(step, self.pool.device)
+        return self.model(step.token_ids, self.pool, step.meta, rows=step.rows)
 
 
 def runner_for(model: Qwen3ForCausalLM, pool: KvPool, max_rows: int) -> ModelRunner:
@@ -185,5 +219,27 @@ def runner_for(model: Qwen3ForCausalLM, pool: KvPool, max_rows: int) -> ModelRun
     Of the kernels only triton leaves lengths on the device; the others read them on the host.
     """
     if pool.device.type == "cuda" and getattr(pool.kernel, "name", None) == "triton":
-        return GraphRunner(model, pool, max_rows, CudaCapture())
+        return captured_or(lambda: GraphRunner(model, pool, max_rows, CudaCapture()), ModelRunner(model, pool))
     return ModelRunner(model, pool)
+
+
+def captured_or(capture: Callable[[], ModelRunner], eager: ModelRunner) -> ModelRunner:
+    """Return the runner that `capture` makes; if that fails, say why on stderr and return `eager`.
+
+    A capture that fails leaves the model as it was, so steps can still be launched kernel by kernel.
+    """
+    try:
+        return capture()
+    except Exception as error:  # torch's, CUDA's and Triton's have no common kind
+        sys.stderr.write(
+            f"cuda graphs: capturing decode steps failed ({first_cause(error)}). Launching their kernels one by one: "
+            "the same tokens, but slower decode; cuda_graphs=False or --no-cuda-graphs turns capturing off.\n"
+        )
+        return eager
+
+
+def first_cause(error: BaseException) -> str:
+    """Return what went wrong first, on one line: ending a capture that has failed raises a second error."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return " ".join(str(error).split())[:200] or type(error).__name__

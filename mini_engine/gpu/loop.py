@@ -16,11 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mini_engine.engine.runner import Step
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.gpu.graphs import Capture, no_graph
 from mini_engine.gpu.kv_pool import KvPool
 from mini_engine.gpu.req_to_token import PADDING_ROW, ReqToTokenPool
 from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+from mini_engine.gpu.staging import upload
 from mini_engine.kv.block_tensor import ForwardMeta
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
@@ -109,10 +111,10 @@ class DecodeState:
         self.answers = torch.zeros(num_rows, max_new_tokens, dtype=torch.int64, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def begin(self, rows: Sequence[int], prompt_lens: Sequence[int]) -> None:
-        """Set the state to after the prompts and before the first token is chosen."""
-        self.rows.copy_(torch.tensor(rows))
-        self.seq_lens_kv.copy_(torch.tensor(prompt_lens))
+    def begin(self, rows: Tensor, prompt_lens: Tensor) -> None:
+        """Set the state to after the prompts and before the first token is chosen. Both are `[S]`, on the device."""
+        self.rows.copy_(rows)
+        self.seq_lens_kv.copy_(prompt_lens)
         self.step.zero_()
 
     def take(self, logits: Tensor) -> None:
@@ -122,19 +124,26 @@ class DecodeState:
         self.step += 1
 
 
-def plan_prefill(kv: DeviceKv, rows: Sequence[int], lengths: Sequence[int]) -> ForwardMeta:
-    """Plan one step over all prompts, packed one after the other; their slots are in the table."""
-    size, device = kv.allocator.page_size, kv.pool.device
+def plan_prefill(kv: DeviceKv, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> tuple[Step, Tensor]:
+    """Plan one step over all prompts, packed one after the other; their slots are in the table.
+
+    What the host knows of it goes to the device in one copy. Also returns `rows` as a tensor there, `[S]` int64.
+    """
+    size, lengths = kv.allocator.page_size, [len(prompt_ids) for prompt_ids in prompts]
     ends = torch.tensor([0, *lengths]).cumsum(0)
-    meta = ForwardMeta(
-        positions=torch.cat([torch.arange(length) for length in lengths]).to(device),
-        slot_mapping=torch.cat([kv.table.read(row, length) for row, length in zip(rows, lengths, strict=True)]).long(),
-        cu_seqlens_q=ends.int().to(device),
-        seq_lens_kv=torch.tensor(lengths, dtype=torch.int32, device=device),
-        block_table=kv.table.block_table(torch.tensor(rows, device=device), size),
-        block_size=size,
-    )
-    return kv.complete(meta, torch.tensor(rows, device=device), lengths)
+    on_host = [
+        torch.tensor([token for prompt_ids in prompts for token in prompt_ids]),
+        ends[1:] - 1,
+        torch.cat([torch.arange(length) for length in lengths]),
+        ends.int(),
+        torch.tensor(lengths, dtype=torch.int32),
+        torch.tensor(rows),
+    ]
+    token_ids, last_rows, positions, cu_seqlens_q, seq_lens_kv, row_ids = upload(on_host, kv.pool.device)
+    slots = [kv.table.read(row, length) for row, length in zip(rows, lengths, strict=True)]
+    table = kv.table.block_table(row_ids, size)
+    meta = ForwardMeta(positions, torch.cat(slots).long(), cu_seqlens_q, seq_lens_kv, table, size)
+    return Step(token_ids, kv.complete(meta, row_ids, lengths), last_rows), row_ids
 
 
 @torch.inference_mode()
@@ -169,10 +178,9 @@ def generate_on_device(
 
     with kv.hold([length + max_new_tokens - 1 for length in lengths]) as rows:
         replay = capture(decode)
-        state.begin(rows, lengths)
-        meta = plan_prefill(kv, rows, lengths)
-        fed = torch.tensor([token for prompt_ids in prompts for token in prompt_ids], device=kv.pool.device)
-        state.take(model(fed, kv.pool, meta, rows=meta.cu_seqlens_q[1:].long() - 1))
+        step, row_ids = plan_prefill(kv, rows, prompts)
+        state.begin(row_ids, step.meta.seq_lens_kv)
+        state.take(model(step.token_ids, kv.pool, step.meta, rows=step.rows))
         for _ in range(max_new_tokens - 1):
             replay()
     return [_until_stop(answer, stop_ids) for answer in state.answers.tolist()]

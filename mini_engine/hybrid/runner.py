@@ -6,7 +6,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from mini_engine.engine.runner import ModelRunner, int64, plan_step, with_prompt_rows
+from mini_engine.engine.runner import ModelRunner, Step, int64, plan_step, with_prompt_rows
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.hybrid.model import HybridForCausalLM
 from mini_engine.hybrid.store import HybridKv, HybridMeta, Run
@@ -23,11 +23,15 @@ class HybridRunner(ModelRunner):
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """As in lesson 5."""
-        step = with_prompt_rows(plan_step(chunks, self.block_size, self.pool.device), chunks)
+        step = self.plan(chunks, self.pool.device)
+        return self.model(step.token_ids, self.pool, step.meta, rows=step.rows)
+
+    def plan(self, chunks: Sequence[Chunk], device: torch.device) -> Step:
+        """Return lesson 5's plan with the state slots, on `device`."""
+        step = with_prompt_rows(plan_step(chunks, self.block_size, device), chunks)
         slots = [self.slot_of(chunk.request.id) for chunk in chunks]
         lengths = [chunk.stop - chunk.start for chunk in chunks]
-        meta = with_states(step.meta, slots, lengths)
-        return self.model(step.token_ids, self.pool, meta, rows=step.rows)
+        return step._replace(meta=with_states(step.meta, slots, lengths))
 
 
 def with_states(meta: ForwardMeta, slots: Sequence[int], lengths: Sequence[int]) -> HybridMeta:

@@ -9,7 +9,7 @@ from mini_engine.errors import UserError
 # option: the values that ranks can carry out; the first one asks for nothing
 ABLE = {
     "backend": ("auto", "reference"),
-    "cuda_graphs": (False,),
+    "cuda_graphs": (None, False),
     "kv_dtype": ("auto",),
     "kv_cache_dir": (None,),
     "kv_host_bytes": (None,),

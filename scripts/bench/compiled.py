@@ -1,29 +1,21 @@
 """Lesson 3. Suite `compiled`: the Triton kernels compiled for GPUs that need not be here, and an H100 on paper.
 
-Triton compiles for any NVIDIA GPU without one, and ptxas, which its wheel brings, says what the result needs. A kernel
-that needs more registers than a thread has spills them to memory: right answers at a fraction of the speed, and nothing
-on a CPU shows it.
+A kernel that needs more registers than a thread has spills them to memory: right answers at a fraction of the speed,
+and nothing on a CPU shows it.
 """
 
-import re
-import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from scripts.bench.common import Report
+from scripts.bench.compiled_layers import LayerLoad, layer_rows, on_paper
+from scripts.bench.gpu_target import H100_MATRIX, H100_READ, POINTERS, SHARED_BYTES, Compiled, compile_for
 
 import torch
 
 from mini_engine.attention.triton_launch import LaunchConfig, launch_config
-from mini_engine.errors import UserError
 
-# Shared memory that one program may ask for, in bytes, by compute capability: a T4's, an A100's, an H100's.
-SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 90: 227 << 10}
-H100_READ = 3.35e12  # bytes/s
-H100_MATRIX = {"float16": 989e12, "bfloat16": 989e12, "float32": 67e12}  # operations/s; float32 without tensor cores
 BLOCK_SIZE, REACH = 16, 4096
 
 
@@ -34,6 +26,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--heads", type=whole_number(1), default=16, metavar="N", help="query heads (default: 16)")
     parser.add_argument("--kv-heads", type=whole_number(1), default=8, metavar="N", help="key/value heads (default: 8)")
     parser.add_argument("--head-dim", type=whole_number(2), default=128, metavar="N", help="default: 128")
+    parser.add_argument("--hidden-size", type=whole_number(2), default=1024, metavar="N", help="default: 1024")
+    parser.add_argument("--intermediate-size", type=whole_number(2), default=3072, metavar="N", help="default: 3072")
     parser.add_argument(
         "--targets", type=lambda text: [int(part) for part in text.split(",")], default=list(SHARED_BYTES),
         metavar="75,80,90", help="compute capabilities (default: all of these)",
@@ -91,15 +85,6 @@ class Load:
         )
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """What a compiled kernel needs: registers of a thread, bytes that it spills, bytes of shared memory."""
-
-    registers: int
-    spilled: int
-    shared: int
-
-
 def compile_attend(load: Load, capability: int) -> Compiled:
     """Compile lesson 3's kernel (lesson 12's, for int8 rows) as the engine would launch it for this load."""
     from mini_engine.attention import triton_kernel as kernel
@@ -125,52 +110,6 @@ def compile_merge(load: Load, capability: int) -> Compiled:
     constants = dict(HEADS=load.heads, DIM=load.dim, WIDTH=config.width, SPLITS=config.padded_splits)
     types = dict.fromkeys(("parts", "stats"), "*fp32") | {"out": POINTERS[load.dtype]}
     return compile_for(kernel._merge, types | dict.fromkeys(("starts", "kv_lens"), "*i32"), constants, capability)
-
-
-POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
-
-
-def compile_for(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], capability: int) -> Compiled:
-    """Compile a Triton kernel for a GPU of this compute capability, 90 for an H100, and ask ptxas what it needs.
-
-    types: of the arguments that are not int32 numbers. Pointers are taken to be multiples of 16, as torch's are.
-
-    Raises:
-        UserError: Triton cannot be imported, or interprets its kernels in this process.
-    """
-    try:
-        import triton
-        from triton import knobs
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-    except ImportError as error:
-        raise UserError(f"this needs Triton, which cannot be imported ({error})") from error
-    if knobs.runtime.interpret:
-        raise UserError("TRITON_INTERPRET is set, and an interpreted kernel is not compiled; unset it")
-    options = {"num_warps": constants["num_warps"]} if "num_warps" in constants else {}
-    names = kernel.arg_names
-    values = {(names.index(name),): value for name, value in constants.items() if name in names}
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
-    source = ASTSource(kernel, signature, values, aligned)
-    found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    return Compiled(*assemble(ptxas, found.asm["ptx"], capability), found.metadata.shared)
-
-
-def assemble(ptxas: Path, ptx: str, capability: int) -> tuple[int, int]:
-    """Return the registers of a thread and the bytes that it spills."""
-    arch = f"sm_{capability}{'a' if capability == 90 else ''}"  # a: with the instructions of this one generation
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.ptx"
-        file.write_text(ptx, encoding="utf-8")
-        command = [str(ptxas), "-v", f"-arch={arch}", str(file), "-o", str(file.with_suffix(".cubin"))]
-        said = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stderr
-    registers, spilled = (
-        re.search(pattern, said) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")
-    )
-    assert registers and spilled, said
-    return int(registers[1]), int(spilled[1])
 
 
 def loads(heads: int, kv_heads: int, dim: int) -> Iterator[Load]:
@@ -201,4 +140,15 @@ def run(args) -> Report:
             row |= {"MB": load.bytes_moved / 1e6, "Gflop": load.operations / 1e9}
             rows.append(row | {"H100 us": load.h100_seconds * 1e6})
     note = "tile: rows of queries x keys; spilled: bytes of a thread; KiB: shared memory; H100 us: at best, on paper"
-    return Report("compiled", rows, [f"one layer: {args.heads} heads, {args.kv_heads} of keys and values", note])
+    notes = [f"one layer: {args.heads} heads, {args.kv_heads} of keys and values", note]
+    notes.append("second table: a layer of lesson 10's fused layers, 32 decodes in bfloat16")
+    return Report("compiled", rows, notes, more=a_layer(args))
+
+
+def a_layer(args) -> list[dict[str, Any]]:
+    """Return the table of lesson 10's layer, launch by launch."""
+    shape = dict(heads=args.heads, kv_heads=args.kv_heads, dim=args.head_dim)
+    load = LayerLoad(32, "bfloat16", args.hidden_size, intermediate=args.intermediate_size, **shape)
+    attend = Load(32, 1, 2048, "bfloat16", **shape)
+    rows = layer_rows(load, [capability for capability in args.targets if capability >= 80])
+    return [*rows, on_paper("attention over 2,048", attend.bytes_moved, attend.h100_seconds)]

@@ -2,7 +2,8 @@
 
 On a CPU, host and device are one processor, so the host's part is measured on a twin of the model: the same operations
 in as many layers, but two numbers wide, with attention that returns its queries, so that there is next to nothing to
-compute. A replay does nothing at all here; on a GPU it is one call, whose time is extra. One thread, like a host's.
+compute. A replay does nothing at all here; on a GPU it is one call, whose time is extra. The kernels of fused layers do
+nothing either, but each is counted. One thread, like a host's.
 """
 
 from collections.abc import Callable
@@ -58,11 +59,35 @@ class Counted:
         return self.kernel(*inputs)
 
 
-def twin_of(config, layers: int):
-    """Return a model with `layers` layers that computes next to nothing."""
+class CountedLayers:
+    """Counts calls of the fused layers' kernels. They compute nothing: their results are whatever memory holds."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def add_norm(self, x: Any, delta: Any, weight: Any, eps: float) -> torch.Tensor:
+        self.calls += 1
+        return torch.empty_like(x)
+
+    def norm_rope(
+        self, qkv: Any, weights: Any, cos: Any, sin: Any, eps: float, rows: Any, k_out: Any, v_out: Any
+    ) -> torch.Tensor:
+        self.calls += 1
+        kv_heads, dim = k_out.shape[-2:]
+        return qkv.new_empty(len(qkv), qkv.shape[1] // dim - 2 * kv_heads, dim)
+
+    def silu_mul(self, gate_up: Any) -> torch.Tensor:
+        self.calls += 1
+        return gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+
+
+def twin_of(config, layers: int, fused: bool = False):
+    """Return a model with `layers` layers that computes next to nothing; the layers may be lesson 10's fused ones."""
+    from mini_engine.gpu.fused_layers import fuse
     from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
-    return Qwen3ForCausalLM(replace(config, **TWIN, num_hidden_layers=layers)).requires_grad_(False)
+    twin = Qwen3ForCausalLM(replace(config, **TWIN, num_hidden_layers=layers)).requires_grad_(False)
+    return fuse(twin, CountedLayers()) if fused else twin
 
 
 def nothing() -> None:
@@ -85,12 +110,13 @@ def engine_of(model, batch: int, replayed: bool, kernel: Callable[..., torch.Ten
 
 
 def operations_of(engine) -> int:
-    """Count what the host launches in one step: torch operations and calls of the attention kernel."""
-    kernel = engine.runner.pool.kernel
-    before = kernel.calls
+    """Count what the host launches in one step: torch operations and calls of kernels that torch does not see."""
+    kernels = [engine.runner.pool.kernel, getattr(engine.runner.model.model.norm, "kernels", None)]
+    unseen = [kernel for kernel in kernels if kernel is not None]
+    before = sum(kernel.calls for kernel in unseen)
     with Operations() as operations:
         engine.step()
-    return operations.count + kernel.calls - before
+    return operations.count + sum(kernel.calls for kernel in unseen) - before
 
 
 def run(args) -> Report:
@@ -102,13 +128,15 @@ def run(args) -> Report:
     torch.set_num_threads(1)
     pocket = load_model(POCKET_DIR)
     kernel, layers = load_kernel("auto"), pocket.config.num_hidden_layers
-    twins = {f"{n} layers, nothing to compute": twin_of(pocket.config, n) for n in (layers, DEEP)}
+    twins = {f"{n} layers, nothing to compute": n for n in (layers, DEEP)}
     engines = {}
     for batch in BATCHES[:1] if args.quick else BATCHES:
         at_once = f"{batch} at once"
         engines[at_once, "the pocket model", "plain"] = engine_of(pocket, batch, replayed=False, kernel=kernel)
-        for name, twin in twins.items():
+        for name, depth in twins.items():
+            twin = twin_of(pocket.config, depth)
             engines[at_once, name, "plain"] = engine_of(twin, batch, replayed=False)
+            engines[at_once, name, "fused"] = engine_of(twin_of(pocket.config, depth, fused=True), batch, False)
             engines[at_once, name, "replayed"] = engine_of(twin, batch, replayed=True)
     rounds = args.rounds or (60 if args.quick else 300)
     with patch("mini_engine.kv.block_tensor.check_slots", lambda *_: None):  # on a GPU it checks no slot

@@ -59,7 +59,7 @@ LAYERS = (
         "where K and V are stored, and how they are read",
         (
             *("kv", "attention", "cpu", "tiers", "int8", "routing"),
-            *("gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator"),
+            *("gpu.kv_pool", "gpu.req_to_token", "gpu.slot_allocator", "gpu.layer_kernels", "gpu.fused_layers"),
             *("hybrid.manager", "hybrid.radix", "hybrid.track_slots", "hybrid.gdn_pool", "hybrid.store"),
             *("hybrid.delta_rule", "hybrid.native", "hybrid.fast"),
         ),

@@ -219,7 +219,7 @@ def test_padded_rows_change_nothing(count):
         tensor.normal_()
         tensor[0] = float("nan")
     want = ModelRunner(model, runner.pool).run(chunks)
-    runner.buffers.block_table.fill_(9_999)  # what an earlier step left behind
+    runner.host.block_table.fill_(9_999)  # what an earlier step left behind
     runner.buffers.logits.fill_(float("nan"))
     got = runner.run(chunks)
     assert got.shape == want.shape, "return one row of logits per request and none for padding"

@@ -1,5 +1,7 @@
 """Lesson 10. The figures of `bench.py launch`: what counts as an operation, and how many a replayed step issues."""
 
+from unittest import mock
+
 from scripts.bench import launch
 
 import pytest
@@ -38,14 +40,21 @@ def test_what_computes_or_copies_is_counted_and_nothing_else(work, count):
         assert counted(lambda: work(x)) == count
 
 
-def operations(layers, replayed, batch=3):
-    return launch.operations_of(launch.engine_of(launch.twin_of(CONFIG, layers), batch, replayed))
+def operations(layers, replayed, batch=3, fused=False):
+    return launch.operations_of(launch.engine_of(launch.twin_of(CONFIG, layers, fused), batch, replayed))
 
 
 def test_a_plain_step_issues_operations_in_every_layer_and_a_replayed_one_does_not():
     plain, replayed = ([operations(layers, path) for layers in (1, 2, 3)] for path in (False, True))
     assert plain[2] - plain[1] == plain[1] - plain[0] > 30, "every layer must issue the same operations"
     assert replayed[0] == replayed[1] == replayed[2] < plain[0], "a replay is one call, however deep the model"
+
+
+def test_a_fused_layer_is_nine_launches():
+    with mock.patch("mini_engine.kv.block_tensor.check_slots"):  # on a GPU it checks no slot
+        plain, fused = ([operations(layers, False, fused=path) for layers in (2, 3)] for path in (False, True))
+    assert fused[1] - fused[0] == 9, "four matrices, two norms, RoPE, SiLU times up, and attention"
+    assert plain[1] - plain[0] == 48
 
 
 def test_the_attention_kernel_is_counted_once_a_layer():

@@ -4,11 +4,14 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
-from scripts.bench.compiled import POINTERS, SHARED_BYTES, Load, can_run, compile_attend, compile_merge
+from scripts.bench.compiled import Load, can_run, compile_attend, compile_merge
+from scripts.bench.gpu_target import POINTERS, SHARED_BYTES
 
 from mini_engine.attention.triton_kernel import _attend, _merge
 
-slow = pytest.mark.slow("mini_engine/attention", "mini_engine/int8", "scripts/bench/compiled.py", "tests/l3")
+slow = pytest.mark.slow(
+    "mini_engine/attention", "mini_engine/int8", "scripts/bench/compiled.py", "scripts/bench/gpu_target.py", "tests/l3"
+)
 
 
 def check(load: Load, capability: int) -> None:

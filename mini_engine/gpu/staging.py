@@ -1,0 +1,98 @@
+"""Lesson 10. Moves the tensors of a step to the device in one copy instead of one for each.
+
+The price of a small copy is the call, not its bytes. So tensors that change together lie one after another in one block
+of memory, on the host and on the device, and one copy moves the block. The host's block is pinned: a GPU can read only
+memory that the system does not move, and what is not pinned is first copied to memory that is, while the host waits.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mini_engine.engine.runner import Step
+
+ALIGNMENT = 16  # bytes; Triton compiles another, slower kernel for a tensor that begins anywhere else
+CPU = torch.device("cpu")
+
+
+class Table(NamedTuple):
+    """Shape and dtype of one tensor in a block."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Size in the block: that of the tensor, rounded up so that the next one is aligned."""
+        return -(-prod(self.shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+
+def block_of(tables: Iterable[Table], device: torch.device, pin_memory: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """Return a cleared block `[n]` uint8 and its tensors, one after another in the given order."""
+    tables = list(tables)
+    block = torch.zeros(sum(table.bytes for table in tables), dtype=torch.uint8, device=device, pin_memory=pin_memory)
+    views, start = [], 0
+    for table in tables:
+        stop = start + prod(table.shape) * table.dtype.itemsize
+        views.append(block[start:stop].view(table.dtype).view(table.shape))
+        start += table.bytes
+    return block, views
+
+
+class NoEvent:
+    """Marks nothing: on a CPU a copy is complete when the call returns."""
+
+    def record(self) -> None:
+        """Do nothing."""
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+class Staging:
+    """A block on the host that is filled again and again, and the copy of its first bytes to a block on the device.
+
+    The copy runs while the host goes on. Were the host to fill the block again too early, the copy would pick up parts
+    of the next step, so `filling` waits for the last copy first. As long as the sampler waits for a step's tokens, the
+    copy of that step ended long before. A second block would save the wait of a host that runs further ahead.
+    """
+
+    def __init__(self, host: Tensor, device: Tensor) -> None:
+        self.host, self.device = host, device
+        self.sent = torch.cuda.Event() if device.device.type == "cuda" else NoEvent()
+
+    @contextmanager
+    def filling(self, num_bytes: int) -> Iterator[None]:
+        """Let the caller write to the host's block; copy its first `num_bytes` at the end, unless there is an error."""
+        self.sent.synchronize()
+        yield
+        self.device[:num_bytes].copy_(self.host[:num_bytes], non_blocking=True)
+        self.sent.record()
+
+
+def upload(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Move tensors from the host to the device in one copy. Shapes and dtypes stay.
+
+    For shapes that change from call to call. The host's block is new each time, so no copy is still reading it: torch
+    keeps pinned memory that was released until its copies are complete.
+    """
+    tables = [Table(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+    host, views = block_of(tables, CPU, pin_memory=device.type == "cuda")
+    for view, tensor in zip(views, tensors, strict=True):
+        view.copy_(tensor)
+    moved, views = block_of(tables, device)
+    moved.copy_(host, non_blocking=True)
+    return views
+
+
+def uploaded(step: Step, device: torch.device) -> Step:
+    """Move a step that was planned on the host to the device, in one copy."""
+    names = [field.name for field in fields(step.meta) if isinstance(getattr(step.meta, field.name), Tensor)]
+    tensors = [step.token_ids, step.rows, *(getattr(step.meta, name) for name in names)]
+    token_ids, rows, *tables = upload(tensors, device)
+    return Step(token_ids, replace(step.meta, **dict(zip(names, tables, strict=True))), rows)

@@ -1,0 +1,117 @@
+"""Lesson 10. What a GPU gets by default: fused layers and captured steps, and a way back if either does not work."""
+
+import argparse
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mini_engine import build
+from mini_engine.attention.registry import load_kernel
+from mini_engine.cli.arguments import add_engine_options
+from mini_engine.engine.runner import ModelRunner
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.errors import UserError
+from mini_engine.gpu import fused_layers
+from mini_engine.gpu import graphs as graphs_module
+from mini_engine.gpu.graphs import GraphRunner, runner_for
+from mini_engine.llm import LLM
+from mini_engine.weights import load_model
+from tests.support import both, checkpoint
+
+FAMILY = "two, tied, wide heads"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Note for which runners captured steps are asked."""
+    found = []
+    monkeypatch.setattr(build, "captured", lambda runner, max_num_seqs: found.append(max_num_seqs) or runner)
+    return found
+
+
+@pytest.mark.parametrize("option, asks", [({}, True), ({"cuda_graphs": True}, True), ({"cuda_graphs": False}, False)])
+def test_steps_are_captured_unless_that_is_turned_off(asked, option, asks):
+    build.build_engine(load_model(checkpoint(FAMILY)), backend="reference", num_blocks=8, **option)
+    assert bool(asked) == asks
+
+
+@pytest.mark.parametrize("words, value", [([], None), (["--cuda-graphs"], True), (["--no-cuda-graphs"], False)])
+def test_the_commands_have_a_switch(words, value):
+    parser = argparse.ArgumentParser()
+    add_engine_options(parser)
+    assert parser.parse_args(words).cuda_graphs is value
+
+
+def fails(*arguments):
+    try:
+        raise RuntimeError("CUDA error: out\nof something")
+    finally:
+        raise RuntimeError("the capture was invalidated")  # as torch.cuda.graph does at its end
+
+
+def test_a_capture_that_fails_is_one_sentence_and_steps_are_launched(monkeypatch, capsys):
+    monkeypatch.setattr(graphs_module, "CudaCapture", fails)
+    pool = SimpleNamespace(device=torch.device("cuda"), kernel=SimpleNamespace(name="triton"), K=[torch.zeros(1, 4)])
+    assert type(runner_for("model", pool, 8)) is ModelRunner
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1 and "CUDA error: out of something" in err and "--no-cuda-graphs" in err, err
+
+
+def test_a_failing_kernel_in_the_capture_leaves_an_engine_that_runs(capsys):
+    model, broken = both(FAMILY)[0], []
+
+    def capture(work):
+        broken.append(work)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    llm = LLM.for_engine(build.build_engine(model, backend="reference", num_blocks=20), SimpleNamespace())
+    runner = llm.engine.runner
+    llm.engine.runner = graphs_module.captured_or(lambda: GraphRunner(model, runner.pool, 4, capture), runner)
+    assert broken and llm.engine.runner is runner and "not permitted" in capsys.readouterr().err
+
+
+# Which layers
+
+
+def on_a_gpu():
+    return SimpleNamespace(device=torch.device("cuda"))
+
+
+def test_a_gpu_gets_fused_layers(monkeypatch):
+    monkeypatch.setattr(fused_layers, "fuse", lambda model: ("fused", model))
+    model = on_a_gpu()
+    assert build.with_backend(model, "auto") == build.with_backend(model, "fused") == ("fused", model)
+    assert build.with_backend(model, "reference") is model
+
+
+def test_without_working_kernels_auto_keeps_the_model_and_fused_is_refused(monkeypatch, capsys):
+    def refuse(model):
+        raise UserError("there is no Triton here")
+
+    monkeypatch.setattr(fused_layers, "fuse", refuse)
+    model = on_a_gpu()
+    assert build.with_backend(model, "auto") is model
+    assert len(capsys.readouterr().err.splitlines()) == 1, "say in one line what is used instead"
+    with pytest.raises(UserError):
+        build.with_backend(model, "fused")
+
+
+def test_fused_layers_are_refused_on_a_cpu():
+    with pytest.raises(UserError):
+        build.build_engine(load_model(checkpoint(FAMILY)), backend="fused", num_blocks=8)
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+def test_a_gpu_gets_both_by_default():
+    assert load_kernel("auto", "cuda", torch.float32).name == "triton"
+    greedy, prompts = SamplingParams(temperature=0, max_tokens=24), ["The capital of France is", "Once upon a time"]
+    with LLM(device="cuda", dtype="float32") as llm:
+        assert isinstance(llm.engine.runner, GraphRunner)
+        assert isinstance(llm.engine.runner.model, fused_layers.FusedQwen3ForCausalLM)
+        got = [answer.token_ids for answer in llm.generate(prompts, greedy)]
+    with LLM(device="cpu", backend="reference") as llm:
+        assert [answer.token_ids for answer in llm.generate(prompts, greedy)] == got

@@ -1,0 +1,64 @@
+"""Lesson 10. The kernels between a layer's matrices, compiled for GPUs that are not here: they all fit."""
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux")
+
+from scripts.bench.compiled_layers import LayerLoad, compile_between, layer_rows
+from scripts.bench.gpu_target import POINTERS, SHARED_BYTES
+
+from mini_engine.gpu.layer_kernels import _add_norm, _norm_rope, _silu_mul
+
+slow = pytest.mark.slow(
+    "mini_engine/gpu", "scripts/bench/gpu_target.py", "scripts/bench/compiled_layers.py", "tests/l10"
+)
+SHAPES = [(1024, 16, 8, 128, 3072), (5120, 64, 8, 128, 25600), (640, 6, 2, 80, 1000), (8192, 8, 1, 256, 29568)]
+
+
+def check(load, capability):
+    for name, _, found in compile_between(load, capability):
+        assert found.spilled == 0, f"{name}, sm_{capability}: every thread spills {found.spilled} bytes; use more warps"
+        assert found.shared <= SHARED_BYTES[capability], (
+            f"{name}, sm_{capability}: {found.shared} bytes of shared memory"
+        )
+
+
+def test_qwen3_0_6b_s_kernels_fit_an_h100():
+    check(LayerLoad(32, "bfloat16"), 90)
+
+
+@slow
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("dtype", POINTERS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernels_of_every_shape_fit_every_gpu(shape, dtype, capability):
+    if dtype != "bfloat16" or capability >= 80:
+        check(LayerLoad(1, dtype, *shape), capability)
+
+
+@pytest.mark.parametrize("kernel", [_add_norm, _norm_rope, _silu_mul], ids=lambda kernel: kernel.__name__)
+def test_no_number_of_a_step_is_an_argument(kernel):
+    """Triton compiles anew for a number that is 1 or a multiple of 16; here the grid alone says how many rows."""
+    constants = {param.name for param in kernel.params if param.is_constexpr}
+    numbers = set(kernel.arg_names) - constants
+    assert numbers <= {
+        *("x", "delta", "weight", "out", "eps", "qkv", "weights", "cos", "sin"),
+        *("rows", "q_out", "k_out", "v_out", "gate_up"),
+    }, "only tensors and eps"
+
+
+def test_the_paper_s_figures():
+    load = LayerLoad(rows=3, dtype="bfloat16", hidden=8, heads=2, kv_heads=1, dim=4, intermediate=10)
+    assert load.matrices == {"qkv": (8, 16), "o": (8, 8), "gate and up": (8, 20), "down": (10, 8)}
+    moved = load.bytes_moved
+    assert moved["qkv"] == 2 * (8 * 16 + 3 * (8 + 16)), "the weights, and every row in and out"
+    assert moved["add and norm"] == 2 * (4 * 3 * 8 + 8), "x and delta in, the sum and the normed out, the weights"
+    assert moved["norm, RoPE, store"] == 2 * (2 * 3 * 16 + 3 * 4 + 2 * 4) + 8 * 3, "heads, half of cos and sin, slots"
+    assert moved["SiLU times up"] == 2 * 3 * 3 * 10
+    big = LayerLoad(100_000, "bfloat16")
+    assert big.h100_seconds("qkv") == 2 * 100_000 * 1024 * 4096 / 989e12, "many rows are bound by arithmetic"
+
+
+def test_a_layer_s_table_has_each_launch():
+    names = [row["in a layer"] for row in layer_rows(LayerLoad(32, "bfloat16"), [90])]
+    assert len(names) == 3 + 4 and names[-1] == "matrix down"
