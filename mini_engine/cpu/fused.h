@@ -1,5 +1,6 @@
 // Lesson 9. The operations of a decoder layer between its matrices. They compute in float32; a value is rounded only when
-// it is stored. Each function is called by all threads of a team, which divide the rows among themselves.
+// it is stored. Each function is called by all threads of a team, which divide the work. None of them waits for the
+// others at its end: callers say where the team must meet.
 
 #pragma once
 #include "linear.h"
@@ -16,7 +17,7 @@ static float inverse_rms(const T* x, int64_t n, float eps) {
 
 template <typename T, typename W>
 static void rms_norm(const Rows<T>& x, const W* weight, float eps, const Rows<T>& out) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int64_t r = 0; r < x.count; r++) {
         const float factor = inverse_rms(x.at(r), x.width, eps);
         for (int64_t i = 0; i < x.width; i += LANES) {
@@ -61,7 +62,6 @@ static void add_linear(const Rows<T>& from, const Matrix& m, const Rows<T>& to) 
     linear(readable(from), m, to, [](T* place, int64_t n, vec sum) {
         store_some(place, load_some(place, n) + sum, n);
     });
-#pragma omp barrier
 }
 
 // to = silu(gate) * up. A pair of tiles is one of gate's and the matching one of up's, so this needs no second pass.
@@ -81,5 +81,4 @@ static void gate_and_up(const Rows<T>& from, const Matrix& gate, const Matrix& u
             }
     };
     each_pair(readable(from), (to.width + TILE - 1) / TILE, tiles_of, to, TILE, write_rows);
-#pragma omp barrier
 }

@@ -9,7 +9,10 @@
 #include "../attention/paged_cpu.h"
 #include "fused.h"
 
+#include <chrono>
+
 extern "C" {
+enum Part { NORMS, MATRICES, HEADS, WRITES, ATTENTION, WAITING, LAST, LAPS };  // native.py has the same
 struct Shape {  // the same for all layers
     int64_t hidden, heads, kv_heads, dim, intermediate;
     float eps;
@@ -29,6 +32,7 @@ struct Step {  // one step's activations
     const int64_t* slots;                        // [tokens], where K and V are written
     const int64_t* sampled;                      // rows that the last layer still needs after K and V, ascending
     int64_t samples;
+    double* seconds;  // [threads, LAPS]: each part's, and when a thread's last one ended; or nullptr
 };
 struct Pool {
     PagedAttention* attention;
@@ -39,10 +43,23 @@ struct Pool {
 };
 }
 
+static void lap(double* seconds, Part part) {  // the calling thread has finished a part
+    if (!seconds) return;
+    const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
+    seconds[part] += now.count() - seconds[LAST];
+    seconds[LAST] = now.count();
+}
+static void lap_of_all(double* seconds, Part part, int threads) {
+    for (int t = 0; t < threads && seconds; t++) lap(seconds + t * LAPS, part);
+}
+
 template <typename T>
 struct Decoder {
     const Shape& s;
     const Step& step;
+
+    void done(Part part) const { lap(step.seconds ? step.seconds + thread_number() * LAPS : nullptr, part); }
+    void wait() const { meet(), done(WAITING); }
 
     Rows<T> rows(const Memory& m, int64_t width) const { return {(T*)m.data, step.tokens, width, m.stride}; }
     Rows<T> x() const { return rows(step.x, s.hidden); }
@@ -54,12 +71,13 @@ struct Decoder {
     // Without caches, K and V stay where they are, in the rows of qkv.
     void before_attention(const Layer& layer, T* k_cache, T* v_cache) const {
         rms_norm(x(), (const T*)layer.input_norm, s.eps, normed());
+        done(NORMS), wait();
         Rows<T> out = qkv();
         for (const Matrix* m : {&layer.q, &layer.k, &layer.v}) {
             store_linear(normed(), *m, out);
             out.data += m->outputs;
         }
-#pragma omp barrier
+        done(MATRICES), wait();
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < step.tokens; t++) finish_heads(layer, t, k_cache, v_cache);
     }
@@ -71,18 +89,24 @@ struct Decoder {
             const void* weight = h < s.heads ? layer.q_norm : layer.k_norm;
             norm_and_rope(head + h * s.dim, (const T*)weight, cos, sin, s.dim, s.eps);
         }
+        done(HEADS);
         if (!k_cache) return;
         const int64_t width = s.kv_heads * s.dim, slot = step.slots[token] * width;
         const T* k = head + s.heads * s.dim;
         std::copy(k, k + width, k_cache + slot);
         std::copy(k + width, k + 2 * width, v_cache + slot);
+        done(WRITES);
     }
 
     void after_attention(const Layer& layer) const {
         add_linear(attended(), layer.o, x());
+        done(MATRICES), wait();
         rms_norm(x(), (const T*)layer.post_norm, s.eps, normed());
+        done(NORMS), wait();
         gate_and_up(normed(), layer.gate, layer.up, activated());
+        done(MATRICES), wait();
         add_linear(activated(), layer.down, x());
+        done(MATRICES), wait();
     }
 };
 
@@ -98,6 +122,7 @@ template <typename T>
 static int run_layers(const Shape& s, const Layer* layers, int count, const Step& all, Pool pool, int threads) {
     Step step = all;
     const Decoder<T> decoder{s, step};
+    lap_of_all(step.seconds, LAST, threads);  // begins
     for (int i = 0; i < count; i++) {
         T *k = (T*)pool.k[i], *v = (T*)pool.v[i];
 #pragma omp parallel num_threads(threads)
@@ -111,6 +136,7 @@ static int run_layers(const Shape& s, const Layer* layers, int count, const Step
         const int foreign = pool.attention(step.qkv.data, k, v, step.attended.data, pool.starts, pool.kv_lens,
                                            pool.table, &pool.sizes, pool.scale, threads);
         if (foreign >= 0) return foreign;
+        lap_of_all(step.seconds, ATTENTION, threads);
 #pragma omp parallel num_threads(threads)
         decoder.after_attention(layers[i]);
     }

@@ -20,6 +20,10 @@ static int thread_number() { return 0; }
 static int team_size() { return 1; }
 #endif
 
+static void meet() {  // all threads of a team wait for each other
+#pragma omp barrier
+}
+
 #define UNROLL _Pragma("GCC unroll 16")
 constexpr int TILE = 16;                          // outputs packed together
 constexpr int PARTS = TILE / LANES;               // vectors in a line

@@ -21,6 +21,8 @@ SOURCES = (
     *(HERE / name for name in ("layers.cpp", "fused.h", "linear.h")),
     *(HERE.parent / "attention" / name for name in ("paged_cpu.h", "vectors.h")),
 )
+PARTS = ("norms", "matrices", "heads", "cache writes", "attention", "waiting")
+LAPS = len(PARTS) + 1  # numbers per thread in Step.seconds: each part's, and when the last one ended
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -62,6 +64,7 @@ class Step(ctypes.Structure):
         *((name, Memory) for name in ("x", "normed", "qkv", "attended", "activated")),
         *((name, c_void_p) for name in ("cos", "sin", "slots", "sampled")),
         ("samples", c_int64),
+        ("seconds", c_void_p),
     )
 
 

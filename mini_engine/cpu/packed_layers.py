@@ -4,7 +4,8 @@ The layers compute what lesson 0's do. With lesson 3's pool and its C++ kernel o
 store is called between the two halves of each layer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -109,6 +110,19 @@ class PackedModel(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.structs = (native.Layer * len(layers))(*(layer.struct for layer in layers))
         self.rope, self.norm = model.model.rope, model.model.norm
+        self.seconds = torch.empty(0, native.LAPS, dtype=torch.float64)
+
+    @contextmanager
+    def timed(self) -> Iterator[Tensor]:
+        """Yield seconds `[threads, len(native.PARTS)]` float64; each step in the `with` block adds its parts' to them.
+
+        Only steps that run all layers in one call are timed; one that another number of threads runs is refused.
+        """
+        self.seconds = torch.zeros(torch.get_num_threads(), native.LAPS, dtype=torch.float64)
+        try:
+            yield self.seconds[:, : len(native.PARTS)]
+        finally:
+            self.seconds = self.seconds[:0]
 
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return the given `rows`, or all."""
@@ -147,6 +161,9 @@ class PackedModel(nn.Module):
         tables = Tables(starts, starts if sampled_starts is None else sampled_starts, kv_lens, block_table)
         pool = pool_struct(kv, q, step.attended, tables)
         threads = torch.get_num_threads()
+        if len(self.seconds) not in (0, threads):
+            raise ValueError(f"{threads} threads; `timed` has room for {len(self.seconds)}")
+        step.struct.seconds = self.seconds.data_ptr() if len(self.seconds) else None
         foreign = self.functions.run_layers(self.shape, self.structs, len(self.layers), step.struct, pool, threads)
         if foreign >= 0:
             raise ValueError(f"block_table row {foreign} names a block outside the cache's 0 … {kv.num_blocks - 1}")

@@ -30,14 +30,17 @@ struct HalfLayer {
 
     void feed_forward() const {
         rms_norm(x(), half.norm, half.eps, normed());
+        meet();
         gate_and_up(normed(), half.first, half.second, result());
+        meet();
         add_linear(result(), half.last, x());
     }
 
     void delta_net(const DeltaStep<T>& step) const {
         rms_norm(x(), half.norm, half.eps, normed());
+        meet();
         store_linear(normed(), half.first, inner());
-#pragma omp barrier
+        meet();
         step.run();
         add_linear(result(), half.last, x());
     }

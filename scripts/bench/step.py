@@ -16,6 +16,7 @@ from scripts.bench.common import READ_BYTES, Report, Timing, memory_reader, take
 from scripts.bench.peers import checkpoint_of
 
 HISTORY, ROOM = 256, 256
+PROMPTS = (8, 256)
 BATCHES = (1, 8, 16, 32)
 PARTS = ("linears", "attention", "rest of the model", "sampling", "schedule and plan", "rest of the engine")
 READ = ("", "read")  # the contender that only reads memory
@@ -31,6 +32,14 @@ def add_arguments(parser) -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
     parser.add_argument("--batches", type=batch_list, default=BATCHES, metavar="1,8,…", help="default: 1,8,16,32")
     parser.add_argument("--history", type=whole_number(1), default=HISTORY, metavar="N", help="default: 256")
+    parser.add_argument(
+        "--prefill",
+        type=prompts,
+        nargs="?",
+        const=PROMPTS,
+        metavar="8x256",
+        help="take a prefill step apart instead: so many prompts of so many tokens (default: 8x256)",
+    )
 
 
 def batch_list(text: str) -> list[int]:
@@ -42,6 +51,14 @@ def batch_list(text: str) -> list[int]:
     if min(found) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of positive whole numbers, such as 1,8,16")
     return found
+
+
+def prompts(text: str) -> tuple[int, int]:
+    """Parse `8x256`: a number of prompts and their length (an argparse type)."""
+    parts = text.split("x")
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of prompts and their length, such as 8x256")
+    return int(parts[0]), int(parts[1])
 
 
 def linears_of(model) -> list[tuple[Callable, int]]:
@@ -156,13 +173,16 @@ def variants(model_dir: Path, dtype) -> tuple[dict[str, Any], list[str]]:
 
 
 def run(args) -> Report:
-    """Measure every batch size, plain and fast, in interleaved rounds."""
+    """Measure every batch size, plain and fast, in interleaved rounds; or a prefill step."""
+    from scripts.bench import prefill
     from scripts.bench.peers import weight_bytes
 
     import torch
 
     from mini_engine.config import DTYPES
 
+    if args.prefill:
+        return prefill.run(args)
     dtype, directory = DTYPES[args.dtype], checkpoint_of(args)
     num_bytes = weight_bytes(directory, dtype.itemsize)
     models, notes = variants(directory, dtype)

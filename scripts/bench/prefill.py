@@ -1,0 +1,164 @@
+"""Course machinery. Suite `step --prefill`: where a prefill step's time goes, beside oneDNN's time for its matrices.
+
+Lesson 9's C++ times its parts itself, per thread; between two of them a thread waits for the others. The rest of the
+model is the vocabulary head, the last norm and Python; the rest of the step is the scheduler, the plan and the sampler.
+The limit of the matrices is oneDNN with packed weights on matrices of the same shapes, in the same rounds.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from scripts.bench.common import Report, Timing
+from scripts.bench.peers import checkpoint_of
+
+import torch
+
+from mini_engine.errors import UserError
+
+MATRICES = "matrices"
+
+
+class Round(NamedTuple):
+    """Seconds of one round: the parts by name, the whole model call, the whole step, and oneDNN's matrices."""
+
+    parts: dict[str, float]
+    model: float
+    step: float
+    onednn: float
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Return the seconds that a call takes."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+class Prefill:
+    """A step of `batch` new prompts of `length` tokens each, which can be repeated.
+
+    Raises:
+        UserError: lesson 9's packed layers or lesson 3's C++ kernel do not work here.
+    """
+
+    def __init__(self, model, batch: int, length: int) -> None:
+        from mini_engine.attention.registry import load_kernel
+        from mini_engine.cpu.packed_layers import PackedModel
+        from mini_engine.engine.engine import Engine
+        from mini_engine.engine.runner import ModelRunner
+        from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+        from mini_engine.kv.block_tensor import KvPool
+        from mini_engine.kv.manager import KvCacheManager
+
+        kernel = load_kernel("auto", torch.device("cpu"), model.dtype)
+        if not isinstance(model.model, PackedModel) or getattr(kernel, "name", "") != "cpu":
+            raise UserError("step --prefill times lesson 9's C++ from within, and there is no compiler for it here")
+        self.model, self.batch, self.length = model, batch, length
+        limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=batch * length, chunked_prefill_size=length)
+        scheduler = Scheduler(KvCacheManager(batch * (length // 16 + 2) + 1, 16), limits)
+        self.pool = KvPool(model.config, scheduler.manager.num_usable_blocks + 1, 16, kernel, model.dtype)
+        self.engine = Engine(model.config, scheduler, ModelRunner(model, self.pool))
+        self.others = onednn_matrices(model, batch * length)
+
+    def round(self) -> Round:
+        """Run oneDNN's matrices, the step, and its model call once more with the parts timed."""
+        from mini_engine.cpu import native
+        from mini_engine.engine.runner import plan_step
+
+        onednn = timed(self.others)
+        self.add_prompts()
+        plan = plan_step(self.engine.scheduler.schedule(), 16, self.pool.device)
+        self.drop_prompts()
+        with self.model.model.timed() as seconds, torch.inference_mode():
+            whole = timed(lambda: self.model(plan.token_ids, self.pool, plan.meta, rows=plan.rows))
+        self.add_prompts()
+        step = timed(self.engine.step)
+        self.drop_prompts()
+        return Round(dict(zip(native.PARTS, seconds.mean(0).tolist(), strict=True)), whole, step, onednn)
+
+    def add_prompts(self) -> None:
+        from mini_engine.engine.sampling_params import SamplingParams
+
+        for i in range(self.batch):
+            ids = torch.randint(self.model.config.vocab_size, (self.length,)).tolist()
+            self.engine.add_request(str(i), ids, SamplingParams(temperature=0, max_tokens=2))
+
+    def drop_prompts(self) -> None:
+        for i in range(self.batch):
+            self.engine.abort(str(i))
+
+
+def onednn_matrices(model, rows: int) -> Callable[[], None]:
+    """Return a call of oneDNN's packed linears for all layers: q, k and v as one matrix, gate and up as another."""
+    linears = model.model.layers[0].linears
+    joined = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
+    shapes = [
+        (sum(linears[n].packed.out_features for n in names), linears[names[0]].packed.in_features) for names in joined
+    ]
+    packs = model.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    pairs = []
+    for outputs, inputs in shapes:
+        weight = torch.randn(outputs, inputs).to(model.dtype)
+        x = torch.randn(rows, inputs).to(model.dtype)
+        pairs.append((x, torch.ops.mkldnn._reorder_linear_weight(weight, rows) if packs else weight))
+
+    def run() -> None:
+        with torch.inference_mode():
+            for _ in range(model.config.num_hidden_layers):
+                for x, weight in pairs:
+                    if packs:
+                        torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+                    else:
+                        torch.nn.functional.linear(x, weight)
+
+    return run
+
+
+def run(args) -> Report:
+    """Measure the step in rounds, and report each part's median."""
+    from mini_engine.config import DTYPES
+    from mini_engine.cpu import speed_up
+    from mini_engine.weights import load_model
+
+    directory = checkpoint_of(args)
+    batch, length = args.prefill
+    prefill = Prefill(speed_up(load_model(directory, DTYPES[args.dtype])), batch, length)
+    prefill.round()
+    rounds = [prefill.round() for _ in range(args.rounds or (3 if args.quick else 7))]
+    notes = [f"{directory}, {args.dtype}, {batch} prompts of {length} tokens in one step", verdict(rounds)]
+    return Report("step", rows_of(rounds), notes, drawn="ms")
+
+
+def rows_of(rounds: list[Round]) -> list[dict[str, Any]]:
+    """Return a row for each part and one for the whole step; what no part explains is told as two rests."""
+    seconds = {part: [one.parts[part] for one in rounds] for part in rounds[0].parts}
+    seconds["head and Python"] = [max(0.0, one.model - sum(one.parts.values())) for one in rounds]
+    seconds["rest of the engine"] = [max(0.0, one.step - one.model) for one in rounds]
+    seconds["whole step"] = [one.step for one in rounds]
+    limits = {MATRICES: Timing([one.onednn for one in rounds]).median}
+    whole = Timing(seconds["whole step"]).median
+    rows = []
+    for part, taken in seconds.items():
+        timing, limit = Timing(taken), limits.get(part)
+        rows.append(
+            {
+                "part": part,
+                "ms": timing.median * 1e3,
+                "± %": timing.spread * 100,
+                "% of step": 100 * timing.median / whole,
+                "oneDNN, ms": limit * 1e3 if limit else None,
+                "× oneDNN": timing.median / limit if limit else None,
+            }
+        )
+    return rows
+
+
+def verdict(rounds: list[Round]) -> str:
+    """Say what the matrices take of oneDNN's time and what everything else takes of the step, each within its round."""
+    ratio = Timing([one.parts[MATRICES] / one.onednn for one in rounds])
+    others = Timing([1 - one.parts[MATRICES] / one.model for one in rounds])
+    return (
+        f"within a round: the matrices take {ratio.median:.3f} times oneDNN's time (± {100 * ratio.spread:.1f} %), "
+        f"everything else {100 * others.median:.1f} % of the model's"
+    )
