@@ -5,13 +5,16 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
+from scripts import ROOT
 from scripts.traces import record as recording
 from scripts.traces.pictures import PLAYER, is_current, picture_path
 from scripts.traces.tape import MOST_FRAMES, VERSION, Tape, ask, listed, ranges, read_trace
+from scripts.website.player_links import place_of
 
 import pytest
 
@@ -73,6 +76,43 @@ def test_each_trace_is_placed_on_its_lessons_page(name):
     page = PATHS[name].parent / "README.md"
     shown = f"]({picture_path(PATHS[name]).name})]({PATHS[name].name})"
     assert shown in page.read_text(encoding="utf-8")
+
+
+@each_trace
+def test_each_frame_names_a_function_that_exists(name):
+    for frame in TRACES[name]["frames"]:
+        file, first, last = place_of(frame["code"])
+        lines = (ROOT / file).read_text(encoding="utf-8").splitlines()[first - 1 : last]
+        symbol = frame["code"].rpartition("::")[2].rpartition(".")[2]
+        assert any(line.split("(")[0].split(":")[0].split()[-1:] == [symbol] for line in lines[:3]), frame["code"]
+
+
+@each_trace
+def test_each_frame_names_a_function_that_has_run(name, monkeypatch):
+    """A link to code that had no part in what is shown would teach something wrong."""
+    ran: set[str] = set()
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and "mini_engine" in code.co_filename:
+            ran.add(f"{Path(code.co_filename).relative_to(ROOT).as_posix()}::{code.co_qualname}")
+
+    add_frame = Tape.frame
+
+    def checked(self, say, question=None, code="", **state):
+        assert code in ran or f"{code}.__init__" in ran, f"{code} has not run before the frame “{say}”"
+        add_frame(self, say, question, code, **state)
+
+    monkeypatch.setattr(Tape, "frame", checked)
+    start, story = recording.recorder(name)
+    tape = start()
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        story(tape)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # pyright: ignore[reportArgumentType]
 
 
 def frames(name):
