@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 from scripts import ROOT
 from scripts.pages.sync_code import SyncError, lines_of, symbol_node
 from scripts.traces.tape import read_trace
-from scripts.website.repo_links import DOCS, page_path
+from scripts.website.repo_links import DOCS, RepoLinks, page_path
 
 from markdown import Markdown
 from markdown.extensions import Extension
@@ -60,7 +60,9 @@ class PlayerLinks(Treeprocessor):
     def address(self, page: str, code: str) -> str:
         file, first, last = place_of(code)
         link = f"{'../' * (page.count('/') + 1)}{file}#L{first}-L{last}"
-        return self.md.treeprocessors["repo_links"].address(file, link, page, is_picture=False)
+        repo_links = self.md.treeprocessors["repo_links"]
+        assert isinstance(repo_links, RepoLinks)
+        return repo_links.address(file, link, page, is_picture=False)
 
 
 def codes(path: Path) -> list[str]:
