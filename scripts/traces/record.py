@@ -30,6 +30,8 @@ NAMES = {
     "l2-pool": "pool",
     "l3-tables": "tables",
     "l8-tree": "tree",
+    "l8-prompts": "prompts",
+    "l9-packing": "packing",
     "l11-states": "states",
     "l12-tiers": "tiers",
     "l13-replicas": "replicas",

@@ -52,8 +52,10 @@ class Site:
         return self.folder / (self.place(source) + "index.html" if self.is_folder(source) else self.place(source))
 
     def url(self, source: str = "README.md") -> str:
-        """Return the address of the page built from `source`, by default the home page."""
-        return self.base + self.place(source) + ("index.html" if self.is_file and self.is_folder(source) else "")
+        """Return the address of the page built from `source`, by default the home page. A fragment (#…) stays."""
+        source, mark, fragment = source.partition("#")
+        index = "index.html" if self.is_file and self.is_folder(source) else ""
+        return self.base + self.place(source) + index + mark + fragment
 
     def is_folder(self, source: str) -> bool:
         return not self.is_file or Path(source).name == "README.md"

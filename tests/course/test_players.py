@@ -15,7 +15,10 @@ from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
 LESSONS = ROOT / "lessons"
 PATHS = {name: LESSONS / recording.recorder(name).tape().file for name in recording.NAMES}
 TRACES = {name: read_trace(path.read_text(encoding="utf-8")) for name, path in PATHS.items()}
-PAGES = {f"{path.parent.name}/README.md": name for name, path in PATHS.items()} | {"README.md": "l8-tree"}
+PAGES = {"README.md": "l8-tree"}
+for name, path in PATHS.items():
+    page = f"{path.parent.name}/README.md"
+    PAGES[f"{page}#{name}" if page in PAGES else page] = name  # a page's second player has an address of its own
 MOST_BYTES = 36_000  # of what one page loads: player, styles, and the view of its trace
 HURRY = "() => { KvPlayer.pace = 0.004; }"
 SMALLEST_TEXT = 11
