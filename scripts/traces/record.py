@@ -32,6 +32,7 @@ NAMES = {
     "l8-tree": "tree",
     "l8-prompts": "prompts",
     "l9-packing": "packing",
+    "l9-gaps": "gaps",
     "l11-states": "states",
     "l12-tiers": "tiers",
     "l13-replicas": "replicas",
