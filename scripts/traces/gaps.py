@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from scripts import ROOT
 from scripts.traces.tape import Tape, ask, plural
 
 NORM = ("pow", "mean", "add", "rsqrt", "mul", "mul")
@@ -51,18 +52,27 @@ JOINED: tuple[Part, ...] = (
     ("add", "f", ("add",)),
 )
 LAYER = 1  # the layer to show
+FIGURES = ROOT / "lessons" / "l9_speed" / "operations.json"
 MODEL, FAST = "mini_engine/model", "mini_engine/cpu"
 
 
 def tape() -> Tape:
-    return Tape(
-        "l9-gaps",
-        "l9_speed/small_operations.trace.js",
-        "gaps",
-        "Many small operations, or one call",
-        {},
-        6,
-    )
+    steps = measured()
+    scene = {
+        "steps": [{"name": one.name, "us": one.us, "count": one.count, "bars": one.bars()} for one in steps],
+        "layers": [one.zoomed() for one in steps if one.parts],
+        "cpu": json.loads(FIGURES.read_text(encoding="utf-8"))["machine"]["cpu"],
+    }
+    path = "l9_speed/small_operations.trace.js"
+    return Tape("l9-gaps", path, "gaps", "Many small operations, or one call", scene, 6)
+
+
+def measured() -> "tuple[Measured, Measured, Measured]":
+    """Return what was measured of lesson 0's layers, of the torch backend's, and of the packed backend's."""
+    figures = json.loads(FIGURES.read_text(encoding="utf-8"))
+    named = (("reference", PLAIN), ("torch", JOINED), ("packed", ()))
+    plain, joined, packed = (Measured(name, figures[name], parts) for name, parts in named)
+    return plain, joined, packed
 
 
 class Measured:
@@ -130,18 +140,8 @@ def count_again(steps: Sequence[Measured]) -> None:
 
 def record(tape: Tape) -> None:
     """Tell of a step in torch, of its layers, and of the one call."""
-    from scripts.traces.operations import FIGURES
-
-    figures = json.loads(FIGURES.read_text(encoding="utf-8"))
-    plain, joined = Measured("reference", figures["reference"], PLAIN), Measured("torch", figures["torch"], JOINED)
-    packed = Measured("packed", figures["packed"], ())
+    plain, joined, packed = measured()
     count_again((plain, joined))
-    steps = (plain, joined, packed)
-    tape.scene |= {
-        "steps": [{"name": one.name, "us": one.us, "count": one.count, "bars": one.bars()} for one in steps],
-        "layers": [one.zoomed() for one in (plain, joined)],
-        "cpu": figures["machine"]["cpu"],
-    }
     whole(tape, plain)
     parts_of(tape, plain)
     fewer(tape, plain, joined)
