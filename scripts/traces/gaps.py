@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from scripts import ROOT
+from scripts.traces.operations import FIGURES, operations, step_of
 from scripts.traces.tape import Tape, ask, plural
 
 NORM = ("pow", "mean", "add", "rsqrt", "mul", "mul")
@@ -52,7 +52,6 @@ JOINED: tuple[Part, ...] = (
     ("add", "f", ("add",)),
 )
 LAYER = 1  # the layer to show
-FIGURES = ROOT / "lessons" / "l9_speed" / "operations.json"
 MODEL, FAST = "mini_engine/model", "mini_engine/cpu"
 
 
@@ -106,10 +105,10 @@ class Measured:
     def zoomed(self) -> dict[str, Any]:
         """Return the shown layer: for each part its name, its kind and the begins and durations of its operations."""
         at, begin, parts = self.layer, self.operations[self.layer][1], []
-        for name, kind, operations in self.parts:
-            bars = [[round(start - begin, 1), took] for _, start, took in self.operations[at : at + len(operations)]]
+        for name, kind, names in self.parts:
+            bars = [[round(start - begin, 1), took] for _, start, took in self.operations[at : at + len(names)]]
             parts.append([name, kind, bars])
-            at += len(operations)
+            at += len(names)
         return {"parts": parts, "us": round(parts[-1][2][-1][0] + parts[-1][2][-1][1], 1)}
 
 
@@ -127,8 +126,6 @@ def layers_at(names: list[str], layer: list[str]) -> list[int]:
 
 def count_again(steps: Sequence[Measured]) -> None:
     """Run a step of each backend that needs no compiler. ValueError if its operations are not as measured."""
-    from scripts.traces.operations import operations, step_of
-
     for one in steps:
         step = step_of(one.name)
         step()  # the first one allocates

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from scripts.traces.gaps import FIGURES
+from scripts import ROOT
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+FIGURES = ROOT / "lessons" / "l9_speed" / "operations.json"
 HISTORY, ROUNDS, RUNS = 64, 60, 3_000
 BACKENDS = ("reference", "torch", "packed")
 OURS = ("attention", "run_layers", "linear")  # calls that torch does not know; `named` makes them known
