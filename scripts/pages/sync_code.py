@@ -27,14 +27,25 @@ def symbol_source(source: str, symbol: str) -> str:
     Raises:
         SyncError: there is no such symbol.
     """
+    node = symbol_node(source, symbol)
+    first, last = lines_of(node)
+    lines = source.splitlines()[first - 1 : last]
+    return "\n".join(line.removeprefix(" " * node.col_offset) for line in lines)
+
+
+def symbol_node(source: str, symbol: str) -> ast.stmt:
+    """Return the statement that defines `symbol`. Raises SyncError if there is none."""
     *outer, last = symbol.split(".")
     body = ast.parse(source).body
     for name in outer:
         body = getattr(definition(body, name, symbol), "body", [])
-    node = definition(body, last, symbol)
+    return definition(body, last, symbol)
+
+
+def lines_of(node: ast.stmt) -> tuple[int, int]:
+    """Return the first and the last line of a definition, with its decorators, counted from 1."""
     first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
-    lines = source.splitlines()[first - 1 : node.end_lineno]
-    return "\n".join(line.removeprefix(" " * node.col_offset) for line in lines)
+    return first, node.end_lineno or first
 
 
 def definition(body: list[ast.stmt], name: str, symbol: str) -> ast.stmt:

@@ -8,6 +8,8 @@ BLOCK_SIZE, NUM_BLOCKS, MAX_DRAFTS = 4, 48, 8
 SHOWN, BLOCKS_SHOWN = 27, 12  # of the text's tokens, and of its blocks: the last ones
 ACTS = ("a times table", "a question asked twice")
 LENGTHS = {ACTS[0]: 17, ACTS[1]: 48}
+SCHEDULER = "mini_engine/speculation/scheduler.py::SpeculatingScheduler"
+LOOKUP = "mini_engine/speculation/lookup.py::LookupDrafter.propose"
 
 
 def tape() -> Tape:
@@ -53,7 +55,9 @@ class Act:
     def words(self, token_ids: Sequence[int]) -> list[str]:
         return [self.word(token_id) for token_id in token_ids]
 
-    def show(self, say: str, question=None, drafts: Sequence[int] = (), fed=(), chosen=(), gained: int = 0) -> None:
+    def show(
+        self, say: str, question=None, drafts: Sequence[int] = (), fed=(), chosen=(), gained: int = 0, *, code: str
+    ) -> None:
         """Add a frame. fed, chosen: the rows of the step. gained: how many of the newest tokens it has brought."""
         request, table = self.request, self.engine.scheduler.manager.tables.get(self.name)
         old = request.output_ids[: len(request.output_ids) - gained]
@@ -67,6 +71,7 @@ class Act:
         self.tape.frame(
             say,
             question,
+            code,
             act=self.name,
             hidden=len(words) - len(words[-SHOWN:]),
             text=words[-SHOWN:],
@@ -105,9 +110,10 @@ class Act:
         """Tell of steps in which nothing was guessed."""
         why = "no n-gram of the last tokens has occurred before, or there is a pause"
         if self.steps == 1:
-            self.show(f"The prompt is computed, and the first token chosen. k begins at {self.k}.", gained=1)
+            say = f"The prompt is computed, and the first token chosen. k begins at {self.k}."
         else:
-            self.show(f"{plural(count, 'step')} without a guess: {why}. A token each.", gained=count)
+            say = f"{plural(count, 'step')} without a guess: {why}. A token each."
+        self.show(say, gained=count, code=f"{SCHEDULER}.schedule")
 
     def guess(self, drafts: list[int]) -> None:
         said = "".join(self.words(drafts))
@@ -117,6 +123,7 @@ class Act:
             f"{plural(len(drafts), 'draft')}, each with a slot for its K and V.",
             drafts=drafts,
             fed=[self.request.token_ids[-1], *drafts],
+            code=LOOKUP,
         )
 
     @property
@@ -144,7 +151,7 @@ class Act:
         say = f"{plural(gained, 'token')} in one step. {why} " + (
             "The answer is complete." if last else f"k is now {self.k}."
         )
-        self.show(say, None if asked else question, fed=fed, chosen=chosen, gained=gained)
+        self.show(say, None if asked else question, fed=fed, chosen=chosen, gained=gained, code=f"{SCHEDULER}.accept")
 
 
 OPENING = {
@@ -158,5 +165,5 @@ def record(tape: Tape) -> None:
     """Answer both prompts."""
     for name in ACTS:
         act = Act(tape, name)
-        act.show(OPENING[name])
+        act.show(OPENING[name], code=SCHEDULER)
         act.play()

@@ -6,6 +6,9 @@ from scripts.traces.tape import Tape, ask, plural
 
 PROMPT = "This is the word. The"
 SHOWN = 11  # the best tokens; all others share one row
+MODEL = "mini_engine/model/qwen3.py::Qwen3ForCausalLM.forward"
+SAMPLER = "mini_engine/engine/sampler.py"
+PROCESSORS = "mini_engine/engine/processors.py"
 WISHES = {"repetition_penalty": 1.3, "temperature": 0.7, "top_k": 8, "top_p": 0.85, "min_p": 0.5, "seed": 7}
 STAGES = {
     "penalise_repetition": "repetition penalty 1.3",
@@ -66,7 +69,9 @@ class Row:
     def kept(self) -> int:
         return int((self.logits > float("-inf")).sum())
 
-    def show(self, stage: str, say: str, question=None, u: float | None = None, chosen: int | None = None) -> None:
+    def show(
+        self, stage: str, say: str, question=None, u: float | None = None, chosen: int | None = None, *, code: str
+    ) -> None:
         probs = self.probs
         rows = [
             {
@@ -83,6 +88,7 @@ class Row:
         self.tape.frame(
             say,
             question,
+            code,
             stage=stage,
             rows=rows,
             rest=round(1 - sum(probs[token] for token in self.shown), 3) + 0.0,
@@ -105,6 +111,7 @@ def record(tape: Tape) -> None:
         "logits",
         f"The model's logits after “{PROMPT}”: {row.logits.shape[-1]:,} of them, of which the best {SHOWN} are shown. "
         f"A bar is the probability that softmax gives a token. Greedy would take “{best}” every time.",
+        code=MODEL,
     )
     for change, asks in PENALTIES + FILTERS:
         if asks(row.asked.params):
@@ -118,7 +125,8 @@ def stage(row: Row, change) -> None:
     before, kept = row.logits.clone(), row.kept
     name: str = change.__name__
     change(row.logits, [row.asked])
-    row.show(STAGES.get(name, name), sentence(row, name, before, kept), question(row, name, before, kept))
+    say, asked = sentence(row, name, before, kept), question(row, name, before, kept)
+    row.show(STAGES.get(name, name), say, asked, code=f"{PROCESSORS}::{name}")
 
 
 def changed(row: Row, before) -> list[int]:
@@ -195,6 +203,7 @@ def drawing(row: Row) -> None:
         "draw",
         f"The draw: the probabilities of the {row.kept} remaining tokens, laid end to end from 0 to 1 in the order of "
         "the vocabulary.",
+        code=f"{SAMPLER}::draw",
     )
     why = "Each token owns an interval as long as its probability, and the number falls into one of them."
     words = [row.word(other) for other in row.shown if row.logits[0, other] > float("-inf")]
@@ -204,6 +213,7 @@ def drawing(row: Row) -> None:
         ask(f"The number is {u:.3f}. Into which token's interval does it fall?", row.word(token), words[:3], why),
         u=round(u, 3),
         chosen=token,
+        code=f"{SAMPLER}::uniform",
     )
 
 
@@ -222,12 +232,14 @@ def again(row: Row) -> None:
         ),
         u=round(u, 3),
         chosen=beside,
+        code=f"{SAMPLER}::draw_tokens",
     )
     row.answer.append(token)
     row.model_logits()
     row.show(
         "logits",
         f"“{row.word(token)}” is appended and fed to the model, which returns logits for position {row.position}.",
+        code=MODEL,
     )
     from mini_engine.engine.sampler import process
 
@@ -239,4 +251,5 @@ def again(row: Row) -> None:
         f"has the number {u:.3f}: “{row.word(token)}”.",
         u=round(u, 3),
         chosen=token,
+        code=f"{SAMPLER}::choose",
     )

@@ -5,6 +5,8 @@ from scripts.traces.tape import Tape, ask, listed, plural, ranges
 from mini_engine.errors import OutOfBlocks
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 6
+ALLOCATOR = "mini_engine/kv/allocator.py::BlockAllocator"
+PAGED = "mini_engine/kv/token_flat.py"
 PROMPTS = {
     "A": "The capital of France is",
     "B": "Once upon a time",
@@ -35,12 +37,11 @@ class Player:
         self.slots: list[str | None] = [None] * (BLOCK_SIZE * NUM_BLOCKS)
         self.running: dict[str, Running] = {}
 
-    def show(self, say: str, question=None, wrote=(), read=()) -> None:
+    def show(self, say: str, question=None, wrote=(), read=(), *, code: str) -> None:
         requests = [running.state(self.tokenizer) for running in self.running.values()]
         free = list(self.allocator.free_blocks)
-        self.tape.frame(
-            say, question, requests=requests, free=free, slots=list(self.slots), wrote=list(wrote), read=list(read)
-        )
+        state = {"requests": requests, "free": free, "slots": list(self.slots)}
+        self.tape.frame(say, question, code, **state, wrote=list(wrote), read=list(read))
 
     def arrive(self, name: str) -> "Running":
         running = self.running[name] = Running(name, self)
@@ -106,7 +107,8 @@ def record(tape: Tape) -> None:
     player = Player(tape)
     player.show(
         f"A pool of {NUM_BLOCKS} blocks with {BLOCK_SIZE} slots each. A slot holds the keys and values of one token. "
-        "All blocks are on the free list."
+        "All blocks are on the free list.",
+        code=f"{PAGED}::KvPool",
     )
     prefill(player, "A")
     prefill(player, "B")
@@ -149,12 +151,15 @@ def prefill(player: Player, name: str, is_question: bool = False, again: bool = 
             f"{name} needs {plural(len(blocks), 'block')}. Which ones will it get?", listed(blocks), wrong, why
         )
     first = f"Now {name} fits:" if again else f"Request {name} arrives with {count} tokens:"
-    player.show(f"{first} it takes {plural(len(blocks), 'block')}, {listed(blocks)}.{tail}", question)
+    player.show(
+        f"{first} it takes {plural(len(blocks), 'block')}, {listed(blocks)}.{tail}", question, code=f"{PAGED}::reserve"
+    )
     wrote, _, word = running.run()
     player.show(
         f"Prefill: one step writes all {count} tokens, to slots {ranges(wrote)}. The model chooses “{word}”, "
         "which has no keys and values yet.",
         wrote=wrote,
+        code=f"{PAGED}::KvPool.set_kv",
     )
 
 
@@ -174,6 +179,7 @@ def decode(player: Player, name: str, is_question: bool = False) -> None:
             f"Token {position} of {name} needs a slot, and its blocks are full. It takes block {blocks[0]}. "
             "A request's blocks need not be adjacent.",
             question,
+            code=f"{PAGED}::reserve",
         )
     wrote, read, word = running.run()
     block, offset = divmod(wrote[0], BLOCK_SIZE)
@@ -183,6 +189,7 @@ def decode(player: Player, name: str, is_question: bool = False) -> None:
         f"Attention gathers slots {ranges(read)}, in this order. Next word: “{word}”.",
         wrote=wrote,
         read=read,
+        code=f"{PAGED}::KvPool.attend",
     )
 
 
@@ -202,7 +209,8 @@ def refused(player: Player, name: str) -> None:
             (0, free, need),
             why,
         )
-        player.show(f"OutOfBlocks: {error}. Nothing was changed: {name} holds {plural(taken, 'block')}.", question)
+        said = f"OutOfBlocks: {error}. Nothing was changed: {name} holds {plural(taken, 'block')}."
+        player.show(said, question, code=f"{ALLOCATOR}.alloc_blocks")
 
 
 def end(player: Player, name: str, because: str) -> None:
@@ -211,5 +219,6 @@ def end(player: Player, name: str, because: str) -> None:
     player.show(
         f"{because}: blocks {listed(blocks)} are freed. {plural(player.allocator.num_free, 'block')} of {NUM_BLOCKS} "
         + ("are free, as at the start. " if not player.running else "are free now. ")
-        + "The old keys and values stay there until they are overwritten, and no request reads them."
+        + "The old keys and values stay there until they are overwritten, and no request reads them.",
+        code=f"{ALLOCATOR}.free",
     )

@@ -13,6 +13,7 @@ PREFILL, DECODE, ANSWER = 4.0, 10.0, 10  # blocks/s, tokens/s, tokens
 ACTS = ("round robin", "pure affinity", "the score")
 ASKED = (2, 3, 6)  # before which requests of an act there is a question
 OPTIONS = ("replica 0", "replica 1", "replica 2")
+POLICY = "mini_engine/routing/policy.py"
 
 
 def tape() -> Tape:
@@ -62,6 +63,7 @@ class Act:
         self.tape.frame(
             say,
             question,
+            f"{POLICY}::{type(self.policy).__name__}.{'choose' if prompt else '__init__'}",
             act=self.name,
             prompt=list(map(name_of, prompt)),
             chosen=chosen,

@@ -13,6 +13,8 @@ PROMPTS = {
     "D": "The sea is blue and deep.",
 }
 OPTIONS = (0, 16, 20, 24)
+MANAGER = "mini_engine/hybrid/manager.py::HybridCacheManager"
+TREE = "mini_engine/hybrid/radix.py::CheckpointTree"
 
 
 def tape() -> Tape:
@@ -66,16 +68,15 @@ class Story:
         visit(self.manager.tree.root, 0)
         return found
 
-    def show(self, say: str, question=None, marked=(), copied=()) -> None:
+    def show(self, say: str, question=None, marked=(), copied=(), *, code: str) -> None:
         owners = {self.manager.slot_of(name): name for name in self.manager.tables}
         slots = [
             {"slot": slot, "owner": owners.get(slot, ""), "seen": self.states.seen[slot]}
             for slot in range(1, 1 + WORKING + TRACK)
         ]
         held = sorted(self.manager.tree.checkpoints.values())
-        self.tape.frame(
-            say, question, slots=slots, held=held, nodes=self.nodes(), marked=list(marked), copied=list(copied)
-        )
+        state = {"slots": slots, "held": held, "nodes": self.nodes()}
+        self.tape.frame(say, question, code, **state, marked=list(marked), copied=list(copied))
 
     def arrive(self, name: str) -> None:
         """Admit a request and say what it starts from."""
@@ -91,7 +92,7 @@ class Story:
                 f"{name} arrives: “{prompt}”, {len(ids)} tokens, a letter each. Nothing is stored, so its slot {slot} "
                 "begins with zeros."
             )
-            return self.show(say, marked=[slot])
+            return self.show(say, marked=[slot], code=f"{MANAGER}.allocate")
         why = f"K and V of {stored} tokens are stored, but the deepest checkpoint on the way is after {found}."
         question = ask(
             f"{name} asks “{prompt}”. Its first {stored} tokens have K and V in the tree. How many need not be "
@@ -105,7 +106,7 @@ class Story:
             f"{name} arrives: “{prompt}”. The deepest checkpoint in its prefix is after {found} tokens: copied from "
             f"slot {listed(source)} into its own slot {slot}.{rest}"
         )
-        return self.show(say, question, marked=[slot], copied=source)
+        return self.show(say, question, marked=[slot], copied=source, code=f"{TREE}.match_state")
 
     def chunk(self, name: str) -> bool:
         """Compute one chunk. Return whether more is left of the prompt."""
@@ -126,14 +127,15 @@ class Story:
             say += ", which the least recently used checkpoint gives up; its node keeps its blocks." if gone else "."
         else:
             say += " Its last token gives the logits that choose the first new one."
-        self.show(say, marked=made or [table.slot])
+        self.show(say, marked=made or [table.slot], code=f"{TREE}.new_checkpoint" if made else f"{MANAGER}.commit")
         return stop < len(ids)
 
     def leave(self, name: str) -> None:
         """End a request."""
         slot = self.manager.slot_of(name)
         self.manager.free(name, list(map(ord, PROMPTS[name])))
-        self.show(f"{name} has ended. Slot {slot} is zeroed and free; its checkpoints and blocks stay.")
+        say = f"{name} has ended. Slot {slot} is zeroed and free; its checkpoints and blocks stay."
+        self.show(say, code=f"{MANAGER}.free")
 
 
 def record(tape: Tape) -> None:
@@ -146,7 +148,8 @@ def record(tape: Tape) -> None:
     story.show(
         f"{WORKING} working slots, {TRACK} for checkpoints, and an empty tree with blocks of {BLOCK_SIZE} tokens. A "
         f"checkpoint is due every {INTERVAL} tokens, at a prompt's last whole block, and where a prompt leaves what "
-        "is stored."
+        "is stored.",
+        code=MANAGER,
     )
     for name in PROMPTS:
         story.arrive(name)
@@ -154,4 +157,5 @@ def record(tape: Tape) -> None:
             pass
         story.leave(name)
     stats = manager.stats
-    story.show(f"{stats.found_tokens} of {stats.asked_tokens} prompt tokens were not computed again.")
+    said = f"{stats.found_tokens} of {stats.asked_tokens} prompt tokens were not computed again."
+    story.show(said, code="mini_engine/kv/radix.py::HitStats.count")

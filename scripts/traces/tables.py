@@ -8,6 +8,9 @@ from scripts.traces.tape import Tape, ask, listed, plural, ranges
 BLOCK_SIZE, NUM_BLOCKS = 4, 8
 PROMPTS = {"A": "Once upon a time", "B": "The capital of France is", "C": "Count: one, two, three"}
 LAYER, HEAD = 1, 0  # the attention to show
+POOL = "mini_engine/kv/block_tensor.py"
+TABLE = "mini_engine/kv/block_table.py::BlockTable"
+KERNEL = "mini_engine/attention/reference.py::paged_attention"
 
 
 def tape() -> Tape:
@@ -73,13 +76,13 @@ class Desk:
         self.slots: list[str | None] = [None] * (BLOCK_SIZE * NUM_BLOCKS)
         self.plan: Plan | None = None
 
-    def show(self, say: str, question=None, view: str = "blocks", wrote=(), walk=None) -> None:
+    def show(self, say: str, question=None, view: str = "blocks", wrote=(), walk=None, *, code: str) -> None:
         tables = [
             {"name": name, "blocks": list(request.table.blocks), "tokens": request.table.num_tokens}
             for name, request in self.requests.items()
         ]
         state = {"view": view, "tables": tables, "slots": list(self.slots), "plan": self.plan, "walk": walk}
-        self.tape.frame(say, question, wrote=list(wrote), free=list(self.allocator.free_blocks), **state)
+        self.tape.frame(say, question, code, wrote=list(wrote), free=list(self.allocator.free_blocks), **state)
 
     def arrive(self, name: str) -> int:
         from mini_engine.kv.block_table import BlockTable
@@ -145,7 +148,8 @@ def record(tape: Tape) -> None:
     desk = Desk(tape)
     desk.show(
         f"{NUM_BLOCKS} blocks of {BLOCK_SIZE} slots. Block 0 is the null block: it is never handed out, and short rows "
-        "of the block table are padded with it."
+        "of the block table are padded with it.",
+        code=f"{POOL}::KvPool",
     )
     first_step(desk)
     walk(desk, "B", is_first=True)
@@ -167,6 +171,7 @@ def first_step(desk: Desk) -> None:
             ("0", "7"),
             "Block 0 is the null block; it is never on the free list.",
         ),
+        code=f"{POOL}::reserve_all",
     )
     rows = desk.make_plan()["rows"]
     desk.show(
@@ -178,6 +183,7 @@ def first_step(desk: Desk) -> None:
             (-1, "nothing", 4),
             "Every entry must be a block that exists. Its contents do not matter, because they are never read.",
         ),
+        code=f"{POOL}::plan_packed",
     )
     write_flat(desk)
 
@@ -188,6 +194,7 @@ def write_flat(desk: Desk) -> None:
         f"The same bytes as one row of {NUM_BLOCKS * BLOCK_SIZE} slots: the flat view. Nothing has moved in memory; "
         f"slot = block × {BLOCK_SIZE} + offset.",
         view="flat",
+        code=f"{TABLE}.slots",
     )
     wrote = desk.run()
     desk.show(
@@ -195,10 +202,12 @@ def write_flat(desk: Desk) -> None:
         "as in lesson 2.",
         view="flat",
         wrote=wrote,
+        code=f"{POOL}::KvPool.set_kv",
     )
     desk.show(
         f"Back to the block view, for reading. A chose “{desk.word('A')}”, B chose “{desk.word('B')}”. How did B's "
-        "last token see its history?"
+        "last token see its history?",
+        code=f"{POOL}::KvPool.attend",
     )
 
 
@@ -239,6 +248,7 @@ def walk(desk: Desk, name: str, query: int | None = None, is_first: bool = False
                 "best": best,
                 "sum": round(total, 2),
             },
+            code=KERNEL,
         )
 
 
@@ -269,7 +279,8 @@ def second_step(desk: Desk) -> None:
     desk.plan = None
     blocks = desk.reserve()
     desk.show(
-        f"Decode: one token each. A's block is full, so its table grows by block {listed(blocks['A'])}. B has room."
+        f"Decode: one token each. A's block is full, so its table grows by block {listed(blocks['A'])}. B has room.",
+        code=f"{TABLE}.append",
     )
     plan = desk.make_plan()
     wrote = desk.run()
@@ -278,6 +289,7 @@ def second_step(desk: Desk) -> None:
         f"A sees {plan['lens'][0]} keys, B {plan['lens'][1]}.",
         view="flat",
         wrote=wrote,
+        code=f"{POOL}::KvPool.set_kv",
     )
 
 
@@ -286,10 +298,11 @@ def third_step(desk: Desk) -> None:
     blocks = list(gone.table.blocks)
     gone.table.free()
     desk.plan = None
-    desk.show(f"A has ended. Its table is empty; blocks {listed(blocks)} are free.")
+    desk.show(f"A has ended. Its table is empty; blocks {listed(blocks)} are free.", code=f"{TABLE}.free")
     count = desk.arrive("C")
     blocks = desk.reserve()["C"]
-    desk.show(f"C arrives with {count} tokens and takes blocks {listed(blocks)}: freed last, handed out first.")
+    said = f"C arrives with {count} tokens and takes blocks {listed(blocks)}: freed last, handed out first."
+    desk.show(said, code=f"{POOL}::reserve_all")
     plan = desk.make_plan()
     desk.show(
         f"One call decodes for B and prefills C. cu_seqlens_q {plan['starts']} says which rows belong to which "
@@ -300,10 +313,13 @@ def third_step(desk: Desk) -> None:
             (2, 7, 14),
             "Rows follow one another, with no padding between sequences.",
         ),
+        code=f"{POOL}::plan_packed",
     )
     wrote = desk.run()
-    desk.show(f"One call writes all {len(wrote)}: slots {ranges(wrote)}.", view="flat", wrote=wrote)
+    said = f"One call writes all {len(wrote)}: slots {ranges(wrote)}."
+    desk.show(said, view="flat", wrote=wrote, code=f"{POOL}::KvPool.set_kv")
 
 
 def finish(desk: Desk) -> None:
-    desk.show(f"One call served a decode and a prefill. B chose “{desk.word('B')}”, C chose “{desk.word('C')}”.")
+    said = f"One call served a decode and a prefill. B chose “{desk.word('B')}”, C chose “{desk.word('C')}”."
+    desk.show(said, code="mini_engine/engine/loop.py::next_token")

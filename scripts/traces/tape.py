@@ -63,15 +63,20 @@ class Tape:
     poster: int = 0
     frames: list[dict[str, Any]] = field(default_factory=list)
 
-    def frame(self, say: str, question: Ask | None = None, **state: Any) -> None:
-        """Add a frame. `question` is asked before it.
+    def frame(self, say: str, question: Ask | None = None, code: str = "", **state: Any) -> None:
+        """Add a frame.
+
+        Args:
+            question: asked before it.
+            code: the function that made the frame, such as `mini_engine/kv/allocator.py::BlockAllocator.free`. The
+                website links to its lines (scripts/website/player_links.py), so that a trace survives when they move.
 
         Raises:
             RuntimeError: there are too many frames; the recorded code may never end.
         """
         if len(self.frames) == MOST_FRAMES:
             raise RuntimeError(f"it goes on for more than {MOST_FRAMES} steps")
-        frame = {"say": say} | state
+        frame = {"say": say} | ({"code": code} if code else {}) | state
         self.frames.append(frame | {"ask": question.as_dict()} if question else frame)
 
     def stopped(self, error: BaseException) -> None:

@@ -7,6 +7,8 @@ from scripts.traces.tape import Tape, ask, plural
 STOP = "User:"
 FIRST, SECOND = "A café: 5 €, Us, User: no", "Hi 😀"
 CUT = 1  # tokens missing at the end of the second answer
+DETOKENIZER = "mini_engine/engine/detokenizer.py::Detokenizer"
+CHECKER = "mini_engine/engine/detokenizer.py::StopChecker"
 
 
 def tape() -> Tape:
@@ -70,6 +72,7 @@ def record(tape: Tape) -> None:
     tape.frame(
         "The tokens of an answer arrive one by one. Each is a few bytes. The answer ends at the stop string "
         f"“{STOP}”, of which the reader must never see any part.",
+        code=DETOKENIZER,
         **answer.state(),
     )
     ends_at_a_stop(answer, tokenizer.encode(FIRST))
@@ -86,9 +89,11 @@ def ends_at_a_stop(answer: Answer, ids: list[int]) -> None:
             passed, state = passed + text, answer.state()
             continue
         if passed:
-            tape.frame(f"“{passed}”: plain ASCII, one byte per character. It is shown at once.", **state)
+            said = f"“{passed}”: plain ASCII, one byte per character. It is shown at once."
+            tape.frame(said, code=f"{DETOKENIZER}.push", **state)
             passed = ""
-        tape.frame(*tale(answer, token, text, held), **answer.state())
+        code = f"{DETOKENIZER if not text.isascii() or not text else CHECKER}.push"
+        tape.frame(*tale(answer, token, text, held), code, **answer.state())
         if answer.stop is not None:
             return
 
@@ -163,6 +168,7 @@ def is_cut_short(answer: Answer, ids: list[int]) -> None:
     answer.tape.frame(
         f"Another answer: “{answer.text}”, then an emoji of 4 bytes. It has reached max_tokens with only "
         f"{plural(waiting, 'byte')} of the emoji.",
+        code=f"{DETOKENIZER}.push",
         **answer_state,
     )
     answer.finish()
@@ -175,5 +181,6 @@ def is_cut_short(answer: Answer, ids: list[int]) -> None:
             ("they are left out", "😀", "an error"),
             "The deltas add up to what decoding everything at once gives, and that ends in one replacement character.",
         ),
+        code=f"{DETOKENIZER}.finish",
         **answer.state(is_over=True),
     )

@@ -8,6 +8,8 @@ from scripts.traces.tape import Tape, ask, listed, plural
 BLOCK_SIZE, NUM_BLOCKS, HOST_RECORDS = 4, 7, 4
 PROMPTS = {"A": "The sea is deep.", "B": "Bread is warm."}
 OPTIONS = (0, 4, 8, 12)
+MANAGER = "mini_engine/tiers/manager.py::TieredCacheManager"
+DISK = "mini_engine/tiers/disk.py::DiskTier"
 
 
 def tape() -> Tape:
@@ -59,7 +61,7 @@ class Story:
         store = BlockStore(self.tiers, self.letters, identity)  # pyright: ignore[reportArgumentType]
         self.manager = TieredCacheManager(NUM_BLOCKS, BLOCK_SIZE, self.letters.copy, block_store=store)
 
-    def show(self, say: str, question=None, moved=()) -> None:
+    def show(self, say: str, question=None, moved=(), *, code: str) -> None:
         """Add a frame. moved: texts of the blocks that something just happened to."""
         self.shelf += [key for key in self.disk.sizes if key not in self.shelf]
         owners = {block: name for name, table in self.manager.tables.items() for block in table.blocks}
@@ -70,7 +72,7 @@ class Story:
             pool.append({"owner": owners.get(block, ""), "held": held, "text": text})
         host = [bytes(record.payload).decode() for record in self.tiers.host.records.values()]
         disk = [{"name": key.hex()[:4], "text": self.text_of(key)} for key in self.shelf if key in self.disk]
-        self.tape.frame(say, question, pool=pool, host=host, disk=disk, moved=list(moved))
+        self.tape.frame(say, question, code, pool=pool, host=host, disk=disk, moved=list(moved))
 
     def text_of(self, key: bytes) -> str:
         return self.disk.path(key).read_bytes()[-4 - BLOCK_SIZE : -4].decode(errors="replace")
@@ -92,7 +94,8 @@ class Story:
         say = f"{name} arrives. The pool has {cached} of its {len(ids)} tokens."
         if places:
             say += f" Copied back instead of computed: {listed(places)}."
-        self.show(say, question, texts[cached // BLOCK_SIZE : found // BLOCK_SIZE])
+        code = "mini_engine/tiers/store.py::BlockStore.restore" if places else f"{MANAGER}.allocate"
+        self.show(say, question, texts[cached // BLOCK_SIZE : found // BLOCK_SIZE], code=code)
         self.compute(name, found)
         return found
 
@@ -112,17 +115,20 @@ class Story:
             say += f" Whole blocks are copied to host memory at once: {plural(len(texts), 'record')}."
         if written := len(set(self.disk.sizes) - files):
             say += f" {plural(written, 'file')} written later, by a thread in the background."
-        self.show(say, moved=texts)
+        self.show(say, moved=texts, code=f"{MANAGER}.store")
 
     def leave(self, name: str) -> None:
         self.manager.free(name, list(map(ord, PROMPTS[name])))
         self.tiers.flush()
-        self.show(f"{name} has ended. Its whole blocks stay in the pool, cached, as in lesson 8.")
+        self.show(
+            f"{name} has ended. Its whole blocks stay in the pool, cached, as in lesson 8.", code=f"{MANAGER}.free"
+        )
 
     def restart(self) -> None:
         self.tiers.close()
         self.start()
-        self.show("The process ends, and another begins. Pool and host memory are empty; the files are still there.")
+        said = "The process ends, and another begins. Pool and host memory are empty; the files are still there."
+        self.show(said, code=f"{DISK}.scan")
 
     def damage(self) -> None:
         """Flip one bit in the last file that was written."""
@@ -131,9 +137,8 @@ class Story:
         content = bytearray(path.read_bytes())
         content[-6] ^= 1
         path.write_bytes(content)
-        self.show(
-            f"One bit of a file is flipped: “{text}” became “{self.text_of(victim)}”.", moved=[self.text_of(victim)]
-        )
+        said = f"One bit of a file is flipped: “{text}” became “{self.text_of(victim)}”."
+        self.show(said, moved=[self.text_of(victim)], code=f"{DISK}.put")
 
 
 def key(ids: list[int]) -> bytes:
@@ -148,7 +153,8 @@ def record(tape: Tape) -> None:
         story = Story(tape, Path(folder))
         story.show(
             f"A pool of {NUM_BLOCKS - 1} blocks, host memory for {HOST_RECORDS} records, and an empty directory. A "
-            f"block has {BLOCK_SIZE} tokens; here a token is a letter."
+            f"block has {BLOCK_SIZE} tokens; here a token is a letter.",
+            code=MANAGER,
         )
         story.arrive("A", "Everything is empty.")
         story.leave("A")
@@ -162,6 +168,7 @@ def record(tape: Tape) -> None:
         story.damage()
         found = story.arrive("B", "B comes to the new process, beside the damaged file.")
         num_bad = story.disk.counts["damaged"]
-        story.show(f"{found} tokens of B were found, not 12: {num_bad} damaged record was counted, and written again.")
+        said = f"{found} tokens of B were found, not 12: {num_bad} damaged record was counted, and written again."
+        story.show(said, code=f"{DISK}.get")
         story.manager.free("B")
         story.tiers.close()

@@ -6,6 +6,7 @@ from typing import Any
 from scripts.traces.tape import Tape, ask, listed, plural, ranges
 
 BLOCKS, BLOCK_SIZE, BUDGET = 9, 4, 8
+SCHEDULER = "mini_engine/engine/scheduler.py::Scheduler"
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,17 @@ def show(tape: Tape, step: int, recorder: Recorder, came: list[str], gone: list[
     for name in gone:
         cells[name] = {"kind": "aborted"}
     say = " ".join(sentences(step, cells, recorder.out, came, gone, ended))
-    tape.frame(say, question(tape, cells, held, recorder.out, gone), cells=cells, held=held, ended=ended)
+    asked, code = question(tape, cells, held, recorder.out, gone), code_of(cells, recorder.out, gone)
+    tape.frame(say, asked, code, cells=cells, held=held, ended=ended)
+
+
+def code_of(cells, out, gone) -> str:
+    """Return the function behind what is rarest in a step: an abort, a preemption, a new request."""
+    if gone:
+        return "mini_engine/engine/engine.py::Engine.abort"
+    if out:
+        return f"{SCHEDULER}.preempt"
+    return f"{SCHEDULER}.{'admit' if any(cell.get('start') == 0 for cell in cells.values()) else 'continue_running'}"
 
 
 def sentences(step, cells, out, came, gone, ended) -> list[str]:

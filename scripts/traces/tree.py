@@ -13,6 +13,10 @@ else:
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 20
 ANSWER = 7  # tokens of an answer
+TREE = "mini_engine/kv/radix.py::RadixTree"
+SPLIT = "mini_engine/kv/radix_node.py::Node.split"
+MANAGER = "mini_engine/kv/prefix_manager.py::PrefixCacheManager"
+RATE = "mini_engine/kv/radix.py::HitStats.hit_rate"
 HEAD_START, STEPS = 2, 40  # steps before B joins A; more steps than any later arrival takes
 ARRIVALS = ("A", "B", "C", "DE", "F")
 SYSTEM = "You are a helpful assistant."
@@ -119,7 +123,9 @@ class Story:
         ids = array("I", bytes(node.key)).tolist()
         return " ".join(self.tokenizer.decode(ids).split())
 
-    def show(self, say: str, question=None, marked: Sequence[int] = (), evicted: Sequence[int] = ()) -> None:
+    def show(
+        self, say: str, question=None, marked: Sequence[int] = (), evicted: Sequence[int] = (), code: str = ""
+    ) -> None:
         manager = self.manager
         tables = [
             {"name": name, "blocks": list(table.blocks), "tokens": self.asked[name][0], "found": self.asked[name][1]}
@@ -128,7 +134,7 @@ class Story:
         state = {"nodes": self.nodes, "tables": tables, "counts": list(manager.allocator.counts)}
         by_state = manager.blocks_by_state
         sums = {"free": by_state.free, "held": by_state.held, "cached": by_state.cached}
-        self.tape.frame(say, question, **state, sums=sums, marked=list(marked), evicted=list(evicted))
+        self.tape.frame(say, question, code, **state, sums=sums, marked=list(marked), evicted=list(evicted))
 
     def came(self, name: str, tokens: int, found: int, was_split: bool) -> None:
         self.asked[name] = (tokens, found)
@@ -136,7 +142,8 @@ class Story:
         if not found:
             self.show(
                 f"{name} asks “{PROMPTS[name]}”: {tokens} tokens with the system prompt. The tree is empty, so "
-                "nothing is found."
+                "nothing is found.",
+                code=f"{MANAGER}.allocate",
             )
             return
         split = " The edge is split where the two prompts diverge." if was_split else ""
@@ -151,7 +158,8 @@ class Story:
                 f"{name} asks “{PROMPTS[name]}”. {found} of its {tokens} tokens are in the tree, in "
                 f"{plural(len(blocks), 'block')}: locked now, not computed again.{split}"
             )
-        self.show(say, self.question_of(name, tokens, found, bool(twin)), marked=blocks)
+        question, code = self.question_of(name, tokens, found, bool(twin)), SPLIT if was_split else f"{TREE}.match"
+        self.show(say, question, marked=blocks, code=code)
 
     def twin_of(self, name: str) -> str | None:
         """Return a running request with the same prompt, if there is one."""
@@ -178,6 +186,7 @@ class Story:
             "keeps its place in the queue, and nothing is computed twice.",
             question,
             marked=self.manager.tables[twin].blocks,
+            code=f"{MANAGER}.cost",
         )
 
     def question_of(self, name: str, tokens: int, found: int, is_twin: bool):
@@ -229,6 +238,7 @@ class Story:
             f"{listed(gone)}.",
             question,
             evicted=gone,
+            code=f"{TREE}.evict",
         )
 
     def stored(self, name: str, count: int) -> None:
@@ -245,6 +255,7 @@ class Story:
             f"{'goes' if count == 1 else 'go'} into the tree: {listed(new)}. Later requests can find "
             f"{'it' if count == 1 else 'them'}.",
             marked=new,
+            code=f"{MANAGER}.store",
         )
 
     def left(self, name: str, count: int, freed: int) -> None:
@@ -269,7 +280,8 @@ class Story:
                 ("free at once", "locked forever"),
                 why,
             )
-        self.show(f"{say} Free {sums.free}, held {sums.held}, cached {sums.cached}.", question)
+        say += f" Free {sums.free}, held {sums.held}, cached {sums.cached}."
+        self.show(say, question, code=f"{MANAGER}.free")
 
 
 def record(tape: Tape) -> None:
@@ -287,7 +299,8 @@ def record(tape: Tape) -> None:
     engine = Engine.for_model(load_model(POCKET_DIR), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, **options)
     story.show(
         f"An empty tree and a pool of {NUM_BLOCKS - 1} blocks of {BLOCK_SIZE} tokens. Six chats will arrive, all "
-        "with the same system prompt."
+        "with the same system prompt.",
+        code=TREE,
     )
     for names in ARRIVALS:
         for name in names:
@@ -299,5 +312,6 @@ def record(tape: Tape) -> None:
     stats = story.manager.stats
     story.show(
         f"All have ended. {stats.found_tokens} of {stats.asked_tokens} prompt tokens were found rather than "
-        f"computed: {100 * stats.hit_rate:.0f} %. The tree keeps what fits."
+        f"computed: {100 * stats.hit_rate:.0f} %. The tree keeps what fits.",
+        code=RATE,
     )

@@ -1,12 +1,21 @@
 """Course machinery. A Markdown extension for the website: a picture that links to a recorded trace becomes a player.
 
 A page says `[![what it shows](pool.svg)](pool.trace.js)`. On GitHub that is a picture linked to its data; here the link
-gets the class that player.js looks for. Text between `<!-- on GitHub -->` and `<!-- end -->` is only for readers on
+gets the class that player.js looks for, and the addresses of the functions that made the trace's frames, at their lines
+of today. Text between `<!-- on GitHub -->` and `<!-- end -->` is only for readers on
 GitHub, for example to say where the picture plays; the website leaves it out.
 """
 
+import json
+import logging
 import re
+from pathlib import Path
 from xml.etree.ElementTree import Element
+
+from scripts import ROOT
+from scripts.pages.sync_code import SyncError, lines_of, symbol_node
+from scripts.traces.tape import read_trace
+from scripts.website.repo_links import DOCS, RepoLinks, page_path
 
 from markdown import Markdown
 from markdown.extensions import Extension
@@ -15,6 +24,7 @@ from markdown.treeprocessors import Treeprocessor
 
 BEFORE_MKDOCS = 1  # mkdocs rewrites links with priority 0
 BEFORE_HTML = 30  # Markdown extracts raw HTML, including comments, with priority 20
+log = logging.getLogger("mkdocs.player_links")
 GITHUB_ONLY = re.compile(r"<!-- on GitHub -->.*?<!-- end -->\s?", re.DOTALL)
 
 
@@ -29,9 +39,49 @@ class PlayerLinks(Treeprocessor):
     """Marks the links of one page."""
 
     def run(self, root: Element) -> None:
+        page = page_path(self.md)
         for link in root.iter("a"):
             if link.get("href", "").endswith(".trace.js"):
                 link.set("class", f"{link.get('class', '')} kv-player".strip())
+                if page is not None:
+                    link.set("data-code", json.dumps(self.addresses(page, link.get("href", ""))))
+
+    def addresses(self, page: str, href: str) -> dict[str, str]:
+        """Return where the repository shows each function that made a frame. One that does not exist is a warning."""
+        path = (ROOT / DOCS / page).parent / href
+        found = {}
+        for code in codes(path) if path.is_file() else ():
+            try:
+                found[code] = self.address(page, code)
+            except SyncError as error:
+                log.warning("Doc file '%s' shows '%s', which names '%s': %s.", page, href, code, error)
+        return found
+
+    def address(self, page: str, code: str) -> str:
+        file, first, last = place_of(code)
+        link = f"{'../' * (page.count('/') + 1)}{file}#L{first}-L{last}"
+        repo_links = self.md.treeprocessors["repo_links"]
+        assert isinstance(repo_links, RepoLinks)
+        return repo_links.address(file, link, page, is_picture=False)
+
+
+def codes(path: Path) -> list[str]:
+    """Return the functions that a trace's frames name, each once."""
+    frames = read_trace(path.read_text(encoding="utf-8"))["frames"]
+    return list(dict.fromkeys(frame["code"] for frame in frames if "code" in frame))
+
+
+def place_of(code: str) -> tuple[str, int, int]:
+    """Return the file of a function such as `mini_engine/kv/radix.py::RadixTree.match`, its first and its last line.
+
+    Raises:
+        SyncError: the file or the function does not exist.
+    """
+    file, _, symbol = code.partition("::")
+    path = ROOT / file
+    if not path.is_file():
+        raise SyncError(f"there is no file {file}")
+    return file, *lines_of(symbol_node(path.read_text(encoding="utf-8"), symbol))
 
 
 class PlayerLinksExtension(Extension):

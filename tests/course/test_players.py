@@ -5,6 +5,7 @@ from scripts.traces import record as recording
 from scripts.traces.pictures import PLAYER, draw, picture_path
 from scripts.traces.tape import read_trace
 from scripts.website.browser import DESKTOP, PHONE, Site, visiting
+from scripts.website.player_links import place_of
 
 import pytest
 
@@ -21,6 +22,7 @@ for name, path in PATHS.items():
 MOST_BYTES = 36_000  # of what one page loads: player, styles, and the view of its trace
 HURRY = "() => { KvPlayer.pace = 0.004; }"
 SMALLEST_TEXT = 11
+REPOSITORY = "https://github.com/kv-course/kv-course"
 each_page = pytest.mark.parametrize("page", [on_a_page(page) for page in PAGES])
 
 
@@ -51,7 +53,7 @@ class Shown:
     def is_at(self, index: int) -> None:
         """It shows this frame, and says it."""
         assert self.index == index
-        assert self.figure.locator(".kv-say").inner_text().split() == self.frames[index]["say"].split()
+        assert self.figure.locator(".kv-say > span").inner_text().split() == self.frames[index]["say"].split()
         assert self.figure.locator(".kv-number").inner_text() == f"{index + 1} / {len(self.frames)}"
 
 
@@ -157,6 +159,24 @@ def test_a_player_opens_on_the_frame_that_says_most_and_plays_from_the_start(pag
         shown.is_at(shown.trace["poster"])
         shown.button("Play").click()
         shown.is_at(0)
+
+
+@each_page
+def test_every_frame_links_to_the_function_that_made_it(page, site_http, browser):
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        visitor.page.goto(site_http.url(page))
+        shown = Shown(visitor.page, PAGES[page])
+        links = shown.figure.evaluate(
+            """figure => figure.player.trace.frames.map((_, i) => {
+                figure.player.show(i);
+                const link = figure.querySelector(".kv-say a");
+                return [link.offsetHeight > 0, link.href, link.textContent];
+            })"""
+        )
+        for frame, (is_seen, href, words) in zip(shown.frames, links, strict=True):
+            file, first, last = place_of(frame["code"])
+            assert is_seen and href == f"{REPOSITORY}/blob/main/{file}#L{first}-L{last}"
+            assert words == frame["code"].partition("::")[2]
 
 
 SIZES = {"phone": (390, 844), "laptop at 200 %": (720, 450)}

@@ -1,4 +1,4 @@
-"""Course machinery. The small calculators of lessons 2, 9 and 12 give what the lessons' own code gives."""
+"""Course machinery. The small tools in lessons' pages give what the lessons' own code gives."""
 
 import json
 import math
@@ -6,20 +6,33 @@ import random
 import re
 
 from scripts import ROOT
+from scripts.pages import tool_data
 from scripts.website.browser import DESKTOP, PHONE, visiting
 
 import pytest
 import torch
 
 from mini_engine.config import Qwen3Config
+from mini_engine.engine.detokenizer import Detokenizer
+from mini_engine.engine.sampler import process
+from mini_engine.engine.sampling_params import Row, SamplingParams
+from mini_engine.hybrid.manager import HybridCacheManager
+from mini_engine.hybrid.track_slots import TrackSlots
 from mini_engine.kv.token_flat import pool_slots
+from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers.break_even import BreakEven
+from mini_engine.tokenizer import Tokenizer
+from tests.course.site_fixtures import SITE
 from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
 
 PAGES = {
     "pool": "l2_token_flat/README.md",
     "roofline": "l9_speed/README.md",
     "break-even": "l12_tiers/README.md",
+    "sampler": "l4_sampler/README.md",
+    "bytes": "l6_text/README.md",
+    "interval": "l11_hybrid/README.md",
+    "beta": "l13_machines/README.md",
 }
 WORK = "([tool, values]) => values.map(one => KvTools[tool].work(one))"
 
@@ -92,6 +105,92 @@ def test_the_roofline_is_the_one_that_was_measured(work):
         assert math.isclose(got["seconds"] * 1e3, row["limit, ms"], rel_tol=0.04), row["step"]
 
 
+def test_the_sampler_s_probabilities_are_those_of_process(work):
+    chance = random.Random(2)
+    drawn = [
+        {
+            "temperature": chance.randint(1, 40) / 20,
+            "topK": chance.choice([0, 0, 1, 3, 8, 40]),
+            "topP": chance.choice([1, 1, chance.randint(1, 19) / 20]),
+            "minP": chance.choice([0, 0, chance.randint(1, 20) / 20]),
+        }
+        for _ in range(60)
+    ]
+    logits = torch.tensor(tool_data.read_data("sampler")["logits"])
+    for given, got in zip(drawn, work("sampler", drawn), strict=True):
+        params = SamplingParams(given["temperature"], top_k=given["topK"], top_p=given["topP"], min_p=given["minP"])
+        expected = process(logits[None].clone(), [Row(params, [1])])
+        assert got["kept"] == int((expected > float("-inf")).sum()), given
+        assert torch.allclose(torch.tensor(got["probs"], dtype=torch.float32), expected.softmax(-1)[0], atol=1e-5), (
+            given
+        )
+    (greedy,) = work("sampler", [{"temperature": 0, "topK": 0, "topP": 1, "minP": 0}])
+    assert greedy["kept"] == 1 and greedy["probs"][int(logits.argmax())] == 1
+
+
+TEXTS = [
+    "A café: 5 €, 😀",
+    "Zoë isn't here.\n\n  Two  spaces, 1234 digits",
+    "tabs\tand\r\nlines \n",
+    "<|im_start|>user\nHi<|im_end|>é",
+    "日本語 и кириллица, ſ'ſ",
+    "👩‍👩‍👧 ﬁ ½ ٣",
+]
+
+
+def test_typed_text_has_the_tokenizer_s_tokens_and_shows_what_the_detokenizer_shows(work):
+    chance, tokenizer = random.Random(3), Tokenizer(POCKET_DIR)
+    letters = "aeinorst THE'sé€😀\n\u00a0\u3000.,!?<|>09½日ß"
+    texts = TEXTS + ["".join(chance.choices(letters, k=chance.randint(0, 40))) for _ in range(200)]
+    for text, got in zip(texts, work("bytes", [{"text": text} for text in texts]), strict=True):
+        ids = tokenizer.encode(text)
+        assert [token["id"] for token in got["tokens"]] == ids, repr(text)
+        detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
+        assert [token["text"] for token in got["tokens"]] == [detokenizer.push(token) for token in ids], repr(text)
+        shown = [token["bytes"] for token in got["tokens"] if token["id"] not in tokenizer.special_ids]
+        assert shown == [list(tokenizer.token_bytes[token]) for token in ids if token not in tokenizer.special_ids]
+
+
+def test_the_checkpoints_are_those_that_the_manager_makes_and_finds(work):
+    chance = random.Random(4)
+    drawn = [
+        {"every": 2 ** chance.randint(4, 9), "tokens": chance.randint(1, 900), "shared": chance.randint(0, 900)}
+        for _ in range(60)
+    ]
+    for given, got in zip(drawn, work("interval", drawn), strict=True):
+        manager = HybridCacheManager(200, 16, states=TrackSlots(1, 100), checkpoint_interval=given["every"])
+        stored = list(range(given["tokens"]))
+        at = manager.allocate("stored", stored)
+        while at < len(stored):
+            at = manager.chunk_end("stored", at, len(stored))
+            manager.grow("stored", at)
+            manager.commit("stored", stored, at)
+        manager.free("stored", stored)
+        assert got["checkpoints"] == len(manager.tree.checkpoints), given
+        second = [*stored[: given["shared"]], 10_000, 10_001]
+        assert got["start"] == manager.allocate("second", second), given
+        assert got["again"] == min(given["shared"], len(stored)) - got["start"]
+
+
+def test_the_tools_numbers_are_those_of_the_pocket_model():
+    for name in ("sampler", "bytes"):
+        kept, now = tool_data.read_data(name), tool_data.MAKERS[name]()
+        rounded = zip(kept.pop("logits", []), now.pop("logits", []), strict=True)
+        assert kept == now, f"python -m scripts.pages.tool_data --only {name}"
+        assert all(abs(one - other) < 0.01 for one, other in rounded)
+
+
+@pytest.mark.parametrize("at", [pytest.param(0), *(pytest.param(i, marks=pytest.mark.slow(*SITE)) for i in (1, 2))])
+def test_the_prices_of_load_are_those_that_lesson_13_simulates(at, work):
+    kept = tool_data.read_data("beta")
+    betas, replicas = kept["betas"], kept["replicas"][at]
+    drawn = [{"beta": index, "replicas": str(replicas)} for index in range(len(betas))]
+    shown = [[got["found"], got["busiest"], got["wait"]] for got in work("beta", drawn)]
+    assert shown == kept["rows"][at]
+    price = betas.index(0.3)
+    assert shown[price] == tool_data.cell(replicas, betas[price]), "python -m scripts.pages.tool_data --only beta"
+
+
 @pytest.mark.parametrize("tool", PAGES)
 def test_a_tool_answers_when_it_is_changed_and_is_accessible(tool, site_http, browser):
     with visiting(browser, site_http, reduced_motion="reduce") as visitor:
@@ -102,7 +201,7 @@ def test_a_tool_answers_when_it_is_changed_and_is_accessible(tool, site_http, br
             room = page.locator(f".kv-tool[data-tool={tool}]")
             before = room.locator("dl").inner_text()
             assert "NaN" not in before and "undefined" not in before
-            room.locator("input").first.fill("2")
+            room.locator("input").first.fill("4" if tool == "interval" else "2")
             assert room.locator("dl").inner_text() != before
             box = room.bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width

@@ -6,13 +6,16 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
+from scripts import ROOT
 from scripts.traces import record as recording
 from scripts.traces.pictures import PLAYER, is_current, picture_path
 from scripts.traces.tape import MOST_FRAMES, VERSION, Tape, ask, listed, ranges, read_trace
+from scripts.website.player_links import place_of
 
 import pytest
 
@@ -76,6 +79,43 @@ def test_each_trace_is_placed_on_its_lessons_page(name):
     page = PATHS[name].parent / "README.md"
     shown = f"]({picture_path(PATHS[name]).name})]({PATHS[name].name})"
     assert shown in page.read_text(encoding="utf-8")
+
+
+@each_trace
+def test_each_frame_names_a_function_that_exists(name):
+    for frame in TRACES[name]["frames"]:
+        file, first, last = place_of(frame["code"])
+        lines = (ROOT / file).read_text(encoding="utf-8").splitlines()[first - 1 : last]
+        symbol = frame["code"].rpartition("::")[2].rpartition(".")[2]
+        assert any(line.split("(")[0].split(":")[0].split()[-1:] == [symbol] for line in lines[:3]), frame["code"]
+
+
+@each_trace
+def test_each_frame_names_a_function_that_has_run(name, monkeypatch):
+    """A link to code that had no part in what is shown would teach something wrong."""
+    ran: set[str] = set()
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and "mini_engine" in code.co_filename:
+            ran.add(f"{Path(code.co_filename).relative_to(ROOT).as_posix()}::{code.co_qualname}")
+
+    add_frame = Tape.frame
+
+    def checked(self, say, question=None, code="", **state):
+        assert code in ran or f"{code}.__init__" in ran, f"{code} has not run before the frame “{say}”"
+        add_frame(self, say, question, code, **state)
+
+    monkeypatch.setattr(Tape, "frame", checked)
+    start, story = recording.recorder(name)
+    tape = start()
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        story(tape)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # pyright: ignore[reportArgumentType]
 
 
 def frames(name):
@@ -446,3 +486,72 @@ def test_behind_a_text_guesses_stand_or_go_with_their_slots():
     )
     last = {step["act"]: step for step in steps}
     assert last[scene["acts"][1]]["tokens"] > 5 * last[scene["acts"][1]]["steps"]
+
+
+def test_where_prompts_part_locks_are_those_of_the_requests_and_no_locked_block_is_evicted():
+    steps, scene = frames("l8-prompts")
+    for before, step in itertools.pairwise(steps):
+        stored = [block for node in step["nodes"] for block in node["blocks"]]
+        held = {block for table in step["tables"] for block in table["blocks"]}
+        assert sorted({*stored, *held, *step["free"]}) == list(range(1, scene["num_blocks"]))
+        assert not {*stored, *held} & set(step["free"])
+        for node in step["nodes"]:
+            assert node["locks"] == len(node["by"]), "a request locks every node of its path once"
+            assert all(len(text) == scene["block_size"] for text in node["texts"])
+        locked = {block for node in before["nodes"] if node["locks"] for block in node["blocks"]}
+        gone = [ghost["block"] for ghost in step["gone"]]
+        assert not set(gone) & (locked | set(stored)), "locked blocks stay, evicted ones are not in the tree"
+        if step["cut"]:
+            (upper,) = [node for node in step["nodes"] if node["blocks"][-1] == step["cut"]]
+            assert [node["blocks"] for node in before["nodes"]] == [
+                upper["blocks"] + node["blocks"] for node in step["nodes"] if node["parent"] == upper["blocks"][0]
+            ]
+    assert [bool(step["cut"]) for step in steps].count(True) == 1
+    assert {len(step["gone"]) for step in steps} == {0, 1, 3}
+
+
+def test_a_lock_on_the_lower_part_only_shows_in_the_trace(monkeypatch):
+    from mini_engine.kv.radix_node import Node
+
+    monkeypatch.setattr(Node, "path", lambda self: iter([self] if self.parent else []))
+    assert recording.record_whatever_happens("l8-prompts").text != PATHS["l8-prompts"].read_text(encoding="utf-8")
+
+
+def test_packed_words_lie_where_the_layout_says():
+    steps, scene = frames("l9-packing")
+    words = scene["inputs"] // 2
+    first, last = [[word for line in step["lines"] for word in line] for step in (steps[0], steps[-2])]
+    assert first == [[at // words, at % words] for at in range(len(first))]
+    for at, (output, word) in enumerate(last):
+        assert at == (output // 16 * words + word) * 16 + output % 16
+    padded = [word for line in steps[-1]["lines"] for word in line]
+    assert padded.count(None) == 15 * words and [word for word in padded if word][: len(last)] == last
+    assert all(step["marked"] for step in steps[1:])
+
+
+def test_a_tile_that_is_not_transposed_shows_in_the_trace(monkeypatch):
+    import mini_engine.cpu.pack
+
+    monkeypatch.setattr(mini_engine.cpu.pack, "interleave", lambda rows, tiles: None)
+    assert recording.record_whatever_happens("l9-packing").text != PATHS["l9-packing"].read_text(encoding="utf-8")
+
+
+def test_the_operations_shown_are_in_order_and_all_parts_of_a_layer_are_named():
+    steps, scene = frames("l9-gaps")
+    for one in scene["steps"]:
+        assert one["count"] == len(one["bars"]) and one["us"] > 0
+        assert all(start <= after for (start, _), (after, _) in itertools.pairwise(one["bars"]))
+    assert [one["count"] for one in scene["steps"]] == sorted((one["count"] for one in scene["steps"]), reverse=True)
+    for step in steps:
+        assert all(index < len(scene["layers"][step["layer"]]["parts"]) for index in step["lit"])
+    plain, joined = ([len(bars) for _, _, bars in layer["parts"]] for layer in scene["layers"])
+    assert sum(plain) > 2 * sum(joined)
+
+
+def test_a_layer_with_one_operation_more_cannot_be_told_as_it_was_measured(monkeypatch):
+    from mini_engine.model.layers import RMSNorm
+
+    plain = RMSNorm.forward
+    monkeypatch.setattr(RMSNorm, "forward", lambda self, x: plain(self, x) + 0)
+    with pytest.raises(ValueError, match="other operations"):
+        recording.record("l9-gaps")

@@ -35,8 +35,8 @@ class LabStory(Story):
         self.prompts: dict[str, str] = {}
         self.world: Tree | None = None
 
-    def show(self, say: str, question=None, marked: Sequence[int] = (), evicted: Sequence[int] = ()) -> None:
-        super().show(say, question, marked, evicted)
+    def show(self, say: str, question=None, marked: Sequence[int] = (), evicted: Sequence[int] = (), code="") -> None:
+        super().show(say, question, marked, evicted, code)
         if self.world:
             self.tape.frames[-1]["counters"] = self.world.counters()
 

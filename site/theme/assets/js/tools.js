@@ -1,5 +1,5 @@
-/* Small calculators in lessons 2, 9 and 12. Each is a form over one formula of the lesson; tests compare it with the
-   lesson's own code. A page says where one goes with an empty <div class="kv-tool" data-tool="pool"></div>. */
+/* Small calculators. Each is a form over one formula of its lesson; tests compare it with the lesson's own code. Those of
+   lessons 2, 9 and 12 are here, those of lessons 4, 6, 11 and 13 in tools/, which a page loads before this file. A page says where one goes with an empty <div class="kv-tool" data-tool="pool"></div>. */
 (function () {
   "use strict";
   const KIB = 1024;
@@ -7,8 +7,10 @@
   const short = (value) => (value >= 100 ? number(value) : value.toLocaleString("en", { maximumSignificantDigits: 3 }));
   const BYTES = { bfloat16: 2, float32: 4, float8: 1 };
 
-  // A field with `log` is a slider; its value is a power of two, so that it covers laptops and GPUs.
+  // A field with `log` is a slider; its value is a power of two, so that it covers laptops and GPUs. One with `slide` is a
+  // slider with values of its own, which `show` puts into words; one with `text` takes text.
   const TOOLS = {
+    ...window.KvTools,
     pool: {
       title: "How many tokens fit?",
       fields: [
@@ -109,12 +111,13 @@
   function control(field) {
     const id = `kv-tool-${++count}`;
     if (field.options) {
-      const options = field.options.map((option) => element("option", {}, option));
+      const options = field.options.map((option) => element("option", option === field.value ? { selected: "" } : {}, option));
       return { id, input: element("select", { id, name: field.key }, ...options) };
     }
     const { value, min = 0, max = "", step = 1 } = field;
-    const attrs = field.log ? { type: "range", min: 0, max, step: field.log } : { type: "number", min, step, required: "" };
-    return { id, input: element("input", { id, name: field.key, value, ...attrs }) };
+    const sliding = field.log || field.slide;
+    const attrs = field.text ? { type: "text", maxlength: field.text } : sliding ? { type: "range", min, max, step: sliding } : { type: "number", min, step, required: "" };
+    return { id, input: element("input", { id, name: field.key, ...attrs, value }) };
   }
 
   function build(room) {
@@ -126,20 +129,20 @@
     for (const field of tool.fields) {
       const { id, input } = control(field);
       const label = element("label", { for: id }, field.label);
-      if (field.log) {
+      if (field.log || field.slide) {
         const output = element("output", { for: id });
         label.append(" ", output);
         shown.push(() => {
-          output.textContent = `${short(2 ** input.value)} ${field.unit}`.trim();
+          output.textContent = field.show ? field.show(Number(input.value)) : `${short(2 ** input.value)} ${field.unit}`.trim();
           input.setAttribute("aria-valuetext", output.textContent);
         });
       }
-      form.append(element("div", {}, label, input));
+      form.append(element("div", field.text ? { class: "kv-tool__wide" } : {}, label, input));
     }
     const values = () => {
       const read = (field) => {
         const { value } = form.elements[field.key];
-        return field.options ? value : field.log ? 2 ** Number(value) : Number(value);
+        return field.options || field.text ? value : field.log ? 2 ** Number(value) : Number(value);
       };
       return Object.fromEntries(tool.fields.map((field) => [field.key, read(field)]));
     };
@@ -149,7 +152,7 @@
       const given = values();
       const rows = tool.say(tool.work(given), given);
       result.replaceChildren(...rows.map(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", {}, text))));
-      if (tool.draw) picture.innerHTML = tool.draw(given);
+      if (tool.draw) picture.innerHTML = tool.draw(given, tool.work(given));
     }
     form.addEventListener("input", refresh);
     form.addEventListener("submit", (event) => event.preventDefault());

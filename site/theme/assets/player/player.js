@@ -155,6 +155,7 @@
   class Player {
     constructor(link, trace) {
       this.trace = trace;
+      this.places = JSON.parse(link.dataset.code || "{}");
       this.index = Math.min(Number(link.dataset.start || trace.poster || 0), trace.frames.length - 1);
       this.isFresh = true; // untouched: it shows the frame that says most, and plays from the start
       this.playing = false;
@@ -176,8 +177,9 @@
       this.svg.innerHTML = `<defs>${textureDefs(id)}</defs>`;
       this.stage = element("div", { class: "kv-stage", tabindex: "0", role: "group", "aria-label": "Picture. Arrow keys step, space plays." }, this.svg);
       this.number = element("span", { class: "kv-number" });
-      this.words = element("span", { id: id + "-say" });
-      this.say = element("p", { class: "kv-say", "aria-live": "polite" }, this.words);
+      this.words = element("span", { id: id + "-say", "aria-live": "polite" });
+      this.code = element("a", { class: "kv-code" }); // the function that made the frame
+      this.say = element("p", { class: "kv-say" }, this.words, " ", this.code);
       this.room = element("div", { class: "kv-room" }, this.say);
       this.quiz = element("div", { class: "kv-quiz", role: "group", tabindex: "-1", "aria-label": "What happens next?", hidden: "" });
       this.backButton = this.button("back", "Step back", () => this.step(-1));
@@ -381,11 +383,10 @@
     // page. What is higher, as an answer with its reason may be, covers a part of the picture.
     makeRoom() {
       if (this.open) return;
-      const { words, room } = this;
-      const now = words.textContent;
+      const { room } = this;
       room.style.minHeight = "";
-      const said = Math.max(...this.trace.frames.map(({ say }) => ((words.textContent = say), this.say.offsetHeight)));
-      words.textContent = now;
+      const said = Math.max(...this.trace.frames.map((frame) => (this.tell(frame), this.say.offsetHeight)));
+      this.tell(this.trace.frames[this.index]);
       room.style.minHeight = said + "px";
       const asked = this.asking.checked ? this.longestQuestion() : 0;
       const high = this.figure.offsetHeight - said + asked;
@@ -400,13 +401,22 @@
       return tallest + 10; // its margin
     }
 
+    tell({ say, code }) {
+      if (this.words.textContent !== say) this.words.textContent = say;
+      const place = this.places[code];
+      this.code.hidden = !place;
+      if (!place) return;
+      this.code.href = place;
+      this.code.textContent = code.replace(/.*::/, "");
+      this.code.title = code.replace(/::.*/, "");
+    }
+
     render(animated) {
       const { trace, index } = this;
       const moving = animated && !motion.matches;
       this.svg.classList.toggle("moving", moving);
       paint(this.svg, draw(trace, index, this.width).shapes, this.id, moving);
-      const words = trace.frames[index].say;
-      if (this.words.textContent !== words) this.words.textContent = words;
+      this.tell(trace.frames[index]);
       this.slider.value = index;
       this.slider.setAttribute("aria-valuetext", `Step ${index + 1} of ${trace.frames.length}`);
       this.slider.style.setProperty("--done", `${(100 * index) / (trace.frames.length - 1)}%`);
