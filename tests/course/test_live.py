@@ -324,6 +324,43 @@ def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, b
         assert not visitor.complaints
 
 
+def ticked(page) -> list[str]:
+    """Return the marks in the menu, or on the front page those on lesson 2's rung of the ladder."""
+    where = ".lesson-cards tr:has-text('Token-flat')" if page.locator(".lesson-cards").count() else ".md-nav--primary"
+    return page.locator(f"{where} .kv-tick").all_text_contents()
+
+
+@needs_python
+def test_a_task_that_passes_in_the_page_is_ticked_as_one_of_the_terminal_s(tmp_path, site_http, browser):
+    _, source = reference("l2_token_flat", 2)
+    record = tmp_path / "progress.json"
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        page = visitor.page
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(site_http.url("l2_token_flat/README.md"))
+        box = page.locator("#exercise-2-3")
+        box.get_by_role("button", name="Write tasks 2 and 3 here").click()
+        box.locator("textarea").fill(source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)"))
+        box.get_by_role("button", name="Check").click()
+        box.locator(".kv-live-verdict.bad").wait_for()
+        assert ticked(page) == ["1 task"], "task 2 passes, task 3 does not"
+        box.locator("textarea").fill(source)
+        box.get_by_role("button", name="Check").click()
+        box.locator(".kv-live-verdict.good").wait_for()
+        assert ticked(page) == ["2 tasks"]
+        assert page.locator(".kv-done button").get_attribute("aria-pressed") == "false", "two tasks are no lesson"
+        page.goto(site_http.url())
+        assert ticked(page) == ["2 tasks"]
+        assert page.locator("[data-resume]").inner_text() == "Resume lesson 2"
+        record.write_text(json.dumps({"version": 1, "lessons": {"l2_token_flat": {"tasks_done": [1, 2]}}}))
+        page.set_input_files("#kv-import", record)
+        page.get_by_text("Imported.").wait_for()
+        assert ticked(page) == ["3 tasks"], "the terminal's 1 and 2 with the page's 2 and 3"
+        page.reload()
+        assert ticked(page) == ["3 tasks"]
+        assert not visitor.complaints
+
+
 def opened(page, lab: str) -> None:
     """Open the page's lab and wait for its first frames."""
     page.set_default_timeout(PATIENCE_MS)

@@ -130,6 +130,7 @@
       this.done = found.filter((one) => one.result.status === "done").map((one) => one.result.task);
       this.save();
       this.showTasks();
+      document.dispatchEvent(new CustomEvent("kv-passed", { detail: { lesson: this.about.lesson, tasks: this.done } })); // progress.js keeps it
       const isDone = this.done.length === this.about.tasks.length;
       store.set("passed:" + this.about.module, isDone ? this.source : null);
       if (isDone) return this.green();
