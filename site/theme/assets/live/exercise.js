@@ -133,7 +133,7 @@
       document.dispatchEvent(new CustomEvent("kv-passed", { detail: { lesson: this.about.lesson, tasks: this.done } })); // progress.js keeps it
       const isDone = this.done.length === this.about.tasks.length;
       store.set("passed:" + this.about.module, isDone ? this.source : null);
-      if (isDone) return this.green();
+      if (isDone) return this.green(found.flatMap((one) => one.not_checked));
       const before = this.done.length ? [element("p", {}, `Task ${this.done.join(", ")} passes. `)] : [];
       const { headline, where, lines } = last.advice;
       const open = last.result.status === "not_written";
@@ -147,12 +147,14 @@
       return [element("p", {}, element("button", { type: "button", onclick: () => this.goTo(Number(found[1])) }, `Line ${found[1]}`), " ", where.slice(found.index + found[0].length).replace(/^:\s*/, ""))];
     }
 
-    green() {
+    // notChecked: the tests that a page cannot run, each with the reason.
+    green(notChecked) {
       const lab = document.querySelector(".kv-lab");
       const numbers = this.about.tasks.map((task) => task.number);
       const words = `Task ${numbers.join(", ")} ${numbers.length > 1 ? "are" : "is"} done: the lesson's tests pass.`;
       const runs = lab && lab.lab.about.modules.includes(this.about.module);
-      this.show("good", words, ...(runs ? [element("p", {}, element("button", { type: "button", onclick: () => lab.lab.useOwn() }, "Run the lab on your code"))] : []));
+      const left = [...new Set(notChecked)].map((line) => element("p", {}, `Not checked here: ${line}.`));
+      this.show("good", words, ...left, ...(runs ? [element("p", {}, element("button", { type: "button", onclick: () => lab.lab.useOwn() }, "Run the lab on your code"))] : []));
     }
 
     show(kind, headline, ...more) {
