@@ -71,6 +71,7 @@ def test_in_no_frame_is_a_block_lost_or_held_twice(lab):
         settings, do = lab.scenario(seed)
         for index, frame in enumerate(told(lab, settings, do)):
             assert "code stopped" not in frame["say"], f"seed {seed}, frame {index}: {frame['say']}"
+            assert "broken" not in frame, f"seed {seed}, frame {index}: the course's code breaks {frame['broken']}"
             if lab.name in ("pool", "table"):
                 held = [block for each in frame.get("requests", frame.get("tables")) for block in each["blocks"]]
                 first = 0 if lab.name == "pool" else 1  # the null block
@@ -271,6 +272,29 @@ def differs(found: dict[str, Any], answer: Answer, golden: str) -> str:
     return f"the terminal does not say {missing}" if missing else ""
 
 
+BROKEN = [  # a lab, a module, a line and what replaces it, the task whose rule that breaks, and a scenario
+    ("pool", "kv/allocator.py", "self.free_blocks.extend(blocks)", "pass", 3, "+A=one two;-A"),
+    ("pool", "kv/allocator.py", "self.held -= returned", "raise RuntimeError", 3, "+A=one two;-A"),
+    ("pool", "kv/allocator.py", "del self.free_blocks[cut:]", "pass", 2, "+A=one two;+B=one"),
+    ("pool", "kv/token_flat.py", "request.blocks.extend(new_blocks)", "pass", 4, "+A=one two"),
+    ("table", "kv/block_table.py", "self.allocator.free(self.blocks[keep:])", "pass", 3, "+A=one two;-A"),
+    ("table", "kv/block_table.py", "divmod(position, self.allocator.block_size)", "(0, 0)", 2, "+A=one two"),
+    ("batch", "engine/scheduler.py", "start + min(budget, self", "start + max(budget, self", 2, "+A=12,4;."),
+    ("tree", "kv/refcount.py", "self.counts[block] -= 1", "pass", 1, "+A=one two three four five;*"),
+]
+
+
+@needs_python
+@pytest.mark.parametrize("name, module, find, replace, task, do", BROKEN, ids=lambda value: str(value)[:24])
+def test_broken_code_ends_a_lab_at_the_event_and_names_the_task(name, module, find, replace, task, do, in_page):
+    source = (ROOT / "mini_engine" / module).read_text(encoding="utf-8")
+    assert source.count(find) == 1, f"{module} has changed: {find!r} must be in it once"
+    mine = {f"mini_engine/{module}": source.replace(find, replace)}
+    frames = in_page.ask("lab", lab=name, do=do, mine=mine)["trace"]["frames"]
+    assert frames[-1]["broken"]["task"] == task, frames[-1]
+    assert not any("broken" in frame for frame in frames[:-1]), "the first event that breaks a rule is the last frame"
+
+
 @needs_python
 @slow
 @pytest.mark.parametrize("lesson_id", PAGES)
@@ -340,7 +364,9 @@ def test_a_task_that_passes_in_the_page_is_ticked_as_one_of_the_terminal_s(tmp_p
         page.goto(site_http.url("l2_token_flat/README.md"))
         box = page.locator("#exercise-2-3")
         box.get_by_role("button", name="Write tasks 2 and 3 here").click()
-        box.locator("textarea").fill(source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)"))
+        box.locator("textarea").fill(
+            source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)")
+        )
         box.get_by_role("button", name="Check").click()
         box.locator(".kv-live-verdict.bad").wait_for()
         assert ticked(page) == ["1 task"], "task 2 passes, task 3 does not"

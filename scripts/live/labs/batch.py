@@ -5,6 +5,7 @@ from typing import Any
 
 from scripts.live.labs.events import NAMES, whole_number
 from scripts.live.labs.lab import Knob, Lab, Preset
+from scripts.live.labs.rules import batch_rules
 from scripts.live.labs.scheduled import Scheduled
 from scripts.traces.tape import Tape, listed
 from scripts.traces.timeline import Recorder, show
@@ -135,4 +136,6 @@ LAB = Lab(
     ),
     modules=("mini_engine/kv/manager.py", "mini_engine/engine/scheduler.py"),
     world=Batch,
+    lesson="l5_scheduler",
+    rules=batch_rules,
 )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 
 from scripts.live.labs.events import words_of
 from scripts.live.labs.lab import Knob, Lab, Preset, percent
+from scripts.live.labs.rules import tree_rules
 from scripts.live.labs.scheduled import Scheduled
 from scripts.traces.tape import Tape, listed, plural
 from scripts.traces.tree import Story, watched
@@ -147,6 +148,9 @@ LAB = Lab(
         Preset("What do small blocks save?",
                f"+A={SYSTEM}What is hot ?;*;+B={SYSTEM}What is cold ?;*", {"size": 1, "blocks": 24}),
     ),
-    modules=("mini_engine/kv/radix.py", "mini_engine/kv/prefix_manager.py", "mini_engine/kv/radix_node.py"),
+    modules=("mini_engine/kv/refcount.py", "mini_engine/kv/radix.py", "mini_engine/kv/prefix_manager.py",
+             "mini_engine/kv/radix_node.py"),
     world=Tree,
+    lesson="l8_radix",
+    rules=tree_rules,
 )  # fmt: skip

@@ -42,6 +42,12 @@
       engine.ask("prepare", {}).catch(() => {}); // while the reader types
     }
 
+    // From a lab: show a task's place in the editor.
+    openAt(number) {
+      if (this.first.isConnected) this.open();
+      this.goTo(this.lineOf(this.about.tasks.find((task) => task.number === number)));
+    }
+
     panel() {
       const button = (words, act, more) => element("button", { type: "button", onclick: act, ...more }, words);
       this.list = element("ol", { class: "kv-live-tasks" });
@@ -137,7 +143,8 @@
       const before = this.done.length ? [element("p", {}, `Task ${this.done.join(", ")} passes. `)] : [];
       const { headline, where, lines } = last.advice;
       const open = last.result.status === "not_written";
-      this.show(open ? "open" : "bad", headline, ...before, ...this.place(where), element("pre", { tabindex: "0" }, element("code", {}, lines.join("\n"))));
+      this.show(open ? "open" : "bad", headline, ...before, ...this.place(where), element("pre", { tabindex: "0" }, element("code", {}, lines.join("\n"))),
+        ...(open ? [] : this.inLab("Watch it in the lab", { [this.about.module]: this.source })));
     }
 
     // `work/l2/allocator.py:58:  code` as a button that goes there.
@@ -149,12 +156,17 @@
 
     // notChecked: the tests that a page cannot run, each with the reason.
     green(notChecked) {
-      const lab = document.querySelector(".kv-lab");
       const numbers = this.about.tasks.map((task) => task.number);
       const words = `Task ${numbers.join(", ")} ${numbers.length > 1 ? "are" : "is"} done: the lesson's tests pass.`;
-      const runs = lab && lab.lab.about.modules.includes(this.about.module);
       const left = [...new Set(notChecked)].map((line) => element("p", {}, `Not checked here: ${line}.`));
-      this.show("good", words, ...left, ...(runs ? [element("p", {}, element("button", { type: "button", onclick: () => lab.lab.useOwn() }, "Run the lab on your code"))] : []));
+      this.show("good", words, ...left, ...this.inLab("Run the lab on your code"));
+    }
+
+    // A button that runs the page's lab on the reader's code, if the lab uses this module.
+    inLab(words, trial) {
+      const box = document.querySelector(".kv-lab");
+      if (!box || !box.lab.about.modules.includes(this.about.module)) return [];
+      return [element("p", {}, element("button", { type: "button", onclick: () => box.lab.useOwn(trial) }, words))];
     }
 
     show(kind, headline, ...more) {
