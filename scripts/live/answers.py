@@ -1,4 +1,4 @@
-"""Course machinery. The pool under the pocket model in a page: lesson 2's allocator and `reserve` give its tokens slots.
+"""Course machinery. The pool under the pocket model in a page: lesson 2's allocator gives its tokens slots.
 
 The model runs in JavaScript; it asks here where K and V of its next token go, and keeps them there.
 """

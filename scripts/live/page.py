@@ -1,4 +1,4 @@
-"""Course machinery. What a page asks for, as JSON in and JSON out: a lab's frames, a check of tasks, slots for a model."""
+"""Course machinery. What a page asks for, as JSON in and JSON out: a lab's frames, a check of tasks, slots."""
 
 import json
 import os

@@ -1,8 +1,9 @@
-"""Course machinery. A Markdown extension for the website: comments become labs, exercises and the model, which run in the page.
+"""Course machinery. A Markdown extension for the website: comments become what runs in the page.
 
 `<!-- lab: pool -->` below a player puts the lab of that name there, `<!-- exercise: 2, 3 -->` an editor for these tasks
-of the page's lesson, which must be in one module, `<!-- model: pocket -->` the pocket model. Elsewhere a comment shows nothing, and neither does an empty element
-where no script runs. Loading this packs the course's files for the pages (scripts/website/live.py).
+of the page's lesson, which must be in one module, `<!-- model: pocket -->` the pocket model. Elsewhere a comment shows
+nothing, and neither does an empty element where no script runs. Loading this packs the course's files for the pages
+(scripts/website/live.py).
 """
 
 import functools

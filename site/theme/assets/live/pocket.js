@@ -107,6 +107,7 @@
     async load() {
       if (this.runner) return;
       this.say.textContent = "The model and Python are loading …";
+      engine.start();
       const runner = new Runner();
       this.ends = (await runner.ask("load", { slots: this.about.slots })).ends;
       this.runner = runner;
