@@ -333,6 +333,15 @@ def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, b
         box.locator(".kv-live-verdict.bad").wait_for()
         assert "Task 3 (BlockAllocator.free) is not right yet" in box.locator(".kv-live-verdict").inner_text()
         assert box.locator(".kv-live-tasks .done").count() == 1
+        box.get_by_role("button", name="Watch it in the lab").click()
+        page.locator(".kv-figure.kv-live").wait_for()
+        page.locator(".kv-lab:not([aria-busy])").wait_for()
+        page.locator(".kv-figure.kv-live .kv-stage").press("End")
+        broken = page.locator("#lab-pool .kv-live-verdict.bad")
+        assert "It stopped in your code." in broken.inner_text() or "is lost" in broken.inner_text()
+        broken.get_by_role("link", name="Task 3 keeps this rule.").click()
+        line = "n => n.value.slice(0, n.selectionStart).split('\\n').length"
+        assert "def free(" in source.splitlines()[box.locator("textarea").evaluate(line) - 1], "to the task's own line"
         box.locator("textarea").fill(source)
         box.get_by_role("button", name="Check").click()
         box.locator(".kv-live-verdict.good").wait_for()
@@ -428,6 +437,24 @@ def test_a_lab_is_played_by_hand_and_sent_as_an_address(page_id, site_http, brow
             page.evaluate(TWO_FRAMES)
             found += page.evaluate(STICKS_OUT) + page.evaluate(RUN_AXE, ALL_RULES)
         assert not found + visitor.complaints, "\n".join(found + visitor.complaints)
+
+
+HEIGHT = """() => document.querySelector(".kv-lab .kv-live-panel").getBoundingClientRect().bottom
+    - document.querySelector(".kv-figure.kv-live").getBoundingClientRect().top"""
+
+
+@needs_python
+@pytest.mark.parametrize("page_id", ["l2_token_flat", *(pytest.param(page, marks=slow) for page in list(PAGES)[1:])])
+def test_a_phone_shows_a_lab_s_picture_and_controls_at_once(page_id, site_http, browser):
+    with visiting(browser, site_http, width=PHONE, reduced_motion="reduce") as visitor:
+        visitor.page.goto(site_http.url(f"{page_id}/README.md"))
+        opened(visitor.page, PAGES[page_id])
+        assert visitor.page.evaluate(HEIGHT) <= 844
+        visitor.page.get_by_text("Settings and more").click()
+        visitor.page.locator(".kv-lab").get_by_label("block size").fill("2")
+        visitor.page.locator(".kv-lab").get_by_label("block size").press("Enter")
+        visitor.page.wait_for_function("() => location.search.includes('size=2')")
+        assert not visitor.complaints
 
 
 @needs_python

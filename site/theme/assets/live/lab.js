@@ -67,11 +67,15 @@
     }
 
     async open() {
+      this.unfold();
+      await this.run(0);
+    }
+
+    unfold() {
       this.first.remove();
       this.box.append(this.panel());
       this.say.textContent = "Python is loading …";
       this.scenarios.focus();
-      await this.run(0);
     }
 
     panel() {
@@ -300,7 +304,7 @@
     // From an exercise: run what has just passed, or `trial`, sources by module.
     async useOwn(trial = {}) {
       this.trial = trial;
-      if (this.first.isConnected) await this.open();
+      if (this.first.isConnected) this.unfold();
       this.showOwn();
       const box = this.own.querySelector("input");
       if (box) box.checked = true;
