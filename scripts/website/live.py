@@ -2,7 +2,7 @@
 
 `python -m scripts.website.live` fetches what site/live.json pins, with npm and pip, into a folder that git ignores: in
 git, each version would add 7 MB for good. Each file is compared with its pinned hash. A site built without them works;
-its labs say how to get them. The course's own files are packed again at every build of the site.
+its labs say how to get them. Every build of the site packs the course's own files again and copies the pocket model.
 
 To change a version, edit PYODIDE, or the constraints, and run this with --pin.
 """

@@ -387,7 +387,9 @@ def test_a_task_that_passes_in_the_page_is_ticked_as_one_of_the_terminal_s(tmp_p
         page.goto(site_http.url())
         assert ticked(page) == ["2 tasks"]
         assert page.locator("[data-resume]").inner_text() == "Resume lesson 2"
-        record.write_text(json.dumps({"version": 1, "lessons": {"l2_token_flat": {"tasks_done": [1, 2]}}}))
+        record.write_text(
+            json.dumps({"version": 1, "lessons": {"l2_token_flat": {"tasks_done": [1, 2]}}}), encoding="utf-8"
+        )
         page.set_input_files("#kv-import", record)
         page.get_by_text("Imported.").wait_for()
         assert ticked(page) == ["3 tasks"], "the terminal's 1 and 2 with the page's 2 and 3"
