@@ -166,6 +166,7 @@ def in_page(site_http, browser) -> Iterator[Python]:
     with visiting(browser, site_http, reduced_motion="reduce") as visitor:
         visitor.page.set_default_timeout(PATIENCE_MS)
         visitor.page.goto(site_http.url("l2_token_flat/README.md"))
+        visitor.page.evaluate(f"KvLive.engine.seconds = {PATIENCE_MS // 1000}")
         yield Python(visitor)
 
 
@@ -224,8 +225,10 @@ def test_code_that_does_not_end_is_ended_and_named(in_page):
     lab = in_page.ask("lab", lab="pool", do="+A=Hello", mine={module: mine})
     assert re.search(r"allocator\.py:\d+", lab["error"]), f"the lab must name the line: {lab}"
     deaf = "        sum(iter(int, 1))\n"  # never comes back to Python code
+    in_page.page.evaluate("KvLive.engine.seconds = 10")
     killed = in_page.ask("check", lesson="l2_token_flat", tasks=[2], source=source.replace(line, deaf))
     assert "within 10 seconds" in killed["failed"], "it must be ended with its worker"
+    in_page.page.evaluate(f"KvLive.engine.seconds = {PATIENCE_MS // 1000}")
     alive = in_page.check("l2_token_flat", 2, source)
     assert alive["result"]["status"] == "done", "after its worker was ended, Python must start again"
 
@@ -241,6 +244,14 @@ def test_a_run_leaves_nothing_behind_for_the_next(in_page):
     ours = in_page.ask("lab", **question)
     assert theirs["trace"]["frames"][1]["requests"] != ours["trace"]["frames"][1]["requests"], "own code must run"
     assert ours["trace"]["frames"] == told(LABS["pool"], {}, question["do"])
+
+
+@needs_python
+def test_what_a_page_cannot_run_is_said(in_page):
+    _, source = reference("l8_radix", 1)
+    found = in_page.check("l8_radix", 1, source)
+    assert found["result"]["status"] == "done", found["advice"]
+    assert found["not_checked"] == ["1 test: a page has no threads; check it in a terminal"]
 
 
 def known_answers(lesson_id: str) -> Iterator[tuple[Answer, str, bool]]:

@@ -99,6 +99,7 @@
     busy(is) {
       this.isBusy = is;
       this.isStopped = false;
+      if (is) this.say.textContent = "";
       this.goButton.disabled = is;
       this.stopButton.hidden = !is;
       this.box.toggleAttribute("aria-busy", is);
@@ -130,6 +131,8 @@
         more = !this.isStopped && !this.ends.includes(next) && text.ids.length - text.prompt < this.about.most;
       }
       text.fed--; // the last one has been chosen and not been fed
+      const seconds = (performance.now() - text.began) / 1000;
+      this.say.textContent = `${text.fed} tokens computed, ${Math.round(text.fed / seconds)} a second in this browser.`;
       this.result = { prompt: ids.slice(0, text.prompt), answer: ids.slice(text.prompt) };
       await this.slots();
       this.draw();
@@ -154,8 +157,6 @@
     async tell(text, prompt) {
       const answer = text.ids.slice(text.prompt).filter((id) => !this.ends.includes(id));
       this.answer.replaceChildren(prompt, element("strong", {}, await this.runner.ask("decode", { ids: answer })));
-      const seconds = (performance.now() - text.began) / 1000;
-      this.say.textContent = `${text.fed} tokens computed, ${Math.round(text.fed / seconds)} a second in this browser.`;
     }
 
     // ---- the picture ----
