@@ -100,9 +100,10 @@ def verdict(
 
 
 def as_data(found: Verdict) -> dict[str, Any]:
-    """Return what a page shows: the advice, the tests in order, the result for programs."""
+    """Return what a page shows: the advice, the tests in order and those it cannot run, the result for programs."""
     tests = [{"name": result.test, "outcome": result.outcome} for result in found.report.results]
-    return found.as_dict() | {"tests_run": tests, "notes": [note.as_dict() for note in found.notes]}
+    notes = [note.as_dict() for note in found.notes]
+    return found.as_dict() | {"tests_run": tests, "notes": notes, "not_checked": found.report.skipped}
 
 
 def starter(root: Path, lesson_id: str, task: int) -> dict[str, str]:

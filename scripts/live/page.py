@@ -1,4 +1,4 @@
-"""Course machinery. What a page asks for, as JSON in and JSON out: a lab's frames, a starter, a check of tasks."""
+"""Course machinery. What a page asks for, as JSON in and JSON out: a lab's frames, a check of tasks, slots."""
 
 import json
 import os
@@ -18,7 +18,7 @@ MINE = Path("work/lab")
 def answer(root: str, kind: str, question: str, tell: Callable[[str], None] = lambda text: None) -> str:
     """Answer one question of a page. tell: called with each sign of life."""
     asked = json.loads(question)
-    work = {"lab": lab, "check": check, "prepare": prepare}[kind]
+    work = {"lab": lab, "check": check, "prepare": prepare, "pocket": pocket}[kind]
     return json.dumps(work(Path(root), asked, tell))
 
 
@@ -70,6 +70,16 @@ def play(asked: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"The code did not finish within {LAB_SECONDS:g} s; {place(error)} runs on and on."}
     trace = {"id": tape.id, "kind": tape.kind, "title": tape.title, "scene": tape.scene, "frames": tape.frames}
     return {"trace": trace, "settings": chosen.settings(settings), "do": do, "alive": alive}
+
+
+def pocket(root: Path, asked: dict[str, Any], tell) -> dict[str, Any]:
+    """Return the slots of a text that the pocket model continues, and the pool's trace. asked: texts."""
+    from scripts.live.answers import fed
+
+    try:
+        return fed(asked["texts"])
+    except UserError as error:
+        return {"error": f"{error}."}
 
 
 def place(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 `python -m scripts.website.live` fetches what site/live.json pins, with npm and pip, into a folder that git ignores: in
 git, each version would add 7 MB for good. Each file is compared with its pinned hash. A site built without them works;
-its labs say how to get them. The course's own files are packed again at every build of the site.
+its labs say how to get them. Every build of the site packs the course's own files again and copies the pocket model.
 
 To change a version, edit PYODIDE, or the constraints, and run this with --pin.
 """
@@ -32,6 +32,9 @@ RUNTIME = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.
 FOR_CHECKS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "sortedcontainers")
 PLATFORM = ["--python-version", "3.14", "--implementation", "cp", "--platform", "pyemscripten_2026_0_wasm32"]
 CONSTRAINTS = ROOT / "scripts" / "constraints.txt"
+POCKET = [ROOT / "mini_engine" / "pocket" / name for name in (
+    "model.safetensors", "tokenizer.json", "config.json", "generation_config.json",
+)]  # fmt: skip
 LESSONS = ("l2", "l3", "l5", "l8")
 COURSE = [  # what a page needs of the repository, as patterns
     "pyproject.toml", "mini_engine/**/*.py", "lessons/__init__.py", "lessons/_course/**/*.py",
@@ -110,6 +113,8 @@ def pack() -> None:
     """Pack the course's files for the pages, if the rest is there. Writes nothing that has not changed."""
     if not is_complete():
         return
+    for path in POCKET:
+        write(FOLDER / "pocket" / path.name, path.read_bytes())
     write_zip(FOLDER / "course.zip", ((path.relative_to(ROOT).as_posix(), text_of(path)) for path in course_files()))
 
 
@@ -119,22 +124,33 @@ def text_of(path: Path) -> bytes:
 
 
 def write_zip(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    """Write an archive that depends on nothing but the files. An equal one is left alone: builds may run at once."""
+    """Write an archive that depends on nothing but the files."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in files:
             archive.writestr(zipfile.ZipInfo(name, MIDNIGHT), data, zipfile.ZIP_DEFLATED)
-    if not path.exists() or path.read_bytes() != packed.getvalue():
+    write(path, packed.getvalue())
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all. An equal one is left alone: builds may run at once."""
+    if not path.exists() or path.read_bytes() != data:
         new = ROOT / "build" / f"{path.name}.{os.getpid()}"
         new.parent.mkdir(exist_ok=True)
-        new.write_bytes(packed.getvalue())
+        path.parent.mkdir(exist_ok=True)
+        new.write_bytes(data)
         new.replace(path)
 
 
 def sizes() -> dict[str, float]:
-    """Return what a reader loads, compressed, in MB: for a lab, and in addition for a check."""
+    """Return what a reader loads, compressed, in MB: for a lab, and in addition for a check, for the model."""
     runtime = [FOLDER / name for name in (*RUNTIME, "course.zip")]
-    return {"lab": sum(map(sent, runtime)) / 1e6, "check": sent(FOLDER / "tools.zip") / 1e6}
+    model = [FOLDER / "pocket" / path.name for path in POCKET]
+    return {
+        "lab": sum(map(sent, runtime)) / 1e6,
+        "check": sent(FOLDER / "tools.zip") / 1e6,
+        "model": sum(map(sent, model)) / 1e6,
+    }
 
 
 def sent(path: Path) -> int:
@@ -155,7 +171,9 @@ def main(argv: list[str] | None = None) -> int:
     except (VendorError, OSError) as error:
         print(f"live: {error} The site can be built without; its labs and exercises will not run.", file=sys.stderr)
         return 0 if args.optional else 2
-    print("labs: {lab:.1f} MB, checks: {check:.1f} MB more, compressed".format(**sizes()))
+    print(
+        "labs: {lab:.1f} MB, checks: {check:.1f} MB more, the model: {model:.1f} MB more, compressed".format(**sizes())
+    )
     return 0
 
 

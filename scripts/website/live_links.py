@@ -1,8 +1,9 @@
-"""Course machinery. A Markdown extension for the website: comments become labs and exercises, which run in the page.
+"""Course machinery. A Markdown extension for the website: comments become what runs in the page.
 
 `<!-- lab: pool -->` below a player puts the lab of that name there, `<!-- exercise: 2, 3 -->` an editor for these tasks
-of the page's lesson, which must be in one module. Elsewhere a comment shows nothing, and neither does an empty element
-where no script runs. Loading this packs the course's files for the pages (scripts/website/live.py).
+of the page's lesson, which must be in one module, `<!-- model: pocket -->` the pocket model. Elsewhere a comment shows
+nothing, and neither does an empty element where no script runs. Loading this packs the course's files for the pages
+(scripts/website/live.py).
 """
 
 import functools
@@ -12,6 +13,7 @@ from html import escape
 from typing import Any
 
 from scripts import ROOT
+from scripts.live.answers import MOST_ANSWER, SETTINGS
 from scripts.live.labs import LABS
 from scripts.website import live
 from scripts.website.player_links import BEFORE_HTML
@@ -25,7 +27,7 @@ from lessons._course.catalog import Lesson, read_lesson
 from lessons._course.places import Places
 from lessons._course.student import starter_of, student_files
 
-COMMENT = re.compile(r"^<!-- (?P<what>lab|exercise): (?P<which>[\w, ]+) -->$")
+COMMENT = re.compile(r"^<!-- (?P<what>lab|exercise|model): (?P<which>[\w, ]+) -->$")
 
 
 class LiveLinks(Preprocessor):
@@ -38,8 +40,14 @@ class LiveLinks(Preprocessor):
         found = COMMENT.match(comment)
         assert found
         what, which = found["what"], found["which"]
-        data = LABS[which].described() if what == "lab" else exercise(page_lesson(self.md), numbers(which))
-        anchor = f"lab-{which}" if what == "lab" else f"exercise-{'-'.join(map(str, numbers(which)))}"
+        anchor = f"{what}-{which}"
+        if what == "lab":
+            data = LABS[which].described()
+        elif what == "model":
+            data = {"slots": SETTINGS["blocks"] * SETTINGS["size"], "most": MOST_ANSWER}
+        else:
+            data = exercise(page_lesson(self.md), numbers(which))
+            anchor = f"{what}-{'-'.join(map(str, numbers(which)))}"
         sizes = {key: f"{size:.1f}" for key, size in packed_sizes().items()}
         about = escape(json.dumps(data | {"sizes": sizes})).replace("\n", "&#10;")
         return f'<div class="kv-{what}" id="{anchor}" data-about="{about}"></div>'
@@ -75,7 +83,7 @@ def packed_sizes() -> dict[str, float]:
     """Pack the course's files, if any has changed, and return what a reader loads; nothing if there is no Python."""
     if not live.is_complete():
         return {}
-    return pack(tuple((path, path.stat().st_mtime_ns) for path in live.course_files()))
+    return pack(tuple((path, path.stat().st_mtime_ns) for path in (*live.course_files(), *live.POCKET)))
 
 
 @functools.cache

@@ -71,6 +71,7 @@ def test_in_no_frame_is_a_block_lost_or_held_twice(lab):
         settings, do = lab.scenario(seed)
         for index, frame in enumerate(told(lab, settings, do)):
             assert "code stopped" not in frame["say"], f"seed {seed}, frame {index}: {frame['say']}"
+            assert "broken" not in frame, f"seed {seed}, frame {index}: the course's code breaks {frame['broken']}"
             if lab.name in ("pool", "table"):
                 held = [block for each in frame.get("requests", frame.get("tables")) for block in each["blocks"]]
                 first = 0 if lab.name == "pool" else 1  # the null block
@@ -165,6 +166,7 @@ def in_page(site_http, browser) -> Iterator[Python]:
     with visiting(browser, site_http, reduced_motion="reduce") as visitor:
         visitor.page.set_default_timeout(PATIENCE_MS)
         visitor.page.goto(site_http.url("l2_token_flat/README.md"))
+        visitor.page.evaluate(f"KvLive.engine.seconds = {PATIENCE_MS // 1000}")
         yield Python(visitor)
 
 
@@ -223,8 +225,10 @@ def test_code_that_does_not_end_is_ended_and_named(in_page):
     lab = in_page.ask("lab", lab="pool", do="+A=Hello", mine={module: mine})
     assert re.search(r"allocator\.py:\d+", lab["error"]), f"the lab must name the line: {lab}"
     deaf = "        sum(iter(int, 1))\n"  # never comes back to Python code
+    in_page.page.evaluate("KvLive.engine.seconds = 10")
     killed = in_page.ask("check", lesson="l2_token_flat", tasks=[2], source=source.replace(line, deaf))
     assert "within 10 seconds" in killed["failed"], "it must be ended with its worker"
+    in_page.page.evaluate(f"KvLive.engine.seconds = {PATIENCE_MS // 1000}")
     alive = in_page.check("l2_token_flat", 2, source)
     assert alive["result"]["status"] == "done", "after its worker was ended, Python must start again"
 
@@ -240,6 +244,14 @@ def test_a_run_leaves_nothing_behind_for_the_next(in_page):
     ours = in_page.ask("lab", **question)
     assert theirs["trace"]["frames"][1]["requests"] != ours["trace"]["frames"][1]["requests"], "own code must run"
     assert ours["trace"]["frames"] == told(LABS["pool"], {}, question["do"])
+
+
+@needs_python
+def test_what_a_page_cannot_run_is_said(in_page):
+    _, source = reference("l8_radix", 1)
+    found = in_page.check("l8_radix", 1, source)
+    assert found["result"]["status"] == "done", found["advice"]
+    assert found["not_checked"] == ["1 test: a page has no threads; check it in a terminal"]
 
 
 def known_answers(lesson_id: str) -> Iterator[tuple[Answer, str, bool]]:
@@ -269,6 +281,29 @@ def differs(found: dict[str, Any], answer: Answer, golden: str) -> str:
         return f"its task is not named: {advice}"
     missing = [line for line in [advice["headline"], *advice["lines"]] if squeezed(line) not in squeezed(golden)]
     return f"the terminal does not say {missing}" if missing else ""
+
+
+BROKEN = [  # a lab, a module, a line and what replaces it, the task whose rule that breaks, and a scenario
+    ("pool", "kv/allocator.py", "self.free_blocks.extend(blocks)", "pass", 3, "+A=one two;-A"),
+    ("pool", "kv/allocator.py", "self.held -= returned", "raise RuntimeError", 3, "+A=one two;-A"),
+    ("pool", "kv/allocator.py", "del self.free_blocks[cut:]", "pass", 2, "+A=one two;+B=one"),
+    ("pool", "kv/token_flat.py", "request.blocks.extend(new_blocks)", "pass", 4, "+A=one two"),
+    ("table", "kv/block_table.py", "self.allocator.free(self.blocks[keep:])", "pass", 3, "+A=one two;-A"),
+    ("table", "kv/block_table.py", "divmod(position, self.allocator.block_size)", "(0, 0)", 2, "+A=one two"),
+    ("batch", "engine/scheduler.py", "start + min(budget, self", "start + max(budget, self", 2, "+A=12,4;."),
+    ("tree", "kv/refcount.py", "self.counts[block] -= 1", "pass", 1, "+A=one two three four five;*"),
+]
+
+
+@needs_python
+@pytest.mark.parametrize("name, module, find, replace, task, do", BROKEN, ids=lambda value: str(value)[:24])
+def test_broken_code_ends_a_lab_at_the_event_and_names_the_task(name, module, find, replace, task, do, in_page):
+    source = (ROOT / "mini_engine" / module).read_text(encoding="utf-8")
+    assert source.count(find) == 1, f"{module} has changed: {find!r} must be in it once"
+    mine = {f"mini_engine/{module}": source.replace(find, replace)}
+    frames = in_page.ask("lab", lab=name, do=do, mine=mine)["trace"]["frames"]
+    assert frames[-1]["broken"]["task"] == task, frames[-1]
+    assert not any("broken" in frame for frame in frames[:-1]), "the first event that breaks a rule is the last frame"
 
 
 @needs_python
@@ -309,6 +344,15 @@ def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, b
         box.locator(".kv-live-verdict.bad").wait_for()
         assert "Task 3 (BlockAllocator.free) is not right yet" in box.locator(".kv-live-verdict").inner_text()
         assert box.locator(".kv-live-tasks .done").count() == 1
+        box.get_by_role("button", name="Watch it in the lab").click()
+        page.locator(".kv-figure.kv-live").wait_for()
+        page.locator(".kv-lab:not([aria-busy])").wait_for()
+        page.locator(".kv-figure.kv-live .kv-stage").press("End")
+        broken = page.locator("#lab-pool .kv-live-verdict.bad")
+        assert "It stopped in your code." in broken.inner_text() or "is lost" in broken.inner_text()
+        broken.get_by_role("link", name="Task 3 keeps this rule.").click()
+        line = "n => n.value.slice(0, n.selectionStart).split('\\n').length"
+        assert "def free(" in source.splitlines()[box.locator("textarea").evaluate(line) - 1], "to the task's own line"
         box.locator("textarea").fill(source)
         box.get_by_role("button", name="Check").click()
         box.locator(".kv-live-verdict.good").wait_for()
@@ -321,6 +365,47 @@ def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, b
         page.reload()
         page.get_by_role("button", name="Go on with tasks 2 and 3").click()
         assert page.locator("#exercise-2-3 textarea").input_value() == source, "the text must survive a reload"
+        assert not visitor.complaints
+
+
+def ticked(page) -> list[str]:
+    """Return the marks in the menu, or on the front page those on lesson 2's rung of the ladder."""
+    where = ".lesson-cards tr:has-text('Token-flat')" if page.locator(".lesson-cards").count() else ".md-nav--primary"
+    return page.locator(f"{where} .kv-tick").all_text_contents()
+
+
+@needs_python
+def test_a_task_that_passes_in_the_page_is_ticked_as_one_of_the_terminal_s(tmp_path, site_http, browser):
+    _, source = reference("l2_token_flat", 2)
+    record = tmp_path / "progress.json"
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        page = visitor.page
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(site_http.url("l2_token_flat/README.md"))
+        box = page.locator("#exercise-2-3")
+        box.get_by_role("button", name="Write tasks 2 and 3 here").click()
+        box.locator("textarea").fill(
+            source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)")
+        )
+        box.get_by_role("button", name="Check").click()
+        box.locator(".kv-live-verdict.bad").wait_for()
+        assert ticked(page) == ["1 task"], "task 2 passes, task 3 does not"
+        box.locator("textarea").fill(source)
+        box.get_by_role("button", name="Check").click()
+        box.locator(".kv-live-verdict.good").wait_for()
+        assert ticked(page) == ["2 tasks"]
+        assert page.locator(".kv-done button").get_attribute("aria-pressed") == "false", "two tasks are no lesson"
+        page.goto(site_http.url())
+        assert ticked(page) == ["2 tasks"]
+        assert page.locator("[data-resume]").inner_text() == "Resume lesson 2"
+        record.write_text(
+            json.dumps({"version": 1, "lessons": {"l2_token_flat": {"tasks_done": [1, 2]}}}), encoding="utf-8"
+        )
+        page.set_input_files("#kv-import", record)
+        page.get_by_text("Imported.").wait_for()
+        assert ticked(page) == ["3 tasks"], "the terminal's 1 and 2 with the page's 2 and 3"
+        page.reload()
+        assert ticked(page) == ["3 tasks"]
         assert not visitor.complaints
 
 
@@ -365,6 +450,24 @@ def test_a_lab_is_played_by_hand_and_sent_as_an_address(page_id, site_http, brow
             page.evaluate(TWO_FRAMES)
             found += page.evaluate(STICKS_OUT) + page.evaluate(RUN_AXE, ALL_RULES)
         assert not found + visitor.complaints, "\n".join(found + visitor.complaints)
+
+
+HEIGHT = """() => document.querySelector(".kv-lab .kv-live-panel").getBoundingClientRect().bottom
+    - document.querySelector(".kv-figure.kv-live").getBoundingClientRect().top"""
+
+
+@needs_python
+@pytest.mark.parametrize("page_id", ["l2_token_flat", *(pytest.param(page, marks=slow) for page in list(PAGES)[1:])])
+def test_a_phone_shows_a_lab_s_picture_and_controls_at_once(page_id, site_http, browser):
+    with visiting(browser, site_http, width=PHONE, reduced_motion="reduce") as visitor:
+        visitor.page.goto(site_http.url(f"{page_id}/README.md"))
+        opened(visitor.page, PAGES[page_id])
+        assert visitor.page.evaluate(HEIGHT) <= 844
+        visitor.page.get_by_text("Settings and more").click()
+        visitor.page.locator(".kv-lab").get_by_label("block size").fill("2")
+        visitor.page.locator(".kv-lab").get_by_label("block size").press("Enter")
+        visitor.page.wait_for_function("() => location.search.includes('size=2')")
+        assert not visitor.complaints
 
 
 @needs_python

@@ -143,7 +143,13 @@ def test_search_finds_a_block_table(way, site, browser):
 
 @pytest.mark.parametrize(
     "words, lesson",
-    [("preemption", "l5_scheduler"), ("chunked prefill", "l5_scheduler"), ("radix", "l8_radix")],
+    [
+        ("preemption", "l5_scheduler"),
+        ("chunked prefill", "l5_scheduler"),
+        ("radix", "l8_radix"),
+        ("top-p", "l4_sampler"),
+        ("top-k", "l4_sampler"),
+    ],
 )
 def test_search_finds_the_lesson_before_reference(words, lesson, site_http, browser):
     with visiting(browser, site_http) as visitor:

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -130,6 +131,7 @@ class Dawdling(list):
         return found
 
 
+@pytest.mark.skipif(sys.platform == "emscripten", reason="a page has no threads; check it in a terminal")
 def test_threads_that_share_and_free_leave_every_count_right():
     allocator = RefCountedAllocator(64, 4)
     common = allocator.alloc_blocks(8)

@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
-from scripts.live.labs.events import NAMES, Event, whole_number
-from scripts.live.labs.lab import Knob, Lab, Preset, is_full
+from scripts.live.labs.events import NAMES, whole_number
+from scripts.live.labs.lab import Knob, Lab, Preset
+from scripts.live.labs.rules import batch_rules
+from scripts.live.labs.scheduled import Scheduled
 from scripts.traces.tape import Tape, listed
 from scripts.traces.timeline import Recorder, show
 
@@ -13,7 +15,7 @@ from mini_engine.errors import UserError
 WORD = 1  # the token that the model says
 
 
-class Batch:
+class Batch(Scheduled):
     """A scheduler that is stepped."""
 
     def __init__(self, tape: Tape, settings: dict[str, Any]) -> None:
@@ -38,21 +40,6 @@ class Batch:
         self.steps = self.computed = 0
         self.jobs: list[dict[str, Any]] = []
         tape.scene |= {"blocks": settings["blocks"], "budget": budget, "jobs": self.jobs}
-
-    def happen(self, event: Event) -> None:
-        if event.kind == "+":
-            self.arrive(event.name, event.text)
-        elif event.kind == "-":
-            self.abort(event.name)
-        elif event.kind == "*":
-            while self.scheduler.requests and not is_full(self.tape):
-                self.step()
-        else:
-            self.step()
-
-    @property
-    def alive(self) -> list[str]:
-        return list(self.scheduler.requests)
 
     def finish(self) -> None:
         """Show which requests join in the next step."""
@@ -86,13 +73,12 @@ class Batch:
             key=lambda job: NAMES.index(job["name"]),
         )
 
-    def abort(self, name: str) -> None:
-        from mini_engine.engine.request import FinishReason
-
-        if request := self.scheduler.requests.get(name):
-            self.scheduler.finish(request, FinishReason.ABORT)
+    def abort(self, name: str) -> bool:
+        was_there = super().abort(name)
+        if was_there:
             self.came = [other for other in self.came if other != name]
             self.gone.append(name)
+        return was_there
 
     def compute(self, chunks) -> list[Any]:
         """The model: one token for each chunk that samples."""
@@ -150,4 +136,6 @@ LAB = Lab(
     ),
     modules=("mini_engine/kv/manager.py", "mini_engine/engine/scheduler.py"),
     world=Batch,
+    lesson="l5_scheduler",
+    rules=batch_rules,
 )  # fmt: skip

@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from scripts import ROOT
 from scripts.live.labs.events import NAMES, Event, joined, parse, whole_number
+from scripts.live.labs.rules import Rules
 from scripts.traces.tape import MOST_FRAMES, Tape
 
+from lessons._course.catalog import read_lesson
 from mini_engine.errors import UserError
 
 SOME_WORDS = ["once", "upon", "a", "time", "there", "was", "a", "small", "pool", "of", "blocks"]
@@ -69,6 +72,7 @@ class Lab:
 
     kind: the view that draws it. prompt: what a request is made of, `words` or `sizes`; `example` is one. verbs: the
     events' kinds that its buttons offer, with their labels. modules: those that a student writes and can run here.
+    lesson: the id of the lesson whose tasks keep the `rules`.
     """
 
     name: str
@@ -81,6 +85,8 @@ class Lab:
     presets: Sequence[Preset]
     modules: Sequence[str]
     world: Callable[[Tape, dict[str, Any]], World]
+    lesson: str
+    rules: Rules
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {knob.name: knob.read(given.get(knob.name, knob.default)) for knob in self.knobs}
@@ -92,7 +98,10 @@ class Lab:
         world = self.world(tape, settings)
         try:
             for event in events:
+                seen = len(tape.frames)
                 world.happen(event)
+                if self.breaks(tape, seen, settings, event.kind):
+                    return tape, list(world.alive)
                 if is_full(tape):
                     tape.frames[-1]["say"] += f" The lab shows {len(tape.frames)} frames and ends here."
                     return tape, list(world.alive)
@@ -103,7 +112,30 @@ class Lab:
             if not tape.frames:
                 raise
             tape.stopped(error)
+            if task := self.task_of(error):
+                tape.frames[-1]["broken"] = {"task": task, "says": "It stopped in your code."}
         return tape, list(world.alive)
+
+    def breaks(self, tape: Tape, seen: int, settings: dict[str, Any], kind: str) -> bool:
+        """End the tape with the first frame from `seen` on that breaks a rule, marked. Return whether one does."""
+        for end in range(seen + 1, len(tape.frames) + 1):
+            if broken := next(self.rules(tape.frames[:end], settings, kind), None):
+                del tape.frames[end:]
+                tape.frames[-1]["broken"] = {"task": broken[0], "says": broken[1]}
+                return True
+        return False
+
+    def task_of(self, error: BaseException) -> int | None:
+        """Return the task in whose function the error was raised, or was called from; None if there is none."""
+        names = {}
+        for task in read_lesson(ROOT / "lessons" / self.lesson / "lesson.toml").tasks:
+            names |= {(target.file.rpartition("/")[2], target.symbol): task.number for target in task.targets}
+        found, at = None, error.__traceback__
+        while at:
+            code = at.tb_frame.f_code
+            found = names.get((code.co_filename.replace("\\", "/").rpartition("/")[2], code.co_qualname), found)
+            at = at.tb_next
+        return found
 
     def scenario(self, seed: int, length: int = 24) -> tuple[dict[str, Any], str]:
         """Return random settings and events; the same for the same seed."""

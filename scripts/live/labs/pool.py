@@ -4,6 +4,7 @@ from typing import Any
 
 from scripts.live.labs.events import Event, words_of
 from scripts.live.labs.lab import Knob, Lab, Preset, percent
+from scripts.live.labs.rules import pool_rules
 from scripts.traces.tape import Tape, listed, plural
 
 from mini_engine.errors import OutOfBlocks, UserError
@@ -128,4 +129,6 @@ LAB = Lab(
     ),
     modules=("mini_engine/kv/allocator.py", "mini_engine/kv/token_flat.py"),
     world=Pool,
+    lesson="l2_token_flat",
+    rules=pool_rules,
 )  # fmt: skip

@@ -4,6 +4,7 @@ from typing import Any
 
 from scripts.live.labs.events import Event, whole_number, words_of
 from scripts.live.labs.lab import Knob, Lab, Preset, percent
+from scripts.live.labs.rules import table_rules
 from scripts.traces.tape import Tape, listed, plural
 
 from mini_engine.errors import OutOfBlocks, UserError
@@ -119,4 +120,6 @@ LAB = Lab(
     ),
     modules=("mini_engine/kv/block_table.py",),
     world=Tables,
+    lesson="l3_block_tensor",
+    rules=table_rules,
 )  # fmt: skip

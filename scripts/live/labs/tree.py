@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from scripts.live.labs.events import Event, words_of
-from scripts.live.labs.lab import Knob, Lab, Preset, is_full, percent
+from scripts.live.labs.events import words_of
+from scripts.live.labs.lab import Knob, Lab, Preset, percent
+from scripts.live.labs.rules import tree_rules
+from scripts.live.labs.scheduled import Scheduled
 from scripts.traces.tape import Tape, listed, plural
 from scripts.traces.tree import Story, watched
 
@@ -55,7 +57,7 @@ class LabStory(Story):
         self.show(f"{name} waits a step: a running request is computing what it needs, and will share it.")
 
 
-class Tree:
+class Tree(Scheduled):
     """A scheduler over a manager that shares prefixes."""
 
     def __init__(self, tape: Tape, settings: dict[str, Any]) -> None:
@@ -72,30 +74,16 @@ class Tree:
         self.tape = tape
         self.story.show(f"An empty tree and a pool of {settings['blocks']} blocks of {settings['size']} tokens.")
 
-    def happen(self, event: Event) -> None:
-        if event.kind == "+":
-            self.arrive(event.name, words_of(event.text))
-        elif event.kind == "-":
-            self.abort(event.name)
-        elif event.kind == "*":
-            while self.scheduler.requests and not is_full(self.tape):
-                self.step()
-        else:
-            self.step()
-
-    @property
-    def alive(self) -> list[str]:
-        return list(self.scheduler.requests)
-
     def finish(self) -> None:
         """Show which requests are in the queue."""
         if waiting := [request.id for request in self.scheduler.waiting]:
             self.story.show(f"{listed(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for the next step.")
 
-    def arrive(self, name: str, words: list[str]) -> None:
+    def arrive(self, name: str, text: str) -> None:
         from mini_engine.engine.request import Request
         from mini_engine.engine.sampling_params import SamplingParams
 
+        words = words_of(text)
         if not 1 <= len(words) <= MOST_WORDS:
             raise UserError(f"{name}'s prompt has {len(words)} words; give 1 to {MOST_WORDS}")
         ids = self.words.encode(words)
@@ -106,12 +94,6 @@ class Tree:
             self.story.show(f"{name} is refused: {error}.")
             return
         self.story.prompts[name] = self.words.decode(ids)
-
-    def abort(self, name: str) -> None:
-        from mini_engine.engine.request import FinishReason
-
-        if request := self.scheduler.requests.get(name):
-            self.scheduler.finish(request, FinishReason.ABORT)
 
     def step(self) -> None:
         from mini_engine.engine.sampled import Sampled
@@ -166,6 +148,9 @@ LAB = Lab(
         Preset("What do small blocks save?",
                f"+A={SYSTEM}What is hot ?;*;+B={SYSTEM}What is cold ?;*", {"size": 1, "blocks": 24}),
     ),
-    modules=("mini_engine/kv/radix.py", "mini_engine/kv/prefix_manager.py", "mini_engine/kv/radix_node.py"),
+    modules=("mini_engine/kv/refcount.py", "mini_engine/kv/radix.py", "mini_engine/kv/prefix_manager.py",
+             "mini_engine/kv/radix_node.py"),
     world=Tree,
+    lesson="l8_radix",
+    rules=tree_rules,
 )  # fmt: skip

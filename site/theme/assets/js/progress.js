@@ -73,7 +73,15 @@
     button.textContent = `Resume lesson ${numberOf(lessonOf(next.href))}`;
   }
 
-  // ---- the course's own record, work/progress.json ----
+  // ---- tasks that pass: in an exercise of the page, or in the course's own record, work/progress.json ----
+
+  // A check of some tasks is not the lesson's whole check, so it never marks the lesson as done. Once passed, always ticked.
+  function addTasks(progress, lesson, tasks) {
+    const all = new Set([...(progress.tasks[lesson] || []), ...(tasks || [])]);
+    if (all.size) progress.tasks[lesson] = [...all].sort((a, b) => a - b);
+  }
+
+  document.addEventListener("kv-passed", ({ detail }) => change((progress) => addTasks(progress, detail.lesson, detail.tasks)));
 
   function take(text) {
     const { lessons } = JSON.parse(text);
@@ -82,7 +90,7 @@
       for (const lesson in lessons) {
         const { passed, first_passed: first, tasks_done: tasks } = lessons[lesson];
         if (passed || first) progress.done[lesson] = passed || first;
-        if ((tasks || []).length) progress.tasks[lesson] = tasks;
+        addTasks(progress, lesson, tasks);
       }
     });
   }

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const BASE = document.currentScript.src.replace(/[^/]*$/, "");
-  const SECONDS = 10; // without a sign of life, once Python is there
+  const SECONDS = 20; // without a sign of life, once Python is there; a busy machine takes as long for 5 of its own
   const KEY = "kv-course:";
 
   class Engine {

@@ -42,6 +42,12 @@
       engine.ask("prepare", {}).catch(() => {}); // while the reader types
     }
 
+    // From a lab: show a task's place in the editor.
+    openAt(number) {
+      if (this.first.isConnected) this.open();
+      this.goTo(this.lineOf(this.about.tasks.find((task) => task.number === number)));
+    }
+
     panel() {
       const button = (words, act, more) => element("button", { type: "button", onclick: act, ...more }, words);
       this.list = element("ol", { class: "kv-live-tasks" });
@@ -130,13 +136,15 @@
       this.done = found.filter((one) => one.result.status === "done").map((one) => one.result.task);
       this.save();
       this.showTasks();
+      document.dispatchEvent(new CustomEvent("kv-passed", { detail: { lesson: this.about.lesson, tasks: this.done } })); // progress.js keeps it
       const isDone = this.done.length === this.about.tasks.length;
       store.set("passed:" + this.about.module, isDone ? this.source : null);
-      if (isDone) return this.green();
+      if (isDone) return this.green(found.flatMap((one) => one.not_checked));
       const before = this.done.length ? [element("p", {}, `Task ${this.done.join(", ")} passes. `)] : [];
       const { headline, where, lines } = last.advice;
       const open = last.result.status === "not_written";
-      this.show(open ? "open" : "bad", headline, ...before, ...this.place(where), element("pre", { tabindex: "0" }, element("code", {}, lines.join("\n"))));
+      this.show(open ? "open" : "bad", headline, ...before, ...this.place(where), element("pre", { tabindex: "0" }, element("code", {}, lines.join("\n"))),
+        ...(open ? [] : this.inLab("Watch it in the lab", { [this.about.module]: this.source })));
     }
 
     // `work/l2/allocator.py:58:  code` as a button that goes there.
@@ -146,12 +154,19 @@
       return [element("p", {}, element("button", { type: "button", onclick: () => this.goTo(Number(found[1])) }, `Line ${found[1]}`), " ", where.slice(found.index + found[0].length).replace(/^:\s*/, ""))];
     }
 
-    green() {
-      const lab = document.querySelector(".kv-lab");
+    // notChecked: the tests that a page cannot run, each with the reason.
+    green(notChecked) {
       const numbers = this.about.tasks.map((task) => task.number);
       const words = `Task ${numbers.join(", ")} ${numbers.length > 1 ? "are" : "is"} done: the lesson's tests pass.`;
-      const runs = lab && lab.lab.about.modules.includes(this.about.module);
-      this.show("good", words, ...(runs ? [element("p", {}, element("button", { type: "button", onclick: () => lab.lab.useOwn() }, "Run the lab on your code"))] : []));
+      const left = [...new Set(notChecked)].map((line) => element("p", {}, `Not checked here: ${line}.`));
+      this.show("good", words, ...left, ...this.inLab("Run the lab on your code"));
+    }
+
+    // A button that runs the page's lab on the reader's code, if the lab uses this module.
+    inLab(words, trial) {
+      const box = document.querySelector(".kv-lab");
+      if (!box || !box.lab.about.modules.includes(this.about.module)) return [];
+      return [element("p", {}, element("button", { type: "button", onclick: () => box.lab.useOwn(trial) }, words))];
     }
 
     show(kind, headline, ...more) {

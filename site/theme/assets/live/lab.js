@@ -13,6 +13,7 @@
       this.events = [];
       this.seed = "";
       this.alive = [];
+      this.trial = {};
       const opened = this.readAddress();
       if (!opened) this.choose(0);
       this.build(opened);
@@ -66,11 +67,15 @@
     }
 
     async open() {
+      this.unfold();
+      await this.run(0);
+    }
+
+    unfold() {
       this.first.remove();
       this.box.append(this.panel());
       this.say.textContent = "Python is loading …";
       this.scenarios.focus();
-      await this.run(0);
     }
 
     panel() {
@@ -84,12 +89,13 @@
       this.prompt.addEventListener("keydown", (event) => event.key === "Enter" && this.arrive());
       this.prompt.addEventListener("keydown", (event) => event.stopPropagation());
       const what = about.prompt === "words" ? "Prompt" : "Prompt tokens, answer tokens";
-      this.acts = element("div", { class: "kv-live-row", role: "group", "aria-label": "What happens next" });
+      this.acts = element("div", { class: "kv-live-row kv-live-acts", role: "group", "aria-label": "What happens next" });
       this.counters = element("dl", { class: "kv-live-counters" });
       this.say = element("p", { class: "kv-live-say", role: "status" });
       this.text = element("input", { type: "text", "aria-label": "Events as text", spellcheck: "false", onchange: () => this.typed() });
       this.own = element("div", { class: "kv-live-row" });
-      const more = element("details", {}, element("summary", {}, "Events as text"), this.text, element("p", {}, "Parted by semicolons: +A=… arrives, -A ends, . is a step, * runs to the end."));
+      this.broken = element("div", { class: "kv-live-verdict bad", role: "status", hidden: true });
+      const text = element("details", {}, element("summary", {}, "Events as text"), this.text, element("p", {}, "Parted by semicolons: +A=… arrives, -A ends, . is a step, * runs to the end."));
       const tools = element("div", { class: "kv-live-row" },
         this.button("Undo", () => this.change(() => this.events.pop())),
         this.button("Start over", () => this.change(() => (this.events = []))),
@@ -97,11 +103,13 @@
         this.button("Copy link", () => this.copy()),
         (this.back = this.button("Recorded story", () => this.restore())),
       );
+      const settings = element("div", { class: "kv-live-row" }, ...this.knobs);
+      const more = element("details", { class: "kv-live-more", open: innerWidth >= 600 }, element("summary", {}, "Settings and more"), settings, tools, text);
       return element("div", { class: "kv-live-panel", role: "group", "aria-label": about.title },
-        element("div", { class: "kv-live-row" }, element("label", { class: "kv-live-scenario" }, element("span", {}, "Scenario"), this.scenarios)),
-        this.counters,
-        element("div", { class: "kv-live-row" }, element("label", { class: "kv-live-prompt" }, element("span", {}, what), this.prompt)),
-        this.acts, element("div", { class: "kv-live-row" }, ...this.knobs), tools, this.own, this.say, more);
+        element("label", { class: "kv-live-scenario" }, element("span", {}, "Scenario"), this.scenarios),
+        this.broken, this.counters,
+        element("label", { class: "kv-live-prompt" }, element("span", {}, what), this.prompt),
+        this.acts, this.own, this.say, more);
     }
 
     knob(knob) {
@@ -167,8 +175,16 @@
 
     get mine() {
       const use = this.own.querySelector("input:checked");
-      if (!use) return {};
-      return Object.fromEntries(this.about.modules.map((module) => [module, store.get("passed:" + module)]).filter(([, source]) => source));
+      return use ? Object.fromEntries(this.ownModules.map((module) => [module, this.sourceOf(module)])) : {};
+    }
+
+    get ownModules() {
+      return this.about.modules.filter((module) => this.sourceOf(module));
+    }
+
+    // What a reader has written: on trial from an exercise that is not right yet, or passed.
+    sourceOf(module) {
+      return this.trial[module] || store.get("passed:" + module);
     }
 
     // Play the scenario again, whole. start: the frame to show; the last one if there is none.
@@ -235,8 +251,19 @@
 
     count() {
       const { trace, index } = this.figure.player;
-      const counters = Object.entries(trace.frames[index].counters || {});
+      const { counters: counted, broken } = trace.frames[index];
+      const counters = Object.entries(counted || {});
       this.counters.replaceChildren(...counters.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
+      this.broken.hidden = !broken;
+      if (broken) this.broken.replaceChildren(element("p", {}, element("strong", {}, broken.says), " ", this.taskLink(broken.task)));
+    }
+
+    // To the task that keeps a rule: its editor in this page, if it has one.
+    taskLink(number) {
+      const box = [...document.querySelectorAll(".kv-exercise")].find(({ exercise }) => exercise.about.tasks.some((task) => task.number === number));
+      const link = element("a", { href: box ? "#" + box.id : "#your-tasks" }, `Task ${number} keeps this rule.`);
+      if (box) link.addEventListener("click", () => box.exercise.openAt(number));
+      return link;
     }
 
     showControls() {
@@ -264,9 +291,9 @@
       if (focused) (again || this.acts.firstElementChild).focus({ preventScroll: true });
     }
 
-    // Offer to run what the reader has written and what has passed.
+    // Offer to run what the reader has written.
     showOwn() {
-      const names = this.about.modules.filter((module) => store.get("passed:" + module)).map((module) => module.split("/").pop());
+      const names = this.ownModules.map((module) => module.split("/").pop());
       const checked = !!this.own.querySelector("input:checked");
       if (!names.length) return this.own.replaceChildren();
       const box = element("input", { type: "checkbox", onchange: () => this.run() });
@@ -274,9 +301,10 @@
       this.own.replaceChildren(element("label", { class: "kv-live-check" }, box, `Run my own ${names.join(" and ")}`));
     }
 
-    // From an exercise: run what has just passed.
-    async useOwn() {
-      if (this.first.isConnected) await this.open();
+    // From an exercise: run what has just passed, or `trial`, sources by module.
+    async useOwn(trial = {}) {
+      this.trial = trial;
+      if (this.first.isConnected) this.unfold();
       this.showOwn();
       const box = this.own.querySelector("input");
       if (box) box.checked = true;

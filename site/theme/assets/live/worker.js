@@ -43,7 +43,7 @@ const started = start().catch((error) => postMessage({ failed: String(error) }))
 onmessage = async ({ data: { id, kind, question } }) => {
   await started;
   try {
-    if (kind !== "lab") await (tools ||= unpackTools());
+    if (kind === "check" || kind === "prepare") await (tools ||= unpackTools());
     postMessage({ id, alive: "start" });
     postMessage({ id, answer: answer("/course", kind, question, (text) => postMessage({ id, alive: text })) });
   } catch (error) {

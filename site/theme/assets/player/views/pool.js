@@ -49,7 +49,7 @@
       pen.rect("cell-" + slot, left, top, cell, 24, (mine ? "cell " : "empty ") + letter);
       if (token) {
         const from = words[token[0]] && words[token[0]][Number(token.slice(1))];
-        pen.text(`kv-${slot}-${token}`, left + cell / 2, top + 16, token, mine ? "label mid strong" : "label mid muted faded", { from });
+        pen.text(`kv-${slot}-${token}`, left + cell / 2, top + 16, mine && token.length > 2 ? token.slice(1) : token, mine ? "label mid strong" : "label mid muted faded", { from });
       }
       pen.text("slot-" + slot, left + cell / 2, y + 64, slot, "small mid muted num");
       if (frame.read.includes(slot)) pen.rect("read-" + slot, left + 2, top + 20, cell - 4, 3, "solid " + letter);

@@ -80,12 +80,13 @@
     pen.text("sum", x, y + 110, `largest ${walk.best.toFixed(2)} · sum ${walk.sum.toFixed(2)}`, "strong num");
   }
 
-  window.KvPlayer.views.tables = function (pen, frame, scene) {
+  window.KvPlayer.views.tables = function (pen, frame, scene, frames) {
     const side = pen.width >= 560;
     const y = memory(pen, frame, scene) + 10;
     tables(pen, frame, y, pen.width);
     const [x, top] = side ? [300, y] : [0, y + 104];
     if (frame.walk) softmax(pen, frame.walk, frame.slots, x, top, pen.width - x);
-    pen.height = Math.max(top + 118, y + 22 + 36 * frame.tables.length);
+    const room = frames.some((one) => one.walk) ? top + 118 : 0;
+    pen.height = Math.max(room, y + 22 + 36 * frame.tables.length);
   };
 })();
