@@ -30,7 +30,7 @@ constexpr int PARTS = TILE / LANES;               // vectors in a line
 constexpr int TILES = LANES == 16 ? 2 : 1;        // tiles summed at once; limited by the number of registers
 constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 5 : 3;  // rows that share each load of a weight
 constexpr int MANY_ROWS = 8 * ROWS;               // per thread; from here on threads divide the rows, not the weights
-constexpr int64_t BLOCK_BYTES = 256 << 10;        // of many rows, which stay in a second-level cache meanwhile
+constexpr int64_t BLOCK_BYTES = 256 << 10;        // of rows: a part of a second-level cache
 
 template <typename T>
 constexpr int PER_WORD = 4 / sizeof(T);
@@ -121,58 +121,54 @@ struct Rows {  // activations: `count` rows of `width`, `stride` apart
 struct Range {
     int64_t begin, end;
     int64_t size() const { return end - begin; }
+    Range part(int64_t i, int64_t of) const { return {begin + size() * i / of, begin + size() * (i + 1) / of}; }
 };
-static Range own_part(int64_t count) {  // the calling thread's
-    return {count * thread_number() / team_size(), count * (thread_number() + 1) / team_size()};
+
+template <typename T>
+static int64_t groups_of(Rows<T> x) {
+    return (x.count + ROWS - 1) / ROWS;
 }
 
-// How the calling thread walks over rows and pairs of tiles: block after block of rows, in each block all its pairs, for
-// each pair group after group of up to ROWS rows.
-struct Walk {
-    Range rows, pairs;
-    int64_t groups, blocks;
-
-    Walk(int64_t count, int64_t num_pairs, int64_t row_bytes) {
-        const bool many = count >= MANY_ROWS * team_size();
-        rows = many ? own_part(count) : Range{0, count}, pairs = many ? Range{0, num_pairs} : own_part(num_pairs);
-        groups = (rows.size() + ROWS - 1) / ROWS;
-        blocks = many ? (rows.size() * row_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES : 1;
+// For some groups of up to ROWS rows and each of some pairs of tiles, call write(first row, rows, tile pair, sums
+// [rows][2 * TILE]), which fills `width` columns of `to`. While one pair is used by all groups the next is prefetched, a
+// part of it by each group, and so are the lines that the group's results go to: memory is never idle.
+// again: after the last pair comes the first, for other rows.
+template <typename T, typename F, typename G>
+static void each_group(Rows<const T> x, Range groups, Range pairs, bool again, const F& tiles_of, Rows<T> to,
+                       int64_t width, const G& write) {
+    const int64_t bytes = 4 * TILE * words<T>(x.width);
+    for (int64_t pair = pairs.begin; pair < pairs.end; pair++) {
+        const int32_t *tiles[2], *next[2];
+        tiles_of(pair, tiles);
+        tiles_of(pair + 1 < pairs.end ? pair + 1 : again ? pairs.begin : pair, next);
+        for (int64_t group = groups.begin; group < groups.end; group++) {
+            const Range r = Range{0, x.count}.part(group, groups_of(x));
+            for (int64_t row = r.begin; row < r.end; row++) prefetch_to_write(to.at(row) + pair * width);
+            alignas(64) float sums[ROWS * 2 * TILE];
+            const int64_t part = bytes * (group - groups.begin) / groups.size();
+            const int64_t step = (64 + groups.size() - 1) / groups.size();
+            for (int t = 0; t < 2; t += TILES) {
+                const Ahead ahead{{(const char*)next[t] + part, (const char*)next[t + TILES - 1] + part}, step};
+                dot_rows<ROWS>(int(r.size()), x.at(r.begin), x.stride, int(x.width), tiles + t, ahead, sums + t * TILE);
+            }
+            write(r.begin, int(r.size()), pair, sums);
+        }
     }
-    Range groups_of(int64_t block) const { return {groups * block / blocks, groups * (block + 1) / blocks}; }
-    Range rows_of(int64_t group) const {
-        return {rows.begin + rows.size() * group / groups, rows.begin + rows.size() * (group + 1) / groups};
-    }
-};
+}
 
-// For each pair of tiles, call write(first row, rows, tile pair, sums [rows][2 * TILE]), which fills `width` columns.
-// Called by all threads of a team. Few rows: each thread owns some pairs for all rows, so one thread reads each weight.
-// Many rows: each thread owns some rows for all pairs. There is no barrier at the end. While one pair is used the next
-// is prefetched, a part of it by each group of rows, and so are the lines that the group's results go to: memory is
-// never idle.
+// `each_group` for all rows and pairs, called by all threads of a team. Few rows: each thread owns some pairs, so one
+// thread reads each weight. Many rows: a thread takes block after block of rows, which stays in its second-level cache
+// while all weights pass by. There is no barrier at the end.
 template <typename T, typename F, typename G>
 static void each_pair(Rows<const T> x, int64_t count, const F& tiles_of, Rows<T> to, int64_t width, const G& write) {
-    const Walk walk(x.count, count, x.width * sizeof(T));
-    const int64_t bytes = 4 * TILE * words<T>(x.width);
-    for (int64_t block = 0; block < walk.blocks; block++)
-        for (int64_t pair = walk.pairs.begin; pair < walk.pairs.end; pair++) {
-            const int32_t *tiles[2], *next[2];
-            tiles_of(pair, tiles);
-            tiles_of(pair + 1 < walk.pairs.end ? pair + 1 : block + 1 < walk.blocks ? walk.pairs.begin : pair, next);
-            const Range groups = walk.groups_of(block);
-            for (int64_t group = groups.begin; group < groups.end; group++) {
-                const Range r = walk.rows_of(group);
-                for (int64_t row = r.begin; row < r.end; row++) prefetch_to_write(to.at(row) + pair * width);
-                const int64_t part = bytes * (group - groups.begin) / groups.size();
-                const int64_t step = (64 + groups.size() - 1) / groups.size();
-                alignas(64) float sums[ROWS * 2 * TILE];
-                for (int t = 0; t < 2; t += TILES) {
-                    const Ahead ahead{{(const char*)next[t] + part, (const char*)next[t + TILES - 1] + part}, step};
-                    dot_rows<ROWS>(int(r.size()), x.at(r.begin), x.stride, int(x.width), tiles + t, ahead,
-                                   sums + t * TILE);
-                }
-                write(r.begin, int(r.size()), pair, sums);
-            }
-        }
+    const Range groups{0, groups_of(x)}, pairs{0, count};
+    if (x.count < MANY_ROWS * team_size())
+        return each_group(x, groups, pairs.part(thread_number(), team_size()), false, tiles_of, to, width, write);
+    const int64_t each = (x.count * x.width * int64_t(sizeof(T)) / team_size() + BLOCK_BYTES - 1) / BLOCK_BYTES;
+    const int64_t blocks = std::min(each * team_size(), groups.size());
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t block = 0; block < blocks; block++)
+        each_group(x, groups.part(block, blocks), pairs, true, tiles_of, to, width, write);
 }
 
 struct Matrix {  // a packed [outputs, inputs], and its bias or nullptr
