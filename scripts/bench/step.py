@@ -174,7 +174,7 @@ def variants(model_dir: Path, dtype) -> tuple[dict[str, Any], list[str]]:
 
 def run(args) -> Report:
     """Measure every batch size, plain and fast, in interleaved rounds; or a prefill step."""
-    from scripts.bench import prefill
+    from scripts.bench import prefill_parts
     from scripts.bench.peers import weight_bytes
 
     import torch
@@ -182,7 +182,7 @@ def run(args) -> Report:
     from mini_engine.config import DTYPES
 
     if args.prefill:
-        return prefill.run(args)
+        return prefill_parts.run(args)
     dtype, directory = DTYPES[args.dtype], checkpoint_of(args)
     num_bytes = weight_bytes(directory, dtype.itemsize)
     models, notes = variants(directory, dtype)

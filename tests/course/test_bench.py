@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from scripts import make_random_qwen3
-from scripts.bench import command, ladder, peer_protocol, peer_worker, peers, plot, rungs, step
+from scripts.bench import command, ladder, peer_protocol, peer_worker, peers, plot, prefill_parts, rungs, step
 from scripts.bench.common import Report, Timing
 from scripts.pages import ladder as ladder_page
 
@@ -159,6 +159,8 @@ def test_a_quick_ladder_runs_and_writes(tmp_path, capsys):
         (["peers", "--peers", "oars"], "'oars' is not one of ours"),
         (["peers", "--shape", "9B"], "--shape 9B: choose one of 0.6B"),
         (["step", "--batches", "0"], "not a list of positive whole numbers"),
+        (["step", "--prefill", "8"], "not a number of prompts and their length"),
+        (["step", "--prefill", "0x5"], "not a number of prompts and their length"),
         (["stairs"], "there is no suite 'stairs'"),
     ],
 )
@@ -349,6 +351,17 @@ def test_a_step_reads_each_weight_once_and_an_embedding_not_at_all(tmp_path, tie
 
 
 # ---------------------------------------------------------------- a step's parts
+
+
+def test_a_prefill_steps_parts_and_rests_make_up_the_step():
+    parts = {"matrices": 6.0, "attention": 2.0, "waiting": 0.5}
+    rounds = [prefill_parts.Round(parts, model=9.0, step=10.0, onednn=5.0)] * 3
+    rows = {row["part"]: row for row in prefill_parts.rows_of(rounds)}
+    assert sum(row["% of step"] for part, row in rows.items() if part != "whole step") == pytest.approx(100)
+    assert rows["head and Python"]["ms"] == pytest.approx(500) and rows["matrices"]["× oneDNN"] == pytest.approx(1.2)
+    assert "1.200 times oneDNN's" in prefill_parts.verdict(rounds) and "33.3 % of the model's" in prefill_parts.verdict(
+        rounds
+    )
 
 
 def test_a_steps_parts_make_up_the_step():

@@ -1,5 +1,6 @@
 """Lesson 9. A fast model is the same model: equal tokens in every store, independent rows, rejected input."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -178,6 +179,31 @@ def test_a_row_has_the_same_bits_in_every_batch(family, dtype):
             if at <= len(tokens):
                 assert torch.equal(row, want[i][at]), f"prompt {i}, new token {at}: other bits than alone"
             request.output_ids.append(tokens[at] if at < len(tokens) else 0)
+
+
+@needs_compiler
+def test_a_timed_step_gives_the_same_logits_and_its_parts_take_no_longer_than_it_does():
+    model = fast_model()
+    prompt = some_ids(200, model.config.vocab_size)
+    want = alone(model, prompt, [])
+    threads = torch.get_num_threads()
+    with model.model.timed() as seconds:
+        begun = time.perf_counter()
+        got = alone(model, prompt, [])
+        taken = time.perf_counter() - begun
+        noted = seconds.clone()
+        torch.set_num_threads(threads + 1)
+        try:
+            with pytest.raises(ValueError):
+                alone(model, prompt, [])
+        finally:
+            torch.set_num_threads(threads)
+    alone(model, prompt, [])
+    assert torch.equal(got, want)
+    assert noted.shape == (threads, len(native.PARTS))
+    assert (noted[:, [native.PARTS.index(part) for part in ("matrices", "heads", "attention")]] > 0).all()
+    assert (noted >= 0).all() and noted.sum(1).max() <= taken, "a thread cannot work longer than the step takes"
+    assert torch.equal(seconds, noted), "after the `with` block nothing is timed any more"
 
 
 @needs_compiler

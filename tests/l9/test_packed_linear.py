@@ -77,6 +77,17 @@ def test_a_row_gives_the_same_bits_in_every_batch(inputs, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, inputs", [(700, 1024), (300, 5001), (100, 40_000)])  # many blocks; as many as groups
+def test_blocks_of_rows_leave_none_out_and_change_no_bit(rows, inputs, dtype):
+    _, _, layer = make(40, inputs, dtype)
+    x = torch.randn(rows, inputs).to(dtype)
+    got = layer(x)
+    few = torch.cat([layer(part) for part in x.split(30)])
+    wrong = (got != few).any(1).nonzero().flatten().tolist()
+    assert not wrong, f"rows {wrong[:10]} of {rows} differ from the same rows in a small batch"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [5, 96, 1024, 2048, 3072])
 def test_rows_of_activations_begin_an_odd_number_of_cache_lines_apart(width, dtype):
     rows = apart(torch.zeros(3, 1, dtype=dtype), width)

@@ -1,4 +1,4 @@
-"""Course machinery. Suite `step --prefill`: where a prefill step's time goes, beside oneDNN's time for its matrices.
+"""Course machinery. For `step --prefill`: where a prefill step's time goes, beside oneDNN's time for its matrices.
 
 Lesson 9's C++ times its parts itself, per thread; between two of them a thread waits for the others. The rest of the
 model is the vocabulary head, the last norm and Python; the rest of the step is the scheduler, the plan and the sampler.
