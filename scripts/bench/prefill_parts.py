@@ -115,7 +115,7 @@ def onednn_matrices(model, rows: int) -> Callable[[], None]:
     return run
 
 
-def run(args) -> Report:
+def measure(args) -> Report:
     """Measure the step in rounds, and report each part's median."""
     from mini_engine.config import DTYPES
     from mini_engine.cpu import speed_up

@@ -182,7 +182,7 @@ def run(args) -> Report:
     from mini_engine.config import DTYPES
 
     if args.prefill:
-        return prefill_parts.run(args)
+        return prefill_parts.measure(args)
     dtype, directory = DTYPES[args.dtype], checkpoint_of(args)
     num_bytes = weight_bytes(directory, dtype.itemsize)
     models, notes = variants(directory, dtype)
