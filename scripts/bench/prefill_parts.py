@@ -131,27 +131,26 @@ def measure(args) -> Report:
 
 
 def rows_of(rounds: list[Round]) -> list[dict[str, Any]]:
-    """Return a row for each part and one for the whole step; what no part explains is told as two rests."""
-    seconds = {part: [one.parts[part] for one in rounds] for part in rounds[0].parts}
-    seconds["head and Python"] = [max(0.0, one.model - sum(one.parts.values())) for one in rounds]
-    seconds["rest of the engine"] = [max(0.0, one.step - one.model) for one in rounds]
-    seconds["whole step"] = [one.step for one in rounds]
-    limits = {MATRICES: Timing([one.onednn for one in rounds]).median}
-    whole = Timing(seconds["whole step"]).median
-    rows = []
-    for part, taken in seconds.items():
-        timing, limit = Timing(taken), limits.get(part)
-        rows.append(
-            {
-                "part": part,
-                "ms": timing.median * 1e3,
-                "± %": timing.spread * 100,
-                "% of step": 100 * timing.median / whole,
-                "oneDNN, ms": limit * 1e3 if limit else None,
-                "× oneDNN": timing.median / limit if limit else None,
-            }
-        )
-    return rows
+    """Return a row for each part and one for the whole step. The rests are the medians' differences, at least 0."""
+    timings = {part: Timing([one.parts[part] for one in rounds]) for part in rounds[0].parts}
+    model, step = (Timing([getattr(one, what) for one in rounds]) for what in ("model", "step"))
+    onednn = Timing([one.onednn for one in rounds]).median
+    parts = {part: (timing.median, timing.spread) for part, timing in timings.items()}
+    in_parts = Timing([sum(one.parts.values()) for one in rounds]).median
+    parts["head and Python"] = (max(0.0, model.median - in_parts), model.spread)
+    parts["rest of the engine"] = (max(0.0, step.median - model.median), step.spread)
+    parts["whole step"] = (step.median, step.spread)
+    return [
+        {
+            "part": part,
+            "ms": seconds * 1e3,
+            "± %": spread * 100,
+            "% of step": 100 * seconds / step.median,
+            "oneDNN, ms": onednn * 1e3 if part == MATRICES else None,
+            "× oneDNN": seconds / onednn if part == MATRICES else None,
+        }
+        for part, (seconds, spread) in parts.items()
+    ]
 
 
 def verdict(rounds: list[Round]) -> str:
