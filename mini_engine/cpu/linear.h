@@ -30,7 +30,7 @@ constexpr int PARTS = TILE / LANES;               // vectors in a line
 constexpr int TILES = LANES == 16 ? 2 : 1;        // tiles summed at once; limited by the number of registers
 constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 5 : 3;  // rows that share each load of a weight
 constexpr int MANY_ROWS = 8 * ROWS;               // per thread; from here on threads divide the rows, not the weights
-constexpr int64_t X
+constexpr int64_t BLOCK_BYTES = 128 << 10;        // of rows: a small part of a second-level cache
 
 template <typename T>
 constexpr int PER_WORD = 4 / sizeof(T);
