@@ -5,7 +5,7 @@ packs the weights. Norm and RoPE treat the heads of q and k as one tensor. A lon
 piece by piece, so that each finds in the cache what the previous one wrote.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,6 @@ from mini_engine.attention.folded import multiplies_bfloat16
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
 from mini_engine.model.rope import apply_rope
 
-FEWEST_ROWS = 4  # with fewer, oneDNN is slower, and a single row has other bits than the same row in a batch
 PIECE = 256  # rows; results for more do not fit in the cache, and each is written to memory that is mapped for it alone
 
 
@@ -33,8 +32,7 @@ class TorchLinear(nn.Module):
         """x `[T, in_features]` -> `[T, out_features]`."""
         if not self.weight.is_mkldnn:
             return F.linear(x, self.weight, self.bias)
-        filled = F.pad(x, (0, 0, 0, max(0, FEWEST_ROWS - len(x))))
-        return torch.ops.mkldnn._linear_pointwise(filled, self.weight, self.bias, "none", [], "")[: len(x)]
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
 def join(*linears: nn.Linear) -> TorchLinear:
@@ -67,20 +65,18 @@ class TorchDecoderLayer(nn.Module):
         self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None
     ) -> Tensor:
         """Write K and V of every row of x `[T, hidden_size]`; return the given `rows` of the result, or all."""
-        heads, kv_heads = self.heads
-        qkv = torch.cat([self.project(*piece) for piece in in_pieces(x, cos, sin)])
-        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        qkv = in_pieces(self.project, x, cos, sin)
+        q, k, v = qkv.split((*self.heads, self.heads[1]), dim=1)
         kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
         attended = kv.attend(self.layer_idx, q, meta).flatten(1)
         if rows is not None:
             x, attended = x[rows], attended[rows]
-        return torch.cat([self.finish(*piece) for piece in in_pieces(x, attended)])
+        return in_pieces(self.finish, x, attended)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return q, k and v of these rows side by side, `[T, H_q + 2 * H_kv, D]`: q and k normed and rotated."""
-        qkv = self.qkv(F.rms_norm(x, x.shape[1:], self.input_norm, self.eps)).unflatten(
-            1, (sum(self.heads) + self.heads[1], -1)
-        )
+        qkv = self.qkv(F.rms_norm(x, x.shape[1:], self.input_norm, self.eps))
+        qkv = qkv.unflatten(1, (-1, self.head_norm.shape[1]))
         qk = qkv[:, : sum(self.heads)]
         qk.copy_(apply_rope(F.rms_norm(qk, qk.shape[2:], eps=self.eps) * self.head_norm, cos, sin))
         return qkv
@@ -92,9 +88,11 @@ class TorchDecoderLayer(nn.Module):
         return x + self.down(F.silu(gate) * up)
 
 
-def in_pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same rows of every tensor, at most PIECE at a time."""
-    return zip(*(tensor.split(PIECE) for tensor in tensors), strict=True)
+def in_pieces(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return `run(*tensors)`, computed for at most PIECE rows of every tensor at a time."""
+    if len(tensors[0]) <= PIECE:
+        return run(*tensors)
+    return torch.cat([run(*piece) for piece in zip(*(x.split(PIECE) for x in tensors), strict=True)])
 
 
 class TorchModel(nn.Module):
@@ -111,6 +109,7 @@ class TorchModel(nn.Module):
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Run embedded tokens x `[T, hidden_size]` through the layers; return the given `rows`, or all."""
         cos, sin = self.rope(meta.positions, x.dtype)
-        for layer in self.layers[:-1]:
+        *layers, last = self.layers
+        for layer in layers:
             x = layer(x, cos, sin, kv, meta)
-        return self.layers[-1](x, cos, sin, kv, meta, rows)
+        return last(x, cos, sin, kv, meta, rows)
