@@ -1,9 +1,10 @@
 """Lesson 3. The fastest paged attention that torch alone can do: no compiler, any device.
 
-Four things set it apart from the reference. Sequences are copied block by block into the same buffer, so the copy is
+Five things set it apart from the reference. Sequences are copied block by block into the same buffer, so the copy is
 still in the processor's cache when attention reads it. Decodes of similar length are attended to together, as many as
 that cache can hold. The query heads of a group are folded into the query length, so that their keys and values are read
-once for all of them. And a whole prompt needs no mask.
+once for all of them. A whole prompt needs no mask. And in bfloat16 a long prompt takes two large matrix products for
+every 128 of its tokens: SDPA's own products are small, and slow on most processors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,8 @@ from mini_engine.attention.dense import causal_attention
 
 COPY_BYTES = 2**22  # K and V of sequences attended to together; a longer one goes alone
 UNLIKE = 64  # keys; sequences that differ by more are not padded to one length to save a call
+FEWEST_QUERIES = 33  # with fewer, SDPA is faster than matrix products
+TOGETHER = 128  # queries whose scores are computed together: few enough for the cache, enough for a matrix product
 
 
 class Span(NamedTuple):
@@ -52,10 +55,9 @@ class FoldedAttention:
             if span.q_len == 1:
                 decodes.append(span)
             elif span.q_len > 1:
-                attend = attend_prompt if span.q_len == span.kv_len else causal_attention
                 k, v = gather([span])
                 rows = slice(span.begin, span.begin + span.q_len)
-                out[rows] = attend(q[rows], k[0], v[0], scale)
+                out[rows] = attend_chunk(q[rows], k[0], v[0], scale)
         for group in of_similar_length(decodes, COPY_BYTES // (2 * k_cache[0, 0].nbytes)):
             rows = as_index([span.begin for span in group])
             out[rows] = attend_decodes(q[rows], *gather(group), [span.kv_len for span in group], scale)
@@ -66,6 +68,34 @@ def read_spans(cu_seqlens_q: Tensor, seq_lens_kv: Tensor) -> list[Span]:
     """Every sequence's rows and number of keys, in order; those without a query included."""
     bounds, kv_lens = pairwise(cu_seqlens_q.tolist()), seq_lens_kv.tolist()
     return [Span(s, begin, end - begin, kv_lens[s]) for s, (begin, end) in enumerate(bounds)]
+
+
+def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Causal attention of a sequence's last q_len tokens, in the way that is fastest for them."""
+    if len(q) >= FEWEST_QUERIES and q.device.type == "cpu" and q.dtype == torch.bfloat16 and multiplies_bfloat16():
+        return attend_by_products(q, k, v, scale)
+    return attend_prompt(q, k, v, scale) if len(q) == len(k) else causal_attention(q, k, v, scale)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether torch has oneDNN (on macOS it is built without) and oneDNN multiplies bfloat16 on this processor."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def attend_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Attend with two matrix products for TOGETHER queries at a time, over the keys that the last of them sees.
+
+    Scores are rounded to q's dtype before the softmax, as in Hugging Face's eager attention.
+    """
+    heads, seen = k.shape[1], len(k) - len(q)
+    keys, values, out = k.permute(1, 2, 0), v.transpose(0, 1), []  # [H_kv, D, kv_len], [H_kv, kv_len, D]
+    for queries in q.unflatten(1, (heads, -1)).permute(1, 2, 0, 3).split(TOGETHER, dim=2):  # [H_kv, group, n, D]
+        group, n = queries.shape[1:3]
+        seen += n
+        future = q.new_full((n, seen), -torch.inf).triu(seen - n + 1).repeat(group, 1)  # added; 0 if visible
+        scores = torch.baddbmm(future, queries.flatten(1, 2), keys[:, :, :seen], alpha=scale)
+        out.append(torch.bmm(scores.softmax(dim=-1), values[:, :seen]).view_as(queries))
+    return torch.cat(out, dim=2).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def attend_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

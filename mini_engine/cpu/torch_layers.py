@@ -1,20 +1,22 @@
 """Lesson 9. Fast layers without a compiler, from what torch alone offers.
 
 q, k and v are one matrix, gate and up another, so a layer makes four matrix calls instead of seven. In bfloat16 oneDNN
-packs the weights. Norm and RoPE treat the heads of q and k as one tensor.
+packs the weights. Norm and RoPE treat the heads of q and k as one tensor. A long prompt takes the small operations
+piece by piece, so that each finds in the cache what the previous one wrote.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mini_engine.attention.folded import multiplies_bfloat16
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
 from mini_engine.model.rope import apply_rope
 
-FEWEST_ROWS = 4  # with fewer, oneDNN is slower, and a single row has other bits than the same row in a batch
+PIECE = 256  # rows; results for more do not fit in the cache, and each is written to memory that is mapped for it alone
 
 
 class TorchLinear(nn.Module):
@@ -22,8 +24,7 @@ class TorchLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        has_onednn = torch.backends.mkldnn.is_available()  # torch for macOS is built without it
-        pack = has_onednn and weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        pack = weight.dtype == torch.bfloat16 and multiplies_bfloat16()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if pack else weight
         self.bias = bias
 
@@ -31,8 +32,7 @@ class TorchLinear(nn.Module):
         """x `[T, in_features]` -> `[T, out_features]`."""
         if not self.weight.is_mkldnn:
             return F.linear(x, self.weight, self.bias)
-        filled = F.pad(x, (0, 0, 0, max(0, FEWEST_ROWS - len(x))))
-        return torch.ops.mkldnn._linear_pointwise(filled, self.weight, self.bias, "none", [], "")[: len(x)]
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
 def join(*linears: nn.Linear) -> TorchLinear:
@@ -61,16 +61,38 @@ class TorchDecoderLayer(nn.Module):
         self.head_norm = torch.cat([w.expand(n, -1) for w, n in zip(norms, heads, strict=True)])  # [H_q + H_kv, D]
         self.input_norm, self.post_norm = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
-        heads, kv_heads = self.heads
-        normed = F.rms_norm(x, x.shape[1:], self.input_norm, self.eps)
-        qkv = self.qkv(normed).view(len(x), heads + 2 * kv_heads, -1)
-        qk = qkv[:, : heads + kv_heads]
-        qk = apply_rope(F.rms_norm(qk, qk.shape[2:], eps=self.eps) * self.head_norm, cos, sin)
-        kv.set_kv(self.layer_idx, meta.slot_mapping, qk[:, heads:], qkv[:, heads + kv_heads :])
-        x = x + self.o(kv.attend(self.layer_idx, qk[:, :heads], meta).reshape(len(x), -1))
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None
+    ) -> Tensor:
+        """Write K and V of every row of x `[T, hidden_size]`; return the given `rows` of the result, or all."""
+        qkv = in_pieces(self.project, x, cos, sin)
+        q, k, v = qkv.split((*self.heads, self.heads[1]), dim=1)
+        kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
+        attended = kv.attend(self.layer_idx, q, meta).flatten(1)
+        if rows is not None:
+            x, attended = x[rows], attended[rows]
+        return in_pieces(self.finish, x, attended)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return q, k and v of these rows side by side, `[T, H_q + 2 * H_kv, D]`: q and k normed and rotated."""
+        qkv = self.qkv(F.rms_norm(x, x.shape[1:], self.input_norm, self.eps))
+        qkv = qkv.unflatten(1, (-1, self.head_norm.shape[1]))
+        qk = qkv[:, : sum(self.heads)]
+        qk.copy_(apply_rope(F.rms_norm(qk, qk.shape[2:], eps=self.eps) * self.head_norm, cos, sin))
+        return qkv
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add to these rows the outputs of attention and of the feed-forward block."""
+        x = x + self.o(attended)
         gate, up = self.gate_up(F.rms_norm(x, x.shape[1:], self.post_norm, self.eps)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
+
+
+def in_pieces(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return `run(*tensors)`, computed for at most PIECE rows of every tensor at a time."""
+    if len(tensors[0]) <= PIECE:
+        return run(*tensors)
+    return torch.cat([run(*piece) for piece in zip(*(x.split(PIECE) for x in tensors), strict=True)])
 
 
 class TorchModel(nn.Module):
@@ -87,6 +109,7 @@ class TorchModel(nn.Module):
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Run embedded tokens x `[T, hidden_size]` through the layers; return the given `rows`, or all."""
         cos, sin = self.rope(meta.positions, x.dtype)
-        for layer in self.layers:
+        *layers, last = self.layers
+        for layer in layers:
             x = layer(x, cos, sin, kv, meta)
-        return x if rows is None else x[rows]
+        return last(x, cos, sin, kv, meta, rows)
