@@ -16,6 +16,7 @@ from mini_engine.attention.folded import multiplies_bfloat16
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
 from mini_engine.model.rope import apply_rope
 
+FEWEST_ROWS = 4  # with fewer, oneDNN is slower, and a single row has other bits than the same row in a batch
 PIECE = 256  # rows; results for more do not fit in the cache, and each is written to memory that is mapped for it alone
 
 
@@ -32,7 +33,8 @@ class TorchLinear(nn.Module):
         """x `[T, in_features]` -> `[T, out_features]`."""
         if not self.weight.is_mkldnn:
             return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        filled = F.pad(x, (0, 0, 0, max(0, FEWEST_ROWS - len(x))))
+        return torch.ops.mkldnn._linear_pointwise(filled, self.weight, self.bias, "none", [], "")[: len(x)]
 
 
 def join(*linears: nn.Linear) -> TorchLinear:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.cpu import native, speed_up
+from mini_engine.cpu import native, speed_up, torch_layers
 from mini_engine.cpu.packed_step import starts_of
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
@@ -105,6 +105,14 @@ def test_tokens_equal_hugging_face_in_batches_and_chunks(family, kernel, backend
         assert request.error is None
         want = hf_greedy(hf, request.prompt_ids, NEW)
         assert request.output_ids == want, f"prompt of {len(request.prompt_ids)} tokens: other tokens than alone"
+
+
+@pytest.mark.parametrize("length", [10, 11, 23])
+def test_pieces_of_a_long_prompt_change_no_token(monkeypatch, length):
+    monkeypatch.setattr(torch_layers, "PIECE", 5)
+    model, hf = fast_model(FAMILY, "torch"), both(FAMILY)[1]
+    prompt = some_ids(length, hf.config.vocab_size, seed=length)
+    assert generate(model, NoCache(), Recompute(), prompt, NEW) == hf_greedy(hf, prompt, NEW)
 
 
 @backends
