@@ -38,10 +38,10 @@ PLAIN: tuple[Part, ...] = (
 )
 JOINED: tuple[Part, ...] = (
     ("norm", "b", ("rms_norm",)),
-    ("q, k, v", "a", ("linear",)),
+    ("q, k, v", "a", ("linear", "unflatten")),
     ("norm of q, k", "b", ("rms_norm", "mul")),
-    ("RoPE of q, k", "c", ROPE),
-    ("write K and V", "d", STORE),
+    ("RoPE of q, k", "c", (*ROPE, "copy_")),
+    ("write K and V", "d", ("split_with_sizes", *STORE)),
     ("attention", "e", ("attention",)),
     ("o", "a", ("linear",)),
     ("add", "f", ("add",)),

@@ -137,6 +137,10 @@ def reading(story: Story) -> None:
         ),
         marked=sorted(second),
     )
+    seeking(story)
+
+
+def seeking(story: Story) -> None:
     output, entry = SOUGHT
     at = story.memory.reshape(-1).tolist().index(1 + output * INPUTS + entry) * ITEM_BYTES
     before = (output * INPUTS + entry) * ITEM_BYTES

@@ -48,7 +48,7 @@ class Gate(threading.Condition):
             if not super().wait_for(lambda: self.parked and not self.turns, PATIENCE):
                 raise TimeoutError(f"the engine's thread has not finished its round after {PATIENCE:g} s")
 
-    def open(self) -> None:
+    def let_all_through(self) -> None:
         """Let the engine's thread run as it likes, so that it can end."""
         with self:
             self.turns = math.inf
@@ -143,7 +143,7 @@ class Stage:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        self.gate.open()
+        self.gate.let_all_through()
         for task in self.tasks.values():
             task.cancel()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
