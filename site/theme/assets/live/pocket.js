@@ -123,6 +123,7 @@
       this.texts.push(text);
       for (let start = 0, more = true; more; start = text.fed++) {
         const slots = await this.slots();
+        if (!text.began) this.say.textContent = "Computing …";
         text.began ||= performance.now();
         const next = await this.runner.ask("step", { tokens: text.ids.slice(start), start, slots });
         text.ids.push(next);
