@@ -1,10 +1,12 @@
 """Course machinery. A Markdown extension for the website: a drawing becomes part of its page instead of an image.
 
 In the page it has the page's fonts, follows the palette button, and its links can be followed. Only hand-made drawings
-are inlined: those whose text is text. A chart's text consists of shapes; a player takes the place of its picture.
+are inlined: those whose text is text. A chart's text consists of shapes; a player takes the place of its picture. Both
+stay images and say how large they are, so that the text below them does not move when they arrive.
 """
 
 import re
+from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from scripts import ROOT
@@ -18,6 +20,8 @@ BEFORE_LINKS = 2.5  # mkdocs would rewrite the image's address (0)
 DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{(.*?\})\s*\}", re.DOTALL)
 RULE = re.compile(r"([^{}]+)(\{[^}]*\})")
 IDS = re.compile(r'\bid="([^"]+)"')
+VIEW_BOX = re.compile(r'<svg[^>]*\bviewBox="\S+ \S+ (\S+) (\S+)"')
+IN_POINTS = re.compile(r'<svg[^>]* width="[\d.]+pt"')  # matplotlib's charts
 
 
 def scoped(css: str, scope: str) -> str:
@@ -66,6 +70,19 @@ class Drawings(Treeprocessor):
                 paragraph.tag = "div"
                 paragraph.set("class", "drawing-room")
                 paragraph.text = self.md.htmlStash.store(in_page(svg, path.stem, words))
+        for image in root.iter("img"):
+            say_size(image, folder / image.get("src", ""))
+
+
+def say_size(image: Element, path: Path) -> None:
+    """Write a picture's width and height, in pixels, into the image; the style sheet fits them to the page."""
+    if path.suffix != ".svg" or not path.is_file():
+        return
+    svg = path.read_text(encoding="utf-8")
+    if box := VIEW_BOX.search(svg):
+        pixels = 4 / 3 if IN_POINTS.search(svg) else 1
+        image.set("width", str(round(float(box[1]) * pixels)))
+        image.set("height", str(round(float(box[2]) * pixels)))
 
 
 def only_image(paragraph: Element) -> Element | None:

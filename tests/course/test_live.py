@@ -343,6 +343,7 @@ def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, b
         box.locator("textarea").press("Control+Enter")
         box.locator(".kv-live-verdict.bad").wait_for()
         assert "Task 3 (BlockAllocator.free) is not right yet" in box.locator(".kv-live-verdict").inner_text()
+        assert "Task 2 passes." in box.locator(".kv-live-verdict").inner_text()
         assert box.locator(".kv-live-tasks .done").count() == 1
         box.get_by_role("button", name="Watch it in the lab").click()
         page.locator(".kv-figure.kv-live").wait_for()
@@ -356,6 +357,7 @@ def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, b
         box.locator("textarea").fill(source)
         box.get_by_role("button", name="Check").click()
         box.locator(".kv-live-verdict.good").wait_for()
+        assert "Tasks 2 and 3 are done" in box.locator(".kv-live-verdict").inner_text()
         page.get_by_role("button", name="Run the lab on your code").click()
         page.locator(".kv-figure.kv-live").wait_for()
         assert page.get_by_label("Run my own allocator.py").is_checked()

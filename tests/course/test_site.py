@@ -105,6 +105,23 @@ def test_tables_and_dialogs_need_no_repair_by_a_script(site_folders):
         assert len(re.findall(r'role="dialog"', html)) == len(re.findall(r'role="dialog" aria-label=', html)), path
 
 
+def test_pictures_say_their_size(site_folders):
+    """Otherwise the text below a picture moves when it arrives. The strip's picture has its height from the styles."""
+    for path in sorted(site_folders["http"].rglob("*.html")):
+        for image in re.findall(r"<img[^>]*>", path.read_text(encoding="utf-8")):
+            if 'alt=""' not in image:
+                assert re.search(r' width="\d+"', image) and re.search(r' height="\d+"', image), f"{path}: {image}"
+
+
+def test_a_phone_shows_a_chart_in_its_own_size(site_http, browser):
+    """Its words would be 6 pixels high otherwise; the picture scrolls, the page does not."""
+    with visiting(browser, site_http, width=PHONE) as visitor:
+        visitor.page.goto(site_http.url("l13_machines/README.md"))
+        chart = visitor.page.locator("img[src$='routing.svg']")
+        assert chart.bounding_box()["width"] == int(chart.get_attribute("width"))
+        assert not visitor.page.evaluate(STICKS_OUT)
+
+
 def test_paper_shows_answers(site_http, browser):
     with visiting(browser, site_http) as visitor:
         visitor.page.goto(site_http.url("l4_sampler/README.md"))
@@ -147,6 +164,7 @@ def test_search_finds_a_block_table(way, site, browser):
         ("preemption", "l5_scheduler"),
         ("chunked prefill", "l5_scheduler"),
         ("radix", "l8_radix"),
+        ("copy on write", "l8_radix"),
         ("top-p", "l4_sampler"),
         ("top-k", "l4_sampler"),
     ],

@@ -3,6 +3,12 @@
   "use strict";
   const { engine, element, obstacle, store } = window.KvLive;
 
+  // "Task 2", "Tasks 2 and 3"
+  function counted(word, numbers) {
+    const last = numbers[numbers.length - 1];
+    return numbers.length > 1 ? `${word}s ${numbers.slice(0, -1).join(", ")} and ${last}` : `${word} ${last}`;
+  }
+
   class Exercise {
     constructor(box) {
       this.box = box;
@@ -26,8 +32,7 @@
     build(goesOn) {
       const reason = obstacle(this.about.sizes);
       const { tasks, sizes } = this.about;
-      const numbers = tasks.map((task) => task.number);
-      const which = numbers.length > 1 ? `tasks ${numbers.slice(0, -1).join(", ")} and ${numbers[numbers.length - 1]}` : `task ${numbers[0]}`;
+      const which = counted("task", tasks.map((task) => task.number));
       const go = element("button", { type: "button", class: "kv-live-go", onclick: () => this.open(), disabled: !!reason }, goesOn ? `Go on with ${which}` : `Write ${which} here`);
       const price = reason || `Nothing to install: the lesson's own tests run in this page (${(Number(sizes.lab) + Number(sizes.check)).toFixed(1)} MB, once).`;
       this.first = element("p", { class: "kv-live-first" }, go, element("span", {}, price));
@@ -140,7 +145,7 @@
       const isDone = this.done.length === this.about.tasks.length;
       store.set("passed:" + this.about.module, isDone ? this.source : null);
       if (isDone) return this.green(found.flatMap((one) => one.not_checked));
-      const before = this.done.length ? [element("p", {}, `Task ${this.done.join(", ")} passes. `)] : [];
+      const before = this.done.length ? [element("p", {}, `${counted("Task", this.done)} ${this.done.length > 1 ? "pass" : "passes"}.`)] : [];
       const { headline, where, lines } = last.advice;
       const open = last.result.status === "not_written";
       this.show(open ? "open" : "bad", headline, ...before, ...this.place(where), element("pre", { tabindex: "0" }, element("code", {}, lines.join("\n"))),
@@ -157,7 +162,7 @@
     // notChecked: the tests that a page cannot run, each with the reason.
     green(notChecked) {
       const numbers = this.about.tasks.map((task) => task.number);
-      const words = `Task ${numbers.join(", ")} ${numbers.length > 1 ? "are" : "is"} done: the lesson's tests pass.`;
+      const words = `${counted("Task", numbers)} ${numbers.length > 1 ? "are" : "is"} done: the lesson's tests pass.`;
       const left = [...new Set(notChecked)].map((line) => element("p", {}, `Not checked here: ${line}.`));
       this.show("good", words, ...left, ...this.inLab("Run the lab on your code"));
     }

@@ -123,6 +123,7 @@
       this.texts.push(text);
       for (let start = 0, more = true; more; start = text.fed++) {
         const slots = await this.slots();
+        if (!text.began) this.say.textContent = "Computing …";
         text.began ||= performance.now();
         const next = await this.runner.ask("step", { tokens: text.ids.slice(start), start, slots });
         text.ids.push(next);
@@ -132,7 +133,9 @@
       }
       text.fed--; // the last one has been chosen and not been fed
       const seconds = (performance.now() - text.began) / 1000;
-      this.say.textContent = `${text.fed} tokens computed, ${Math.round(text.fed / seconds)} a second in this browser.`;
+      const isCut = text.ids.length - text.prompt === this.about.most && !this.ends.includes(text.ids.at(-1));
+      this.say.textContent = `${text.fed} tokens computed, ${Math.round(text.fed / seconds)} a second in this browser.`
+        + (isCut ? ` An answer ends after ${this.about.most} tokens here.` : "");
       this.result = { prompt: ids.slice(0, text.prompt), answer: ids.slice(text.prompt) };
       await this.slots();
       this.draw();
