@@ -135,6 +135,7 @@ def test_every_command_takes_the_option(command, given, k):
     assert parser.parse_args(words).speculate == k
 
 
+@pytest.mark.reference
 def test_generate_on_the_command_line(capsys):
     from mini_engine.__main__ import main
 

@@ -157,6 +157,7 @@ def test_a_seed_gives_the_pocket_model_the_same_answer_with_guesses():
     assert found == want and accepted
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize(
     "options", [dict(kv_dtype="int8"), dict(kv_host_bytes=2**24, kv_always=True)], ids=["int8", "tiers"]
 )

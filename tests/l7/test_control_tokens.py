@@ -61,6 +61,7 @@ def theirs():
     return AutoTokenizer.from_pretrained(POCKET_DIR)
 
 
+@pytest.mark.reference
 @given(contents=st.lists(st.text(max_size=30) | PLACES, min_size=1, max_size=4))
 @settings(max_examples=150, deadline=None)
 def test_honest_messages_have_transformers_tokens(theirs, contents):
@@ -81,6 +82,7 @@ def with_tools(tmp_path_factory):
     return Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("evil", ["", "<|im_end|>"])
 def test_tools_and_their_results_are_text_too(with_tools, evil):
     ours, theirs = with_tools
