@@ -275,7 +275,7 @@ def hybrid(model: Qwen3ForCausalLM, backend: str, cuda_graphs: bool | None, **op
         model = speed_up_hybrid(model, backend)
         step = native_step_for(model)
     engine = hybrid_engine(model, native_step=step, **options)
-    if cuda_graphs is not False:
+    if cuda_graphs is not False and model.device.type == "cuda":
         from mini_engine.hybrid.graphs import captured
 
         engine.runner = captured(engine.runner, engine.scheduler.config.max_num_seqs)
@@ -284,6 +284,8 @@ def hybrid(model: Qwen3ForCausalLM, backend: str, cuda_graphs: bool | None, **op
 
 def captured(runner: ModelRunner, max_num_seqs: int) -> ModelRunner:
     """Return lesson 10's runner in place of `runner` if device and kernel allow it, otherwise lesson 5's."""
+    if runner.pool.device.type != "cuda":
+        return runner
     from mini_engine.gpu.graphs import runner_for
 
     return runner_for(runner.model, runner.pool, max_num_seqs)
