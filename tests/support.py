@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import torch
 
+from mini_engine.config import Qwen3Config
+from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.weights import load_model
 
 # Each family varies one thing: query heads per key head, head_dim, tied or untied head, biases, odd sizes.
@@ -38,12 +40,26 @@ BASE = dict(
 )
 
 
+def random_model(seed: int = 0, **changes) -> Qwen3ForCausalLM:
+    """Return a random Qwen3 of ours, with the weights' names that a checkpoint has; made without transformers."""
+    sizes = BASE | changes
+    spread = sizes.pop("initializer_range")
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes)).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.uniform_(0.5, 1.5, generator=generator)
+        else:
+            parameter.normal_(0, spread, generator=generator)
+    return model
+
+
 def write_checkpoint(directory: Path, seed: int = 0, shard_size: str = "5GB", **changes) -> Path:
     """Write a random Qwen3 to `directory` with transformers, with non-trivial biases and norm weights."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(Qwen3Config(**BASE | changes))
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**BASE | changes))
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data.uniform_(0.5, 1.5)

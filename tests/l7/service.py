@@ -6,28 +6,27 @@ import http.client
 import json
 import logging
 import socket
-import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from mini_engine.engine.engine import Engine
+from mini_engine.engine.loop import generate
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine.worker import EngineWorker
+from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
+from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.server.app import create_app
 from mini_engine.server.background import in_background
 from mini_engine.server.config import ServerConfig
 from mini_engine.server.metrics import Metrics
 from mini_engine.tokenizer import Tokenizer
-from mini_engine.weights import load_model
-from tests.support import hf_greedy, write_checkpoint
+from tests.support import BASE, random_model
 
 WATCHED = ("", "uvicorn.error", "mini_engine.engine.engine", "mini_engine.engine.worker")
 PATIENCE = 60.0  # seconds after which a test gives up; nothing that works takes nearly as long
@@ -56,19 +55,29 @@ def tokenizer() -> Tokenizer:
 
 
 @functools.cache
-def models():
-    """(ours, Hugging Face's): a small random model with the pocket's vocabulary, and no end token."""
-    with tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True) as folder:
-        path = write_checkpoint(Path(folder), vocab_size=len(tokenizer().token_bytes), max_position_embeddings=512)
-        from transformers import AutoModelForCausalLM
+def small_model() -> Qwen3ForCausalLM:
+    """A small random model with the pocket's vocabulary, and no end token."""
+    return random_model(vocab_size=len(tokenizer().token_bytes), max_position_embeddings=512)
 
-        return load_model(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+@functools.cache
+def their_model():
+    """The same as Hugging Face's. Only tests that no task needs ask for it: transformers takes seconds to import."""
+    from transformers import Qwen3Config as TheirConfig
+    from transformers import Qwen3ForCausalLM as TheirModel
+
+    sizes = BASE | {"vocab_size": len(tokenizer().token_bytes), "max_position_embeddings": 512}
+    theirs = TheirModel(TheirConfig(**sizes)).eval()
+    theirs.load_state_dict(small_model().state_dict())
+    return theirs
 
 
 @functools.cache
 def greedy(prompt_ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
-    """What Hugging Face answers, with the model that the server has."""
-    return hf_greedy(models()[1], list(prompt_ids), max_new_tokens)
+    """What the server must answer: the tokens of lesson 1's loop. `test_server` compares them with Hugging Face's."""
+    model = small_model()
+    kv = ContiguousKv(model.config, len(prompt_ids) + max_new_tokens)
+    return generate(model, kv, CachedSequence(kv), list(prompt_ids), max_new_tokens)
 
 
 class Unwritten(logging.Handler):
@@ -117,7 +126,7 @@ class Service:
         **config: Any,
     ) -> None:
         options = {"num_blocks": num_blocks, "block_size": 4, "scheduler_config": scheduler_config}
-        self.engine = Engine.for_model(models()[0], **options | (engine_options or {}))
+        self.engine = Engine.for_model(small_model(), **options | (engine_options or {}))
         self.metrics = Metrics()
         self.config = ServerConfig("tiny", **config)
         self.worker = EngineWorker(self.engine, tokenizer(), self.config.max_waiting, self.metrics)

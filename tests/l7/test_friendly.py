@@ -12,7 +12,7 @@ from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.server.answers import to_json
 from mini_engine.server.errors import ApiError
-from tests.l7.service import Service, greedy, models, read_events, tokenizer
+from tests.l7.service import Service, greedy, read_events, their_model, tokenizer
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -82,7 +82,7 @@ def expected():
     """Hugging Face's log probabilities of a prompt's tokens, and whether each is the best one."""
     prompt = list(range(700, 740))
     with torch.inference_mode():
-        logs = models()[1](torch.tensor([prompt])).logits[0].float().log_softmax(-1)
+        logs = their_model()(torch.tensor([prompt])).logits[0].float().log_softmax(-1)
     return prompt, [float(logs[i, token]) for i, token in enumerate(prompt[1:])], logs
 
 
@@ -131,7 +131,7 @@ def test_a_preempted_prompt_is_scored_once():
     for prompt, request in zip(prompts, requests, strict=True):
         assert request.output_ids == greedy(tuple(prompt), 20) and request.finish_reason == FinishReason.LENGTH
         with torch.inference_mode():
-            logs = models()[1](torch.tensor([prompt])).logits[0].float().log_softmax(-1)
+            logs = their_model()(torch.tensor([prompt])).logits[0].float().log_softmax(-1)
         want = [float(logs[i, token]) for i, token in enumerate(prompt[1:])]
         assert [one.chosen for one in request.prompt_logprobs] == pytest.approx(want, abs=2e-5)
 

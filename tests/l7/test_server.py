@@ -6,7 +6,8 @@ import pytest
 
 from mini_engine.engine.scheduler import SchedulerConfig
 from tests.l6.test_cli import imported_by
-from tests.l7.service import LONG, Service, exchange, flat, greedy, read_answer, tokenizer
+from tests.l7.service import LONG, Service, exchange, flat, greedy, read_answer, their_model, tokenizer
+from tests.support import hf_greedy
 
 PROMPTS = [[5, 6, 7], [100, 200, 300, 400, 500], [42], list(range(700, 760))]
 IDS = {"return_token_ids": True}
@@ -30,8 +31,14 @@ def client(server, openai):
         yield client
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
-def test_a_completion_s_tokens_are_hugging_face_s(client, prompt):
+def test_the_tokens_that_are_expected_here_are_hugging_face_s(prompt):
+    assert greedy(tuple(prompt), 40) == hf_greedy(their_model(), prompt, 40)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_a_completion_s_tokens_are_the_model_s(client, prompt):
     found = client.completions.create(model="tiny", prompt=prompt, max_tokens=20, temperature=0, extra_body=IDS)
     expected = greedy(tuple(prompt), 20)
     assert found.choices[0].token_ids == expected and found.choices[0].finish_reason == "length"
