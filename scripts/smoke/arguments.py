@@ -1,6 +1,7 @@
 """Course machinery. The smoke scripts' arguments, and the model and prompts that they name."""
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,12 +77,17 @@ def pocket_dir() -> Path:
 
 def tokenizer_of(args: argparse.Namespace):
     """Return the checkpoint's tokenizer, or None if it has none (token ids need no tokenizer)."""
+    from mini_engine.weights import resolve_checkpoint
+
+    return _tokenizer_in(resolve_checkpoint(args.model))
+
+
+@functools.cache  # a script asks once for every path it compares
+def _tokenizer_in(directory: Path):
     from transformers import AutoTokenizer
 
     from mini_engine.errors import UserError
-    from mini_engine.weights import resolve_checkpoint
 
-    directory = resolve_checkpoint(args.model)
     if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json")):
         return None
     try:

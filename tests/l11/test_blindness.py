@@ -10,6 +10,8 @@ import torch
 from tests.l11.models import ask, drain, greedy, hybrid
 from tests.support import some_ids
 
+pytestmark = pytest.mark.reference  # about the tests, not about a task
+
 NEW = 20
 each_family = pytest.mark.parametrize(
     "family",

@@ -19,6 +19,8 @@ from tests.l11.test_device import storage
 from tests.support import some_ids
 
 NEW, FAMILY = 12, "every fourth attends"
+pytestmark = pytest.mark.reference  # no task is about this
+
 LENGTHS = (1, 2, 9, 17, 33)
 
 

@@ -12,6 +12,8 @@ from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
 from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from tests.support import hf_greedy
 
+pytestmark = pytest.mark.reference  # about the shipped model, not about a task
+
 NEW = 12
 
 

@@ -14,6 +14,8 @@ from mini_engine.server.background import in_background
 from mini_engine.server.config import ServerConfig
 from mini_engine.server.metrics import Metrics
 
+pytestmark = pytest.mark.reference  # no task is about this
+
 PROMPT = "The capital of France is Paris. France is a country in Europe. The main language of France is"
 
 

@@ -25,6 +25,7 @@ def smoke(*arguments):
         return stop.code
 
 
+@pytest.mark.reference  # a check runs the script itself
 def test_every_path_equals_hugging_face(capsys):
     code = smoke("--max-new-tokens", "9", "--json")
     report = json.loads(capsys.readouterr().out)

@@ -21,7 +21,7 @@ from mini_engine.tiers.store import BlockStore, Judges
 from mini_engine.tiers.tiers import Tiers
 from tests.l11.ledger import Ledger
 from tests.l11.models import ask, both, check_nothing_is_lost, drain, greedy, hybrid
-from tests.support import some_ids
+from tests.support import some_ids, thorough
 
 FAMILY = "every fourth attends"
 LENGTHS = (33, 65, 130)
@@ -271,4 +271,4 @@ class HybridMachine(RuleBasedStateMachine):
 
 
 TestHybridMachine = HybridMachine.TestCase
-TestHybridMachine.settings = settings(max_examples=20, stateful_step_count=30)
+TestHybridMachine.settings = settings(max_examples=thorough(20, 6), stateful_step_count=30)

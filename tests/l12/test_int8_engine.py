@@ -16,6 +16,8 @@ from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from mini_engine.tiers.compact import compact, shrink
 from mini_engine.tiers.store import Judges
 
+pytestmark = pytest.mark.reference  # no task is about this
+
 PROMPTS = [[(7 * i * start + i) % 150 + 3 for i in range(40)] for start in (1, 2, 3)]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 

@@ -23,6 +23,7 @@ from mini_engine.tiers.manager import TieredCacheManager
 from mini_engine.tiers.store import BlockStore, Judges
 from mini_engine.tiers.tiers import Tiers
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
+from tests.support import thorough
 
 IDENTITY = Identity("weights", "config", "int64", SIZE)
 FAMILIES = [random.Random(seed).choices(range(2), k=60) for seed in range(3)]
@@ -319,4 +320,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=25, stateful_step_count=40)
+TestMachine.settings = settings(max_examples=thorough(25, 12), stateful_step_count=40)
