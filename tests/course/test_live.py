@@ -29,7 +29,7 @@ from mini_engine.errors import UserError
 from tests.course.proofs import TRANSCRIPTS, sections_of
 from tests.course.site_fixtures import SITE
 from tests.course.test_players import MISFITS, SMALLEST_TEXT
-from tests.course.test_site import ALL_RULES, AXE, RUN_AXE, STICKS_OUT, TWO_FRAMES
+from tests.course.test_site import EVERY_LOOK, LOOKS, TWO_FRAMES, looked_over
 
 SEEDS = range(12)
 PATIENCE_MS = 90_000  # to load Python on a busy machine
@@ -444,14 +444,8 @@ def test_a_lab_is_played_by_hand_and_sent_as_an_address(page_id, site_http, brow
         page.reload()
         opened(page, lab)
         assert counted.inner_text().split("/")[1] == number.split("/")[1], "an address must bring the same scenario"
-        found = []
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        for scheme, width in (("light", DESKTOP), ("light", PHONE), ("dark", DESKTOP), ("dark", PHONE)):
-            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-            page.set_viewport_size({"width": width, "height": 844})
-            page.evaluate(TWO_FRAMES)
-            found += page.evaluate(STICKS_OUT) + page.evaluate(RUN_AXE, ALL_RULES)
-        assert not found + visitor.complaints, "\n".join(found + visitor.complaints)
+        found = looked_over(page, EVERY_LOOK) + visitor.complaints
+        assert not found, "\n".join(found)
 
 
 HEIGHT = """() => document.querySelector(".kv-lab .kv-live-panel").getBoundingClientRect().bottom
@@ -484,14 +478,8 @@ def test_axe_finds_nothing_in_open_editors(page_id, site_http, browser):
             go.click()
         for hint in page.get_by_role("button", name="Hint").all():
             hint.click()
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = []
-        for scheme, width in (("light", DESKTOP), ("dark", PHONE)):
-            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-            page.set_viewport_size({"width": width, "height": 844})
-            page.evaluate(TWO_FRAMES)
-            found += page.evaluate(STICKS_OUT) + page.evaluate(RUN_AXE, ALL_RULES)
-        assert not found + visitor.complaints, "\n".join(found + visitor.complaints)
+        found = looked_over(page, LOOKS) + visitor.complaints
+        assert not found, "\n".join(found)
 
 
 def test_nothing_of_python_is_loaded_before_a_click(site_http, browser):

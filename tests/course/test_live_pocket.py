@@ -16,7 +16,7 @@ from mini_engine import LLM, SamplingParams
 from mini_engine.errors import UserError
 from mini_engine.pocket import COURSE_PROMPTS
 from tests.course.test_live import PATIENCE_MS, needs_python
-from tests.course.test_site import ALL_RULES, AXE, RUN_AXE, STICKS_OUT, TWO_FRAMES
+from tests.course.test_site import EVERY_LOOK, looked_over
 
 ENDS = (2045, 2047)
 TYPED = ["The capital of Spain is", "Count from one to five.", "Once upon a time", "naïve 漢字 🙂"]
@@ -188,14 +188,8 @@ def test_axe_finds_nothing_in_the_open_model(site_http, browser):
         page.get_by_role("button", name="Run the model here").click()
         page.locator(".kv-model-text strong").wait_for()
         page.locator(".kv-model:not([aria-busy]) + .kv-figure").wait_for()
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = []
-        for scheme, width in (("light", DESKTOP), ("light", PHONE), ("dark", DESKTOP), ("dark", PHONE)):
-            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-            page.set_viewport_size({"width": width, "height": 844})
-            page.evaluate(TWO_FRAMES)
-            found += page.evaluate(STICKS_OUT) + page.evaluate(RUN_AXE, ALL_RULES)
-        assert not found + visitor.complaints, "\n".join(found + visitor.complaints)
+        found = looked_over(page, EVERY_LOOK) + visitor.complaints
+        assert not found, "\n".join(found)
 
 
 def test_without_scripts_there_is_no_model(site_http, browser):

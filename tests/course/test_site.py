@@ -26,6 +26,7 @@ HOME_LIMIT = 560_000  # bytes, without fonts: 700 kB with them
 SCHEMES = {"light": "default", "dark": "slate"}  # as the theme names them
 ALL_RULES, CONTRAST = {}, {"runOnly": ["color-contrast"]}  # what axe looks at
 LOOKS = [("light", DESKTOP, ALL_RULES), ("light", PHONE, None), ("dark", PHONE, ALL_RULES), ("dark", DESKTOP, CONTRAST)]
+EVERY_LOOK = [(scheme, width, ALL_RULES) for scheme in SCHEMES for width in (DESKTOP, PHONE)]
 FONTS = (".woff2", ".woff", ".ttf")
 each_page = pytest.mark.parametrize("source", [on_a_page(page) for page in SOURCES])
 each_way = pytest.mark.parametrize("way", ["http", pytest.param("file", marks=pytest.mark.slow(*SITE))])
@@ -47,6 +48,23 @@ RUN_AXE = """async rules => (await axe.run(document, {resultTypes: ["violations"
 TWO_FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
+def looked_over(page, looks=LOOKS, with_axe: bool = True) -> list[str]:
+    """Return what sticks out of an open page, and what axe says of it, in each (scheme, width, axe's rules)."""
+    found = []
+    if with_axe:
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+    for scheme, width, rules in looks:
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page.set_viewport_size({"width": width, "height": 844})
+        page.wait_for_function("name => document.body.dataset.mdColorScheme === name", arg=SCHEMES[scheme])
+        page.evaluate(TWO_FRAMES)
+        said = page.evaluate(STICKS_OUT)
+        if with_axe and rules is not None:
+            said += page.evaluate(RUN_AXE, rules)
+        found += [f"{scheme}, {width} pixels wide: {text}" for text in said]
+    return found
+
+
 @pytest.fixture
 def site(way: str, request: pytest.FixtureRequest) -> Site:
     return request.getfixturevalue(f"site_{way}")
@@ -56,21 +74,9 @@ def site(way: str, request: pytest.FixtureRequest) -> Site:
 @each_way
 def test_a_page_shows_well_and_asks_nobody_else(source, way, site, browser):
     """Both schemes, both widths. When served, axe also checks contrast, names, landmarks and keyboard access."""
-    found = []
     with visiting(browser, site, reduced_motion="reduce") as visitor:
         visitor.page.goto(site.url(source))
-        if way == "http":
-            visitor.page.evaluate(AXE.read_text(encoding="utf-8"))
-        for scheme, width, rules in LOOKS:
-            visitor.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-            visitor.page.set_viewport_size({"width": width, "height": 844})
-            visitor.page.wait_for_function("name => document.body.dataset.mdColorScheme === name", arg=SCHEMES[scheme])
-            visitor.page.evaluate(TWO_FRAMES)
-            said = visitor.page.evaluate(STICKS_OUT)
-            if way == "http" and rules is not None:
-                said += visitor.page.evaluate(RUN_AXE, rules)
-            found += [f"{scheme}, {width} pixels wide: {text}" for text in said]
-        found += visitor.complaints
+        found = looked_over(visitor.page, with_axe=way == "http") + visitor.complaints
     assert not found, f"{source}:\n" + "\n".join(found)
 
 

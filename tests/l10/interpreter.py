@@ -1,39 +1,8 @@
-"""Lesson 10. Calls functions where Triton interprets its kernels, which must be chosen before Triton is imported.
-
-As a program: reads pickled (function, arguments) from stdin, names among `FUNCTIONS`, and writes each result, or the
-error, to stdout.
-"""
+"""Lesson 10. The functions that a worker calls where Triton interprets its kernels. A call begins with a name."""
 
 import os
-import pickle
-import subprocess
-import sys
 
-from scripts import ROOT
-
-
-class Interpreter:
-    """A process with TRITON_INTERPRET=1."""
-
-    def __init__(self):
-        environment = os.environ | {"TRITON_INTERPRET": "1"}
-        command = [sys.executable, "-m", "tests.l10.interpreter"]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-
-    def __call__(self, function, *arguments):
-        pickle.dump((function, arguments), self.process.stdin)
-        self.process.stdin.flush()
-        answer = pickle.load(self.process.stdout)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
-        self.process.stdout.close()
+from tests.l3.pickled import answer_calls
 
 
 def kernel(name, *inputs):
@@ -64,17 +33,8 @@ FUNCTIONS = {"kernel": kernel, "tokens": tokens}
 
 
 def main():
-    while True:
-        try:
-            function, arguments = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        try:
-            answer = FUNCTIONS[function](*arguments)
-        except Exception as error:
-            answer = error
-        pickle.dump(answer, sys.stdout.buffer)
-        sys.stdout.flush()
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    answer_calls(lambda name, *arguments: FUNCTIONS[name](*arguments))
 
 
 if __name__ == "__main__":

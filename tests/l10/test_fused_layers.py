@@ -19,7 +19,7 @@ from mini_engine.pocket import POCKET_DIR
 from mini_engine.weights import load_model
 from tests.l10 import plain_kernels
 from tests.l10.gpu_helpers import answers, graph_engine
-from tests.l10.interpreter import Interpreter
+from tests.l3.pickled import Worker
 from tests.support import FAMILIES, both, checkpoint, hf_greedy, some_ids
 
 FAMILY = "two, tied, wide heads"
@@ -31,7 +31,7 @@ DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 2e-2}  # the
 def interpreter():
     if importlib.util.find_spec("triton") is None:
         pytest.skip("NOT CHECKED: the layers' Triton kernels; Triton is not installed")
-    process = Interpreter()
+    process = Worker("tests.l10.interpreter")
     yield process
     process.close()
 

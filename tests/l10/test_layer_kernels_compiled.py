@@ -38,7 +38,7 @@ def test_kernels_of_every_shape_fit_every_gpu(shape, dtype, capability):
 
 @pytest.mark.parametrize("kernel", [_add_norm, _norm_rope, _silu_mul], ids=lambda kernel: kernel.__name__)
 def test_no_number_of_a_step_is_an_argument(kernel):
-    """Triton compiles anew for a number that is 1 or a multiple of 16; here the grid alone says how many rows."""
+    """Triton recompiles for a number that is 1 or a multiple of 16; here the grid alone says how many rows."""
     constants = {param.name for param in kernel.params if param.is_constexpr}
     numbers = set(kernel.arg_names) - constants
     assert numbers <= {

@@ -16,7 +16,8 @@ from mini_engine.int8 import cpu
 from mini_engine.int8.kernels import load_kernel
 from mini_engine.int8.rows import pack, unpack
 from mini_engine.native_build import find_or_build
-from tests.l3.kernel_cases import InterpretedTriton, int32, make_case, relative_error
+from tests.l3.kernel_cases import int32, make_case, relative_error
+from tests.l3.pickled import Worker
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -56,7 +57,7 @@ def inputs_of(case):
 def interpreted_triton():
     if importlib.util.find_spec("triton") is None:
         pytest.skip("NOT CHECKED: the Triton kernel; Triton is not installed")
-    kernel = InterpretedTriton("mini_engine.int8.kernels")
+    kernel = Worker("tests.l3.triton_worker", "mini_engine.int8.kernels")
     yield kernel
     kernel.close()
 

@@ -1,11 +1,7 @@
 """Lesson 3. Batches for the attention kernels, in pools where every slot that no sequence owns is poisoned."""
 
-import pickle
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,7 +9,6 @@ from torch import Tensor
 from tests.support import oracle
 
 NAN = float("nan")
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,24 +103,3 @@ def make_case(
 def relative_error(out: Tensor, expected: Tensor) -> float:
     """Return the largest difference relative to the largest expected number; NaN if there is any NaN."""
     return float((out.double() - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
-
-
-class InterpretedTriton:
-    """A Triton kernel, interpreted in a process of its own. `registry` is the module whose `load_kernel` knows it."""
-
-    def __init__(self, registry="mini_engine.attention.registry"):
-        command = [sys.executable, "-m", "tests.l3.triton_worker", registry]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def __call__(self, *inputs):
-        pickle.dump(inputs, self.process.stdin)
-        self.process.stdin.flush()
-        answer = pickle.load(self.process.stdout)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
-        self.process.stdout.close()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from mini_engine.attention.contract import check_inputs
 from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
-from tests.l3.kernel_cases import NAN, InterpretedTriton, int32, make_case, relative_error
+from tests.l3.kernel_cases import NAN, int32, make_case, relative_error
+from tests.l3.pickled import Worker
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -24,7 +25,7 @@ EVERYWHERE = (*IN_PROCESS, "interpreted triton", *ON_GPU)
 def interpreted_triton():
     if importlib.util.find_spec("triton") is None:
         pytest.skip("NOT CHECKED: the Triton kernel; Triton is not installed")
-    kernel = InterpretedTriton()
+    kernel = Worker("tests.l3.triton_worker", "mini_engine.attention.registry")
     yield kernel
     kernel.close()
 

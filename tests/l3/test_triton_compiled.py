@@ -49,7 +49,7 @@ def test_the_merge_of_the_splits_fits(capability):
 
 
 def test_no_number_of_a_step_makes_another_kernel():
-    """Triton compiles anew for a number that is 1 or a multiple of 16, unless it is told not to; in the middle of
+    """Triton recompiles for a number that is 1 or a multiple of 16, unless it is told not to; in the middle of
     serving that stops everything for seconds."""
     for kernel in (_attend, _merge):
         numbers = {"num_seqs", "max_blocks", "tiles", "splits"} & set(kernel.arg_names)
