@@ -17,9 +17,9 @@ from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.kv.no_cache import NoCache, Recompute
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.weights import load_model
+from tests.l3.pickled import Worker
 from tests.l10 import plain_kernels
 from tests.l10.gpu_helpers import answers, graph_engine
-from tests.l3.pickled import Worker
 from tests.support import FAMILIES, both, checkpoint, hf_greedy, some_ids
 
 FAMILY = "two, tied, wide heads"

@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[2]
 class Worker:
     """A process that runs a module whose `main` ends in `answer_calls`."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module, *arguments):
         command = [sys.executable, "-m", module, *arguments]
         self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs):
         """Return what the process answers, or raise what it raised."""
         pickle.dump(inputs, self.process.stdin)
         self.process.stdin.flush()
@@ -26,7 +26,7 @@ class Worker:
             raise answer
         return answer
 
-    def close(self) -> None:
+    def close(self):
         self.process.stdin.close()
         self.process.wait(timeout=60)
         self.process.stdout.close()
