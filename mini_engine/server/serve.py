@@ -1,6 +1,7 @@
 """Lesson 7. The command `serve`: OpenAI's routes on this machine. SIGTERM or Ctrl-C drains, then ends."""
 
 import argparse
+import gc
 import logging
 import os
 from pathlib import Path
@@ -106,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
         with llm, EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics) as worker:
             metrics.watch(worker)
             app = create_app(worker, config, metrics)
+            gc.collect()
+            gc.freeze()  # later collections search what requests leave, not all of torch: 0.1 s without a token
             print(f"serving {config.model_name} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
             DrainingServer(app, config.grace_seconds).run([listener])
             if worker.fault:

@@ -21,14 +21,16 @@ SERVE = "from mini_engine.server import serve; from mini_engine.cli.parser impor
     "parser = OneLineParser(prog='serve'); serve.add_arguments(parser); sys.exit(guard(parser, serve.run, None))"
 )
 
+COUNT_AT_END = "import atexit, gc, sys; atexit.register(lambda: sys.stderr.write(str(gc.get_freeze_count())));"
+
 
 class Process:
     """`serve` in a process of its own. `address` is where it listens."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, before: str = "") -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path_with(ROOT), "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, *arguments],
+            [sys.executable, "-c", before + SERVE, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -55,8 +57,8 @@ class Process:
 
 
 @contextmanager
-def serving(*arguments: str):
-    server = Process("--port", "0", *arguments)
+def serving(*arguments: str, before: str = ""):
+    server = Process("--port", "0", *arguments, before=before)
     try:
         server.wait_for_address()
         yield server
@@ -116,6 +118,15 @@ def run_to_the_end(*arguments: str, **environment: str) -> tuple[int, str]:
         env=os.environ | {"PYTHONPATH": path_with(ROOT)} | environment,
     )
     return done.returncode, done.stderr
+
+
+@LONG
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to handle")
+def test_what_is_loaded_at_the_start_is_never_searched_for_garbage_again():
+    with serving("--grace-seconds", "1", before=COUNT_AT_END) as server:
+        server.process.send_signal(signal.SIGTERM)
+        code, errors = server.end()
+    assert code == 0 and int(errors) > 50_000, f"objects set aside at the start: {errors}"
 
 
 @LONG
