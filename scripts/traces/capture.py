@@ -1,6 +1,6 @@
 """Course machinery. Lesson 10's trace: the buffers of replayed decode steps, filled, copied and read.
 
-Everything shown is read from a real GraphRunner's buffers. Its capture is `no_graph`: a replay runs the step anew.
+Everything shown is read from a real GraphRunner's buffers. Its capture is `no_graph`: a replay runs the step again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -284,7 +284,7 @@ def again(story: Story) -> None:
     story.show(
         "copy",
         f"{listed(state['names'])} decode: size {state['size']} again, whose fourth row is padding. D and E take the "
-        "rows that B and C had. Nothing is captured anew.",
+        "rows that B and C had. Nothing is captured again.",
         code=COPY,
     )
     replays, moved = sum(story.replays.values()), story.addresses_now() != story.addresses

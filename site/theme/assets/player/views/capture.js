@@ -108,7 +108,7 @@
     });
     if (frame.act === "copy") pen.rect("copy-on", LABELS - 2, y + 22, frame.copied * unit + 2, 22, "ring");
     const words = frame.copied ? `${frame.copied} of ${frame.bytes} bytes${frame.act === "fill" ? "" : ", in one copy"}` : `${frame.bytes} bytes, none copied in this step`;
-    pen.text("copy-words", LABELS, y + 62, words, "label muted num");
+    pen.text("copy-words", 0, y + 62, words, "label muted num");
     return y + 70;
   }
 
