@@ -37,6 +37,7 @@ NAMES = {
     "l8-prompts": "prompts",
     "l9-packing": "packing",
     "l9-gaps": "gaps",
+    "l10-capture": "capture",
     "l11-states": "states",
     "l12-tiers": "tiers",
     "l13-replicas": "replicas",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,7 +21,8 @@ from scripts.website.player_links import place_of
 import pytest
 
 from lessons._course.catalog import read_lessons
-from lessons._course.places import WORK_VARIABLE, Places
+from lessons._course.places import WORK_VARIABLE, CourseError, Places
+from lessons._course.trace import course_trace
 
 PLACES = Places.find()
 PATHS = {name: recording.LESSONS / recording.recorder(name).tape().file for name in recording.NAMES}
@@ -439,8 +441,13 @@ def test_a_run_that_fails_is_shown_up_to_there(tmp_path):
     assert "KeyError" in last["say"] and last["shown"] == "A café: 5 €"
 
 
+def test_a_lesson_without_a_recording_has_no_animated_picture(tmp_path):
+    lesson = replace(read_lessons(PLACES)[0], folder=tmp_path)
+    with pytest.raises(CourseError, match="has no animated picture"):
+        course_trace(lesson)
+
+
 def test_what_cannot_be_traced_is_said_in_a_sentence(tmp_path):
-    assert "has no animated picture" in check_trace(10, tmp_path).stderr
     assert "does not exist" in check_trace(6, tmp_path).stderr
     folder = fill_with_the_reference(6, tmp_path)
     (folder / "tokenizer.py").write_text("def broken(:\n", encoding="utf-8")
@@ -555,3 +562,76 @@ def test_a_layer_with_one_operation_more_cannot_be_told_as_it_was_measured(monke
     monkeypatch.setattr(RMSNorm, "forward", lambda self, x: plain(self, x) + 0)
     with pytest.raises(ValueError, match="other operations"):
         recording.record("l9-gaps")
+
+
+def test_of_the_captured_rows_requests_have_slots_of_their_own_and_padding_has_the_null_block():
+    steps, scene = frames("l10-capture")
+    padded = 0
+    for step in steps:
+        tables, size, count = step["tables"], step["size"], len(step["names"])
+        starts, lengths = tables["cu_seqlens_q"], tables["seq_lens_kv"]
+        for row in range(min(size, count)):
+            position, blocks = tables["positions"][row], tables["block_table"][row]
+            assert tables["slot_mapping"][row] == blocks[position // 4] * 4 + position % 4 > 3, "not the null block"
+            assert lengths[row] == position + 1 and starts[row + 1] - starts[row] == 1
+            assert all(blocks[: position // 4 + 1]) and not any(blocks[position // 4 + 1 :])
+        slots = tables["slot_mapping"][:count] if size else []
+        assert len(set(slots)) == len(slots), "two requests write into one slot"
+        for row in range(count, size):
+            padded += 1
+            zeros = [tables[name][row] for name in ("token_ids", "positions", "slot_mapping", "seq_lens_kv")]
+            assert zeros == [0] * 4 and not any(tables["block_table"][row]) and starts[row + 1] == starts[row]
+    assert padded and {step["size"] for step in steps} == {0, 1, 2, scene["rows"]}
+
+
+def test_what_is_copied_is_what_is_replayed_and_eager_steps_leave_the_buffers_alone():
+    steps, scene = frames("l10-capture")
+    a_row = (steps[0]["bytes"] - steps[0]["starts"][-1]) // scene["rows"]
+    whole_rows = set(steps[0]["tables"]) - {"cu_seqlens_q"}  # which has a border more
+    for before, step in itertools.pairwise(steps):
+        assert step["starts"] == before["starts"], "a table has moved"
+        if before["act"] == "fill":
+            assert step["act"] == "copy"
+        if step["act"] == "eager" or (before["act"], step["act"]) in (("fill", "copy"), ("copy", "replay")):
+            assert step["tables"] == before["tables"]
+        if step["size"]:
+            assert step["copied"] == step["starts"][-1] + step["size"] * a_row
+            for row in range(step["size"], scene["rows"]):
+                assert all(step["tables"][name][row] == before["tables"][name][row] for name in whole_rows)
+        done, earlier = (sum(dict(one["replays"]).values()) + one["eager"] for one in (step, before))
+        assert done - earlier == (step["act"] in ("eager", "replay")), "a frame shows one step at most"
+        if before["act"] == "replay" and step["size"]:
+            chose = dict(zip(before["names"], before["chosen"], strict=False))
+            fed = dict(zip(step["names"], step["fed"], strict=False))
+            assert fed == {name: chose[name] for name in fed}, "what a row's logits choose is fed next"
+    assert all(count for _, count in steps[-1]["replays"])
+
+
+def test_a_padding_row_that_writes_into_a_request_s_block_shows_in_the_trace(monkeypatch):
+    from mini_engine.gpu.graphs import DecodeBuffers
+
+    fill = DecodeBuffers.fill
+
+    def careless(self, step, size):
+        fill(self, step, size)
+        self.slot_mapping[len(step.token_ids) : size] = 5
+
+    monkeypatch.setattr(DecodeBuffers, "fill", careless)
+    told = recording.record("l10-capture").frames
+    assert [step["tables"]["slot_mapping"][3] for step in told if step["act"] == "fill"] == [5]
+    assert told[4]["tables"]["slot_mapping"] != TRACES["l10-capture"]["frames"][4]["tables"]["slot_mapping"]
+
+
+def test_a_new_tensor_in_a_buffer_s_place_shows_in_the_trace(monkeypatch):
+    """Lesson 10's second pitfall: what is assigned is not in the block, so no copy moves it."""
+    from mini_engine.gpu.graphs import DecodeBuffers
+
+    fill = DecodeBuffers.fill
+
+    def assigns(self, step, size):
+        self.positions = self.positions.clone()
+        fill(self, step, size)
+
+    monkeypatch.setattr(DecodeBuffers, "fill", assigns)
+    _, _, filled, copied, *_ = recording.record_whatever_happens("l10-capture").frames
+    assert filled["tables"]["positions"] != copied["tables"]["positions"] == [0, 0, 0, 0]
