@@ -124,6 +124,7 @@ def run_to_the_end(*arguments: str, **environment: str) -> tuple[int, str]:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to handle")
 def test_what_is_loaded_at_the_start_is_never_searched_for_garbage_again():
     with serving("--grace-seconds", "1", before=COUNT_AT_END) as server:
+        asyncio.run(health(server, "running"))  # it listens, so it minds signals, too
         server.process.send_signal(signal.SIGTERM)
         code, errors = server.end()
     assert code == 0 and int(errors) > 50_000, f"objects set aside at the start: {errors}"
