@@ -26,7 +26,7 @@ from markdown.treeprocessors import Treeprocessor
 BEFORE_MKDOCS = 1  # mkdocs rewrites links with priority 0
 BEFORE_HTML = 30  # Markdown extracts raw HTML, including comments, with priority 20
 log = logging.getLogger("mkdocs.player_links")
-GITHUB_ONLY = re.compile(r"<!-- on GitHub -->.*?<!-- end -->\s?", re.DOTALL)
+GITHUB_ONLY = re.compile(r"<!-- on GitHub -->.*?<!-- end --> ?", re.DOTALL)
 
 
 class GitHubOnly(Preprocessor):

@@ -242,6 +242,7 @@
       const player = new window.KvPlayer.Player(this.figure, trace);
       this.figure = player.figure;
       this.figure.classList.toggle("kv-live", trace !== this.story);
+      player.makeRoom(); // a phone shows a lab's words closer together
       if (start) player.show(start);
       new MutationObserver(() => this.count()).observe(this.figure, { attributes: true, attributeFilter: ["data-index"] });
       this.count();
