@@ -8,14 +8,14 @@ wide table of words carries its column's heading, so that a phone can show each 
 import re
 from html import unescape
 from statistics import mean
-from xml.etree.ElementTree import Element, SubElement
+from xml.etree.ElementTree import Element
 
 from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
-from markdown.util import HTML_PLACEHOLDER_RE, AtomicString, HtmlStash
+from markdown.util import HTML_PLACEHOLDER_RE, HtmlStash
 
-AFTER_INLINE = 3  # inline code is an element by then (priority 20)
+AFTER_INLINE = 3  # inline code is an element by then (priority 20), whose text Markdown keeps in its stash
 LONG = 16  # characters; shorter names stay in one piece
 TAG = re.compile(r"<[^>]*>")
 BREAKS = re.compile(r"(?<=[_./,])(?=[A-Za-z])")
@@ -27,19 +27,20 @@ def is_empty(cell: Element) -> bool:
 
 
 def words_of(cell: Element, stash: HtmlStash) -> str:
-    """Return a cell's words. Inline code is HTML that Markdown keeps aside."""
+    """Return a cell's words. Those of inline code are HTML that Markdown keeps aside."""
     text = "".join(cell.itertext())
     return unescape(
         HTML_PLACEHOLDER_RE.sub(lambda kept: TAG.sub("", str(stash.rawHtmlBlocks[int(kept[1])])), text)
     ).strip()
 
 
-def break_name(code: Element) -> None:
-    """Put a `<wbr>` at each place where the name may break."""
-    first, *rest = BREAKS.split(code.text or "")
-    code.text = AtomicString(first)
-    for part in rest:
-        SubElement(code, "wbr").tail = AtomicString(part)
+def break_names(cell: Element, stash: HtmlStash) -> None:
+    """Put a `<wbr>` at each place where a long name in the cell may break."""
+    for code in cell.iter("code"):
+        for kept in map(int, HTML_PLACEHOLDER_RE.findall(code.text or "")):
+            html = str(stash.rawHtmlBlocks[kept])
+            if len(unescape(html)) >= LONG:
+                stash.rawHtmlBlocks[kept] = BREAKS.sub("<wbr>", html)
 
 
 def label(table: Element, stash: HtmlStash) -> None:
@@ -66,9 +67,7 @@ class Tables(Treeprocessor):
             if is_empty(cell):
                 cell.tag = "td"
         for cell in root.iter("td"):
-            for code in cell.iter("code"):
-                if len(code) == 0 and len(code.text or "") >= LONG:
-                    break_name(code)
+            break_names(cell, self.md.htmlStash)
 
 
 class TablesExtension(Extension):

@@ -154,6 +154,7 @@ def test_tables_of_words_are_labelled_and_tables_of_figures_are_not(site_folders
         labels = set(re.findall(r'<td[^>]* data-label="(.*?)"', html))
         assert {"pitfall", "symptom", "cause", "test", "task", "where", "checked by"} <= labels, lesson.id
         assert not any("wzxhzdk" in label for label in labels), f"{lesson.id}: Markdown's own mark in {labels}"
+        assert re.search(r"<td[^>]*><code>test_<wbr>", html), f"{lesson.id}: a long name in a cell may break"
     ladder = (site_folders["http"] / "ladder" / "index.html").read_text(encoding="utf-8")
     assert "data-label" not in ladder, "figures are compared down a column"
 
