@@ -22,7 +22,7 @@ from tests.course.site_fixtures import SITE, on_a_page
 
 SOURCES = sorted(path.relative_to(ROOT / "lessons").as_posix() for path in (ROOT / "lessons").rglob("*.md"))
 AXE = ROOT / "tests" / "course" / "vendor" / "axe" / "axe.min.js"
-HOME_LIMIT = 560_000  # bytes, without fonts: 700 kB with them
+HOME_LIMIT = 570_000  # bytes, without fonts; with them, less than 700 kB
 SCHEMES = {"light": "default", "dark": "slate"}  # as the theme names them
 ALL_RULES, CONTRAST = {}, {"runOnly": ["color-contrast"]}  # what axe looks at
 LOOKS = [("light", DESKTOP, ALL_RULES), ("light", PHONE, None), ("dark", PHONE, ALL_RULES), ("dark", DESKTOP, CONTRAST)]
