@@ -5,7 +5,7 @@ The model runs in JavaScript; it asks here where K and V of its next token go, a
 
 from typing import Any
 
-from scripts.live.labs.pool import Pool
+from scripts.live.labs.pool import ALLOCATOR, RESERVE, Pool
 from scripts.traces.tape import Tape, listed, plural
 
 from mini_engine.errors import OutOfBlocks, UserError
@@ -41,7 +41,7 @@ class Answers(Pool):
         request.cur_len = count
         new = request.blocks[before:]
         took = f"it takes {plural(len(new), 'block')}, {listed(new)}." if new else "its last block has room."
-        self.show(f"{begins} {took}", wrote)
+        self.show(f"{begins} {took}", wrote, code=RESERVE)
 
     def make_room(self, name: str) -> None:
         """End the oldest other request; OutOfBlocks if there is none."""
@@ -51,7 +51,8 @@ class Answers(Pool):
         blocks = self.requests.pop(oldest).blocks
         del self.words[oldest]
         self.allocator.free(blocks)
-        self.show(f"No block is left for {name}. {oldest} has ended; its blocks are freed: {listed(blocks)}.")
+        said = f"No block is left for {name}. {oldest} has ended; its blocks are freed: {listed(blocks)}."
+        self.show(said, code=f"{ALLOCATOR}.free")
 
 
 def fed(texts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,14 +9,15 @@ nothing, and neither does an empty element where no script runs. Loading this pa
 import functools
 import json
 import re
+from collections.abc import Iterable
 from html import escape
 from typing import Any
 
 from scripts import ROOT
 from scripts.live.answers import MOST_ANSWER, SETTINGS
-from scripts.live.labs import LABS
+from scripts.live.labs import LABS, pool
 from scripts.website import live
-from scripts.website.player_links import BEFORE_HTML
+from scripts.website.player_links import BEFORE_HTML, addresses
 from scripts.website.repo_links import page_path
 
 from markdown import Markdown
@@ -42,15 +43,21 @@ class LiveLinks(Preprocessor):
         what, which = found["what"], found["which"]
         anchor = f"{what}-{which}"
         if what == "lab":
-            data = LABS[which].described()
+            data = LABS[which].described() | {"code": self.places(anchor, LABS[which].code)}
         elif what == "model":
             data = {"slots": SETTINGS["blocks"] * SETTINGS["size"], "most": MOST_ANSWER}
+            data |= {"code": self.places(anchor, pool.CODE)}
         else:
             data = exercise(page_lesson(self.md), numbers(which))
             anchor = f"{what}-{'-'.join(map(str, numbers(which)))}"
         sizes = {key: f"{size:.1f}" for key, size in packed_sizes().items()}
         about = escape(json.dumps(data | {"sizes": sizes})).replace("\n", "&#10;")
         return f'<div class="kv-{what}" id="{anchor}" data-about="{about}"></div>'
+
+    def places(self, shown: str, names: Iterable[str]) -> dict[str, str]:
+        """Return where the repository shows the functions that frames name, as for a recorded trace."""
+        page = page_path(self.md)
+        return {} if page is None else addresses(self.md, page, shown, names)
 
 
 def numbers(which: str) -> list[int]:

@@ -9,6 +9,7 @@ GitHub, for example to say where the picture plays; the website leaves it out.
 import json
 import logging
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
@@ -25,7 +26,7 @@ from markdown.treeprocessors import Treeprocessor
 BEFORE_MKDOCS = 1  # mkdocs rewrites links with priority 0
 BEFORE_HTML = 30  # Markdown extracts raw HTML, including comments, with priority 20
 log = logging.getLogger("mkdocs.player_links")
-GITHUB_ONLY = re.compile(r"<!-- on GitHub -->.*?<!-- end -->\s?", re.DOTALL)
+GITHUB_ONLY = re.compile(r"<!-- on GitHub -->.*?<!-- end --> ?", re.DOTALL)
 
 
 class GitHubOnly(Preprocessor):
@@ -44,25 +45,33 @@ class PlayerLinks(Treeprocessor):
             if link.get("href", "").endswith(".trace.js"):
                 link.set("class", f"{link.get('class', '')} kv-player".strip())
                 if page is not None:
-                    link.set("data-code", json.dumps(self.addresses(page, link.get("href", ""))))
+                    path = (ROOT / DOCS / page).parent / link.get("href", "")
+                    names = codes(path) if path.is_file() else ()
+                    link.set("data-code", json.dumps(addresses(self.md, page, path.name, names)))
 
-    def addresses(self, page: str, href: str) -> dict[str, str]:
-        """Return where the repository shows each function that made a frame. One that does not exist is a warning."""
-        path = (ROOT / DOCS / page).parent / href
-        found = {}
-        for code in codes(path) if path.is_file() else ():
-            try:
-                found[code] = self.address(page, code)
-            except SyncError as error:
-                log.warning("Doc file '%s' shows '%s', which names '%s': %s.", page, href, code, error)
-        return found
 
-    def address(self, page: str, code: str) -> str:
-        file, first, last = place_of(code)
-        link = f"{'../' * (page.count('/') + 1)}{file}#L{first}-L{last}"
-        repo_links = self.md.treeprocessors["repo_links"]
-        assert isinstance(repo_links, RepoLinks)
-        return repo_links.address(file, link, page, is_picture=False)
+def addresses(md: Markdown, page: str, shown: str, names: Iterable[str]) -> dict[str, str]:
+    """Return where the repository shows each function that made a frame. One that does not exist is a warning.
+
+    Args:
+        shown: what has the frames, for the warning: a trace's file, or a lab.
+        names: of the functions, as frames name them (Tape.frame).
+    """
+    found = {}
+    for code in names:
+        try:
+            found[code] = address(md, page, code)
+        except SyncError as error:
+            log.warning("Doc file '%s' shows '%s', which names '%s': %s.", page, shown, code, error)
+    return found
+
+
+def address(md: Markdown, page: str, code: str) -> str:
+    file, first, last = place_of(code)
+    link = f"{'../' * (page.count('/') + 1)}{file}#L{first}-L{last}"
+    repo_links = md.treeprocessors["repo_links"]
+    assert isinstance(repo_links, RepoLinks)
+    return repo_links.address(file, link, page, is_picture=False)
 
 
 def codes(path: Path) -> list[str]:

@@ -18,6 +18,7 @@ from scripts.live.labs.events import parse
 from scripts.live.labs.lab import Lab
 from scripts.website import live
 from scripts.website.browser import DESKTOP, PHONE, Site, served, visiting
+from scripts.website.player_links import place_of
 
 import pytest
 
@@ -28,7 +29,7 @@ from lessons._course.student import student_files
 from mini_engine.errors import UserError
 from tests.course.proofs import TRANSCRIPTS, sections_of
 from tests.course.site_fixtures import SITE
-from tests.course.test_players import MISFITS, SMALLEST_TEXT
+from tests.course.test_players import MISFITS, REPOSITORY, SMALLEST_TEXT
 from tests.course.test_site import EVERY_LOOK, LOOKS, TWO_FRAMES, looked_over
 
 SEEDS = range(12)
@@ -81,6 +82,19 @@ def test_in_no_frame_is_a_block_lost_or_held_twice(lab):
                 assert sum(frame["sums"].values()) == settings["blocks"], f"seed {seed}, frame {index}"
             else:
                 assert sum(frame["held"].values()) <= settings["blocks"], f"seed {seed}, frame {index}"
+
+
+@each_lab
+def test_every_frame_of_a_lab_names_a_function_that_its_page_links_to(lab):
+    plays = [(dict(preset.settings), preset.do) for preset in lab.presets] + [({}, ""), ({}, f"+A={lab.example}")]
+    named = set()
+    for settings, do in [*plays, *map(lab.scenario, SEEDS)]:
+        for frame in told(lab, settings, do):
+            assert frame.get("code") in lab.code, f"{frame.get('code')!r} made: {frame['say']}"
+            named.add(frame["code"])
+    assert named == set(lab.code), f"no frame of the scenarios names {set(lab.code) - named}"
+    for code in lab.code:
+        place_of(code)
 
 
 @pytest.mark.parametrize("text", ["A", "+G=too many names", "+A=", "?", "+A=" + "long " * 60, ";".join(["."] * 300)])
@@ -361,6 +375,8 @@ def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, b
         page.get_by_role("button", name="Run the lab on your code").click()
         page.locator(".kv-figure.kv-live").wait_for()
         assert page.get_by_label("Run my own allocator.py").is_checked()
+        for href, code in page.locator(".kv-figure.kv-live").evaluate(CODE_LINKS):
+            assert bool(href) == ("allocator.py" not in code), f"{code}: the repository does not show the reader's own"
         with page.expect_download() as saved:
             box.get_by_role("button", name="Download allocator.py").click()
         assert Path(saved.value.path()).read_text(encoding="utf-8") == source
@@ -444,8 +460,26 @@ def test_a_lab_is_played_by_hand_and_sent_as_an_address(page_id, site_http, brow
         page.reload()
         opened(page, lab)
         assert counted.inner_text().split("/")[1] == number.split("/")[1], "an address must bring the same scenario"
+        links = page.locator(".kv-figure.kv-live").evaluate(CODE_LINKS)
+        assert links == [linked(code) for _, code in links], "a frame leads to the lines that made it"
+        box.get_by_role("button", name="Recorded story").click()
+        links = page.locator("article .kv-figure").last.evaluate(CODE_LINKS)
+        assert links == [linked(code) for _, code in links], "the story, back again, still does"
         found = looked_over(page, EVERY_LOOK) + visitor.complaints
         assert not found, "\n".join(found)
+
+
+CODE_LINKS = """figure => figure.player.trace.frames.map((frame, i) => {
+    figure.player.show(i);
+    const link = figure.querySelector(".kv-say a");
+    return [link.offsetHeight > 0 ? link.href : "", frame.code];
+})"""
+
+
+def linked(code: str) -> list[str]:
+    """Return where the repository shows a function, and its name."""
+    file, first, last = place_of(code)
+    return [f"{REPOSITORY}/blob/main/{file}#L{first}-L{last}", code]
 
 
 HEIGHT = """() => document.querySelector(".kv-lab .kv-live-panel").getBoundingClientRect().bottom

@@ -8,7 +8,7 @@ from scripts.live.labs.lab import Knob, Lab, Preset
 from scripts.live.labs.rules import batch_rules
 from scripts.live.labs.scheduled import Scheduled
 from scripts.traces.tape import Tape, listed
-from scripts.traces.timeline import Recorder, show
+from scripts.traces.timeline import SCHEDULER, Recorder, show
 
 from mini_engine.errors import UserError
 
@@ -49,7 +49,8 @@ class Batch(Scheduled):
             cells = {request.id: {"kind": "waits"} for request in self.scheduler.waiting}
             held = {name: len(table.blocks) for name, table in self.scheduler.manager.tables.items()}
             say = " ".join(filter(None, [f"Before step {self.steps}:", *said])) if any(said) else "No request yet."
-            self.tape.frame(say, cells=cells, held=held, ended=[], counters=self.counters())
+            code = f"{SCHEDULER}.{'finish' if self.gone else 'add'}" if any(said) else SCHEDULER
+            self.tape.frame(say, code=code, cells=cells, held=held, ended=[], counters=self.counters())
 
     def arrive(self, name: str, text: str) -> None:
         from mini_engine.engine.request import Request
@@ -94,8 +95,11 @@ class Batch(Scheduled):
         self.scheduler.update(chunks, sampled)
         ended = [request.id for request in requests if request.is_finished]
         show(self.tape, self.steps, self.recorder, self.came, self.gone, ended)
-        self.tape.frames[-1]["counters"] = self.counters()
-        self.tape.frames[-1]["say"] = " ".join([*self.refused, self.tape.frames[-1]["say"]])
+        frame = self.tape.frames[-1]
+        frame["counters"] = self.counters()
+        frame["say"] = " ".join([*self.refused, frame["say"]])
+        if self.gone:
+            frame["code"] = f"{SCHEDULER}.finish"  # no engine is around this scheduler
         self.came, self.gone, self.refused = [], [], []
         self.steps += 1
 
@@ -138,4 +142,5 @@ LAB = Lab(
     world=Batch,
     lesson="l5_scheduler",
     rules=batch_rules,
+    code=(SCHEDULER, *(f"{SCHEDULER}.{name}" for name in ("add", "finish", "preempt", "admit", "continue_running"))),
 )  # fmt: skip

@@ -72,7 +72,7 @@ class Lab:
 
     kind: the view that draws it. prompt: what a request is made of, `words` or `sizes`; `example` is one. verbs: the
     events' kinds that its buttons offer, with their labels. modules: those that a student writes and can run here.
-    lesson: the id of the lesson whose tasks keep the `rules`.
+    lesson: the id of the lesson whose tasks keep the `rules`. code: the functions that its frames name (Tape.frame).
     """
 
     name: str
@@ -87,6 +87,7 @@ class Lab:
     world: Callable[[Tape, dict[str, Any]], World]
     lesson: str
     rules: Rules
+    code: Sequence[str]
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {knob.name: knob.read(given.get(knob.name, knob.default)) for knob in self.knobs}

@@ -9,6 +9,10 @@ from scripts.traces.tape import Tape, listed, plural
 
 from mini_engine.errors import OutOfBlocks, UserError
 
+ALLOCATOR = "mini_engine/kv/allocator.py::BlockAllocator"
+RESERVE = "mini_engine/kv/token_flat.py::reserve"
+CODE = (ALLOCATOR, f"{ALLOCATOR}.alloc_blocks", f"{ALLOCATOR}.free", RESERVE)
+
 
 class Pool:
     """Requests in one pool. Each holds blocks, or waits until it can have them."""
@@ -22,7 +26,9 @@ class Pool:
         self.words: dict[str, list[str]] = {}
         self.slots: list[str | None] = [None] * (settings["blocks"] * self.size)
         tape.scene |= {"block_size": self.size, "num_blocks": settings["blocks"]}
-        self.show(f"A pool of {settings['blocks']} blocks with {self.size} slots each, all of them free.")
+        self.show(
+            f"A pool of {settings['blocks']} blocks with {self.size} slots each, all of them free.", code=ALLOCATOR
+        )
 
     def happen(self, event: Event) -> None:
         if event.kind == "+":
@@ -58,7 +64,8 @@ class Pool:
         try:
             reserve(request, self.allocator, length)
         except OutOfBlocks as error:
-            self.show(f"{begins} OutOfBlocks: {error}. Nothing was changed, and {name} waits.")
+            said = f"{begins} OutOfBlocks: {error}. Nothing was changed, and {name} waits."
+            self.show(said, code=f"{ALLOCATOR}.alloc_blocks")
             return False
         wrote = request.slot_indices[written:length]
         for position, slot in zip(range(written, length), wrote, strict=True):
@@ -67,7 +74,7 @@ class Pool:
         new, unused = request.blocks[before:], len(request.slot_indices) - length
         took = f"it takes {plural(len(new), 'block')}, {listed(new)}." if new else "its last block has room."
         left = f" {plural(unused, 'slot')} of its last block {'is' if unused == 1 else 'are'} unused." if unused else ""
-        self.show(f"{begins} {took}{left}", wrote)
+        self.show(f"{begins} {took}{left}", wrote, code=RESERVE)
         return True
 
     def leave(self, name: str) -> None:
@@ -78,7 +85,8 @@ class Pool:
         blocks = list(request.blocks)
         self.allocator.free(blocks)
         freed = f"blocks {listed(blocks)} are free again" if blocks else "it held no block"
-        self.show(f"{name} has ended: {freed}. The next request gets the last one freed first.")
+        said = f"{name} has ended: {freed}. The next request gets the last one freed first."
+        self.show(said, code=f"{ALLOCATOR}.free")
         for other, each in list(self.requests.items()):
             if each.cur_len < len(self.words[other]):
                 self.fill(other, f"{other} has waited for blocks:")
@@ -90,7 +98,7 @@ class Pool:
             if not self.fill(name, f"{name} decodes its token {len(self.words[name]) - 1}:"):
                 self.words[name].pop()
 
-    def show(self, say: str, wrote=()) -> None:
+    def show(self, say: str, wrote=(), *, code: str) -> None:
         requests = [
             {"name": name, "words": list(self.words[name]), "blocks": list(each.blocks),
              "slots": len(each.slot_indices), "written": each.cur_len}
@@ -104,8 +112,8 @@ class Pool:
             "blocks free": self.allocator.num_free,
             "slots held but unused": f"{unused} of {held} ({percent(unused / held if held else 0)})",
         }
-        self.tape.frame(say, requests=requests, free=list(self.allocator.free_blocks), slots=list(self.slots),
-                        wrote=list(wrote), read=[], counters=counters)  # fmt: skip
+        self.tape.frame(say, code=code, requests=requests, free=list(self.allocator.free_blocks),
+                        slots=list(self.slots), wrote=list(wrote), read=[], counters=counters)  # fmt: skip
 
 
 LAB = Lab(
@@ -131,4 +139,5 @@ LAB = Lab(
     world=Pool,
     lesson="l2_token_flat",
     rules=pool_rules,
+    code=CODE,
 )  # fmt: skip

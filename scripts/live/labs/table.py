@@ -9,6 +9,9 @@ from scripts.traces.tape import Tape, listed, plural
 
 from mini_engine.errors import OutOfBlocks, UserError
 
+ALLOCATOR = "mini_engine/kv/allocator.py::BlockAllocator"
+TABLE = "mini_engine/kv/block_table.py::BlockTable"
+
 
 class Tables:
     """One block table for each request."""
@@ -22,7 +25,8 @@ class Tables:
         self.slots: list[str | None] = [None] * (settings["blocks"] * self.size)
         tape.scene |= {"block_size": self.size, "num_blocks": settings["blocks"]}
         self.show(
-            f"{settings['blocks']} blocks of {self.size} slots. Block 0 is the null block, which is never handed out."
+            f"{settings['blocks']} blocks of {self.size} slots. Block 0 is the null block, which is never handed out.",
+            code=ALLOCATOR,
         )
 
     def happen(self, event: Event) -> None:
@@ -57,28 +61,31 @@ class Tables:
         try:
             table.append(count)
         except OutOfBlocks as error:
-            self.show(f"{begins} append({count}) raises OutOfBlocks: {error}. Its table is as it was.")
+            said = f"{begins} append({count}) raises OutOfBlocks: {error}. Its table is as it was."
+            self.show(said, code=f"{TABLE}.append")
             return
         wrote = [block * self.size + offset for block, offset in map(table.lookup, range(first, first + count))]
         for position, slot in enumerate(wrote, first):
             self.slots[slot] = f"{name}{position}"
         new = table.blocks[before:]
         took = f"takes {plural(len(new), 'block')}: {listed(new)}" if new else "takes no block: the last one has room"
-        self.show(f"{begins} append({count}) {took}.", wrote)
+        self.show(f"{begins} append({count}) {took}.", wrote, code=f"{TABLE}.append")
 
     def cut(self, name: str, length: int) -> None:
         table = self.tables.get(name)
         if table is None:
             return
-        before = list(table.blocks)
+        before, code = list(table.blocks), f"{TABLE}.truncate"
         try:
             table.truncate(length)
         except ValueError as error:
-            self.show(f"{name}: truncate({length}) is refused: {error}.")
+            self.show(f"{name}: truncate({length}) is refused: {error}.", code=code)
             return
         gone = before[len(table.blocks) :]
         freed = f"frees {plural(len(gone), 'block')}: {listed(gone)}" if gone else "frees no block"
-        self.show(f"{name}: truncate({length}) {freed}. The old KV stays in its slots until it is overwritten.")
+        self.show(
+            f"{name}: truncate({length}) {freed}. The old KV stays in its slots until it is overwritten.", code=code
+        )
 
     def leave(self, name: str) -> None:
         table = self.tables.pop(name, None)
@@ -86,9 +93,10 @@ class Tables:
             return
         blocks = list(table.blocks)
         table.free()
-        self.show(f"{name} has ended: {f'blocks {listed(blocks)} are' if blocks else 'no block is'} freed.")
+        said = f"{name} has ended: {f'blocks {listed(blocks)} are' if blocks else 'no block is'} freed."
+        self.show(said, code=f"{TABLE}.free")
 
-    def show(self, say: str, wrote=()) -> None:
+    def show(self, say: str, wrote=(), *, code: str) -> None:
         from mini_engine.kv.block_table import fragmentation_ratio, waste_ratio
 
         tables = list(self.tables.values())
@@ -99,7 +107,7 @@ class Tables:
             "waste ratio": percent(waste_ratio(tables)),
             "fragmentation ratio": percent(fragmentation_ratio(tables)),
         }
-        self.tape.frame(say, tables=shown, free=list(self.allocator.free_blocks), slots=list(self.slots),
+        self.tape.frame(say, code=code, tables=shown, free=list(self.allocator.free_blocks), slots=list(self.slots),
                         wrote=list(wrote), view="blocks", plan=None, walk=None, counters=counters)  # fmt: skip
 
 
@@ -122,4 +130,5 @@ LAB = Lab(
     world=Tables,
     lesson="l3_block_tensor",
     rules=table_rules,
+    code=(ALLOCATOR, f"{TABLE}.append", f"{TABLE}.truncate", f"{TABLE}.free"),
 )  # fmt: skip

@@ -8,7 +8,8 @@ from scripts.live.labs.lab import Knob, Lab, Preset, percent
 from scripts.live.labs.rules import tree_rules
 from scripts.live.labs.scheduled import Scheduled
 from scripts.traces.tape import Tape, listed, plural
-from scripts.traces.tree import Story, watched
+from scripts.traces.timeline import SCHEDULER
+from scripts.traces.tree import MANAGER, SPLIT, TREE, Story, watched
 
 from mini_engine.errors import UserError
 
@@ -47,14 +48,16 @@ class LabStory(Story):
         blocks = self.manager.tables[name].blocks
         split = " An edge is split where the two diverge." if was_split else ""
         where = f", in {plural(len(blocks), 'block')} that are locked now" if found else ": all are computed"
-        self.show(f"{name} is admitted. {found} of its {tokens} tokens are in the tree{where}.{split}", marked=blocks)
+        said = f"{name} is admitted. {found} of its {tokens} tokens are in the tree{where}.{split}"
+        self.show(said, marked=blocks, code=SPLIT if was_split else f"{TREE}.match" if found else f"{MANAGER}.allocate")
 
     def waits(self, token_ids: Sequence[int]) -> None:
         text = self.tokenizer.decode(token_ids)
         name = next(
             (name for name, prompt in self.prompts.items() if prompt == text and name not in self.manager.tables), ""
         )
-        self.show(f"{name} waits a step: a running request is computing what it needs, and will share it.")
+        said = f"{name} waits a step: a running request is computing what it needs, and will share it."
+        self.show(said, code=f"{MANAGER}.cost")
 
 
 class Tree(Scheduled):
@@ -72,12 +75,14 @@ class Tree(Scheduled):
         manager = watched(self.story)(settings["blocks"] + 1, settings["size"], policy=policy)
         self.scheduler = Scheduler(manager, SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=64, watermark=0))
         self.tape = tape
-        self.story.show(f"An empty tree and a pool of {settings['blocks']} blocks of {settings['size']} tokens.")
+        said = f"An empty tree and a pool of {settings['blocks']} blocks of {settings['size']} tokens."
+        self.story.show(said, code=TREE)
 
     def finish(self) -> None:
         """Show which requests are in the queue."""
         if waiting := [request.id for request in self.scheduler.waiting]:
-            self.story.show(f"{listed(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for the next step.")
+            said = f"{listed(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for the next step."
+            self.story.show(said, code=f"{SCHEDULER}.add")
 
     def arrive(self, name: str, text: str) -> None:
         from mini_engine.engine.request import Request
@@ -91,7 +96,7 @@ class Tree(Scheduled):
         try:
             self.scheduler.add(Request(name, ids, params))
         except UserError as error:
-            self.story.show(f"{name} is refused: {error}.")
+            self.story.show(f"{name} is refused: {error}.", code=f"{SCHEDULER}.add")
             return
         self.story.prompts[name] = self.words.decode(ids)
 
@@ -104,7 +109,8 @@ class Tree(Scheduled):
         self.scheduler.update(chunks, sampled)
         names = [chunk.request.id for chunk in chunks]
         if names and len(self.tape.frames) == frames:
-            self.story.show(f"{listed(names)} {'decodes' if len(names) == 1 else 'decode'} a token.")
+            said = f"{listed(names)} {'decodes' if len(names) == 1 else 'decode'} a token."
+            self.story.show(said, code=f"{SCHEDULER}.schedule")
 
     def next_word(self, request) -> int:
         """The model: a word that depends on the prompt and the position, as a real one's does."""
@@ -153,4 +159,6 @@ LAB = Lab(
     world=Tree,
     lesson="l8_radix",
     rules=tree_rules,
+    code=(TREE, f"{TREE}.match", f"{TREE}.evict", SPLIT, f"{SCHEDULER}.add", f"{SCHEDULER}.schedule",
+          *(f"{MANAGER}.{name}" for name in ("allocate", "cost", "store", "free"))),
 )  # fmt: skip

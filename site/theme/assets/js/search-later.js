@@ -21,12 +21,23 @@
     constructor(url) {
       super();
       whenWanted(() => {
+        if (this.isEnded) return;
         this.worker = new NativeWorker(url);
-        this.worker.addEventListener("message", ({ data }) => this.dispatchEvent(new MessageEvent("message", { data })));
+        for (const name of ["message", "error", "messageerror"]) { // mkdocs-material adds listeners, Zensical sets properties
+          this.worker.addEventListener(name, (event) => {
+            const copy = new event.constructor(name, event);
+            if (this["on" + name]) this["on" + name](copy);
+            this.dispatchEvent(copy);
+          });
+        }
       });
     }
+    terminate() {
+      this.isEnded = true;
+      if (this.worker) this.worker.terminate();
+    }
     postMessage(message) {
-      whenWanted(() => this.worker.postMessage(message));
+      whenWanted(() => this.isEnded || this.worker.postMessage(message));
     }
   }
   if (location.protocol !== "file:") { // there the worker is another, from iframe-worker

@@ -198,7 +198,7 @@
         const found = await engine.ask("lab", asked);
         if (turn !== this.turn) return; // overtaken
         if (found.error) this.refuse(found.error);
-        else await this.show(found, start);
+        else await this.show(found, start, Object.keys(asked.mine));
       } catch (error) {
         this.refuse(error.message);
       }
@@ -210,31 +210,39 @@
       this.showControls();
     }
 
-    async show(found, start) {
+    async show(found, start, mine) {
       this.settings = found.settings;
       this.events = found.do.split(";").filter(Boolean);
       this.alive = found.alive;
       const KV = window.KvPlayer;
       if (!KV.views[found.trace.kind]) await KV.load(`${KV.base}views/${found.trace.kind}.js`);
       const before = this.figure ? this.figure.player.index : 0;
-      this.play(found.trace, start ?? Math.min(before, found.trace.frames.length - 1));
+      this.play(found.trace, start ?? Math.min(before, found.trace.frames.length - 1), this.placesBut(mine));
       if (start === undefined) this.figure.player.show(found.trace.frames.length - 1);
       history.replaceState(null, "", this.address);
       this.say.textContent = "";
       this.showControls();
     }
 
+    // Where the repository shows the functions that make the frames; not those that are the reader's own.
+    placesBut(mine) {
+      return Object.fromEntries(Object.entries(this.about.code).filter(([code]) => !mine.includes(code.split("::")[0])));
+    }
+
     // Put a trace into the figure above, which showed the recorded one.
-    play(trace, start) {
+    play(trace, start, places) {
       if (!this.figure) {
         this.figure = this.above() || this.box.insertBefore(element("div", {}), this.box.firstChild);
         this.story = this.figure.player && this.figure.player.trace;
+        this.storyPlaces = this.figure.player && this.figure.player.places;
       }
       if (this.figure.player) this.figure.player.pause();
       this.figure.dataset.start = start;
+      this.figure.dataset.code = JSON.stringify(places);
       const player = new window.KvPlayer.Player(this.figure, trace);
       this.figure = player.figure;
       this.figure.classList.toggle("kv-live", trace !== this.story);
+      player.makeRoom(); // a phone shows a lab's words closer together
       if (start) player.show(start);
       new MutationObserver(() => this.count()).observe(this.figure, { attributes: true, attributeFilter: ["data-index"] });
       this.count();
@@ -246,7 +254,7 @@
     }
 
     restore() {
-      if (this.story) this.play(this.story, 0);
+      if (this.story) this.play(this.story, 0, this.storyPlaces);
     }
 
     count() {

@@ -172,6 +172,7 @@
       this.figure.dataset.start = last;
       const player = this.figure.player;
       if (!player) {
+        this.figure.dataset.code = JSON.stringify(this.about.code);
         this.figure = new KV.Player(this.figure, this.trace).figure;
         this.figure.classList.add("kv-live");
         return;
