@@ -1,5 +1,6 @@
 """Course machinery. What the proofs about the lessons share: the work is done ahead, two checks at a time."""
 
+import os
 import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +28,7 @@ class Proofs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.pool = ThreadPoolExecutor(AT_ONCE)
+        os.environ.setdefault("PYTHONHASHSEED", "0")  # what a wrong answer prints may contain Python's own hashes
         self.launch = warm_launch()
         self.futures: dict[str, Future] = {}
         self.transcripts: dict[str, dict[str, str]] = {}

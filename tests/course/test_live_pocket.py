@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from scripts.live.answers import MOST_ANSWER, MOST_PROMPT, SETTINGS, fed
 from scripts.website import live
-from scripts.website.browser import visiting
+from scripts.website.browser import DESKTOP, PHONE, visiting
 
 import pytest
 

@@ -32,7 +32,7 @@ def oracle(state, q, k, v, g, beta):
 
 
 def test_without_a_key_the_state_only_fades():
-    state, (q, k, v, g, beta) = torch.randn(1, HEADS, D_K, D_V), inputs(1)
+    (q, k, v, g, beta), state = inputs(1), torch.randn(1, HEADS, D_K, D_V)
     out, after = recurrent_step(state.clone(), q, torch.zeros_like(k), v, g, beta)
     shapes = tuple(out.shape), tuple(after.shape)
     assert shapes == ((1, HEADS, D_V), (1, HEADS, D_K, D_V)), "return the outputs, then the new states"
@@ -42,7 +42,7 @@ def test_without_a_key_the_state_only_fades():
 
 
 def test_a_step_fades_the_state_corrects_it_and_reads_it():
-    state, parts = torch.randn(HEADS, D_K, D_V), inputs(1)
+    parts, state = inputs(1), torch.randn(HEADS, D_K, D_V)
     out, after = recurrent_step(state[None].clone(), *parts)
     want_out, want_state = oracle(state, *parts)
     assert torch.allclose(after[0].double(), want_state, atol=1e-6), "fade the state first, then write the difference"
@@ -50,7 +50,7 @@ def test_a_step_fades_the_state_corrects_it_and_reads_it():
 
 
 def test_with_beta_0_a_token_writes_nothing():
-    state, (q, k, v, g, beta) = torch.randn(1, HEADS, D_K, D_V), inputs(1)
+    (q, k, v, g, beta), state = inputs(1), torch.randn(1, HEADS, D_K, D_V)
     _, after = recurrent_step(state.clone(), q, k, v, g, torch.zeros_like(beta))
     assert torch.allclose(after, state * g.exp()[..., None, None], atol=1e-6), (
         "beta is the part of the difference that is written; with beta 0 the state only fades, by e^g"
