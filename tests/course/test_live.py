@@ -225,6 +225,7 @@ def reference(lesson_id: str, task: int) -> tuple[str, str]:
 
 
 @needs_python
+@slow
 def test_code_that_does_not_end_is_ended_and_named(in_page):
     _, source = reference("l2_token_flat", 2)
     line = "        cut = len(self.free_blocks) - n\n"
