@@ -11,15 +11,26 @@ if TYPE_CHECKING:
     from mini_engine.engine.offline import Completion
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.scheduler import SchedulerConfig
+    from mini_engine.engine_config import EngineConfig
     from mini_engine.errors import UserError
     from mini_engine.llm import LLM
 
 __version__ = "0.2.0"
-__all__ = ["LLM", "Completion", "SamplingParams", "SchedulerConfig", "TextDelta", "UserError", "__version__"]
+__all__ = [
+    "LLM",
+    "Completion",
+    "EngineConfig",
+    "SamplingParams",
+    "SchedulerConfig",
+    "TextDelta",
+    "UserError",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "mini_engine.llm",
     "Completion": "mini_engine.engine.offline",
+    "EngineConfig": "mini_engine.engine_config",
     "SamplingParams": "mini_engine.engine.sampling_params",
     "SchedulerConfig": "mini_engine.engine.scheduler",
     "TextDelta": "mini_engine.engine.answer",

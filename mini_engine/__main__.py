@@ -11,7 +11,7 @@ from mini_engine.cli.parser import OneLineParser, description, guard
 COMMANDS = {
     "generate": ("mini_engine.cli.generate", "continue a text"),
     "chat": ("mini_engine.cli.chat", "talk to the model in the terminal"),
-    "serve": ("mini_engine.server.serve", "answer over HTTP with OpenAI's API"),
+    "serve": ("mini_engine.cli.serve", "answer over HTTP with OpenAI's API"),
     "cache": ("mini_engine.cli.cache", "list, verify or clear KV that was kept on disk"),
 }
 

@@ -14,13 +14,23 @@ import torch
 from mini_engine.engine.answer import AnswerReader, TextDelta, WholeAnswer
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import Completion, generate_all
-from mini_engine.engine.request import Request
+from mini_engine.engine.request import Ending, Request
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.model.causal_lm import CausalLM
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.prompts import Message, Prompt, checked_ids, checked_messages, is_conversation, is_sequence, listed
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.prompts import (
+    Message,
+    Prompt,
+    checked_ids,
+    checked_messages,
+    is_conversation,
+    is_sequence,
+    listed,
+)
+from mini_engine.text.tokenizer import Tokenizer
+from mini_engine.values import shown
 
 
 class LLM:
@@ -31,11 +41,9 @@ class LLM:
             model; None is the pocket model.
         tokenizer: for a loaded model; a checkpoint has its own.
         dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
-        tensor_parallel_size: share the model between this process and others, on CPUs (lesson 13); they end with the
-            LLM. A script that asks for it belongs under `if __name__ == "__main__":`.
-        options: for `build.build_engine`: backend, cuda_graphs, enable_prefix_caching, kv_bytes, num_blocks,
-            block_size, kernel, scheduler_config, kv_dtype, kv_cache_dir, kv_host_bytes, kv_disk_bytes, kv_always,
-            speculate.
+            With tensor_parallel_size above 1 the model is shared by this process and others, which end with the LLM;
+            a script that asks for it belongs under `if __name__ == "__main__":` (lesson 13).
+        config: the engine's options; or give the fields of `EngineConfig` by name.
 
     Raises:
         UserError: the checkpoint or an option cannot be used; the sentence says why.
@@ -43,31 +51,32 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path | Qwen3ForCausalLM | None = None,
+        model: str | Path | CausalLM | None = None,
         tokenizer: Tokenizer | None = None,
         *,
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
-        tensor_parallel_size: int = 1,
+        config: EngineConfig | None = None,
         **options: Any,
     ) -> None:
         from mini_engine import build  # the composition root, above all lessons; `for_engine` does without it
 
-        if tensor_parallel_size != 1:
-            if isinstance(model, Qwen3ForCausalLM):
-                raise UserError(
-                    "the model is loaded already; give its directory, which every rank reads", param="model"
-                )
-            place = POCKET_DIR if model is None else model
-            tokenizer = tokenizer or Tokenizer.load(place)
-            self._begin(build.parallel(place, tensor_parallel_size, dtype, device, **options), tokenizer)
+        if config is not None and options:
+            raise UserError(
+                f"{next(iter(options))} is given beside config; put it into the EngineConfig", param="config"
+            )
+        config = config or EngineConfig.of(options)
+        if not (tokenizer is None or isinstance(tokenizer, Tokenizer)):
+            raise UserError(f"tokenizer is {shown(tokenizer)}; give a Tokenizer", param="tokenizer")
+        if isinstance(model, CausalLM):
+            check_loaded(model, dtype, device, config)
+            if tokenizer is None:
+                raise UserError("a loaded model needs its tokenizer; give LLM(model, tokenizer)", param="tokenizer")
+            self._begin(build.build_engine(model, config), tokenizer)
             return
-        if not isinstance(model, Qwen3ForCausalLM):
-            place = POCKET_DIR if model is None else model
-            model, tokenizer = build.load(place, dtype, device), tokenizer or Tokenizer.load(place)
-        if tokenizer is None:
-            raise UserError("a loaded model needs its tokenizer; give LLM(model, tokenizer)", param="tokenizer")
-        self._begin(build.build_engine(model, **options), tokenizer)
+        place = POCKET_DIR if model is None else model
+        tokenizer = tokenizer or Tokenizer.load(place)
+        self._begin(build.open_engine(place, config, dtype, device), tokenizer)
 
     @classmethod
     def for_engine(cls, engine: Engine, tokenizer: Tokenizer) -> "LLM":
@@ -150,7 +159,7 @@ class LLM:
         """
         wanted = default(params)
         if not isinstance(wanted, SamplingParams):
-            raise UserError(f"params is {params!r}; give SamplingParams", param="params")
+            raise UserError(f"params is {shown(params)}; give SamplingParams", param="params")
         ids = self.tokenizer.encode_chat(checked_messages(prompt)) if is_conversation(prompt) else self.encode(prompt)
         request = self.engine.add_request(next(self._stream_ids), ids, wanted)
         return Stream(self.engine, request, AnswerReader(request, self.tokenizer))
@@ -180,7 +189,7 @@ class Stream:
         if delta.finish_reason is not None:
             self.ended = True
             self.reader.drop_unread()
-            self.engine.abort(self.request.id, delta.finish_reason)  # after a stop string the engine would go on
+            self.engine.conclude(self.request, Ending(delta.finish_reason, delta.error))  # the engine would go on
         return delta
 
     def __enter__(self) -> "Stream":
@@ -196,6 +205,15 @@ class Stream:
 
     def __del__(self) -> None:
         self.close()
+
+
+def check_loaded(model: CausalLM, dtype: str | torch.dtype, device: str | torch.device, config: EngineConfig) -> None:
+    """Raise UserError if an option asks for something that is decided when a model is loaded."""
+    if config.tensor_parallel_size > 1:
+        raise UserError("the model is loaded already; give its directory, which every rank reads", param="model")
+    for name, asked, has in (("dtype", dtype, model.dtype), ("device", device, model.device)):
+        if asked != "auto" and str(asked) not in (str(has), str(has).removeprefix("torch.")):
+            raise UserError(f"{name} is {shown(asked)}, but the model is loaded with {has}; leave it out", param=name)
 
 
 def default(params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams | Sequence[SamplingParams]:

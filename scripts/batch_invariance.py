@@ -21,9 +21,9 @@ PROMPT_TOKENS = 100
 def run(args) -> int:
     import torch
 
-    from mini_engine.config import DTYPES
+    from mini_engine.checkpoint.config import DTYPES
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.pocket import POCKET_DIR
-    from mini_engine.weights import load_model
 
     device = pick_device(args.device)
     report = {}
@@ -36,11 +36,20 @@ def run(args) -> int:
         return 0
     print(f"{device}, torch {torch.__version__}, {torch.get_num_threads()} threads. One row alone and among n rows;")
     print("a prompt at once and in chunks of n:")
-    for name, parts in report.items():
-        print(f"\n{name:36}" + "".join(f"{f'n = {n}':>9}" for n in COUNTS))
-        for part, found in parts.items():
-            print(f"  {part:34}" + "".join(f"{'equal' if same else 'no':>9}" for same in found))
+    print_report(report)
     return 0
+
+
+def print_report(report: dict[str, dict[str, list[bool]]]) -> None:
+    """Print a table for each dtype: a row for each part, a column for each of COUNTS."""
+    from rich.console import Console
+
+    from lessons._course.tables import Column, show
+
+    for name, parts in report.items():
+        print()
+        rows = [[part, *("equal" if same else "no" for same in found)] for part, found in parts.items()]
+        show(Console(highlight=False), [Column(name, is_text=True), *(Column(f"n = {n}") for n in COUNTS)], rows)
 
 
 def check_model(model, kernel: str) -> dict[str, list[bool]]:
@@ -123,9 +132,9 @@ def decoding(model, pool, allocator) -> list:
     """Return lesson 3's requests, each with its prompt already computed on its own and one token left to feed."""
     from mini_engine.engine.packed import step
     from mini_engine.kv.block_table import BlockTable
-    from mini_engine.kv.block_tensor import Request
+    from mini_engine.kv.block_tensor import PackedRequest
 
-    requests = [Request([3 + i % 40] * (5 + 7 * i % 56), BlockTable(allocator)) for i in range(COUNTS[-1])]
+    requests = [PackedRequest([3 + i % 40] * (5 + 7 * i % 56), BlockTable(allocator)) for i in range(COUNTS[-1])]
     for request in requests:
         step(model, pool, [request], BLOCK_SIZE)
         request.table.append(1)
@@ -166,7 +175,7 @@ def main(argv=None) -> int:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
     parser.add_argument(
-        "--kernel", default="auto", metavar="NAME", help="auto, reference, torch, cpu or triton (default: auto)"
+        "--kernel", default="auto", metavar="NAME", help="auto, reference, blockwise, torch, cpu or triton"
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

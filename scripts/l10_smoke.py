@@ -7,13 +7,13 @@ run is an error.
 import sys
 
 from scripts import first_line
-from scripts.smoke.arguments import make_parser, with_prompts
+from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import drained, run_several
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
+from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.gpu.graphs import Capture, CudaCapture, GraphRunner, no_graph
 from mini_engine.gpu.kv_pool import KvPool
@@ -33,14 +33,14 @@ def generate(model, prompts, args) -> Outcome:
 def replayed(model, prompts, args) -> Outcome:
     """Run the same engine with decode steps that are padded to a capture size and replayed."""
     engine = make_engine(model, prompts, args)
-    engine.runner = GraphRunner(model, engine.runner.pool, MAX_NUM_SEQS, capture_for(args.device))
-    return drained(engine, prompts, args)
+    runner = GraphRunner(ModelRunner(model, engine.runner.pool), MAX_NUM_SEQS, capture_for(args.device))
+    return drained(Engine(engine.config, engine.scheduler, runner), prompts, args)
 
 
 def on_device(model, prompts, args) -> Outcome:
     """Run without an engine: slots, tables and tokens stay on the device until all answers are complete."""
     page, dtype, device = args.block_size, model.dtype, args.device
-    pages = pages_for(prompts, args)
+    pages = blocks_for(prompts, args)
     size = sum(pages) * page
     kernel = load_kernel(kernel_for(device), device, dtype)
     table = ReqToTokenPool(len(prompts), max(pages) * page, device)
@@ -59,16 +59,11 @@ def make_engine(model, prompts, args) -> Engine:
     """Return an engine whose pool holds all prompts and answers at once."""
     return Engine.for_model(
         model,
-        num_blocks=1 + sum(pages_for(prompts, args)),
+        num_blocks=1 + sum(blocks_for(prompts, args)),
         block_size=args.block_size,
         kernel=kernel_for(args.device),
         scheduler_config=SchedulerConfig(max_num_seqs=MAX_NUM_SEQS),
     )
-
-
-def pages_for(prompts, args) -> list[int]:
-    """Return the number of pages (blocks) that each prompt and its answer need."""
-    return [-(-(len(ids) + args.max_new_tokens) // args.block_size) for ids in prompts]
 
 
 def kernel_for(device: str) -> str:
@@ -82,9 +77,7 @@ def capture_for(device: str) -> Capture:
 
 
 def arguments():
-    parser = make_parser(first_line(__doc__))
-    parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
-    return parser
+    return make_parser(first_line(__doc__), block_size=16)
 
 
 def main(argv=None) -> int:

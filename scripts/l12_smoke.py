@@ -1,6 +1,6 @@
 """Lesson 12. Runs prompts cold, then with KV from host memory, disk, a restarted server or a preemption; compacts, too.
 
-Each path says how many tokens it did not compute; a path that saved nothing has failed.
+Each path says how many tokens it did not compute; one that saved none is reported as not exercised.
 """
 
 import argparse
@@ -14,18 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scripts import ROOT, first_line
-from scripts.smoke.arguments import make_parser, with_prompts
+from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, drained, run_several
 
-from mini_engine.build import build_engine, load, tiers_for
-from mini_engine.cli.parser import whole_number
+from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.kv.block_tensor import KvPool
+from mini_engine.loading import load
 from mini_engine.tiers.compact import compact, shrink
-from mini_engine.tiers.manager import TieredCacheManager
-from mini_engine.tiers.store import BlockStore, Judges
+from mini_engine.tiers.connector import TierConnector
+from mini_engine.tiers.store import BlockStore
 
 COLD = "cold"
 LARGE = 2**30
@@ -42,7 +42,7 @@ def from_host(model, prompts, args) -> Outcome:
     """Run all prompts, evict everything to the host tier, and run them again."""
     engine = tiered(model, args, pool_for(prompts, args), None)
     drained(engine, prompts, args)
-    manager_of(engine).clear()
+    engine.scheduler.manager.prefixes.clear()
     return restored(engine, drained(engine, prompts, args))
 
 
@@ -56,7 +56,7 @@ def from_disk(model, prompts, args) -> Outcome:
         outcome = restored(second, drained(second, prompts, args))
         found = store_of(second).tiers.num_found["disk"]
         store_of(second).tiers.close()
-        return outcome if found else failed(outcome, "nothing was read from the disk")
+        return outcome.exercising(found, "nothing was read from the disk")
 
 
 def after_restart(model, prompts, args) -> Outcome | LeftOut:
@@ -74,30 +74,31 @@ def after_restart(model, prompts, args) -> Outcome | LeftOut:
             answers = [ids for ids, _ in replies]
             cached = sum(tokens for _, tokens in replies)
     outcome = Outcome(answers, {"restored_tokens": cached})
-    return outcome if cached else failed(outcome, "usage reported no cached tokens after the restart")
+    return outcome.exercising(cached, "usage reported no cached tokens after the restart")
 
 
 def swapped(model, prompts, args) -> Outcome:
     """Run all prompts in a pool so small that requests are preempted and come back."""
-    largest = max(blocks_for(len(ids), args) for ids in prompts)
+    largest = max(blocks_for(prompts, args))
     prompts_alone = sum(len(ids) // args.block_size + 1 for ids in prompts)  # no room for the answers
     engine = tiered(model, args, 1 + max(largest, prompts_alone), None, SchedulerConfig(watermark=0.0))
-    manager, scheduler = manager_of(engine), engine.scheduler
+    scheduler = engine.scheduler
+    manager, tree = scheduler.manager, scheduler.manager.prefixes.tree
     free = manager.free
 
     def free_and_forget(request_id: str, computed_ids=()) -> None:
         free(request_id, computed_ids)
-        manager.tree.evict(manager.tree.num_evictable)  # as other requests would, sooner or later
+        tree.evict(tree.num_evictable)  # as other requests would, sooner or later
 
     manager.free = free_and_forget
     outcome = restored(engine, drained(engine, prompts, args))
-    return outcome if scheduler.num_preemptions else failed(outcome, "no request was preempted")
+    return outcome.exercising(scheduler.num_preemptions, "no request was preempted")
 
 
 def compacted(model, prompts, args) -> Outcome:
     """Compact the pool after every step, and shrink it to half of what is free in mid-decode."""
     engine = tiered(model, args, 2 * pool_for(prompts, args), None)
-    manager, step, moved, steps = manager_of(engine), engine.step, [], []
+    manager, step, moved, steps = engine.scheduler.manager, engine.step, [], []
 
     def step_and_compact():
         result = step()
@@ -108,11 +109,12 @@ def compacted(model, prompts, args) -> Outcome:
         return result
 
     drained(engine, prompts[::-1], args)  # leaves the first blocks to prefixes that are evicted next
-    manager.tree.evict(manager.tree.num_evictable // 2)
+    tree = manager.prefixes.tree
+    tree.evict(tree.num_evictable // 2)
     engine.step = step_and_compact
     outcome = drained(engine, prompts, args)
     outcome.kv["moved_blocks"] = sum(moved)
-    return outcome if sum(moved) else failed(outcome, "no block was moved")
+    return outcome.exercising(sum(moved), "no block was moved")
 
 
 PATHS = {
@@ -126,17 +128,17 @@ PATHS = {
 
 def tiered(model, args, num_blocks: int, folder: Path | None, config: SchedulerConfig | None = None) -> Engine:
     """Return an engine with tiers. On the disk it brings back whatever it finds, whether or not that pays here."""
-    options = {"num_blocks": num_blocks, "block_size": args.block_size, "scheduler_config": config}
-    engine = build_engine(model, backend="reference", **options)
-    tiers_for(model, folder, LARGE, LARGE if folder else None)(engine)
-    store_of(engine).judges = Judges()
-    return engine
-
-
-def manager_of(engine: Engine) -> TieredCacheManager:
-    manager = engine.scheduler.manager
-    assert isinstance(manager, TieredCacheManager)  # `tiered` makes no other
-    return manager
+    return build_engine(
+        model,
+        backend="reference",
+        num_blocks=num_blocks,
+        block_size=args.block_size,
+        scheduler_config=config,
+        kv_cache_dir=folder,
+        kv_host_bytes=LARGE,
+        kv_disk_bytes=LARGE if folder else None,
+        kv_always=True,
+    )
 
 
 def blocks_of(engine: Engine) -> KvPool:
@@ -145,27 +147,21 @@ def blocks_of(engine: Engine) -> KvPool:
 
 
 def store_of(engine: Engine) -> BlockStore:
-    return manager_of(engine).block_store
+    """Return the tiers behind the engine's pool."""
+    connector = engine.scheduler.manager.connector
+    assert isinstance(connector, TierConnector)  # `tiered` makes no other
+    return connector.block_store
 
 
 def restored(engine: Engine, outcome: Outcome) -> Outcome:
-    """Add how many tokens came back from a tier. None is a failure."""
+    """Add how many tokens came back from a tier."""
     outcome.kv["restored_tokens"] = store_of(engine).traffic.restored_tokens
-    return outcome if outcome.kv["restored_tokens"] else failed(outcome, "no token came back from a tier")
-
-
-def failed(outcome: Outcome, fault: str) -> Outcome:
-    outcome.faults.append(fault)
-    return outcome
-
-
-def blocks_for(num_tokens: int, args) -> int:
-    return -(-(num_tokens + args.max_new_tokens) // args.block_size)
+    return outcome.exercising(outcome.kv["restored_tokens"], "no token came back from a tier")
 
 
 def pool_for(prompts, args) -> int:
     """Return a pool that holds all prompts and answers at once, and the null block."""
-    return 1 + sum(blocks_for(len(ids), args) for ids in prompts)
+    return 1 + sum(blocks_for(prompts, args))
 
 
 @contextmanager
@@ -211,8 +207,7 @@ def ask(url: str, prompt_ids: list[int], max_tokens: int) -> tuple[list[int], in
 
 
 def arguments():
-    parser = make_parser(first_line(__doc__))
-    parser.add_argument("--block-size", type=whole_number(1), default=8, metavar="N", help="default: 8")
+    parser = make_parser(first_line(__doc__), block_size=8)
     parser.set_defaults(load_model=load)  # dense or hybrid: `--model pocket-hybrid`
     return parser
 

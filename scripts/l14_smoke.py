@@ -1,7 +1,7 @@
 """Lesson 14. Runs prompts with speculation, at several k and in every way that a step can be made.
 
 Each path says how many tokens it guessed, how many of them were accepted, and how many steps that saved: steps are
-counted for each request. A path that accepts nothing on this script's prompts, which repeat themselves, has failed.
+counted for each request. A path that accepts nothing is reported as not exercised.
 """
 
 import sys
@@ -9,23 +9,22 @@ from functools import partial
 
 from scripts import first_line
 from scripts.l9_smoke import why_not
-from scripts.smoke.arguments import make_parser, with_prompts
+from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, run_several
 
 from mini_engine.build import build_engine
-from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine.stats import Summary
 from mini_engine.errors import UserError
-from mini_engine.speculation.config import Speculation
+from mini_engine.speculation.options import Speculation
 
 BATCHED = "batched"
 DRAFTS = (1, 2, 3, 5, 8)
 ANY_LOAD = 2**20  # rows: guess however many requests decode
-
+NOTHING_ACCEPTED = "no guess was accepted"
 
 ANSWERS = {
     "What is a KV cache?": "A KV cache keeps the keys and the values of all earlier tokens. Each new token then "
@@ -77,12 +76,12 @@ def chunked(model, prompts, args) -> Outcome:
 
 def preempted(model, prompts, args) -> Outcome:
     """Run all prompts in a pool so small that requests are preempted and come back."""
-    largest = max(blocks_for(len(ids), args) for ids in prompts)
+    largest = max(blocks_for(prompts, args))
     num_blocks = 1 + max(largest, sum(len(ids) // args.block_size + 1 for ids in prompts))
     limits, speculation = SchedulerConfig(watermark=0.0), Speculation(max_rows=ANY_LOAD)
     engine = engine_for(model, prompts, args, speculation, limits, num_blocks=num_blocks, prefix_caching=False)
     outcome = spoken(engine, prompts, args)
-    return outcome if engine.scheduler.num_preemptions else failed(outcome, "no request was preempted")
+    return outcome.exercising(engine.scheduler.num_preemptions, "no request was preempted")
 
 
 def cached(model, prompts, args) -> Outcome:
@@ -90,7 +89,7 @@ def cached(model, prompts, args) -> Outcome:
     engine = engine_for(model, prompts, args, Speculation(max_rows=ANY_LOAD, use_tree=True))
     first, second = spoken(engine, prompts, args), spoken(engine, prompts, args)
     saved = second.kv["speculation"]["steps_saved"] >= first.kv["speculation"]["steps_saved"]
-    return second if saved else failed(second, "guesses from the tree saved fewer steps than none")
+    return second.exercising(saved, "guesses from the tree saved fewer steps than none")
 
 
 def layers(backend: str, model, prompts, args) -> Outcome | LeftOut:
@@ -125,7 +124,7 @@ def engine_for(
     return build_engine(
         model,
         backend=backend,
-        num_blocks=num_blocks or 1 + sum(blocks_for(len(ids), args) for ids in prompts),
+        num_blocks=num_blocks or 1 + sum(blocks_for(prompts, args)),
         block_size=args.block_size,
         scheduler_config=limits,
         enable_prefix_caching=prefix_caching,
@@ -134,12 +133,8 @@ def engine_for(
     )
 
 
-def blocks_for(num_tokens: int, args) -> int:
-    return -(-(num_tokens + args.max_new_tokens) // args.block_size)
-
-
 def spoken(engine: Engine, prompts, args) -> Outcome:
-    """Run an engine until every prompt is answered. Nothing accepted is a failure, except on prompts of the user's."""
+    """Run an engine until every prompt is answered."""
     params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
     requests = [engine.add_request(str(index), ids, params) for index, ids in enumerate(prompts)]
     summary = Summary()
@@ -148,7 +143,6 @@ def spoken(engine: Engine, prompts, args) -> Outcome:
     faults = [f"request {request.id} ended with an error: {request.error}" for request in requests if request.error]
     held = engine.scheduler.manager.blocks_by_state.held
     faults += [f"{held} blocks are still held, although every request has ended"] if held else []
-    faults += ["no guess was accepted"] if args.repeats and not summary.num_accepted else []
     figures = {
         "drafts": summary.num_drafted,
         "accepted": summary.num_accepted,
@@ -156,32 +150,25 @@ def spoken(engine: Engine, prompts, args) -> Outcome:
         "steps_saved": summary.num_accepted,
     }
     kv = {"layout": "block-tensor", "bytes": engine.runner.pool.bytes, "speculation": figures}
-    return Outcome([request.output_ids for request in requests], kv, faults)
+    outcome = Outcome([request.output_ids for request in requests], kv, faults)
+    return outcome.exercising(summary.num_accepted, NOTHING_ACCEPTED)
 
 
 def added(outcomes: list[Outcome]) -> Outcome:
     """Return several outcomes as one."""
     figures = [outcome.kv["speculation"] for outcome in outcomes]
     total = {name: sum(one[name] for one in figures) for name in figures[0]}
-    faults = [] if total["accepted"] else [fault for outcome in outcomes for fault in outcome.faults]
-    return Outcome([ids for outcome in outcomes for ids in outcome.outputs], {"speculation": total}, faults)
-
-
-def failed(outcome: Outcome, fault: str) -> Outcome:
-    outcome.faults.append(fault)
-    return outcome
+    faults = [fault for outcome in outcomes for fault in outcome.faults]
+    whole = Outcome([ids for outcome in outcomes for ids in outcome.outputs], {"speculation": total}, faults)
+    return whole.exercising(total["accepted"], NOTHING_ACCEPTED)
 
 
 def arguments():
-    parser = make_parser(first_line(__doc__))
-    parser.add_argument("--block-size", type=whole_number(1), default=8, metavar="N", help="default: 8")
-    return parser
+    return make_parser(first_line(__doc__), block_size=8)
 
 
 def main(argv=None) -> int:
     parser = arguments()
-    asked = parser.parse_args(argv)
-    parser.set_defaults(repeats=not (asked.prompt or asked.prompt_ids))
     return run_several(14, (BATCHED, first), OTHERS, parser, with_prompts(argv, parser, default_prompts()))
 
 

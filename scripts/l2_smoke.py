@@ -8,7 +8,7 @@ from scripts.smoke.run import Outcome, run_smoke
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.loop import generate as run_loop
 from mini_engine.kv.allocator import BlockAllocator
-from mini_engine.kv.token_flat import KvPool, PagedSequence, Request
+from mini_engine.kv.token_flat import FlatRequest, KvPool, PagedSequence
 
 
 def generate(model, prompts, args) -> Outcome:
@@ -17,7 +17,7 @@ def generate(model, prompts, args) -> Outcome:
     allocator = BlockAllocator.for_slots(args.num_slots, args.block_size)
     outputs, most = [], 0
     for ids in prompts:
-        sequence = PagedSequence(Request(ids), pool, allocator)
+        sequence = PagedSequence(FlatRequest(ids), pool, allocator)
         outputs.append(run_loop(model, pool, sequence, ids, args.max_new_tokens, model.config.eos_token_ids))
         most = max(most, len(sequence.request.blocks))
         sequence.release()
@@ -26,12 +26,9 @@ def generate(model, prompts, args) -> Outcome:
 
 
 def arguments():
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, block_size=16)
     parser.add_argument(
         "--num-slots", type=whole_number(1), default=8192, metavar="N", help="slots in the pool (default: 8192)"
-    )
-    parser.add_argument(
-        "--block-size", type=whole_number(1), default=16, metavar="N", help="slots in a block (default: 16)"
     )
     return parser
 

@@ -28,15 +28,9 @@ def generate(model, prompts, args) -> Outcome:
 
 
 def arguments():
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, block_size=16, kernel=True)
     parser.add_argument(
         "--num-slots", type=whole_number(1), default=8192, metavar="N", help="slots for tokens (default: 8192)"
-    )
-    parser.add_argument(
-        "--block-size", type=whole_number(1), default=16, metavar="N", help="slots in a block (default: 16)"
-    )
-    parser.add_argument(
-        "--kernel", default="auto", metavar="NAME", help="auto, reference, torch, cpu or triton (default: auto)"
     )
     return parser
 

@@ -22,7 +22,7 @@ from mini_engine.engine.sampler import draw_tokens, process, sample
 from mini_engine.engine.sampling_params import Row, SamplingParams
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
-from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
+from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
 
 BLOCK_SIZE = 16
 
@@ -36,7 +36,7 @@ def run(model, jobs, args, sampler=sample) -> Outcome:
     allocator = BlockAllocator(blocks, BLOCK_SIZE)
     pairs = []
     for prompt, params in jobs:
-        request = Request(list(prompt), BlockTable(allocator))
+        request = PackedRequest(list(prompt), BlockTable(allocator))
         pairs.append((request, Row(params, request.prompt_ids, request.output_ids, params.stop_ids(eos))))
     running = list(pairs)
     while running:

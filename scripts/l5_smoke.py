@@ -44,7 +44,8 @@ def generate(model, prompts, args) -> Outcome:
             requests.append(engine.add_request(str(len(requests)), prompts[len(requests)], params))
         summary.add_step(engine.step().stats)
     errors = [f"request {r.id} ended with an error: {r.error}" for r in requests if r.error]
-    return Outcome([r.output_ids for r in requests], figures(engine, requests, summary), errors + leaks(engine))
+    outcome = Outcome([r.output_ids for r in requests], figures(engine, requests, summary), errors + leaks(engine))
+    return outcome.exercising(summary.num_preemptions, "no request was preempted")
 
 
 def blocks_for(prompts, args) -> int:
@@ -76,20 +77,16 @@ def leaks(engine) -> list[str]:
 
 
 def arguments():
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, block_size=8, kernel=True)
     parser.add_argument(
         "--num-blocks", type=whole_number(2), metavar="N", help="with the null block; default: 1/4 of the need"
     )
-    parser.add_argument("--block-size", type=whole_number(1), default=8, metavar="N", help="slots (default: 8)")
     parser.add_argument("--every", type=whole_number(1), default=2, metavar="N", help="steps per arrival (default: 2)")
     parser.add_argument(
         "--max-num-batched-tokens", type=whole_number(1), default=32, metavar="N", help="tokens per step (default: 32)"
     )
     parser.add_argument(
         "--chunk-size", type=whole_number(1), default=32, metavar="N", help="tokens per prompt and step (default: 32)"
-    )
-    parser.add_argument(
-        "--kernel", default="auto", metavar="NAME", help="auto, reference, torch, cpu or triton (default: auto)"
     )
     return parser
 

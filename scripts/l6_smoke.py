@@ -9,7 +9,7 @@ from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.llm import LLM
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 
 
 def generate(model, prompts, args) -> Outcome:
@@ -41,8 +41,7 @@ def text_faults(texts, wanted):
 
 
 def arguments():
-    parser = make_parser(__doc__)
-    parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
+    parser = make_parser(__doc__, block_size=16)
     parser.add_argument("--num-blocks", type=whole_number(2), default=512, metavar="N", help="default: 512")
     return parser
 

@@ -16,6 +16,7 @@ from scripts.smoke.report import print_json
 from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 CLIENT = "--client"  # with a URL: this process runs the clients
+NO_TEXT = 1  # events of a streamed answer without text: the usage at its end
 
 
 def load(args: argparse.Namespace) -> tuple[list[list[int]], dict]:
@@ -24,51 +25,55 @@ def load(args: argparse.Namespace) -> tuple[list[list[int]], dict]:
     return prompts, {"max_tokens": args.max_new_tokens, "temperature": 0, "ignore_eos": True}
 
 
-async def one_client(host: str, port: int, body: dict, tokens: int) -> None:
-    """Send a request over a new connection, read the whole answer, and check its number of tokens."""
+async def one_client(host: str, port: int, body: dict, tokens: int) -> int:
+    """Send a request over a new connection, read the whole answer, and check its number of tokens.
+
+    Returns the number of events that carried text; 0 if the answer is not streamed.
+    """
     reader, writer = await asyncio.open_connection(host, port)
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
     writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + data)
-    tail = b""
-    while piece := await reader.read(65536):
-        tail = (tail + piece)[-600:]
+    answer = await reader.read()
     writer.close()
-    if b'"completion_tokens":%d' % tokens not in tail:
-        raise RuntimeError(f"an answer is incomplete; it ends with {tail!r}")
+    if b'"completion_tokens":%d' % tokens not in answer:
+        raise RuntimeError(f"an answer is incomplete; it ends with {answer[-600:]!r}")
+    return answer.count(b'data: {"id"') - NO_TEXT if body.get("stream") else 0
 
 
-async def clients(args: argparse.Namespace) -> float:
-    """Run all clients at once. Return the seconds until the last one is served."""
+async def clients(args: argparse.Namespace) -> tuple[float, int]:
+    """Run all clients at once. Return the seconds until the last one is served, and the events with text."""
     host, port = args.client.removeprefix("http://").split(":")
     prompts, wanted = load(args)
     more = {"stream": True, "stream_options": {"include_usage": True}} if args.stream else {}
     bodies = [{"prompt": prompt} | wanted | more for prompt in prompts]
     started = time.perf_counter()
-    await asyncio.gather(*(one_client(host, int(port), body, args.max_new_tokens) for body in bodies))
-    return time.perf_counter() - started
+    events = await asyncio.gather(*(one_client(host, int(port), body, args.max_new_tokens) for body in bodies))
+    return time.perf_counter() - started, sum(events)
 
 
-def over_http(url: str, args: argparse.Namespace, stream: bool) -> float:
-    """Run the clients in a new process and return their seconds."""
+def over_http(url: str, args: argparse.Namespace, stream: bool) -> tuple[float, int]:
+    """Run the clients in a new process; return what `clients` does."""
     options = ["--requests", args.requests, "--max-new-tokens", args.max_new_tokens, *(["--stream"] if stream else [])]
     command = [sys.executable, __file__, CLIENT, url, *map(str, options)]
-    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, encoding="utf-8").stdout)
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, encoding="utf-8").stdout.split()
+    return float(said[0]), int(said[1])
 
 
-def measure(args: argparse.Namespace) -> dict[str, float]:
-    """Return tokens/s of each way, the median over the rounds after a warm-up round."""
+def measure(args: argparse.Namespace) -> tuple[dict[str, float], float]:
+    """Return tokens/s of each way, and the events of a streamed round: medians of the rounds after a warm-up round."""
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.worker import EngineWorker
     from mini_engine.llm import LLM
     from mini_engine.server.app import create_app
     from mini_engine.server.background import in_background
-    from mini_engine.server.config import ServerConfig
     from mini_engine.server.metrics import Metrics
+    from mini_engine.server.server_config import ServerConfig
 
     llm, metrics = LLM(args.model), Metrics()
     prompts, wanted = load(args)
     seconds: dict[str, list[float]] = {"LLM.generate": [], "HTTP, whole": [], "HTTP, streamed": []}
+    events: list[int] = []
     with EngineWorker(llm.engine, llm.tokenizer, args.requests, metrics) as worker:
         metrics.watch(worker)
         app = create_app(worker, ServerConfig(max_waiting=args.requests), metrics)
@@ -77,23 +82,34 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
                 started = time.perf_counter()
                 llm.generate(prompts, SamplingParams(**wanted), progress=False)
                 seconds["LLM.generate"].append(time.perf_counter() - started)
-                seconds["HTTP, whole"].append(over_http(url, args, stream=False))
-                seconds["HTTP, streamed"].append(over_http(url, args, stream=True))
+                seconds["HTTP, whole"].append(over_http(url, args, stream=False)[0])
+                streamed, sent = over_http(url, args, stream=True)
+                seconds["HTTP, streamed"].append(streamed)
+                events.append(sent)
     tokens = args.requests * args.max_new_tokens
-    return {way: tokens / median(taken[1:]) for way, taken in seconds.items()}
+    return {way: tokens / median(taken[1:]) for way, taken in seconds.items()}, median(events[1:])
 
 
 def run(args: argparse.Namespace) -> int:
     if args.client:
-        print(asyncio.run(clients(args)))
+        print(*asyncio.run(clients(args)))
         return 0
-    speed = measure(args)
+    speed, events = measure(args)
     if args.json:
-        print_json(speed)
+        print_json(speed | {"events": events})
         return 0
-    for way, tokens in speed.items():
-        print(f"{way:16} {tokens:8.0f} tokens/s  {tokens / speed['LLM.generate']:5.0%}")
+    print_speed(speed)
+    print(f"{args.requests * args.max_new_tokens:,} tokens streamed in {events:,.0f} events")
     return 0
+
+
+def print_speed(speed: dict[str, float]) -> None:
+    from rich.console import Console
+
+    from lessons._course.tables import Column, show
+
+    rows = [[way, f"{tokens:,.0f}", f"{tokens / speed['LLM.generate']:.0%}"] for way, tokens in speed.items()]
+    show(Console(highlight=False), [Column("", is_text=True), Column("tokens/s"), Column("of LLM.generate")], rows)
 
 
 def main(argv=None) -> int:

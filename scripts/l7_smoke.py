@@ -13,7 +13,7 @@ from scripts.smoke.run import Outcome, run_smoke
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.errors import UserError
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # the client is an extra
     from openai.types import CompletionChoice
@@ -29,8 +29,8 @@ def generate(model, prompts, args) -> Outcome:
         from mini_engine.engine.worker import EngineWorker
         from mini_engine.server.app import create_app
         from mini_engine.server.background import in_background
-        from mini_engine.server.config import ServerConfig
         from mini_engine.server.metrics import Metrics
+        from mini_engine.server.server_config import ServerConfig
     except ModuleNotFoundError as error:
         raise UserError(MISSING.format(error.name)) from None
     engine, tokenizer = Engine.for_model(model, num_blocks=args.num_blocks), Tokenizer.load(args.model)

@@ -5,27 +5,28 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from scripts.smoke.arguments import load_ours, make_parser, tokenizer_of, with_prompts
+from scripts.smoke.arguments import blocks_for, load_ours, make_parser, tokenizer_of, with_prompts
 from scripts.smoke.hugging_face import hf_generate, load_hf
 from scripts.smoke.report import Report, RequestReport, print_json, show
 from scripts.smoke.run import Outcome, find_divergence
 
-from mini_engine.cli.parser import guard, whole_number
+from mini_engine.cli.parser import guard
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.prefix_cache import PrefixCache, caching_manager
 
 COMMON_BLOCKS = 5
 
 
 @dataclass
 class Scenario:
-    """An engine with its pool, and all its requests in order."""
+    """An engine with its pool, and all its requests in order. evicts: whether the pool is to be too small for them."""
 
     name: str
     engine: Engine
     args: argparse.Namespace
     requests: list
+    evicts: bool = False
 
     def ask(self, prompts) -> list[list[int]]:
         """Run all prompts together; return their answers."""
@@ -38,14 +39,14 @@ class Scenario:
 
     def figures(self) -> dict:
         manager = self.engine.scheduler.manager
-        assert isinstance(manager, PrefixCacheManager)  # `begin` makes no other
-        stats, blocks = manager.stats, manager.blocks_by_state
+        assert isinstance(manager.prefixes, PrefixCache)  # `begin` makes no other
+        stats, blocks = manager.prefixes.stats, manager.blocks_by_state
         return {
             "requests": len(self.requests),
             "prompt_tokens": stats.asked_tokens,
             "found_tokens": stats.found_tokens,
             "hit_rate": round(stats.hit_rate, 3),
-            "evicted_blocks": manager.tree.num_evicted,
+            "evicted_blocks": manager.prefixes.tree.num_evicted,
             "blocks": manager.num_usable_blocks,
             "held_at_end": blocks.held,
         }
@@ -55,15 +56,21 @@ class Scenario:
         errors = [f"{self.name}: request {r.id} ended with an error: {r.error}" for r in self.requests if r.error]
         return errors + ([f"{self.name}: {held} blocks are still held after all requests have ended"] if held else [])
 
+    def not_exercised(self) -> list[str]:
+        """Return what this scenario was to show and did not need."""
+        figures = self.figures()
+        kept = [] if figures["found_tokens"] else [f"{self.name}: no prompt found a prefix"]
+        return kept + ([f"{self.name}: no block was evicted"] if self.evicts and not figures["evicted_blocks"] else [])
+
 
 def begin(name, model, args, prompts, share=1.0) -> Scenario:
     """Return a scenario whose pool holds `share` of what all prompts and answers need, but at least the largest."""
-    needs = [-(-(len(ids) + args.max_new_tokens) // args.block_size) for ids in prompts]
+    needs = blocks_for(prompts, args)
     blocks = max(max(needs), int(sum(needs) * share)) + 1
     engine = Engine.for_model(
-        model, num_blocks=blocks, block_size=args.block_size, kernel=args.kernel, manager=PrefixCacheManager
+        model, num_blocks=blocks, block_size=args.block_size, kernel=args.kernel, manager=caching_manager
     )
-    return Scenario(name, engine, args, [])
+    return Scenario(name, engine, args, [], evicts=share < 1)
 
 
 def chat(model, prompts, args) -> Scenario:
@@ -142,7 +149,8 @@ def compare(args) -> tuple[Report, dict]:
     figures = {scenario.name: scenario.figures() for scenario in scenarios}
     asked, found = (sum(f[name] for f in figures.values()) for name in ("prompt_tokens", "found_tokens"))
     kv = {"layout": "block-tensor", "block_size": args.block_size, "prompt_tokens": asked, "found_tokens": found}
-    return Report(8, args.model, args.dtype, args.device, match, reports, kv, seconds, faults), figures
+    unused = [line for scenario in scenarios for line in scenario.not_exercised()]
+    return Report(8, args.model, args.dtype, args.device, match, reports, kv, seconds, faults, unused), figures
 
 
 def smoke(args) -> int:
@@ -161,12 +169,7 @@ def smoke(args) -> int:
 
 
 def arguments():
-    parser = make_parser(__doc__)
-    parser.add_argument("--block-size", type=whole_number(1), default=8, metavar="N", help="default: 8")
-    parser.add_argument(
-        "--kernel", default="auto", metavar="NAME", help="auto, reference, torch, cpu or triton (default: auto)"
-    )
-    return parser
+    return make_parser(__doc__, block_size=8, kernel=True)
 
 
 def main(argv=None) -> int:

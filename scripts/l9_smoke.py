@@ -8,15 +8,14 @@ import sys
 from functools import partial
 
 from scripts import first_line
-from scripts.smoke.arguments import make_parser, with_prompts
+from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, drained, run_several
 
-from mini_engine.cli.parser import whole_number
-from mini_engine.cpu import native, speed_up
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
+from mini_engine.layers import native, speed_up
 from mini_engine.native_build import find_compiler
 
 REFERENCE = "reference"
@@ -25,7 +24,7 @@ BACKENDS = ("torch", "packed")
 
 def generate(model, prompts, args) -> Outcome:
     """Run all prompts through lesson 5's engine, with the layers that the model has."""
-    blocks = 1 + sum(-(-(len(ids) + args.max_new_tokens) // args.block_size) for ids in prompts)
+    blocks = 1 + sum(blocks_for(prompts, args))
     limits = SchedulerConfig(max_num_seqs=8)
     engine = Engine.for_model(model, num_blocks=blocks, block_size=args.block_size, scheduler_config=limits)
     return drained(engine, prompts, args)
@@ -65,9 +64,7 @@ def sped_up(backend: str, model, prompts, args) -> Outcome | LeftOut:
 
 
 def arguments():
-    parser = make_parser(first_line(__doc__))
-    parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
-    return parser
+    return make_parser(first_line(__doc__), block_size=16)
 
 
 def main(argv=None) -> int:

@@ -16,8 +16,8 @@ BLOCK_SIZE = 16
 
 
 def run(args) -> int:
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.pocket import POCKET_DIR
-    from mini_engine.weights import load_model
 
     args.device = pick_device(args.device)
     model = load_model(POCKET_DIR, device=args.device)
@@ -33,11 +33,21 @@ def run(args) -> int:
         print_json(reports)
         return 0
     print(f"{args.decoders} requests decode; a prompt of {args.prompt_tokens} tokens arrives ({args.device}, float32)")
-    print(f"{'':26}{'largest gap':>22}{'usual gap':>12}{'the prompt waits for its first token':>40}")
-    for name, r in reports.items():
-        gap = f"{r['largest_gap_steps']} step, {r['largest_gap_ms']:.0f} ms"
-        print(f"{name:26}{gap:>22}{r['usual_gap_ms']:>9.0f} ms{r['first_token_ms']:>37.0f} ms")
+    print_reports(reports)
     return 0
+
+
+def print_reports(reports: dict[str, dict]) -> None:
+    from rich.console import Console
+
+    from lessons._course.tables import Column, show
+
+    titles = ("largest gap", "usual gap", "wait for first token")
+    rows = []
+    for name, r in reports.items():
+        largest, usual, first = (f"{r[what]:.0f} ms" for what in ("largest_gap_ms", "usual_gap_ms", "first_token_ms"))
+        rows.append([name, f"{r['largest_gap_steps']} step, {largest}", usual, first])
+    show(Console(highlight=False), [Column("", is_text=True), *map(Column, titles)], rows)
 
 
 def packed(model, prompts, long_prompt, args) -> dict:
@@ -48,17 +58,17 @@ def packed(model, prompts, long_prompt, args) -> dict:
     from mini_engine.engine.packed import step
     from mini_engine.kv.allocator import BlockAllocator
     from mini_engine.kv.block_table import BlockTable
-    from mini_engine.kv.block_tensor import KvPool, Request
+    from mini_engine.kv.block_tensor import KvPool, PackedRequest
 
     num_blocks = blocks_for(args)
     pool = KvPool(model.config, num_blocks, BLOCK_SIZE, load_kernel("auto", args.device), device=args.device)
     allocator = BlockAllocator(num_blocks, BLOCK_SIZE)
-    running = [Request(list(ids), BlockTable(allocator)) for ids in prompts]
+    running = [PackedRequest(list(ids), BlockTable(allocator)) for ids in prompts]
     clock = Clock(args.device)
     with torch.inference_mode():
         for number in range(args.steps):
             if number == args.steps // 2:
-                running.append(Request(long_prompt, BlockTable(allocator)))
+                running.append(PackedRequest(long_prompt, BlockTable(allocator)))
                 clock.arrived()
             step(model, pool, running, BLOCK_SIZE)
             clock.tick(range(len(running)))

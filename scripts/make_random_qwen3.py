@@ -82,8 +82,8 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor of the model described by the directory's config.json."""
     import torch
 
-    from mini_engine.config import Qwen3Config, read_json
-    from mini_engine.hybrid.config import HybridConfig
+    from mini_engine.checkpoint.config import Qwen3Config, read_json
+    from mini_engine.hybrid.hybrid_config import HybridConfig
     from mini_engine.hybrid.model import HybridForCausalLM
     from mini_engine.model.qwen3 import Qwen3ForCausalLM
 

@@ -37,9 +37,9 @@ def arguments():
 
 
 def run(args) -> int:
-    from mini_engine.config import DTYPES, Qwen3Config
+    from mini_engine.checkpoint.config import DTYPES, Qwen3Config
+    from mini_engine.checkpoint.weights import resolve_checkpoint
     from mini_engine.kv.token_flat import pool_slots
-    from mini_engine.weights import resolve_checkpoint
 
     if args.model:
         config = Qwen3Config.from_dir(resolve_checkpoint(args.model))

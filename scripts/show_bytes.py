@@ -20,10 +20,10 @@ def arguments():
 
 def run(args) -> int:
     from rich.console import Console
-    from rich.table import Table
 
-    from mini_engine.engine.detokenizer import Detokenizer
-    from mini_engine.tokenizer import Tokenizer
+    from lessons._course.tables import Column, show
+    from mini_engine.text.detokenizer import Detokenizer
+    from mini_engine.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(args.model or pocket_dir())
     detokenizer, rows = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids), []
@@ -34,10 +34,9 @@ def run(args) -> int:
     if args.json:
         print_json({"tokens": rows, "rest": detokenizer.finish()})
         return 0
-    table = Table("token id", "bytes", "streamed", "decoded alone")
-    for row in rows:
-        table.add_row(str(row["id"]), row["bytes"], repr(row["streamed"]), repr(row["alone"]))
-    Console(highlight=False).print(table)
+    columns = [Column("token id"), *(Column(title, is_text=True) for title in ("bytes", "streamed", "decoded alone"))]
+    cells = [[str(row["id"]), row["bytes"], repr(row["streamed"]), repr(row["alone"])] for row in rows]
+    show(Console(highlight=False), columns, cells)
     return 0
 
 

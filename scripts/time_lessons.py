@@ -6,13 +6,14 @@ The reference is checked in place of a student's files, so this is the time for 
 import json
 import sys
 
-from scripts import ROOT
-from scripts.smoke_all import pick_lessons, run_lesson
+from scripts.smoke.processes import run_all
+from scripts.smoke_all import pick_lessons
 
 from lessons._course.catalog import Lesson
 from lessons._course.checker import Check
 from lessons._course.order import plan_of
 from lessons._course.places import CourseError, Places
+from lessons._course.runner import Spawned
 from mini_engine.cli.parser import OneLineParser, guard
 from mini_engine.errors import UserError
 
@@ -21,7 +22,7 @@ def measure(lesson: Lesson, places: Places) -> dict[str, object]:
     """Time one lesson: its check (tests and smoke script), and the smoke script once more alone."""
     plan = plan_of(lesson, [task.number for task in lesson.tasks], set())
     report = Check(lesson, places, files=[], plan=plan).run()
-    smoke = run_lesson(lesson, [], ROOT, timeout=600)
+    [smoke] = run_all([lesson], places, Spawned, jobs=1)
     return {
         "lesson": lesson.number,
         "title": lesson.title,
@@ -45,10 +46,8 @@ def run(args) -> int:
         found.append(measure(lesson, places))
         if not args.json:
             row = found[-1]
-            head = f"lesson {row['lesson']}: {'passed' if row['passed'] else 'FAILED'}, {row['tests']:3d} tests"
-            print(
-                f"{head}, check {row['check_seconds']:5.1f} s, smoke script {row['smoke_seconds']:5.1f} s", flush=True
-            )
+            head = f"{row['lesson']:2d}: {'passed' if row['passed'] else 'FAILED'}, {row['tests']:3d} tests"
+            print(f"{head}, check {row['check_seconds']:5.1f} s, smoke {row['smoke_seconds']:5.1f} s", flush=True)
     if args.json:
         print(json.dumps(found))
     return 0 if all(row["passed"] for row in found) else 1

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import torch
 
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
-from mini_engine.weights import load_model
 
 # Each family varies one thing: query heads per key head, head_dim, tied or untied head, biases, odd sizes.
 FAMILIES = {

@@ -1,4 +1,4 @@
-"""Course machinery. What a check tells the student: one thing to do next."""
+"""Course machinery. The advice at the end of a check: one thing to do next."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -15,10 +15,17 @@ from lessons._course.student import StudentFile
 
 @dataclass(frozen=True)
 class Blame:
-    """The task that a failure belongs to. is_likely: whether it is only the likeliest one."""
+    """The task that a failure belongs to.
+
+    is_likely: whether it is only the likeliest one.
+    symbol: the function, if an experiment has found it.
+    is_seen_elsewhere: whether the test is none of the task's own, which may all pass.
+    """
 
     task: Task
     is_likely: bool = False
+    symbol: str = ""
+    is_seen_elsewhere: bool = False
 
     @property
     def words(self) -> str:
@@ -33,11 +40,17 @@ class Attribution:
         self.lesson, self.files, self.report = lesson, files, report
 
     def of_test(self, result: TestResult, bugs: Iterable[Bug]) -> Blame | None:
-        """Return the task of a failed test: its own, the one whose code raised, a pitfall's, or the one it names."""
+        """Return the task of a failed test: the one that an experiment found, or else the test's own.
+
+        Of a test of no task: the one whose code raised, a pitfall's, or the one that it names.
+        """
+        failure = result.failure
         owners = [task for task in self.lesson.tasks if any(covers(test, result.test) for test in task.tests)]
+        if failure and failure.cause:
+            task = self.lesson.task(failure.cause[0])
+            return Blame(task, symbol=failure.cause[1], is_seen_elsewhere=task not in owners)
         if owners:
             return Blame(self.report.focus if self.report.focus in owners else owners[0])
-        failure = result.failure
         if failure and (task := self.of_frames([(path, line) for path, line, *_ in failure.frames])):
             return Blame(task)
         tasks = [task for bug in bugs if (task := self.of_bug(bug))]

@@ -108,9 +108,21 @@ class Check:
         return python_environment(self.places) | {
             "KV_COURSE_OVERLAY": json.dumps({file.import_name: str(file.path) for file in self.files}),
             "KV_COURSE_BLOCKED": json.dumps(self.blocked),
+            "KV_COURSE_SWAPS": json.dumps(self._swaps()),
             "KV_COURSE_TEST_SECONDS": str(self.test_seconds),
             "KV_COURSE_LAST_SECONDS": str(self.seconds + 10),
         }
+
+    def _swaps(self) -> list[dict[str, Any]]:
+        """Return what an experiment may exchange: each written function of a task for the reference's."""
+        files = {file.module: file for file in self.files}
+        return [
+            {"task": task.number, "symbol": target.symbol, "tests": task.tests}
+            | {"module": files[target.file].import_name, "file": str(files[target.file].reference)}
+            for task in self.lesson.tasks
+            for target in task.targets
+            if target.file in files and task.number not in self.blank
+        ]
 
     def _start_smoke(self, smoke: SmokeRun) -> None:
         smoke.start(self._environment(), max(self.test_seconds, SMOKE_FACTOR * self.start_seconds))
@@ -158,6 +170,8 @@ class Check:
             self.events[test].outcome = "hung"
         elif kind == "exception":
             self._result(test).failure = Failure(**{k: v for k, v in event.items() if k not in ("event", "test")})
+        elif kind == "cause" and (failure := self._result(test).failure):
+            failure.cause = event["task"], event["symbol"]
         elif kind == "result":
             result = self._result(test)
             result.seconds += event["seconds"]

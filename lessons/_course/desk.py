@@ -10,6 +10,11 @@ from lessons._course.progress import Entry, Progress
 from lessons._course.show import View, make_console
 from lessons._course.verdict import Verdict, judge
 
+AFTERWARDS = (
+    "After the course: build something with mini_engine (lessons/api.md), or read vLLM's source, with",
+    "lessons/coming-from.md as a map; lessons/whats-not-covered.md names what this course leaves out.",
+)
+
 
 class Desk:
     """What every command needs: the places, the lessons, the progress, the console."""
@@ -50,8 +55,11 @@ def next_steps(desk: Desk, entries: dict[str, Entry]) -> list[str]:
     """Say what to do next, in a line or two."""
     lesson = next_lesson(desk.lessons, {x.number: entries[x.id] for x in desk.lessons})
     if lesson is None:
-        return ["You have passed every lesson."]
+        return ["You have passed every lesson.", *AFTERWARDS]
     entry, n = entries[lesson.id], lesson.number
+    if not entry.started and entries[desk.lessons[-1].id].passed:
+        left = ", ".join(str(x.number) for x in desk.lessons if not entries[x.id].passed)
+        return [f"You have passed the last lesson. Left out: {left} ({COMMAND} start {n})", *AFTERWARDS]
     if not entry.started:
         first = not any(e.started for e in entries.values())
         doctor = [f"First:  {COMMAND} doctor      is this machine ready?"] if first else []

@@ -5,16 +5,8 @@ from lessons._course.attribution import Attribution, Blame
 from lessons._course.catalog import Lesson, Task
 from lessons._course.checker import CHOSEN
 from lessons._course.explain_smoke import explain_smoke
-from lessons._course.messages import (
-    MOST_PITFALLS,
-    cause,
-    counted,
-    general_hints,
-    happened,
-    is_hang,
-    likely_bugs,
-    remarks,
-)
+from lessons._course.headline import cause, happened, is_hang
+from lessons._course.messages import MOST_PITFALLS, counted, general_hints, likely_bugs, remarks
 from lessons._course.output import shortened
 from lessons._course.places import Places
 from lessons._course.pointers import Pointers
@@ -89,7 +81,7 @@ class Explainer:
 
     def unwritten(self, task: Task, done: list[int]) -> Advice:
         """Say that a task's body is not written yet."""
-        advice = Advice(f"Task {task.number} is not written yet: {task.title}.", self.at.place(task))
+        advice = Advice(f"Task {task.number} is not written yet: {task.title}.", self.at.place(Blame(task)))
         advice.lines = [f"Write the body of {task.symbols} ({task.size}); the page says what it must do."]
         if not done:
             advice.lines.append("Red is expected here: the tests are waiting for your code.")
@@ -107,8 +99,8 @@ class Explainer:
         if "::" not in bad.test:
             return self._not_loaded(bad, where)
         blame = where.of_test(bad, bugs)
-        advice = Advice(f"{blame.words if blame else 'A test'} {happened(bad)}", failure=failure)
-        advice.where = self.at.student_line(failure) or (self.at.place(blame.task) if blame else "")
+        advice = Advice(headline(bad, blame), failure=failure)
+        advice.where = self.at.student_line(failure) or (self.at.place(blame) if blame else "")
         got, expected = sides_of(failure) if failure else ("", "")
         advice.lines = self._facts(bad, got, expected)
         did = input_of(failure) if failure else []
@@ -116,7 +108,9 @@ class Explainer:
             advice.lines += ["What the test did:", *("  " + line for line in did)]
         hints = self._hints(bad, bugs)
         advice.lines += hints
-        if blame and blame.task.number in report.done_before and not blame.is_likely:
+        if blame and blame.is_seen_elsewhere:
+            advice.lines.append(f"With the reference's {blame.symbol} in place of yours, this test passes.")
+        elif blame and blame.task.number in report.done_before and not blame.is_likely:
             advice.lines.append(f"Task {blame.task.number} was done before: a later change broke it.")
         if failure and failure.stdout.strip():
             advice.lines += [PRINTED, *("  " + line for line in shortened(failure.stdout).splitlines())]
@@ -227,6 +221,10 @@ class Explainer:
             if not report.focus and entry.state == "not written":
                 return None
         return report.first_bad
+
+
+def headline(bad: TestResult, blame: Blame | None) -> str:
+    return f"{blame.words} {happened(bad, blame.task.targets)}" if blame else f"A test {happened(bad)}"
 
 
 def is_call_error(result: TestResult) -> bool:

@@ -5,18 +5,20 @@ import re
 from itertools import takewhile
 
 from lessons._course.catalog import Bug, Lesson
+from lessons._course.headline import own_words
 from lessons._course.output import value
 from lessons._course.report import Failure, TestResult
-from lessons._course.result import NOT_RAISED, call_that_should_raise, compares_returned, sides_of
+from lessons._course.result import NOT_RAISED, sides_of
+from lessons._course.statements import compares_returned
 
 MOST_LINES = 6
 MOST_PITFALLS = 3
-LONGEST_HEADLINE = 200
 TELLING = 12  # a symptom with fewer letters fits failures of any kind
 FROM_HYPOTHESIS = re.compile(r"Falsifying |Failing |Draw \d|You can |Explanation:|state = |.*hypothesis", re.IGNORECASE)
 NOISE = re.compile(
     r"\s*(Use -v|\++ +(where|and) |(assert )?\(?False\)?$|(not tensor\(True\)|tensor\(False\))$|Tensor-likes are"
-    r"|Greatest relative difference|Your code: |Expected:  |At index \d+: (.+), expected (.+)$)"
+    r"|Greatest relative difference|Your code: |Expected:  |Expected regex: |Actual message: "
+    r"|At index \d+: (.+), expected (.+)$)"
 )
 HINTS = (
     (
@@ -45,10 +47,6 @@ HINTS = (
 )
 
 
-def is_hang(result: TestResult) -> bool:
-    return result.outcome == "hung" or (result.failure is not None and result.failure.type == "TookTooLong")
-
-
 def shows(bug: Bug, result: TestResult) -> bool:
     """Whether a failed test's output matches the bug's symptom.
 
@@ -74,47 +72,6 @@ def general_hints(failure: Failure) -> list[str]:
         return []
     patterns = HINTS[:1] if failure.type == "AssertionError" else HINTS
     return [text for pattern, text in patterns if re.search(pattern, failure.text)][:1]
-
-
-def happened(result: TestResult) -> str:
-    """Return what went wrong, as the end of a sentence that begins with a task."""
-    failure = result.failure
-    if is_hang(result):
-        return "does not finish."
-    if failure is None:
-        return "fails a test."
-    if NOT_RAISED.match(failure.message):
-        call, expected = call_that_should_raise(failure), sides_of(failure)[1]
-        return f"raises nothing{f' in `{call}`' if call else ''} where {expected} is expected."
-    if failure.type == "Crash":
-        return f"ends Python itself: {cause(failure)}"
-    if failure.type in ("AssertionError", "Failed"):
-        return f"is not right yet: {claim(failure)}"
-    return f"{'raises' if failure.frames else 'ends in'} {cause(failure)}"
-
-
-def claim(failure: Failure) -> str:
-    """Return an assertion's own message, or else what differs."""
-    own = own_words(failure)
-    if own:
-        return value(own[0])
-    got, expected = sides_of(failure)
-    if got and expected and len(got) + len(expected) < 80:
-        return f"a test expects {expected} and gets {got}."
-    return "an assertion of the test does not hold."
-
-
-def own_words(failure: Failure) -> list[str]:
-    """Return the lines of an assertion's own message, without what pytest adds about the comparison."""
-    words = f"\n{failure.message}".partition("\nassert ")[0]
-    return [line for line in words.splitlines() if line.strip()]
-
-
-def cause(failure: Failure) -> str:
-    """Return the exception as Python shows it, in one line."""
-    kind = "" if failure.type in ("Crash", "Failed") else f"{failure.type}: "
-    first = (failure.message.splitlines() or [""])[0]
-    return value(f"{kind}{first}".removesuffix(": "), LONGEST_HEADLINE)
 
 
 def remarks(failure: Failure) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 MOST_PRINTED = 500  # characters
 LONG_BYTES = re.compile(r"""(?<![\w'"])b'(?!s\b)(?:[^'\\]|\\.){33,}'?|(?<![\w'"])b"(?:[^"\\]|\\.){33,}"?""")
+ABSURD = re.compile(r"(?<![\w.])-?\d{13,}\.\d+")  # a figure of a division by nearly nothing, in an f-string's .1f
 ADDRESS = re.compile(r"<(?:\w+\.)*(\w+) object at 0x[0-9A-Fa-f]+>")
 
 
@@ -24,7 +25,7 @@ def shortened(text: str, most: int = MOST_PRINTED) -> str:
 
 def value(text: str, most: int = 300) -> str:
     """Return a value's repr in short: objects by their class, the start of bytes, long text without its middle."""
-    text = ADDRESS.sub(r"<\1>", text)
+    text = ABSURD.sub("far more than a million", ADDRESS.sub(r"<\1>", text))
     text = LONG_BYTES.sub(lambda found: f"{cut(found[0], 26)}…'", text)
     if len(text) <= most:
         return text

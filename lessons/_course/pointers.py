@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from lessons._course.attribution import Blame
-from lessons._course.catalog import Lesson, Task
+from lessons._course.catalog import Lesson
 from lessons._course.places import COMMAND, Places
 from lessons._course.report import Failure
 from lessons._course.student import StudentFile, line_of
@@ -21,8 +21,9 @@ class Pointers:
         if blame is None:
             return [self.command("watch", "   # again at each save")]
         number = blame.task.number
+        alone = self.command("check", f"--task {number}    # only this task's tests")
         return [
-            self.command("check", f"--task {number}    # only this task's tests"),
+            *([] if blame.is_seen_elsewhere else [alone]),
             self.command("watch", "            # again at each save"),
             self.command("hint", number),
         ]
@@ -31,9 +32,10 @@ class Pointers:
         """Return a command of this lesson, with `rest` behind its number."""
         return f"{COMMAND} {name} {self.lesson.number} {rest}".rstrip()
 
-    def place(self, task: Task) -> str:
-        """Return where the student's file defines the task's first function."""
-        target = task.targets[0]
+    def place(self, blame: Blame) -> str:
+        """Return where the student's file defines the function that is to blame, or else the task's first one."""
+        targets = blame.task.targets
+        target = next((each for each in targets if each.symbol == blame.symbol), targets[0])
         file = next(file for file in self.files if file.module == target.file)
         return self.shown(file.path, line_of(file, target.symbol))
 

@@ -15,6 +15,8 @@ class Failure:
     did: the test's lines up to the failing statement, whose lines begin with `>`.
     parameters: the values of a parametrized test.
     tensors: if it is about two tensors: got, expected, and how many values differ.
+    statement: the innermost of the course's statements that failed, in the test or in a function that it calls.
+    cause: the number and symbol of the task with whose reference in place of the student's code the test passes.
     """
 
     type: str
@@ -27,6 +29,8 @@ class Failure:
     did: list[str] = field(default_factory=list)
     parameters: str = ""
     tensors: list[str] = field(default_factory=list)
+    statement: str = ""
+    cause: tuple[int, str] | None = None
 
     @property
     def text(self) -> str:
@@ -127,7 +131,12 @@ class Report:
 
 
 def smoke_verdict(found: dict[str, Any], printed: str = "") -> SmokeReport:
-    """Return what a smoke script's JSON object says. printed: everything else in its output."""
+    """Return what a smoke script's JSON object says. printed: everything else in its output.
+
+    A check runs the script as the lesson does, which exercises everything; what is not exercised is a failure here.
+    """
+    if found["match"] and found.get("not_exercised"):
+        return SmokeReport("failed", "; ".join(found["not_exercised"]), printed=printed)
     if found["match"]:
         tokens = sum(len(request["ours"]) for request in found["requests"])
         return SmokeReport("equal", f"all {tokens} tokens equal Hugging Face's", printed=printed)

@@ -2,19 +2,19 @@
 
 import ast
 import re
-import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from lessons._course.output import both, value
 from lessons._course.report import Failure
+from lessons._course.statements import compares_results, has_literal_left, has_plain_left
 
 STATUSES = ("passed", "done", "not_written", "failing", "error", "hung", "not_checked", "course_error")
 NOT_RAISED = re.compile(r"DID NOT RAISE (?:any of )?(?:<class ')?(\(.*\)|[\w.]+)")
 EQUAL_CALL = re.compile(r"\bwhere False = (?:<[^>]*>|[\w.]*equal)\((.*)\)$", re.MULTILINE)
 TOLD = re.compile(r"^Your code: (.*)\nExpected:  (.*)$", re.MULTILINE)
+OTHER_WORDS = re.compile(r"^ *Expected regex: (.*)\n *Actual message: (.*)$", re.MULTILINE)
 MOST_CALLS = 8
-LONGEST_CALL = 80
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -54,6 +54,8 @@ def sides_of(failure: Failure) -> tuple[str, str]:
         return failure.tensors[0], failure.tensors[1]
     if failure.type != "AssertionError":
         return "", ""
+    if other := OTHER_WORDS.search(failure.message):
+        return value(other[2]), value(other[1])
     if told := TOLD.search(failure.message):
         return value(told[1]), value(told[2])
     compared = f"\n{failure.message}".partition("\nassert ")[2]
@@ -99,94 +101,6 @@ def both_arguments(text: str) -> tuple[str, str]:
 
 def one_line(text: str) -> str:
     return re.sub(r"\s*\\n\s*|\s{2,}", " ", text)
-
-
-def has_literal_left(failure: Failure) -> bool:
-    """Whether the test's assertion is `literal == something`."""
-    test = asserted(failure)
-    return isinstance(test, ast.Compare) and is_literal(test.left) and not is_literal(test.comparators[0])
-
-
-def has_plain_left(failure: Failure) -> bool:
-    """Whether the test's assertion has a value that the test itself knows on the left, as in `name in result.text`."""
-    test = asserted(failure)
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1:  # of `1 < x < 3` the failing part is not known
-        return False
-    return has_literal_left(failure) or (is_plain(test.left) and not is_plain(test.comparators[0]))
-
-
-def compares_results(failure: Failure) -> bool:
-    """Whether the test's assertion compares two results, as in `a.b < c.b`, of which neither is the expected side."""
-    test = asserted(failure)
-    return isinstance(test, ast.Compare) and not any(map(is_plain, [test.left, *test.comparators]))
-
-
-def is_plain(node: ast.expr) -> bool:
-    """Whether an expression has names and literals only, besides `len`: it asks no object and calls no other function.
-
-    In a comparison it is the expected side: `most`, or `2 * len(ids)`.
-    """
-    calls = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]
-    return not any(isinstance(part, ast.Attribute) for part in ast.walk(node)) and all(
-        isinstance(name, ast.Name) and name.id == "len" for name in calls
-    )
-
-
-def compares_returned(failure: Failure) -> bool:
-    """Whether the test's assertion is about what a call returned: `take(2) == [0]`, or `got == [0]` after `got = …`."""
-    test = asserted(failure)
-    if not isinstance(test, ast.Compare):
-        return False
-    left = assigned(failure, test.left.id) if isinstance(test.left, ast.Name) else test.left
-    return isinstance(left, ast.Call) and getattr(left.func, "attr", "") != "get"  # None from `get`: it is not there
-
-
-def assigned(failure: Failure, name: str) -> ast.expr | None:
-    """Return what the test last assigned to `name`, alone or beside others, if that was in one line."""
-    for line in reversed(failure.did):
-        try:
-            node = ast.parse(line[1:].strip()).body[0]
-        except (SyntaxError, IndexError):
-            continue
-        if isinstance(node, ast.Assign):
-            names, values = (x.elts if isinstance(x, ast.Tuple) else [x] for x in (node.targets[0], node.value))
-            for left, right in zip(names, values, strict=False):
-                if isinstance(left, ast.Name) and left.id == name and len(names) == len(values):
-                    return right
-    return None
-
-
-def asserted(failure: Failure) -> ast.expr | None:
-    """Return what the failing assertion demands, as it stands in the test."""
-    return getattr(failing_statement(failure), "test", None)
-
-
-def call_that_should_raise(failure: Failure) -> str:
-    """Return the call under `with pytest.raises(…)`, the last one there, in one line; empty if it is not known."""
-    statement = failing_statement(failure)
-    while isinstance(statement, ast.With | ast.For):
-        statement = statement.body[-1]
-    called = getattr(statement, "value", None)
-    if not isinstance(called, ast.expr) or is_literal(called):
-        return ""
-    return value(ast.unparse(called), LONGEST_CALL)
-
-
-def failing_statement(failure: Failure) -> ast.stmt | None:
-    """Return the statement at which the test failed."""
-    lines = [line[2:] for line in failure.did if line.startswith("> ")]
-    try:
-        return ast.parse(textwrap.dedent("\n".join(lines)).strip()).body[0]
-    except (SyntaxError, IndexError):
-        return None
-
-
-def is_literal(node: ast.expr) -> bool:
-    try:
-        ast.literal_eval(node)
-    except ValueError:
-        return False
-    return True
 
 
 def calls_of(failure: Failure) -> list[str]:

@@ -5,10 +5,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 from rich.text import Text
 
 from lessons._course.advice import Advice
@@ -17,6 +15,7 @@ from lessons._course.compare import Row
 from lessons._course.messages import counted
 from lessons._course.progress import Entry
 from lessons._course.report import Failure, Report
+from lessons._course.tables import Column, show
 from lessons._course.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -36,15 +35,14 @@ STYLES = {
     "absent": "yellow",
     "note": "yellow",
 }
-PLAIN_WIDTH = 110
+OVERVIEW = [Column(), Column("Lesson", True), Column("Minutes"), Column("After", True), Column("Progress", True)]
+TASKS = [Column(), *[Column(is_text=True)] * 3]
+TOTALS = [Column(is_text=True)] * 2
+FINDINGS = [Column(is_text=True, least=13), Column(is_text=True, least=7), Column(is_text=True)]  # shown one by one
 
 
 def make_console(stderr: bool = False) -> Console:
-    """Return a console that does not wrap lines when its output goes to a file or a pipe."""
-    console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
-    return console
+    return Console(stderr=stderr, highlight=False)
 
 
 class View:
@@ -58,30 +56,27 @@ class View:
         self.console.print(Text(text, style=style or ""), soft_wrap=True)
 
     def overview(self, lessons: list[Lesson], entries: dict[str, Entry]) -> None:
-        table = grid("", "Lesson", "Minutes", "After", "Progress", header=True)
+        """Print a row for each lesson: its number, title and minutes, what it needs, and how far the student is."""
+        rows = []
         for lesson in lessons:
-            state = progress_text(lesson, entries[lesson.id])
-            needs = ", ".join(map(str, lesson.needs)) or "–"
-            table.add_row(str(lesson.number), lesson.title, str(lesson.minutes), needs, state)
-        self.console.print(table)
+            needs, state = ", ".join(map(str, lesson.needs)) or "–", progress_text(lesson, entries[lesson.id])
+            rows.append([str(lesson.number), lesson.title, str(lesson.minutes), needs, state])
+        show(self.console, OVERVIEW, rows, keys=2, ruled=False)
 
     def report(self, report: Report) -> None:
         """Print each task, all tests, the tokens, and what was not checked."""
-        table = grid("", "", "", "")
+        tasks = []
         for entry in report.tasks:
             passed = sum(result.outcome == "passed" for result in entry.results)
             count = f"{passed} of its {counted(len(entry.results), 'test')} passed"
-            table.add_row(str(entry.task.number), entry.task.title, styled(entry.state), count)
-        self.console.print(table)
+            tasks.append([str(entry.task.number), entry.task.title, styled(entry.state), count])
+        show(self.console, TASKS, tasks, keys=2, ruled=False)
         self.line()
-        rows = grid("", "")
-        rows.add_row("all tests", f"{report.count('passed')} of {len(report.results)} passed")
         smoke = report.smoke
-        reason = escape(smoke.text)
-        rows.add_row("tokens", reason if smoke.state == "equal" else f"{styled(smoke.state)}  {reason}")
-        for line in report.skipped:
-            rows.add_row("", f"{styled('NOT CHECKED')}  {escape(line)}")
-        self.console.print(rows)
+        tokens = Text(smoke.text) if smoke.state == "equal" else styled(smoke.state).append(f"  {smoke.text}", "")
+        rows = [["all tests", f"{report.count('passed')} of {len(report.results)} passed"], ["tokens", tokens]]
+        rows += [["", styled("NOT CHECKED").append(f"  {line}", "")] for line in report.skipped]
+        show(self.console, TOTALS, rows, ruled=False)
         self.line()
 
     def verdict(self, verdict: Verdict, verbose: bool = False, table: bool = False) -> None:
@@ -119,7 +114,7 @@ class View:
         good = True
         for finding in findings:
             first, *more = finding.text.splitlines() or [""]
-            self.console.print(f"{finding.name:<14} {styled(finding.state, 8)} {escape(first)}", soft_wrap=True)
+            show(self.console, FINDINGS, [[finding.name, styled(finding.state), first]], keys=2, ruled=False)
             for text in more:
                 self.line("    " + text, "bold")
             good = good and finding.state != "missing"
@@ -141,12 +136,9 @@ class View:
 
     def columns(self, rows: list[Row], name: str) -> None:
         """Print two columns: the student's lines and the reference's."""
-        table = Table("yours: " + name, "reference", expand=True, box=None, pad_edge=False)
         styles = {"equal": ("", ""), "gap": ("cyan", "cyan"), "changed": ("red", "green")}
-        for row in rows:
-            mine, reference = styles[row.kind]
-            table.add_row(Text(row.mine, mine), Text(row.reference, reference))
-        self.console.print(table)
+        cells = [[Text(row.mine, styles[row.kind][0]), Text(row.reference, styles[row.kind][1])] for row in rows]
+        show(self.console, [Column(f"yours: {name}", True), Column("reference", True)], cells, ruled=False)
 
     @contextmanager
     def running(self, lesson: Lesson):
@@ -166,22 +158,16 @@ class View:
             yield take
 
 
-def grid(*titles: str, header: bool = False) -> Table:
-    return Table(*titles, box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def styled(state: str) -> Text:
+    return Text.assemble((state, STYLES.get(state, "")))
 
 
-def styled(state: str, width: int = 0) -> str:
-    style = STYLES.get(state)
-    text = f"{state:<{width}}"
-    return f"[{style}]{text}[/]" if style else text
-
-
-def progress_text(lesson: Lesson, entry: Entry) -> str:
+def progress_text(lesson: Lesson, entry: Entry) -> Text:
     """Return "passed", "2 of 5 tasks" or "not started", and how much was not checked."""
     if entry.passed:
         rest = f", {len(entry.not_checked)} NOT CHECKED" if entry.not_checked else ""
-        return f"[green]passed[/] {entry.passed}[yellow]{rest}[/]"
+        return Text.assemble(("passed", "green"), f" {entry.passed}", (rest, "yellow"))
     if entry.started:
         known = {task.number for task in lesson.tasks}
-        return f"{len(known & set(entry.tasks_done))} of {len(lesson.tasks)} tasks"
-    return "[dim]not started[/]"
+        return Text(f"{len(known & set(entry.tasks_done))} of {len(lesson.tasks)} tasks")
+    return Text("not started", "dim")

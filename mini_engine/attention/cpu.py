@@ -12,9 +12,12 @@ from mini_engine.attention.contract import PagedAttention
 from mini_engine.errors import UserError
 from mini_engine.native_build import find_or_build
 
-HEADERS = tuple(Path(__file__).with_name(name) for name in ("paged_cpu.h", "tasks.h", "tile.h", "vectors.h"))
+HEADERS = tuple(
+    Path(__file__).with_name(name) for name in ("paged_cpu.h", "scalar.h", "tasks.h", "tile.h", "vectors.h")
+)
 SOURCES = (Path(__file__).with_name("paged_cpu.cpp"), *HEADERS)
 FUNCTIONS = {torch.float32: "paged_attention_f32", torch.bfloat16: "paged_attention_bf16"}
+SCALAR_FUNCTIONS = {torch.float32: "paged_attention_scalar_f32", torch.bfloat16: "paged_attention_scalar_bf16"}
 
 
 class AttentionSizes(ctypes.Structure):
@@ -68,6 +71,20 @@ def paged_attention(
     return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
 
 
+def scalar_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens_kv: Tensor,
+    block_table: Tensor,
+    scale: float,
+) -> Tensor:
+    """As the contract says, by the plain loops of `scalar.h` on one thread: to be read, tested and measured against."""
+    function = getattr(_library_for(q.dtype), SCALAR_FUNCTIONS[q.dtype])
+    return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+
+
 def call(
     function: Callable[..., int],
     q: Tensor,
@@ -85,9 +102,9 @@ def call(
     out = q.new_empty(q.shape)
     sizes = sizes_of(q, out, k_cache, block_table)
     pointers = [x.data_ptr() for x in (q, k_cache, v_cache, out, *tables)]
-    foreign = function(*pointers, sizes, scale, torch.get_num_threads())
-    if foreign >= 0:
-        raise ValueError(f"block_table row {foreign} names a block outside the cache's 0 … {len(k_cache) - 1}")
+    bad_seq = function(*pointers, sizes, scale, torch.get_num_threads())
+    if bad_seq >= 0:
+        raise ValueError(f"block_table row {bad_seq} names a block outside the cache's 0 … {len(k_cache) - 1}")
     return out
 
 
@@ -130,7 +147,7 @@ def _library() -> ctypes.CDLL | UserError:
 
 
 def _open(path: Path) -> ctypes.CDLL:
-    return open_library(path, FUNCTIONS.values())
+    return open_library(path, (*FUNCTIONS.values(), *SCALAR_FUNCTIONS.values()))
 
 
 def open_library(path: Path, names: Iterable[str]) -> ctypes.CDLL:

@@ -1,10 +1,11 @@
-"""Lesson 3. The fastest paged attention that torch alone can do: no compiler, any device.
+"""Lesson 3. Paged attention with torch's own operations, made fast: copies of K and V that stay in the cache.
 
-Five things set it apart from the reference. Sequences are copied block by block into the same buffer, so the copy is
-still in the processor's cache when attention reads it. Decodes of similar length are attended to together, as many as
-that cache can hold. The query heads of a group are folded into the query length, so that their keys and values are read
-once for all of them. A whole prompt needs no mask. And in bfloat16 a long prompt takes two large matrix products for
-every 128 of its tokens: SDPA's own products are small, and slow on most processors.
+It needs no compiler and runs on any device. It gathers, as the reference does, and five things make it faster.
+Sequences are copied block by block into the same buffer, so the copy is still in the processor's cache when attention
+reads it. Decodes of similar length are attended to together, as many as that cache can hold. The query heads of a group
+are folded into the query length, so that their keys and values are read once for all of them. A whole prompt needs no
+mask. And in bfloat16 a long prompt takes two large matrix products for every 128 of its tokens: SDPA's own products are
+small, and slow on most processors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,9 @@ from torch import Tensor
 from mini_engine.attention.dense import causal_attention
 
 COPY_BYTES = 2**22  # K and V of sequences attended to together; a longer one goes alone
-UNLIKE = 64  # keys; sequences that differ by more are not padded to one length to save a call
-FEWEST_QUERIES = 33  # with fewer, SDPA is faster than matrix products
-TOGETHER = 128  # queries whose scores are computed together: few enough for the cache, enough for a matrix product
+MAX_LEN_DIFF = 64  # keys; sequences that differ by more are not padded to one length to save a call
+MIN_QUERIES = 33  # with fewer, SDPA is faster than matrix products
+QUERY_TILE = 128  # queries whose scores are computed together: few enough for the cache, enough for a product
 
 
 class Span(NamedTuple):
@@ -72,7 +73,7 @@ def read_spans(cu_seqlens_q: Tensor, seq_lens_kv: Tensor) -> list[Span]:
 
 def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Causal attention of a sequence's last q_len tokens, in the way that is fastest for them."""
-    if len(q) >= FEWEST_QUERIES and q.device.type == "cpu" and q.dtype == torch.bfloat16 and multiplies_bfloat16():
+    if len(q) >= MIN_QUERIES and q.device.type == "cpu" and q.dtype == torch.bfloat16 and multiplies_bfloat16():
         return attend_by_products(q, k, v, scale)
     return attend_prompt(q, k, v, scale) if len(q) == len(k) else causal_attention(q, k, v, scale)
 
@@ -83,13 +84,13 @@ def multiplies_bfloat16() -> bool:
 
 
 def attend_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Attend with two matrix products for TOGETHER queries at a time, over the keys that the last of them sees.
+    """Attend with two matrix products for QUERY_TILE queries at a time, over the keys that the last of them sees.
 
     Scores are rounded to q's dtype before the softmax, as in Hugging Face's eager attention.
     """
     heads, seen = k.shape[1], len(k) - len(q)
     keys, values, out = k.permute(1, 2, 0), v.transpose(0, 1), []  # [H_kv, D, kv_len], [H_kv, kv_len, D]
-    for queries in q.unflatten(1, (heads, -1)).permute(1, 2, 0, 3).split(TOGETHER, dim=2):  # [H_kv, group, n, D]
+    for queries in q.unflatten(1, (heads, -1)).permute(1, 2, 0, 3).split(QUERY_TILE, dim=2):  # [H_kv, group, n, D]
         group, n = queries.shape[1:3]
         seen += n
         future = q.new_full((n, seen), -torch.inf).triu(seen - n + 1).repeat(group, 1)  # added; 0 if visible
@@ -118,7 +119,7 @@ def of_similar_length(decodes: Sequence[Span], most_keys: int) -> Iterator[list[
     group: list[Span] = []
     for span in sorted(decodes, key=lambda span: -span.kv_len):
         longest = group[0].kv_len if group else span.kv_len
-        if group and ((len(group) + 1) * longest > most_keys or longest - span.kv_len > UNLIKE):
+        if group and ((len(group) + 1) * longest > most_keys or longest - span.kv_len > MAX_LEN_DIFF):
             yield group
             group = []
         group.append(span)

@@ -1,9 +1,10 @@
-// Lesson 3. Paged attention for processors: no gather, every key and value is used where it lies.
+// Lesson 3. Paged attention for processors: no gather, keys and values are read in place.
 //
-// A task is a tile of one sequence's queries, for some key/value heads, over a stretch of the history. Within it the
-// history goes by in tiles of as many keys as a vector has lanes:
+// scalar.h is the whole kernel in plain code; read it first. The rest computes the same, faster. A task is a tile of one
+// sequence's queries, for some key/value heads, over a stretch of the history. Within it the history goes by in tiles of
+// as many keys as a vector has lanes:
 //
-//   scores[row][j] = q[row] . key[j]                          score, or turn_keys and score_turned for many rows
+//   scores[row][j] = q[row] . key[j]                          score, or transpose_keys and score_transposed for many rows
 //   one online-softmax update for the whole tile              softmax_update   (Milakov and Gimelshein, 2018)
 //   sums[row] += weights[row][j] * value[j]                   add_values
 //
@@ -11,6 +12,7 @@
 //
 // tasks.h says what is summed in which order, and by which thread.
 
+#include "scalar.h"
 #include "tasks.h"
 
 int paged_attention_f32(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
@@ -22,4 +24,17 @@ int paged_attention_bf16(const void* q, const void* k, const void* v, void* out,
                          const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
                          int threads) {
     return run<bf16, bf16>(q, k, v, out, starts, kv_lens, table, *sizes, scale, threads);
+}
+
+int paged_attention_scalar_f32(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
+                               const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
+                               int) {
+    return run_scalar((const float*)q, (const float*)k, (const float*)v, (float*)out, starts, kv_lens, table, *sizes,
+                      scale);
+}
+int paged_attention_scalar_bf16(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
+                                const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
+                                int) {
+    return run_scalar((const bf16*)q, (const bf16*)k, (const bf16*)v, (bf16*)out, starts, kv_lens, table, *sizes,
+                      scale);
 }

@@ -15,4 +15,14 @@ typedef int PagedAttention(const void* q, const void* k, const void* v, void* ou
                            const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,
                            int threads);
 PagedAttention paged_attention_f32, paged_attention_bf16;
+PagedAttention paged_attention_scalar_f32, paged_attention_scalar_bf16;  // on one thread
+}
+
+// The first sequence whose block table names a block that the cache does not have, or -1.
+static inline int bad_seq(const int32_t* starts, const int32_t* kv_lens, const int32_t* table,
+                          const AttentionSizes& n) {
+    for (int s = 0; s < n.num_seqs; s++)
+        for (int i = 0; starts[s] < starts[s + 1] && i < (kv_lens[s] + n.block_size - 1) / n.block_size; i++)
+            if (const int block = table[s * n.max_blocks + i]; block < 0 || block >= n.num_blocks) return s;
+    return -1;
 }

@@ -1,6 +1,6 @@
-"""Lesson 3. The reference paged-attention kernel: the specification that the fast kernels are tested against.
+"""Lesson 3. The reference paged-attention kernel, which gathers: the specification for the kernels that do not.
 
-For one sequence at a time, it collects the keys and values through the block table, then attends as if they had been
+For one sequence at a time, it copies the keys and values through the block table, then attends as if they had been
 contiguous all along.
 """
 

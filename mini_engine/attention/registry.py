@@ -9,18 +9,20 @@ from collections.abc import Callable
 
 import torch
 
-from mini_engine.attention import cpu, folded, reference
+from mini_engine.attention import blockwise, cpu, folded, reference
 from mini_engine.attention.contract import Kernel, PagedAttention
 from mini_engine.errors import UserError
+from mini_engine.values import shown
 
-KERNEL_NAMES = ("auto", "reference", "torch", "cpu", "triton")
+KERNEL_NAMES = ("auto", "reference", "blockwise", "torch", "cpu", "triton")
 
 
 def load_kernel(name: str = "auto", device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Kernel:
     """Return the kernel with this name, for tensors of this dtype on this device.
 
-    reference runs everywhere and is the specification; torch runs everywhere, faster; cpu is C++, compiled on first
-    use; triton is for GPUs. auto picks the fastest that works and says on stderr when it has to settle for less.
+    reference runs everywhere and is the specification; blockwise runs everywhere and reads K and V in place; torch runs
+    everywhere, faster; cpu is C++, compiled on first use; triton is for GPUs. auto picks the fastest that works and
+    says on stderr when it has to settle for less.
 
     Raises:
         UserError: there is no such kernel, or the one asked for cannot work here; the sentence says why.
@@ -30,13 +32,17 @@ def load_kernel(name: str = "auto", device: str | torch.device = "cpu", dtype: t
         return best_kernel(lambda name: load_kernel(name, device, dtype), device)
     if name == "reference":
         return Kernel("reference", reference.paged_attention)
+    if name == "blockwise":
+        return Kernel("blockwise", blockwise.paged_attention)
     if name == "torch":
         return Kernel("torch", folded.FoldedAttention())
     if name == "cpu":
         return Kernel("cpu", cpu.load(device, dtype))
     if name == "triton":
         return Kernel("triton", _load_triton(device, dtype))
-    raise UserError(f"there is no attention kernel {name!r}; choose one of {', '.join(KERNEL_NAMES)}")
+    raise UserError(
+        f"there is no attention kernel {shown(name)}; choose one of {', '.join(KERNEL_NAMES)}", param="kernel"
+    )
 
 
 def _load_triton(device: torch.device, dtype: torch.dtype) -> PagedAttention:

@@ -13,7 +13,7 @@
 
 constexpr int SPLIT = 512;     // keys in a stretch of history
 constexpr int MAX_ROWS = 128;  // rows in a task, unless one query's group alone has more
-constexpr int MANY_ROWS = 8;   // for so many it pays to turn the keys, and to put the values' words together
+constexpr int MANY_ROWS = 8;   // from here on it pays to transpose the keys and to pack the values
 
 struct alignas(4 * LANES) Vector {  // memory in whole vectors: one that lay across two cache lines would cost two loads
     float lane[LANES];
@@ -55,7 +55,7 @@ struct Attention {
     const C *k, *v;
     T* out;
     const int32_t *starts, *kv_lens, *table;
-    int num_seqs, num_rows, heads, kv_heads, dim, num_blocks, block_size, max_blocks;
+    int num_seqs, num_rows, heads, kv_heads, dim, block_size, max_blocks;
     int64_t q_stride, out_stride;
     float scale;
 
@@ -151,9 +151,9 @@ struct Attention {
         const C *keys_ahead[LANES], *values_ahead[LANES];
         for (int j = 0; j < LANES; j++) keys_ahead[j] = next.key[j] + at, values_ahead[j] = next.value[j] + at;
         if (many) {
-            turn_keys(p.key, keys_ahead, words(), w.keys.at(0));
+            transpose_keys(p.key, keys_ahead, words(), w.keys.at(0));
             for_rows(first, n, [&](auto R, int r) {
-                score_turned<R, C>(q + r * words(), w.keys.at(0), words(), scores + r * LANES);
+                score_transposed<R, C>(q + r * words(), w.keys.at(0), words(), scores + r * LANES);
             });
         } else
             for_rows(first, n, [&](auto R, int r) {
@@ -162,7 +162,10 @@ struct Attention {
         softmax_update<C>(scores + first * LANES, n - first, scale * p.key_scale, p.value_scale,
                           seen + first / group() - key, group(), sums + first * record(), record());
         const InCache<C> values{p.value, values_ahead};
-        if (many) return add_all(put_together(values, p.count, width(), w.values.at(0)), scores, first, n, p.count, sums);
+        if (many) {
+            const auto packed = pack_values(values, p.count, width(), w.values.at(0));
+            return add_all(packed, scores, first, n, p.count, sums);
+        }
         add_all(values, scores, first, n, p.count, sums);
     }
 
@@ -188,13 +191,6 @@ struct Attention {
     }
 
     // ------------------------------------------------------------ the whole batch
-
-    int foreign_block() const {  // the first sequence whose table names a block that the cache does not have, or -1
-        for (int s = 0; s < num_seqs; s++)
-            for (int i = 0; q_len(s) && i < (kv_lens[s] + block_size - 1) / block_size; i++)
-                if (const int b = table[int64_t(s) * max_blocks + i]; b < 0 || b >= num_blocks) return s;
-        return -1;
-    }
 
     // Many heads a tile read the cache in long runs, one head a tile gives more tasks; the results are the same.
     void cut(int threads, std::vector<Tile>& tiles, std::vector<Task>& tasks, int64_t& floats) const {
@@ -259,9 +255,9 @@ static int run(const void* q, const void* k, const void* v, void* out, const int
                const int32_t* table, const AttentionSizes& n, float scale, int threads) {
     const Attention<T, C> a{(const T*)q, (const C*)k, (const C*)v, (T*)out, starts, kv_lens, table,
                             int(n.num_seqs), int(n.num_rows), int(n.heads), int(n.kv_heads), int(n.dim),
-                            int(n.num_blocks), int(n.block_size), int(n.max_blocks), n.q_stride, n.out_stride,
+                            int(n.block_size), int(n.max_blocks), n.q_stride, n.out_stride,
                             scale * 1.44269504088896f};  // log2(e)
-    const int foreign = a.foreign_block();
-    if (foreign < 0) a.run(threads);
-    return foreign;
+    const int seq = bad_seq(starts, kv_lens, table, n);
+    if (seq < 0) a.run(threads);
+    return seq;
 }

@@ -53,8 +53,8 @@ INLINE vec all_lanes(const float* word) {
     return (vec)(ivec{} + bits);
 }
 
-// scores[row][j] = q[row] . key[j], from the keys as they lie: a word in each lane, and in the end all lanes summed.
-// Meanwhile the same parts of the keys `ahead` are called up.
+// scores[row][j] = q[row] . key[j], from the keys in place: a word in each lane, and in the end all lanes summed.
+// Meanwhile the same parts of the keys `ahead` are prefetched.
 template <int R, typename T>
 INLINE void score(const float* q, const T* const* key, const T* const* ahead, int words, float* scores) {
     constexpr int KEYS = std::min(LANES, SUMS / R), P = Words<T>::PIECES, LOAD = PER_LOAD<T> * LANES;
@@ -77,27 +77,27 @@ INLINE void score(const float* q, const T* const* key, const T* const* ahead, in
     for (int r = 0; r < R; r++) store(scores + r * LANES, sum_each(products[r]));
 }
 
-// Where many rows meet the same keys, these are turned once: line after line of words, lane j is key j's.
+// Where many rows meet the same keys, these are transposed once: line after line of words, lane j is key j's.
 template <typename T>
-static void turn_keys(const T* const* key, const T* const* ahead, int words, float* lines) {
+static void transpose_keys(const T* const* key, const T* const* ahead, int words, float* lines) {
     constexpr int P = Words<T>::PIECES;
     for (int at = 0, d = 0; at < words; at += P * LANES, d += PER_LOAD<T> * LANES) {
-        vec turned[P][LANES], x[P];
+        vec lanes[P][LANES], x[P];
         for (int j = 0; j < LANES; j++) {
             Words<T>::load_key(key[j] + d, x);
-            for (int p = 0; p < P; p++) turned[p][j] = x[p];
+            for (int p = 0; p < P; p++) lanes[p][j] = x[p];
             prefetch(ahead[j] + d);
         }
         for (int p = 0; p < P; p++) {
-            transpose(turned[p]);
-            for (int i = 0; i < LANES; i++, lines += LANES) store(lines, turned[p][i]);
+            transpose(lanes[p]);
+            for (int i = 0; i < LANES; i++, lines += LANES) store(lines, lanes[p][i]);
         }
     }
 }
 
-// `score` over turned keys, to the same bit: first the words of what was one lane, then the lanes, as sum_each does it.
+// `score` over transposed keys, to the same bit: first the words of what was one lane, then the lanes, as in sum_each.
 template <int R, typename T>
-INLINE void score_turned(const float* q, const float* lines, int words, float* scores) {
+INLINE void score_transposed(const float* q, const float* lines, int words, float* scores) {
     constexpr int QUARTER = LANES / 4;
     vec sums[R][QUARTER];
     for (int lane = 0; lane < QUARTER; lane++) {
@@ -147,33 +147,33 @@ static NOINLINE void softmax_update(float* scores, int rows, vec scale, vec valu
     }
 }
 
-// Where the words of a tile's values are: in the cache, to be put together ...
+// Where the words of a tile's values are: in the cache, to be joined with each load ...
 template <typename T>
 struct InCache {
     const T *const *value, *const *ahead;  // of this tile, of the next
     void load(int j, int d, vec* x) const { Words<T>::load_values(value + j, d, x); }
-    void call_up(int j, int d) const {
-        for (int k = 0; k < Words<T>::KEYS; k++) prefetch(ahead[j + k] + d);
+    void prefetch(int j, int d) const {
+        for (int k = 0; k < Words<T>::KEYS; k++) ::prefetch(ahead[j + k] + d);
     }
 };
-// ... or, where many rows meet the same values, put together once: a line for each word of weights.
+// ... or, where many rows meet the same values, packed once: a line for each word of weights.
 template <typename T>
-struct InLines {
+struct PackedValues {
     const float* lines;
     int width;
     void load(int j, int d, vec* x) const {
         for (int p = 0; p < PER_LOAD<T>; p++) x[p] = ::load(lines + j / Words<T>::KEYS * width + d + p * LANES);
     }
-    void call_up(int, int) const {}
+    void prefetch(int, int) const {}
 };
 template <typename T>
-static InLines<T> put_together(const InCache<T>& from, int count, int width, float* lines) {
+static PackedValues<T> pack_values(const InCache<T>& from, int count, int width, float* lines) {
     float* to = lines;
     for (int j = 0; j < count; j += Words<T>::KEYS)
         for (int d = 0; d < width; d += PER_LOAD<T> * LANES) {
             vec x[PER_LOAD<T>];
             from.load(j, d, x);
-            from.call_up(j, d);
+            from.prefetch(j, d);
             for (int p = 0; p < PER_LOAD<T>; p++, to += LANES) store(to, x[p]);
         }
     return {lines, width};
@@ -190,7 +190,7 @@ INLINE void add_values(const float* weights, Values values, bool ahead, int coun
             for (int i = 0; i < V; i++) sum[r][i] = load(sums + r * record + d + i * LANES);
         for (int j = 0; j < count; j += KEYS) {
             for (int i = 0; i < V; i += P) values.load(j, d + i * LANES, v + i);
-            for (int i = 0; i < V && ahead; i += P) values.call_up(j, d + i * LANES);
+            for (int i = 0; i < V && ahead; i += P) values.prefetch(j, d + i * LANES);
             for (int r = 0; r < R; r++) {
                 const vec w = all_lanes(weights + r * LANES + j / KEYS);
                 for (int i = 0; i < V; i++) sum[r][i] = Words<T>::add(sum[r][i], v[i], w);

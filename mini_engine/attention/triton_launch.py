@@ -1,4 +1,4 @@
-"""Lesson 3. How the Triton kernel's work is cut into programs, from shapes alone; imports neither torch nor Triton."""
+"""Lesson 3. Cuts the Triton kernel's work into programs, from shapes alone; imports neither torch nor Triton."""
 
 from typing import NamedTuple
 

@@ -75,6 +75,7 @@ def add_tier_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-host-bytes", type=whole_number(0), metavar="N", help="memory for evicted KV (default: 256 MiB with a DIR)"
     )
+    parser.add_argument("--kv-cache-key-file", metavar="FILE", help="32 random bytes or more that seal what is in DIR")
     parser.add_argument("--kv-always", action="store_true", help="bring KV back even where computing is faster")
     parser.add_argument("--kv-disk-bytes", type=whole_number(0), metavar="N", help="size limit of DIR (default: 4 GiB)")
 
@@ -117,35 +118,35 @@ def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
 
 
 def scheduler_config(args: argparse.Namespace):
-    """Return the SchedulerConfig that `args` asks for."""
+    """Return the SchedulerConfig that `args` asks for. The server sets the order (lesson 7)."""
     from mini_engine.engine.scheduler import SchedulerConfig
 
     names = ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size", "watermark", "reserve_answers")
-    return SchedulerConfig(**{name: getattr(args, name) for name in names})
+    return SchedulerConfig(**{name: getattr(args, name) for name in names}, policy="priority")
 
 
-def load_llm(args: argparse.Namespace, **options: Any):
-    """Load the LLM that `args` asks for. options: more for `LLM`."""
+def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
+    """Load the LLM that `args` asks for. scheduler_config: the limits of a step, for a command that takes them."""
+    from mini_engine.engine_config import EngineConfig
     from mini_engine.llm import LLM
 
-    return LLM(
-        args.model,
-        dtype=args.dtype,
-        device=args.device,
-        tensor_parallel_size=args.tensor_parallel_size,
+    config = EngineConfig(
         backend=args.backend,
         cuda_graphs=args.cuda_graphs,
-        enable_prefix_caching=args.prefix_caching,
-        block_size=args.block_size,
         num_blocks=args.num_blocks,
+        block_size=args.block_size,
+        scheduler_config=scheduler_config,
+        enable_prefix_caching=args.prefix_caching,
         kv_dtype=args.kv_dtype,
         kv_cache_dir=args.kv_cache_dir,
         kv_host_bytes=args.kv_host_bytes,
         kv_disk_bytes=args.kv_disk_bytes,
+        kv_cache_key_file=args.kv_cache_key_file,
         kv_always=args.kv_always,
+        tensor_parallel_size=args.tensor_parallel_size,
         speculate=args.speculate,
-        **options,
     )
+    return LLM(args.model, dtype=args.dtype, device=args.device, config=config)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mini_engine.errors import UserError
 from mini_engine.tiers.disk import DiskTier
+from mini_engine.tiers.seal import seal_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["list", "verify", "clear"], help="what to do with the records")
     parser.add_argument("directory", type=Path, metavar="DIR", help="the directory given to --kv-cache-dir")
     parser.add_argument("--remove", action="store_true", help="with verify: remove what cannot be trusted")
+    parser.add_argument("--kv-cache-key-file", metavar="FILE", help="with verify: what the records were sealed with")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
@@ -20,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     """Do it. Returns 0, or 1 if `verify` found records that cannot be trusted."""
     if not args.directory.is_dir():
         raise UserError(f"there is no directory {args.directory}; name the one given to --kv-cache-dir")
-    disk = DiskTier(args.directory, max_bytes=0)
+    disk = DiskTier(args.directory, 0, seal_of(args.kv_cache_key_file))
     before, num_bytes, bad, removed = len(disk), disk.num_bytes, [], 0
     if args.action == "verify":
         bad = [{"file": path.name, "reason": reason} for path, reason in disk.verify(args.remove)]

@@ -1,1 +1,1 @@
-"""Lesson 0. What turns a model and a store into generated tokens."""
+"""Lesson 0. Turns a model and a store into generated tokens."""

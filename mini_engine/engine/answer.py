@@ -3,24 +3,31 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
-from mini_engine.engine.detokenizer import Detokenizer, StopChecker
-from mini_engine.engine.request import FinishReason, Request
+from mini_engine.engine.request import Ending, FinishReason, Request
+from mini_engine.engine.sampled import TokenLogprobs
+from mini_engine.text.detokenizer import Detokenizer, StopChecker
 
 if TYPE_CHECKING:  # loading the tokenizer's module takes torch; an answer needs only its bytes
-    from mini_engine.tokenizer import Tokenizer
+    from mini_engine.text.tokenizer import Tokenizer
 
 
 class TextDelta(NamedTuple):
-    """What a step added to an answer. `text` may be "": a token need not complete a character.
+    """What a step added to an answer: all that its reader learns. `text` may be "", where no character is complete.
 
     finish_reason: why the answer ended; None in every delta but the last.
-    error: one sentence, with FinishReason.ERROR.
+    error: one sentence, with FinishReason.ERROR or GRAMMAR.
+    logprobs: one entry for each of `token_ids`; empty unless the parameters ask for them.
+    prompt_logprobs: in the first delta, those of the prompt's tokens from the second on, if asked for.
+    num_cached_tokens: in the first delta, tokens of the prompt that were found in the prefix cache (lesson 8).
     """
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
 
 
 class AnswerText:
@@ -70,25 +77,26 @@ class AnswerReader:
 
     @property
     def ends_here(self) -> bool:
-        """Whether a stop string or the grammar's end has ended the answer, which the engine does not know."""
-        return self.answer.stop is not None or self.request.matcher.is_over
+        """Whether a stop string or its grammar has ended the answer, which the engine does not know."""
+        matcher = self.request.matcher
+        return self.answer.stop is not None or matcher.is_over or matcher.error is not None
 
     def next_delta(self) -> TextDelta:
         """Return what the request has gained since the last call, up to a stop string."""
-        token_ids, shown = [], ""
-        for token_id in self.request.output_ids[self.num_read :]:
+        request, start, token_ids, shown = self.request, self.num_read, [], ""
+        for token_id in request.output_ids[start:]:
             token_ids.append(token_id)
             shown += self.answer.push(token_id)
             if self.answer.stop is not None:
                 break
         self.num_read += len(token_ids)
-        if self.ends_here or self.request.is_finished:
+        if self.ends_here or request.is_finished:
             shown += self.answer.finish()
-        matcher = self.request.matcher
-        if matcher.error is not None:
-            return TextDelta(shown, token_ids, FinishReason.ERROR, matcher.error)
-        reason = FinishReason.STOP if self.ends_here else self.request.finish_reason
-        return TextDelta(shown, token_ids, reason, self.request.error)
+        logprobs, ending = tuple(request.logprobs[start : self.num_read]), request.ending(self.answer.stop is not None)
+        if start:
+            return TextDelta(shown, token_ids, *ending, logprobs)
+        of_prompt = tuple(request.prompt_logprobs)
+        return TextDelta(shown, token_ids, *ending, logprobs, of_prompt, request.num_cached_tokens)
 
     def drop_unread(self) -> None:
         """Drop the tokens that the request has gained behind a stop string. Call this before ending it."""
@@ -103,8 +111,9 @@ class WholeAnswer:
         self.reader = AnswerReader(request, tokenizer)
         self.text = ""
 
-    def read(self) -> bool:
-        """Add the new text. Returns True if a stop string or the grammar ends the answer here."""
-        self.text += self.reader.next_delta().text
+    def read(self) -> Ending:
+        """Add the new text. Returns why the answer ends here, if it does."""
+        delta = self.reader.next_delta()
+        self.text += delta.text
         self.reader.drop_unread()
-        return self.reader.ends_here
+        return Ending(delta.finish_reason, delta.error)

@@ -14,20 +14,21 @@ from typing import NamedTuple
 
 import torch
 
-from mini_engine.attention.registry import load_kernel
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.engine.prompt_logprobs import take_prompt_rows
-from mini_engine.engine.request import FinishReason, Request
-from mini_engine.engine.runner import ModelRunner
+from mini_engine.engine.request import Ending, FinishReason, Request
+from mini_engine.engine.runner import ModelRunner, Runner
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampler import sample
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import NO_DRAFTS, Chunk, Drafting, Scheduler, SchedulerConfig
 from mini_engine.engine.stats import StepStats
 from mini_engine.errors import EngineDead, UserError
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.manager import KvCacheManager, blocks_in_budget
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.kv.pool_maker import PoolMaker
+from mini_engine.model.causal_lm import CausalLM
+from mini_engine.values import shown
 
 CPU_KV_BYTES = 2**30
 GPU_SHARE = 0.8
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 class StepResult(NamedTuple):
     """The result of a step.
 
-    new_tokens: request id to new token.
+    new_tokens: request id to new token; where a request gained several, the newest.
     finished: the step's requests that have ended, with an answer or an error, in the order of its chunks. Aborted ones
         are left out: the caller of `abort` knows.
     """
@@ -63,33 +64,15 @@ def one_at_a_time(step: Callable[["Engine"], StepResult]) -> Callable[["Engine"]
     return guarded
 
 
-class PoolMaker:
-    """Makes the pool of an engine for `model`, in the model's dtype. Lesson 12 has another one."""
-
-    def __init__(self, model: Qwen3ForCausalLM) -> None:
-        self.model = model
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes that a pool needs for one token."""
-        return self.model.config.kv_bytes_per_token(self.model.dtype)
-
-    def make(self, num_blocks: int, block_size: int, kernel: str) -> KvPool:
-        """Return a pool of this size, read by the kernel with this name; UserError if that is impossible."""
-        model = self.model
-        attend = load_kernel(kernel, model.device, model.dtype)
-        return KvPool(model.config, num_blocks, block_size, attend, model.dtype, model.device)
-
-
 class Engine:
     """Serves requests in steps. `Engine.for_model(model)` builds one; tests assemble their own.
 
     Args:
         config: the model's configuration, used to check prompts.
-        runner: turns chunks into logits `[R, vocab_size]`, one row for each chunk that samples.
+        runner: turns chunks into logits `[R, vocab_size]`, the last `num_logits` rows of each chunk.
     """
 
-    def __init__(self, config: Qwen3Config, scheduler: Scheduler, runner: ModelRunner) -> None:
+    def __init__(self, config: Qwen3Config, scheduler: Scheduler, runner: Runner) -> None:
         self.config = config
         self.scheduler = scheduler
         self.runner = runner
@@ -98,7 +81,7 @@ class Engine:
     @classmethod
     def for_model(
         cls,
-        model: Qwen3ForCausalLM,
+        model: CausalLM,
         *,
         kv_bytes: int | None = None,
         num_blocks: int | None = None,
@@ -106,7 +89,9 @@ class Engine:
         kernel: str = "auto",
         scheduler_config: SchedulerConfig | None = None,
         manager: Callable[..., KvCacheManager] = KvCacheManager,
-        pool: Callable[[Qwen3ForCausalLM], PoolMaker] = PoolMaker,
+        pool: Callable[[Qwen3Config, torch.dtype, torch.device], PoolMaker] = PoolMaker,
+        runner: Callable[[CausalLM, KvPool], Runner] = ModelRunner,
+        drafting: Drafting = NO_DRAFTS,
     ) -> "Engine":
         """Build an engine with its own pool.
 
@@ -116,14 +101,16 @@ class Engine:
             kernel: a name that `load_kernel` knows.
             manager: creates the KV manager from num_blocks, block_size and copy.
             pool: makes the pool; by default one in the model's dtype.
+            runner: makes what runs the steps, of the model and the pool.
+            drafting: guesses tokens for the scheduler; an engine needs one of its own.
         """
-        maker = pool(model)
+        maker = pool(model.config, model.dtype, model.device)
         if num_blocks is None:
             budget = default_kv_bytes(model.device) if kv_bytes is None else kv_bytes
             num_blocks = blocks_in_budget(budget, maker.bytes_per_token, block_size)
         store = maker.make(num_blocks, block_size, kernel)
-        kv = manager(num_blocks, block_size, store.copy_blocks)
-        return cls(model.config, Scheduler(kv, scheduler_config), ModelRunner(model, store))
+        kv = manager(num_blocks, block_size, maker.copier(store))
+        return cls(model.config, Scheduler(kv, scheduler_config, drafting=drafting), runner(model, store))
 
     @property
     def has_unfinished(self) -> bool:
@@ -151,7 +138,7 @@ class Engine:
         """
         check_place(priority, namespace)
         if not isinstance(params, SamplingParams):
-            raise UserError(f"params is {params!r}; give SamplingParams", param="params")
+            raise UserError(f"params is {shown(params)}; give SamplingParams", param="params")
         self.config.check_prompt(prompt_ids, params.max_tokens)
         params.check_fits(self.config.vocab_size, self.config.eos_token_ids)
         stop_ids = params.stop_ids(self.config.eos_token_ids)
@@ -168,6 +155,16 @@ class Engine:
             self.scheduler.finish(request, reason)
         return request is not None
 
+    def conclude(self, request: Request, ending: Ending) -> None:
+        """End a request as the reader of its text says: with a stop string or its grammar. None ends nothing.
+
+        If the engine has ended it with the same token, because no more are allowed, the reader's reason stands.
+        """
+        if request.is_finished:
+            request.finish_reason, request.error = ending
+        elif ending.reason is not None:
+            self.scheduler.finish(request, ending.reason, ending.error)
+
     @one_at_a_time
     def step(self) -> StepResult:
         """Run one step. If it fails, its requests end with an error, their blocks are freed; other requests go on.
@@ -182,8 +179,8 @@ class Engine:
         preempted = scheduler.num_preemptions
         chunks = scheduler.schedule()
         requests = [chunk.request for chunk in chunks]
-        prefill = sum(chunk.stop - chunk.start for chunk in chunks if chunk.request.is_prefilling)
-        total = sum(chunk.stop - chunk.start for chunk in chunks)
+        prompts = [chunk.stop - chunk.start for chunk in chunks if chunk.request.is_prefilling]
+        prefill, decode = sum(prompts), len(chunks) - len(prompts)
         try:
             new_tokens = scheduler.update(chunks, self._run(chunks))
         except EngineDead as error:
@@ -192,35 +189,39 @@ class Engine:
         except Exception as error:
             log.exception("a step failed; the %d requests in it end with an error", len(requests))
             new_tokens = {}
-            prefill = total = 0
+            prefill = decode = 0
             scheduler.fail(requests, error)
         finished = [request for request in requests if request.finish_reason not in (None, FinishReason.ABORT)]
         stats = StepStats(
             num_waiting=len(scheduler.waiting),
             num_running=len(scheduler.running),
             prefill_tokens=prefill,
-            decode_tokens=total - prefill,
+            decode_tokens=decode,
             num_preempted=scheduler.num_preemptions - preempted,
             blocks=scheduler.manager.blocks_by_state,
+            num_drafted=scheduler.drafting.num_drafted,
+            num_accepted=scheduler.drafting.num_accepted,
         )
         return StepResult(new_tokens, finished, stats)
 
     def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
-        """Run the model and the sampler; return one token for each chunk that samples."""
+        """Run the model and the sampler; return one token for each chunk that samples, and for each of its drafts."""
         if not chunks:
             return []
-        logits = take_prompt_rows(self.runner.run(chunks), chunks)
-        return sample(logits, [chunk.request for chunk in chunks if chunk.samples])
+        logits = self.runner.run(chunks)
+        if any(chunk.request.needs_prompt_logprobs for chunk in chunks):
+            logits = take_prompt_rows(logits, chunks)
+        return sample(logits, self.scheduler.drafting.sample_rows(chunks))
 
 
 def check_place(priority: int, namespace: Hashable) -> None:
     """Raise UserError unless the queues can be sorted by `priority` and prefixes looked up by `namespace`."""
     if not isinstance(priority, int):
-        raise UserError(f"priority is {priority!r}; give a whole number; smaller ones go first")
+        raise UserError(f"priority is {shown(priority)}; give a whole number; smaller ones go first")
     try:
         hash(namespace)
     except TypeError:
-        raise UserError(f"namespace is {namespace!r}, which is not hashable; use a string, for example") from None
+        raise UserError(f"namespace is {shown(namespace)}, which is not hashable; use a string, for example") from None
 
 
 def default_kv_bytes(device: torch.device) -> int:

@@ -4,10 +4,19 @@ A grammar belongs to the parameters and does not change; a matcher is its state 
 request, so it survives a preemption. Lesson 7 makes grammars of JSON schemas.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
-class Matcher(Protocol):
+class TokenMask(Protocol):
+    """Which tokens may come next."""
+
+    def mask(self) -> bytes:
+        """Return a bit for each token id, the lowest bit of a byte first: 1 if the token may come next."""
+        ...
+
+
+class Matcher(TokenMask, Protocol):
     """How far one answer has come in its grammar.
 
     is_over: the answer is complete, and no token may follow.
@@ -19,12 +28,16 @@ class Matcher(Protocol):
     @property
     def error(self) -> str | None: ...
 
-    def mask(self) -> bytes:
-        """Return a bit for each token id, the lowest bit of a byte first: 1 if the token may come next."""
-        ...
-
     def push(self, token_id: int) -> None:
         """Take the token that was chosen."""
+        ...
+
+    def num_valid(self, drafts: Sequence[int]) -> int:
+        """Return how many of `drafts` may come next, one after the other, without ending the answer (lesson 14)."""
+        ...
+
+    def mask_after(self, drafts: Sequence[int]) -> bytes:
+        """Return what `mask` would be after pushing `drafts`, all of them valid. The matcher stays where it is."""
         ...
 
 
@@ -52,6 +65,14 @@ class Anything:
 
     def push(self, token_id: int) -> None:
         """Do nothing."""
+
+    def num_valid(self, drafts: Sequence[int]) -> int:
+        """Return the number of drafts: all may come."""
+        return len(drafts)
+
+    def mask_after(self, drafts: Sequence[int]) -> bytes:
+        """Never asked, like `mask`."""
+        return b""
 
     def __reduce__(self) -> str:
         """Pickle by name: in another process it is that process's ANYTHING (lesson 13)."""

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mini_engine.model.qwen3 import KvStore, Qwen3ForCausalLM
+from mini_engine.model.causal_lm import CausalLM
+from mini_engine.model.qwen3 import KvStore
 
 
 class Sequence(Protocol):
@@ -30,7 +31,7 @@ def next_token(logits: Tensor) -> int:
 
 @torch.inference_mode()
 def generate(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     kv: KvStore,
     sequence: Sequence,
     prompt_ids: list[int],

@@ -11,7 +11,15 @@ from mini_engine.engine.answer import TextDelta
 
 def merge(first: TextDelta, second: TextDelta) -> TextDelta:
     """Join two consecutive deltas of one answer."""
-    return TextDelta(first.text + second.text, first.token_ids + second.token_ids, second.finish_reason, second.error)
+    return TextDelta(
+        first.text + second.text,
+        first.token_ids + second.token_ids,
+        second.finish_reason,
+        second.error,
+        first.logprobs + second.logprobs,
+        first.prompt_logprobs + second.prompt_logprobs,
+        first.num_cached_tokens + second.num_cached_tokens,
+    )
 
 
 class Mailbox:
@@ -46,7 +54,7 @@ class Mailbox:
         await self.ready.wait()
 
     def put(self, index: int, delta: TextDelta) -> None:
-        """Add a delta of answer `index`. `ring` wakes the reader."""
+        """Add a delta of answer `index`. `wake_readers` wakes the reader."""
         self.waiting.append((index, delta))
         self.urgent |= delta.finish_reason is not None
 
@@ -64,7 +72,7 @@ class Mailbox:
         return list(merged.items())
 
 
-def ring(mailboxes: Iterable[Mailbox], now: float) -> None:
+def wake_readers(mailboxes: Iterable[Mailbox], now: float) -> None:
     """Wake the readers of these mailboxes, with one call per event loop however many readers it has."""
     loops = defaultdict(list)
     for mailbox in mailboxes:

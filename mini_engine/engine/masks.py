@@ -1,4 +1,4 @@
-"""Lesson 4. What a client may forbid or favour: a grammar's mask and logit_bias, before every other step.
+"""Lesson 4. Tokens that a client forbids or favours: a grammar's mask and logit_bias, before every other step.
 
 Like `processors`, each function edits logits `[R, vocab]` float32 in place.
 """
@@ -12,7 +12,7 @@ from mini_engine.engine.processors import NEVER
 from mini_engine.engine.sampling_params import SampleRow
 
 
-def keep_what_fits(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+def apply_grammar_mask(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     """Exclude the tokens that the row's grammar does not allow next (Willard and Louf, 2023)."""
     packed = bytearray(b"".join(row.matcher.mask() for row in rows))
     masks = torch.frombuffer(packed, dtype=torch.uint8).to(logits.device)

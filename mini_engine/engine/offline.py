@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.request import FinishReason, Request
+from mini_engine.engine.request import Ending, FinishReason, Request
 from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.stats import Summary
 from mini_engine.errors import UserError
+from mini_engine.values import shown
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Completion:
 
     prompt_token_ids, token_ids: prompt and answer. text: the answer as text, without its stop string; "" if the engine
         has no tokenizer.
-    finish_reason: "stop", "length" or "error"; after an error, `error` says why and token_ids has the tokens so far.
+    finish_reason: "stop", "length", "grammar" or "error"; after the last two, `error` says why and token_ids has the
+        tokens so far.
     logprobs: one entry for each token of the answer, or None unless the parameters ask for them.
     prompt_logprobs: the same for the prompt's tokens from the second on.
     num_cached_tokens: tokens of the prompt that were found in the prefix cache (lesson 8).
@@ -56,8 +58,8 @@ class Reader(Protocol):
 
     text: str
 
-    def read(self) -> bool:
-        """Read the tokens added since the last call. Return True if the answer must end here."""
+    def read(self) -> Ending:
+        """Read the tokens added since the last call. Return why the answer ends here, if it does."""
         ...
 
 
@@ -73,14 +75,14 @@ class NoText:
     def __init__(self, request: Request) -> None:
         if request.params.stop:
             raise UserError(
-                f"stop is {request.params.stop!r}, but this engine produces no text; use stop_token_ids or LLM",
+                f"stop is {shown(request.params.stop)}, but this engine produces no text; use stop_token_ids or LLM",
                 param="stop",
             )
-        self.matcher = request.matcher
+        self.request = request
 
-    def read(self) -> bool:
+    def read(self) -> Ending:
         """End an answer early only where its grammar ends."""
-        return self.matcher.is_over
+        return self.request.ending(stopped=False)
 
 
 def generate_all(
@@ -110,8 +112,7 @@ def generate_all(
             result = engine.step()
             summary.add_step(result.stats)
             for request_id in unfinished.keys() & {*result.new_tokens, *(request.id for request in result.finished)}:
-                if readers[request_id].read():
-                    engine.abort(request_id, FinishReason.STOP)
+                engine.conclude(unfinished[request_id], readers[request_id].read())
                 if unfinished[request_id].is_finished:
                     summary.add_finished(unfinished.pop(request_id))
             show(len(prompts) - len(unfinished), summary)
@@ -125,7 +126,7 @@ def params_for(
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     if isinstance(each, str) or not isinstance(each, Sequence) or not all(isinstance(p, SamplingParams) for p in each):
         raise UserError(
-            f"params is {params!r}; give SamplingParams, or a list with one for each prompt", param="params"
+            f"params is {shown(params)}; give SamplingParams, or a list with one for each prompt", param="params"
         )
     if len(each) != len(prompts):
         raise UserError(

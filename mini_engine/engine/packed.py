@@ -8,13 +8,13 @@ from mini_engine.engine.loop import next_token
 from mini_engine.errors import UserError
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
-from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
+from mini_engine.model.causal_lm import CausalLM
 
 
 @torch.inference_mode()
 def generate_packed(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     pool: KvPool,
     allocator: BlockAllocator,
     prompts: Sequence[list[int]],
@@ -37,7 +37,7 @@ def generate_packed(
         )
     for prompt_ids in prompts:
         model.config.check_prompt(prompt_ids, max_new_tokens)
-    requests = [Request(list(prompt_ids), BlockTable(allocator)) for prompt_ids in prompts]
+    requests = [PackedRequest(list(prompt_ids), BlockTable(allocator)) for prompt_ids in prompts]
     running = list(requests) if max_new_tokens else []
     try:
         while running:
@@ -52,7 +52,7 @@ def generate_packed(
     return [request.output_ids for request in requests]
 
 
-def step(model: Qwen3ForCausalLM, pool: KvPool, requests: Sequence[Request], block_size: int) -> None:
+def step(model: CausalLM, pool: KvPool, requests: Sequence[PackedRequest], block_size: int) -> None:
     """Run one packed forward pass: it writes every request's missing KV and adds one token to each request."""
     reserve_all(requests)
     meta = plan_packed(requests, block_size, pool.device)

@@ -60,7 +60,7 @@ def penalise_output(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     logits[said.row, said.token] -= presence + frequency * said.times
 
 
-def hold_back_stops(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+def apply_min_tokens(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     """Set a row's stop ids to NEVER as long as its answer (not the prompt) has fewer than min_tokens tokens."""
     held = [row.stop_ids if len(row.output_ids) < row.params.min_tokens else () for row in rows]
     stops = count_tokens(held, logits.device)

@@ -16,34 +16,18 @@ if TYPE_CHECKING:
     from mini_engine.engine.request import Request
 
 
-def num_rows(chunk: Chunk) -> int:
-    """The number of logits rows that a chunk has: all its tokens, the last one, or none."""
-    return chunk.stop - chunk.start if chunk.request.tells_prompt else int(chunk.samples)
-
-
-def prompt_rows(chunks: Sequence[Chunk]) -> list[int]:
-    """The rows of a step, over the tokens of all chunks, whose logits are needed."""
-    rows, end = [], 0
-    for chunk in chunks:
-        end += chunk.stop - chunk.start
-        rows += range(end - num_rows(chunk), end)
-    return rows
-
-
 def take_prompt_rows(logits: Tensor, chunks: Sequence[Chunk]) -> Tensor:
-    """Record the prompts' log probabilities. Returns the rows left for the sampler, one for each chunk that samples.
+    """Record the prompts' log probabilities. Returns the rows left for the sampler: see `Drafting.sample_rows`.
 
     Args:
-        logits: `[R, vocab_size]`, the rows of `prompt_rows`.
+        logits: `[R, vocab_size]`, the last `num_logits` of each chunk.
     """
-    if not any(chunk.request.tells_prompt for chunk in chunks):
-        return logits
     sampling, at = [], 0
     for chunk in chunks:
-        count = num_rows(chunk)
+        count = chunk.num_logits
         if chunk.samples:
-            sampling.append(at + count - 1)
-        if chunk.request.tells_prompt:
+            sampling += range(at + count - 1 - len(chunk.drafts), at + count)
+        if chunk.request.needs_prompt_logprobs:
             record(chunk.request, chunk.start, logits[at : at + count])
         at += count
     return logits[sampling]
@@ -52,10 +36,10 @@ def take_prompt_rows(logits: Tensor, chunks: Sequence[Chunk]) -> Tensor:
 def record(request: "Request", start: int, logits: Tensor) -> None:
     """Append what is not recorded yet. Row i of logits `[T, vocab_size]` scores the prompt's token start + i + 1."""
     skipped = len(request.prompt_logprobs) - start  # after a preemption, a prefix is computed again
-    told = request.prompt_ids[len(request.prompt_logprobs) + 1 : start + len(logits) + 1]
-    if not told:
+    scored = request.prompt_ids[len(request.prompt_logprobs) + 1 : start + len(logits) + 1]
+    if not scored:
         return
-    logs = logits[skipped : skipped + len(told)].float().log_softmax(dim=-1)
+    logs = logits[skipped : skipped + len(scored)].float().log_softmax(dim=-1)
     best = logs.topk(min(request.params.prompt_logprobs or 0, logs.shape[-1]))
-    for token, log, ids, values in zip(told, logs, best.indices.tolist(), best.values.tolist(), strict=True):
+    for token, log, ids, values in zip(scored, logs, best.indices.tolist(), best.values.tolist(), strict=True):
         request.prompt_logprobs.append(TokenLogprobs(float(log[token]), list(zip(ids, values, strict=True))))

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from mini_engine.engine.grammar import Matcher
 from mini_engine.engine.sampled import Sampled, TokenLogprobs
@@ -10,12 +11,23 @@ from mini_engine.engine.sampling_params import SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `stop`: a stop token or stop string; `length`: the answer has max_tokens tokens."""
+    """Why a request ended. `stop`: a stop token or stop string; `length`: the answer has max_tokens tokens.
+
+    `grammar`: the request's own grammar cannot go on, which is no fault of the engine.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    GRAMMAR = "grammar"
+
+
+class Ending(NamedTuple):
+    """Why an answer is over, None while it goes on, and after an error one sentence."""
+
+    reason: FinishReason | None = None
+    error: str | None = None
 
 
 @dataclass(eq=False)
@@ -68,15 +80,25 @@ class Request:
     def keep(self, num_output_ids: int) -> None:
         """Drop the answer's tokens behind the first `num_output_ids`: a stop string ended it there.
 
-        They are there if the answer gained several tokens before its text was read. What ended it later does not count.
+        They are there if the answer gained several tokens before its text was read.
         """
         dropped = len(self.output_ids) - num_output_ids
         if dropped <= 0:
             return
         del self.token_ids[-dropped:], self.output_ids[-dropped:], self.logprobs[num_output_ids:]
         self.num_computed_tokens = min(self.num_computed_tokens, len(self.token_ids) - 1)
-        if self.is_finished:
-            self.finish_reason = FinishReason.STOP
+
+    def ending(self, stopped: bool) -> Ending:
+        """Decide why the answer is over. What ends it with a token counts before the limit that the token reached.
+
+        Args:
+            stopped: a stop string has ended its text, which the engine does not see.
+        """
+        if self.matcher.error is not None:
+            return Ending(FinishReason.GRAMMAR, self.matcher.error)
+        if stopped or self.matcher.is_over:
+            return Ending(FinishReason.STOP)
+        return Ending(self.finish_reason, self.error)
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -84,7 +106,7 @@ class Request:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def tells_prompt(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         """Whether log probabilities of its prompt are asked for and not all computed."""
         asked = self.params.prompt_logprobs is not None
         return asked and len(self.prompt_logprobs) < len(self.prompt_ids) - 1

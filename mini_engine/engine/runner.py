@@ -6,17 +6,16 @@ a step may contain thousands of tokens, far too many for a Python loop.
 
 from array import array
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from mini_engine.engine.prompt_logprobs import prompt_rows
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv.block_table import NULL_BLOCK
-from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.kv.block_tensor import ForwardMeta
 
 
 class Step(NamedTuple):
@@ -55,7 +54,7 @@ def plan_step(chunks: Sequence[Chunk], block_size: int, device: torch.device) ->
         block_table=table.to(device),
         block_size=block_size,
     )
-    fed = chain.from_iterable(chunk.request.token_ids[chunk.start : chunk.stop] for chunk in chunks)
+    fed = chain.from_iterable(chunk.token_ids for chunk in chunks)
     ends = (cu_seqlens_q[1:] - 1).tolist()
     rows = [end for end, chunk in zip(ends, chunks, strict=True) if chunk.samples]
     return Step(int64(list(fed)).to(device), meta, torch.tensor(rows, dtype=torch.int64, device=device))
@@ -77,34 +76,107 @@ def padded_table(rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.frombuffer(flat, dtype=torch.int32).view(len(rows), width)
 
 
-def with_prompt_rows(step: Step, chunks: Sequence[Chunk]) -> Step:
-    """Return the step with a row for each token of the chunks that need them all."""
-    if not any(chunk.request.tells_prompt for chunk in chunks):
+def plan_rows(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step:
+    """Plan a step with a row for each token whose logits are needed: usually, what `plan_step` says."""
+    step = plan_step(chunks, block_size, device)
+    if all(chunk.num_logits == chunk.samples for chunk in chunks):
         return step
-    return step._replace(rows=int64(prompt_rows(chunks)).to(step.rows.device))
+    return step._replace(rows=int64(logits_rows(chunks)).to(step.rows.device))
 
 
-class ModelRunner:
-    """Runs the model over chunks, with one pool. It knows nothing of queues or of how chunk lengths are chosen."""
+def logits_rows(chunks: Sequence[Chunk]) -> list[int]:
+    """Return the rows of a step, over the tokens of all chunks, whose logits are needed."""
+    rows, end = [], 0
+    for chunk in chunks:
+        end += chunk.stop - chunk.start
+        rows += range(end - chunk.num_logits, end)
+    return rows
 
-    def __init__(self, model: Qwen3ForCausalLM, pool: KvPool) -> None:
-        self.model = model
-        self.pool = pool
-        self.block_size = pool.K[0].shape[1]
 
-    @torch.inference_mode()
-    def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Run one forward pass; return logits `[R, vocab_size]`, one row for each chunk that samples, in order.
+class Plan(Protocol):
+    """Turns chunks into a step: `plan_rows`. Lesson 11's adds where each request's state is."""
 
-        A chunk of a request that asks for its prompt's log probabilities has a row for each of its tokens instead.
-        """
-        step = with_prompt_rows(plan_step(chunks, self.block_size, self.pool.device), chunks)
-        return self.model(step.token_ids, self.pool, step.meta, rows=step.rows)
+    def __call__(self, chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step: ...
+
+
+class Group(Protocol):
+    """The processes that run a step together: `ALONE`, or lesson 13's ranks.
+
+    fault: why no step can run any more; empty as long as one can.
+    """
+
+    @property
+    def fault(self) -> str: ...
+
+    def running(self, step: Step) -> AbstractContextManager[None]:
+        """Have the others run their shares of a step while this process runs its own, in the `with` block."""
+        ...
+
+    def close(self) -> None:
+        """End the other processes."""
+        ...
+
+
+class Alone:
+    """The group of a process that runs the whole model."""
+
+    fault = ""
+
+    def running(self, step: Step) -> AbstractContextManager[None]:
+        """Do nothing: there are no others."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+ALONE = Alone()
+
+
+class Runner(Protocol):
+    """Runs chunks through a model, whose K and V are in `pool`: `ModelRunner`. Lesson 10's replays captured steps."""
+
+    model: Any
+    pool: Any
 
     @property
     def fault(self) -> str:
-        """Why no step can run any more; empty as long as one can, here always."""
-        return ""
+        """Why no step can run any more; empty as long as one can."""
+        ...
+
+    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Run one forward pass; return logits `[R, vocab_size]`: each chunk's last `num_logits` rows, in order."""
+        ...
 
     def close(self) -> None:
-        """Release what the runner holds outside this process: nothing here, other ranks in lesson 13."""
+        """Release what the runner holds outside this process."""
+        ...
+
+
+class ModelRunner:
+    """Runs the model over chunks, with one pool. It knows nothing of queues or of how chunk lengths are chosen.
+
+    Args:
+        plan: turns chunks into the model's input.
+        group: the processes that share the model.
+    """
+
+    def __init__(self, model: Any, pool: Any, plan: Plan = plan_rows, group: Group = ALONE) -> None:
+        self.model, self.pool, self.plan, self.group = model, pool, plan, group
+        self.block_size, self.device = pool.K[0].shape[1], pool.device
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+        """As `Runner.run` says."""
+        step = self.plan(chunks, self.block_size, self.device)
+        with self.group.running(step):
+            return self.model(step.token_ids, self.pool, step.meta, rows=step.rows)
+
+    @property
+    def fault(self) -> str:
+        """Why no step can run any more; empty as long as one can."""
+        return self.group.fault
+
+    def close(self) -> None:
+        """End the other processes of the group, if there are any."""
+        self.group.close()

@@ -1,4 +1,4 @@
-"""Lesson 4. What the sampler returns for one row: the token it chose and, where asked for, how likely it was.
+"""Lesson 4. The sampler's result for one row: the token it chose and, where asked for, how likely it was.
 
 Numbers only: a request keeps these and the scheduler hands them out, and neither needs torch.
 """

@@ -17,11 +17,11 @@ from mini_engine.engine.sampling_params import SampleRow, SamplingParams
 
 # In transformers' order: each step, and the test for the rows that ask for it. The step leaves other rows untouched.
 PENALTIES = (
-    (masks.keep_what_fits, lambda params: params.grammar is not ANYTHING),
+    (masks.apply_grammar_mask, lambda params: params.grammar is not ANYTHING),
     (masks.add_bias, lambda params: bool(params.logit_bias)),
     (processors.penalise_repetition, lambda params: params.repetition_penalty != 1),
     (processors.penalise_output, lambda params: params.presence_penalty != 0 or params.frequency_penalty != 0),
-    (processors.hold_back_stops, lambda params: params.min_tokens > 0),
+    (processors.apply_min_tokens, lambda params: params.min_tokens > 0),
 )
 FILTERS = (
     (processors.divide_by_temperature, lambda params: params.temperature not in (0, 1)),
@@ -112,7 +112,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
 
     Args:
         logits: `[R, vocab]` as the model returned them, in any float dtype; not changed.
-        rows: the requests they belong to, in the same order.
+        rows: what they belong to, usually requests, in the same order.
 
     Raises:
         ValueError: logits and rows differ in number, or a row to draw from contains NaN.
@@ -127,12 +127,12 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
 
 def logprobs(logits: Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
     """Return the log probabilities that each row's request asked for, from the logits as the model returned them."""
-    told: list[TokenLogprobs | None] = [None] * len(rows)
+    found: list[TokenLogprobs | None] = [None] * len(rows)
     asking = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
     if asking:
         logs = logits[list(asking)].float().log_softmax(dim=-1)
         best = logs.topk(min(max(asking.values()), logs.shape[-1]))
         for i, log, ids, values in zip(asking, logs, best.indices.tolist(), best.values.tolist(), strict=True):
             top = list(zip(ids, values, strict=True))[: asking[i]]
-            told[i] = TokenLogprobs(float(log[token_ids[i]]), top)
-    return told
+            found[i] = TokenLogprobs(float(log[token_ids[i]]), top)
+    return found

@@ -8,13 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from mini_engine.engine.grammar import ANYTHING, Grammar, Matcher
+from mini_engine.engine.grammar import ANYTHING, Grammar, Matcher, TokenMask
 from mini_engine.errors import UserError
+from mini_engine.values import real, shown, whole
 
 GREEDY = 0.0
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0
+MAX_STOP = 1024  # characters: looking for a stop string takes time from every answer in the batch
 
 
 class Range(NamedTuple):
@@ -50,7 +52,8 @@ class SamplingParams:
     seed: determines the draws; None takes a fresh one for each request. Requests with equal seeds draw alike.
     max_tokens: the longest answer. min_tokens: no stop id is chosen until the answer has this many tokens.
     stop_token_ids: each of them ends the answer, as the model's end tokens do unless `ignore_eos` is set.
-    stop: a string or several; the first to appear ends the answer and is not shown (lesson 6).
+    stop: a string or several, of at most 1024 characters each; the first to appear ends the answer and is not shown
+        (lesson 6).
     logprobs: report this many of the best tokens besides the chosen one; 0 is the chosen one alone, None is off.
     prompt_logprobs: the same for each token of the prompt but the first; nothing is taken from the prefix cache then.
     logit_bias: token id to a number from -100 to 100, added to the token's logit before anything else.
@@ -80,22 +83,23 @@ class SamplingParams:
     grammar: Grammar = ANYTHING
 
     def __post_init__(self) -> None:
-        _check_token_ids(self.stop_token_ids)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))  # the only way to set a frozen field
-        object.__setattr__(self, "stop", _stop_texts(self.stop))
+        self._set("stop_token_ids", _token_ids(self.stop_token_ids))
+        self._set("stop", _stop_texts(self.stop))
         for name, allowed in NUMBERS.items():
-            _check_number(name, getattr(self, name), allowed)
-        _check_count("top_k", self.top_k, 0, None, "0 keeps every token")
-        _check_count("max_tokens", self.max_tokens, 1, None, "an answer has at least one token")
-        _check_count("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens")
-        if self.seed is not None:
-            _check_count("seed", self.seed, 0, MAX_SEED, "leave it out for a fresh one")
-        for name in ("logprobs", "prompt_logprobs"):
+            self._set(name, _number(name, getattr(self, name), allowed))
+        self._set("top_k", _count("top_k", self.top_k, 0, None, "0 keeps every token"))
+        self._set("max_tokens", _count("max_tokens", self.max_tokens, 1, None, "an answer has at least one token"))
+        self._set("min_tokens", _count("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens"))
+        for name, most in (("seed", MAX_SEED), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
             if (value := getattr(self, name)) is not None:
-                _check_count(name, value, 0, MAX_LOGPROBS, "leave it out for none")
-        _check_bias(self.logit_bias)
+                note = "leave it out for a fresh one" if name == "seed" else "leave it out for none"
+                self._set(name, _count(name, value, 0, most, note))
+        self._set("logit_bias", _biases(self.logit_bias))
         if type(self.ignore_eos) is not bool:
-            raise UserError(f"ignore_eos is {self.ignore_eos!r}; give True or False", param="ignore_eos")
+            raise UserError(f"ignore_eos is {shown(self.ignore_eos)}; give True or False", param="ignore_eos")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the only way to set a frozen field
 
     @property
     def is_greedy(self) -> bool:
@@ -144,7 +148,7 @@ class SampleRow(Protocol):
     prompt_ids, output_ids: the tokens so far; the row's logits are about the next one.
     stop_ids: the tokens that end the answer, `params.stop_ids(...)`.
     seed: decides the draws, together with the position; `params.seed`, or a fresh one that stays the same.
-    matcher: how far the answer has come in `params.grammar`.
+    matcher: which tokens `params.grammar` allows next.
     """
 
     @property
@@ -158,7 +162,7 @@ class SampleRow(Protocol):
     @property
     def seed(self) -> int: ...
     @property
-    def matcher(self) -> Matcher: ...
+    def matcher(self) -> TokenMask: ...
 
 
 @dataclass
@@ -177,46 +181,59 @@ class Row:
         self.matcher = self.params.grammar.matcher()
 
 
-def _check_number(name: str, value: object, allowed: Range) -> None:
-    if name == "temperature" and value == GREEDY and type(value) in (int, float):
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool) or not allowed.least <= value <= allowed.most:
+def _number(name: str, value: object, allowed: Range) -> float:
+    """Return a number in its range. True is refused, although Python treats it as 1."""
+    number = real(value)
+    if name == "temperature" and number == GREEDY:
+        return GREEDY
+    if number is None or not allowed.least <= number <= allowed.most:
         raise UserError(
-            f"{name} is {value!r}; give a number from {allowed.least:g} to {allowed.most:g} ({allowed.note})",
+            f"{name} is {shown(value)}; give a number from {allowed.least:g} to {allowed.most:g} ({allowed.note})",
             param=name,
         )
+    return number
 
 
-def _check_count(name: str, value: object, least: int, most: int | None, note: str, param: str | None = None) -> None:
-    """Check a whole number. True is refused, although Python treats it as 1."""
-    if type(value) is not int or value < least or (most is not None and value > most):
+def _count(name: str, value: object, least: int, most: int | None, note: str, param: str | None = None) -> int:
+    """Return a whole number in its range as an int."""
+    number = whole(value)
+    if number is None or number < least or (most is not None and number > most):
         span = f"of {least} or more" if most is None else f"from {least} to {most}"
-        raise UserError(f"{name} is {value!r}; give a whole number {span} ({note})", param=param or name)
+        raise UserError(f"{name} is {shown(value)}; give a whole number {span} ({note})", param=param or name)
+    return number
 
 
-def _check_token_ids(value: object) -> None:
+def _token_ids(value: object) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Collection):
-        raise UserError(f"stop_token_ids is {value!r}; give a list of token ids", param="stop_token_ids")
-    for token in value:
-        _check_count("a stop token id", token, 0, None, "an id from the tokenizer", param="stop_token_ids")
+        raise UserError(f"stop_token_ids is {shown(value)}; give a list of token ids", param="stop_token_ids")
+    return tuple(
+        _count("a stop token id", token, 0, None, "an id from the tokenizer", param="stop_token_ids") for token in value
+    )
 
 
-def _check_bias(value: object) -> None:
+def _biases(value: object) -> Mapping[int, float]:
     if not isinstance(value, Mapping):
-        raise UserError(f"logit_bias is {value!r}; give a dict from token id to number", param="logit_bias")
-    for token, bias in value.items():
-        _check_count("a token id in logit_bias", token, 0, None, "an id from the tokenizer", param="logit_bias")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+        raise UserError(f"logit_bias is {shown(value)}; give a dict from token id to number", param="logit_bias")
+    biases = {}
+    for key, bias in value.items():
+        token = _count("a token id in logit_bias", key, 0, None, "an id from the tokenizer", param="logit_bias")
+        number = real(bias)
+        if number is None or not -MAX_BIAS <= number <= MAX_BIAS:
             raise UserError(
-                f"logit_bias of token {token} is {bias!r}; give a number from -100 to 100", param="logit_bias"
+                f"logit_bias of token {token} is {shown(bias)}; give a number from -100 to 100", param="logit_bias"
             )
+        biases[token] = number
+    return biases
 
 
 def _stop_texts(value: object) -> tuple[str, ...]:
     if value is None:
         return ()
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, Collection) or not all(isinstance(text, str) for text in value):
-        raise UserError(f"stop is {value!r}; give a string or a list of strings", param="stop")
-    return tuple(value)
+    several = (value,) if isinstance(value, str) else value
+    if not isinstance(several, Collection) or not all(isinstance(text, str) for text in several):
+        raise UserError(f"stop is {shown(value)}; give a string or a list of strings", param="stop")
+    if (longest := max(map(len, several), default=0)) > MAX_STOP:
+        raise UserError(
+            f"a stop string has {longest} characters, more than {MAX_STOP}; its beginning may be enough", param="stop"
+        )
+    return tuple(several)

@@ -13,14 +13,17 @@ from array import array
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampling_params import SampleRow
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.seams import CacheMemory
+from mini_engine.values import real, shown, whole
 
 POLICIES = {"fcfs": attrgetter("arrival"), "priority": attrgetter("priority", "arrival")}
 
@@ -47,41 +50,121 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size"):
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise UserError(f"{name} is {value!r}; give a whole number of 1 or more")
-        if not self.watermark >= 0:  # NaN is not
-            raise UserError(f"watermark is {self.watermark}; give a number of 0 or more")
+            number = whole(value)
+            if number is None or number < 1:
+                raise UserError(f"{name} is {shown(value)}; give a whole number of 1 or more", param=name)
+            object.__setattr__(self, name, number)  # the only way to set a frozen field
+        watermark = real(self.watermark)
+        if watermark is None or not watermark >= 0:  # NaN is not
+            raise UserError(f"watermark is {shown(self.watermark)}; give a number of 0 or more", param="watermark")
+        if type(self.reserve_answers) is not bool:
+            wrong = shown(self.reserve_answers)
+            raise UserError(f"reserve_answers is {wrong}; give True or False", param="reserve_answers")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise UserError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, but max_num_seqs is {self.max_num_seqs}; "
-                "every running request needs one token per step, so raise the first or lower the second"
+                "every running request needs one token per step, so raise the first or lower the second",
+                param="max_num_batched_tokens",
             )
-        if self.policy not in POLICIES:
-            raise UserError(f"there is no policy {self.policy!r}; choose one of {', '.join(POLICIES)}")
+        if not isinstance(self.policy, str) or self.policy not in POLICIES:
+            wrong = shown(self.policy)
+            raise UserError(f"there is no policy {wrong}; choose one of {', '.join(POLICIES)}", param="policy")
 
 
 class Chunk(NamedTuple):
-    """Tokens start … stop - 1 of a request, computed in one step. `blocks` are all blocks of the request, in order."""
+    """Tokens start … stop - 1 of a request, computed in one step. `blocks` are all blocks of the request, in order.
+
+    drafts: guesses fed behind the request's newest token; they are the last of the chunk's tokens (`Drafting`).
+    """
 
     request: Request
     start: int
     stop: int
     blocks: array
+    drafts: Sequence[int] = ()
 
     @property
     def samples(self) -> bool:
-        """Whether it ends with the request's newest token, so that the logits of its last row choose the next one."""
-        return self.stop == len(self.request.token_ids)
+        """Whether it feeds the request's newest token, so that the logits of its last row choose the next one."""
+        return self.stop - len(self.drafts) == len(self.request.token_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that it feeds."""
+        fed = self.request.token_ids[self.start : self.stop]
+        return [*fed, *self.drafts] if self.drafts else fed
+
+    @property
+    def num_logits(self) -> int:
+        """How many of its last rows need logits: every one, one for its newest token and each draft, or none."""
+        if self.request.needs_prompt_logprobs:
+            return self.stop - self.start
+        return 1 + len(self.drafts) if self.samples else 0
+
+
+class Drafting(Protocol):
+    """Guesses the next tokens of decoding requests and verifies them: `NO_DRAFTS`, or lesson 14's Speculator.
+
+    num_drafted: tokens guessed in the latest step. num_accepted: the steps that they saved.
+    """
+
+    @property
+    def num_drafted(self) -> int: ...
+    @property
+    def num_accepted(self) -> int: ...
+
+    def extend(self, scheduler: "Scheduler", chunks: list[Chunk]) -> list[Chunk]:
+        """Begin a step: return its chunks, in order, with drafts in some of them and slots for these."""
+        ...
+
+    def sample_rows(self, chunks: Sequence[Chunk]) -> list[SampleRow]:
+        """Return what the sampler reads of each row: for each chunk that samples, 1 + len(drafts) rows, in order."""
+        ...
+
+    def accept(self, scheduler: "Scheduler", chunk: Chunk, rows: Sequence[Sampled]) -> dict[str, Sampled]:
+        """Record a chunk with drafts, as `Scheduler.update` records other chunks. rows: one for each sample row."""
+        ...
+
+
+class NoDrafts:
+    """Guesses nothing: each chunk that samples has one row, its request's."""
+
+    num_drafted = num_accepted = 0
+
+    def extend(self, scheduler: "Scheduler", chunks: list[Chunk]) -> list[Chunk]:
+        """Return the chunks as they are."""
+        return chunks
+
+    def sample_rows(self, chunks: Sequence[Chunk]) -> list[SampleRow]:
+        """Return the requests of the chunks that sample."""
+        return [chunk.request for chunk in chunks if chunk.samples]
+
+    def accept(self, scheduler: "Scheduler", chunk: Chunk, rows: Sequence[Sampled]) -> dict[str, Sampled]:
+        """Return no token: there is no chunk with drafts."""
+        return {}
+
+
+NO_DRAFTS = NoDrafts()
 
 
 class Scheduler:
     """Queues and decisions. `waiting` and `running` are kept in the policy's order; preemption takes from the end.
 
     One thread calls it. A request may be aborted between any two calls, even while a step is in flight.
+
+    Args:
+        memories: the manager's: what they keep decides where chunks end.
+        drafting: guesses tokens for steps to verify; by default none (lesson 14).
     """
 
-    def __init__(self, manager: KvCacheManager, config: SchedulerConfig | None = None) -> None:
-        self.manager = manager
+    def __init__(
+        self,
+        manager: KvCacheManager,
+        config: SchedulerConfig | None = None,
+        memories: Sequence[CacheMemory] = (),
+        drafting: Drafting = NO_DRAFTS,
+    ) -> None:
+        self.manager, self.memories, self.drafting = manager, memories, drafting
         self.config = config or SchedulerConfig()
         self.order = POLICIES[self.config.policy]
         self.requests: dict[str, Request] = {}  # all unfinished ones
@@ -97,7 +180,7 @@ class Scheduler:
             UserError: it could not fit even alone, or its id is in use; nothing was changed.
         """
         if request.id in self.requests:
-            raise UserError(f"request id {request.id!r} is in use; give each unfinished request an id of its own")
+            raise UserError(f"request id {shown(request.id)} is in use; give each unfinished request an id of its own")
         size, usable = self.manager.block_size, self.manager.num_usable_blocks
         need = -(-request.max_kv_tokens // size)
         if need > usable:
@@ -116,15 +199,15 @@ class Scheduler:
         if self.waiting:
             used = sum(chunk.stop - chunk.start for chunk in chunks)
             chunks += self.admit(self.config.max_num_batched_tokens - used, spare)
-        return chunks
+        return self.drafting.extend(self, chunks)
 
-    def promised_tokens(self, request: Request) -> int:
+    def reserved_tokens(self, request: Request) -> int:
         """Number of tokens that a request is promised room for: those known now, or all with `reserve_answers`."""
         return request.max_kv_tokens if self.config.reserve_answers else len(request.token_ids)
 
-    def promised_blocks(self, request: Request) -> int:
+    def reserved_blocks(self, request: Request) -> int:
         """Number of blocks that the pool still owes a running request."""
-        return self.manager.missing_blocks(request.id, self.promised_tokens(request))
+        return self.manager.missing_blocks(request.id, self.reserved_tokens(request))
 
     def make_room(self) -> int:
         """Preempt the newest requests until the pool can keep its promises to the running ones.
@@ -132,7 +215,7 @@ class Scheduler:
         Returns:
             the number of free blocks that are promised to no request.
         """
-        while (spare := self.manager.num_free_blocks - sum(map(self.promised_blocks, self.running))) < 0:
+        while (spare := self.manager.num_free_blocks - sum(map(self.reserved_blocks, self.running))) < 0:
             self.preempt(self.running[-1])
         return spare
 
@@ -172,13 +255,15 @@ class Scheduler:
         """Return the request's next tokens, as many as the limits allow, with blocks to hold them."""
         start = request.num_computed_tokens
         stop = min(len(request.token_ids), start + min(budget, self.config.chunked_prefill_size))
+        for memory in self.memories:
+            stop = memory.chunk_end(request.id, start, stop)
         return Chunk(request, start, stop, self.manager.grow(request.id, stop))
 
     def admit(self, budget: int, spare: int) -> list[Chunk]:
         """Admit waiting requests, in order, as long as budget is left and `spare` blocks cover the promises.
 
         Stop at the first one that does not fit: none overtakes it, so none waits forever. A request fits if `spare`
-        covers its `cost` for `promised_tokens`, and after that still `watermark` blocks for each request running beside
+        covers its `cost` for `reserved_tokens`, and after that still `watermark` blocks for each request running beside
         it, those admitted in this step included. At most `max_num_seqs` run. `_start` admits one.
 
         A request that should wait a step (`cost.should_wait`) stays in its place in the queue and gets no chunk. What
@@ -191,7 +276,7 @@ class Scheduler:
         chunks, num_held = [], 0
         while budget > 0 and num_held < len(self.waiting) and len(self.running) + num_held < self.config.max_num_seqs:
             request = self.waiting[num_held]
-            cost = self.manager.cost(request.token_ids, self.promised_tokens(request), request.namespace)
+            cost = self.manager.cost(request.token_ids, self.reserved_tokens(request), request.namespace)
             if cost.num_blocks + self.config.watermark * (len(self.running) + num_held) > spare:
                 break
             spare -= cost.num_blocks
@@ -218,13 +303,16 @@ class Scheduler:
         request that was aborted while the step ran is left as it is; its token in `sampled` is dropped.
 
         Args:
-            sampled: one for each chunk that samples, in order.
+            sampled: one for each chunk that samples, in order; where a chunk has drafts, one more for each of them.
 
         Returns:
             request id to new token, as in `sampled`. Requests that end with this token are finished, and are included.
         """
         choices, new_tokens = iter(sampled), {}
         for chunk in chunks:
+            if chunk.drafts:
+                new_tokens |= self.drafting.accept(self, chunk, list(islice(choices, chunk.num_logits)))
+                continue
             request = chunk.request
             choice = next(choices) if chunk.samples else None
             if request.is_finished:  # aborted while the step ran

@@ -15,7 +15,7 @@ class StepStats(NamedTuple):
         prefilling when the step began.
     decode_tokens: one for each request that decoded.
     num_preempted: requests preempted while the step was scheduled.
-    num_drafted: tokens guessed in this step, and num_accepted: those that became tokens of an answer (lesson 14).
+    num_drafted: tokens guessed in this step, and num_accepted: the steps that they saved (lesson 14).
     """
 
     num_waiting: int = 0

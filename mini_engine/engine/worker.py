@@ -25,15 +25,17 @@ from typing import Any, NamedTuple
 import torch
 
 from mini_engine.engine.answer import AnswerReader, TextDelta
-from mini_engine.engine.answers import Answers, Job
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.mailbox import Mailbox, ring
-from mini_engine.engine.request import FinishReason, Request
+from mini_engine.engine.jobs import Answers, Job
+from mini_engine.engine.mailbox import Mailbox, wake_readers
+from mini_engine.engine.request import Ending, FinishReason, Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.stats import StepStats
+from mini_engine.engine.turns import give_place
 from mini_engine.errors import EngineDead
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 
+STUCK_SECONDS = 60.0  # a step that runs for longer is reported
 SECONDS_PER_READER = 0.002  # between two wake-ups of a reader, times the number of answers that a step advances
 
 log = logging.getLogger(__name__)
@@ -93,19 +95,27 @@ class EngineWorker:
     Args:
         max_waiting: the most answers that may be open without running; jobs beyond that are refused with QueueFull.
         observer: notified of steps, tokens and ends of answers.
+        stuck_seconds: how long a step may run before `stuck` reports it.
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, max_waiting: int = 1024, observer: Observer | None = None
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        max_waiting: int = 1024,
+        observer: Observer | None = None,
+        stuck_seconds: float = STUCK_SECONDS,
     ) -> None:
         self.engine, self.tokenizer, self.max_waiting = engine, tokenizer, max_waiting
         self.observer = observer or Observer()
+        self.stuck_seconds = stuck_seconds
         self.answers: dict[str, OpenAnswer] = {}  # touched by the engine thread only
         self.num_open = 0
         self._numbers = itertools.count()
         self._inbox: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._stopping = False
+        self._step_began: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def __enter__(self) -> "EngineWorker":
@@ -143,6 +153,13 @@ class EngineWorker:
     def fault(self) -> str:
         """Why the engine cannot run another step; empty as long as it can."""
         return self.engine.runner.fault
+
+    @property
+    def stuck(self) -> str:
+        """Why answers do not go on, if a step has been running for too long; empty otherwise."""
+        began = self._step_began  # the engine thread may set it meanwhile
+        seconds = 0.0 if began is None else time.monotonic() - began
+        return f"a step has been running for {seconds:.0f} seconds" if seconds > self.stuck_seconds else ""
 
     async def stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[TextDelta]:
         """Answer one prompt, delta by delta. Closing the iterator early aborts the request.
@@ -193,13 +210,21 @@ class EngineWorker:
             self._inbox.append(partial(self._fail, error))
             self._changed.notify()
 
-    def close(self) -> None:
-        """End the thread after the current step. Answers still open end with an error."""
+    def close(self, seconds: float | None = None) -> bool:
+        """End the thread after the current step. Answers still open end with an error.
+
+        Args:
+            seconds: how long to wait for that; None waits as long as it takes.
+
+        Returns:
+            whether the thread has ended.
+        """
         with self._changed:
             self._stopping = True
             self._changed.notify()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _hand_in(self, jobs: Sequence[Job], mailbox: Mailbox) -> tuple[Answers, Future]:
         taken: Future = Future()
@@ -211,9 +236,9 @@ class EngineWorker:
                     f"{self.num_waiting} requests are waiting already, the limit is {self.max_waiting}; try again soon"
                 )
             ids = [f"answer-{next(self._numbers)}" for _ in jobs]
-            answers = Answers(ids, mailbox, self.tokenizer, self.abort)
+            answers = Answers(list(jobs), ids, mailbox, self.tokenizer, self.abort)
             self.num_open += len(jobs)
-            self._inbox.append(partial(self._open, answers, list(jobs), taken, time.perf_counter()))
+            self._inbox.append(partial(self._open, answers, taken, time.perf_counter()))
             self._changed.notify()
         return answers, taken
 
@@ -233,15 +258,16 @@ class EngineWorker:
             if self.engine.has_unfinished:
                 self._step()
 
-    def _open(self, answers: Answers, jobs: Sequence[Job], taken: Future, since: float) -> None:
+    def _open(self, answers: Answers, taken: Future, since: float) -> None:
         """Add all requests, or none and set the error."""
+        jobs = answers.jobs
         if not taken.set_running_or_notify_cancel():
             self._forget(len(jobs))
             return
         opened = {}
         try:
             for index, (request_id, job) in enumerate(zip(answers.ids, jobs, strict=True)):
-                request = self.engine.add_request(request_id, job.prompt_ids, job.params, namespace=job.namespace)
+                request = self.engine.add_request(request_id, job.prompt_ids, job.params, job.priority, job.namespace)
                 reader = AnswerReader(request, self.tokenizer)
                 opened[request_id] = OpenAnswer(request, reader, answers.mailbox, index, since)
         except Exception as error:
@@ -251,12 +277,13 @@ class EngineWorker:
             taken.set_exception(error)
             return
         self.answers |= opened
-        answers.requests = [answer.request for answer in opened.values()]
         taken.set_result(None)
 
     def _step(self) -> None:
         """Run one step and deliver its deltas. The thread survives any error."""
+        self._step_began = time.monotonic()
         try:
+            num_given = give_place(self.engine.scheduler)
             result = self.engine.step()
         except EngineDead as error:
             self._fail(str(error))
@@ -265,7 +292,10 @@ class EngineWorker:
             log.exception("the engine failed between two steps; all open requests end with an error")
             self._fail(f"{type(error).__name__}: {error}")
             return
-        self._tell(self.observer.stepped, result.stats)
+        finally:
+            self._step_began = None
+        stats = result.stats._replace(num_preempted=result.stats.num_preempted + num_given)
+        self._tell(self.observer.stepped, stats)
         now = time.perf_counter()
         finished = [request.id for request in result.finished]
         ids = dict.fromkeys([*result.new_tokens, *finished])  # the engine may also have requests that are not ours
@@ -273,7 +303,7 @@ class EngineWorker:
         for answer in touched:
             self._deliver(answer, now)
         pace = SECONDS_PER_READER * len(touched)
-        ring((mailbox for mailbox in self._mailboxes(touched) if mailbox.is_due(now, pace)), now)
+        wake_readers((mailbox for mailbox in self._mailboxes(touched) if mailbox.is_due(now, pace)), now)
 
     def _mailboxes(self, touched: Iterable[OpenAnswer]) -> set[Mailbox]:
         """Return the mailboxes in which deltas may be waiting, from this step or an earlier one."""
@@ -291,11 +321,11 @@ class EngineWorker:
             answer.latest = now
         if delta.finish_reason is not None:
             answer.reader.drop_unread()
-            self._end(answer, delta.finish_reason)
+            self._end(answer, Ending(delta.finish_reason, delta.error))
         answer.mailbox.put(answer.index, delta)
 
-    def _end(self, answer: OpenAnswer, reason: FinishReason) -> None:
-        self.engine.abort(answer.request.id, reason)  # after a stop string the engine would go on
+    def _end(self, answer: OpenAnswer, ending: Ending) -> None:
+        self.engine.conclude(answer.request, ending)  # after a stop string the engine would go on
         del self.answers[answer.request.id]
         self._forget(1)
         self._tell(self.observer.ended, answer.request)
@@ -319,9 +349,9 @@ class EngineWorker:
         """End these answers for this reason, without further tokens."""
         ended = [self.answers[request_id] for request_id in ids]
         for answer in ended:
-            self._end(answer, reason)
+            self._end(answer, Ending(reason, error))
             answer.mailbox.put(answer.index, TextDelta("", [], reason, error))
-        ring({answer.mailbox for answer in ended}, time.perf_counter())
+        wake_readers({answer.mailbox for answer in ended}, time.perf_counter())
 
     def _forget(self, count: int) -> None:
         with self._changed:

@@ -19,21 +19,22 @@ graphs share, follow vLLM (Kwon et al., 2023).
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.engine.runner import ModelRunner, Step, plan_step, with_prompt_rows
+from mini_engine.engine.runner import ModelRunner, Runner, Step, plan_step
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.errors import UserError
 from mini_engine.gpu.staging import Staging, Table, block_of, uploaded
-from mini_engine.kv.block_tensor import ForwardMeta, KvPool
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.kv.block_tensor import ForwardMeta
 
 CPU = torch.device("cpu")
+RECORDABLE = ("triton", "int8 triton")  # the other kernels read lengths on the host
 CAPTURE_STEP = 8  # between two capture sizes, from 8 on: a step has at most 7 rows of padding
 
 Replay = Callable[[], None]
@@ -83,7 +84,7 @@ class DecodeBuffers:
 
     token_ids, positions, slot_mapping: `[max_rows]` int64.
     cu_seqlens_q: `[max_rows + 1]` int32. seq_lens_kv: `[max_rows]` int32. block_table: `[max_rows, max_blocks]` int32.
-    logits: `[max_rows, vocab_size]`.
+    logits: `[max_rows, vocab_size]`. extras: `num_extras` tensors `[max_rows]` int64 for what `Extras` add.
 
     Initially all rows are padding. `dtype` is that of the logits. All but the logits lie in one block, `tables`
     `[n]` uint8, the block table last: the bytes of a step's rows are the first ones, and one copy moves them. A step is
@@ -99,22 +100,15 @@ class DecodeBuffers:
         dtype: torch.dtype,
         device: torch.device,
         pin_memory: bool = False,
+        num_extras: int = 0,
     ) -> None:
-        shapes = [*self.row_tables(max_rows), Table((max_rows, max_blocks), torch.int32)]
-        self.block_size = block_size
-        self.tables, views = block_of(shapes, device, pin_memory)
-        self.bind(views[:-1])
-        self.block_table = views[-1]
-        self.logits = torch.zeros(max_rows, vocab_size, dtype=dtype, device=device)
-
-    def row_tables(self, max_rows: int) -> list[Table]:
-        """Return the tables before the block table. Lesson 11 has one more."""
         rows, starts = Table((max_rows,), torch.int64), Table((max_rows + 1,), torch.int32)
-        return [rows, rows, rows, starts, Table((max_rows,), torch.int32)]
-
-    def bind(self, views: Sequence[Tensor]) -> None:
-        """Name the tensors of `row_tables`."""
-        self.token_ids, self.positions, self.slot_mapping, self.cu_seqlens_q, self.seq_lens_kv = views
+        shapes = [rows] * (num_extras + 3) + [starts, Table((max_rows,), torch.int32)]
+        self.block_size = block_size
+        self.tables, views = block_of([*shapes, Table((max_rows, max_blocks), torch.int32)], device, pin_memory)
+        self.extras, (self.token_ids, self.positions, self.slot_mapping) = views[:num_extras], views[num_extras:-3]
+        self.cu_seqlens_q, self.seq_lens_kv, self.block_table = views[-3:]
+        self.logits = torch.zeros(max_rows, vocab_size, dtype=dtype, device=device)
 
     def bytes_of(self, size: int) -> int:
         """Return how many bytes of `tables` a step of `size` rows fills."""
@@ -148,27 +142,67 @@ class DecodeBuffers:
         self.block_table[:size, : meta.block_table.shape[1]].copy_(F.pad(meta.block_table, (0, 0, *spare)))
 
 
-class GraphRunner(ModelRunner):
-    """Lesson 5's runner with replayed decode steps. It captures every size when it is created, the largest first, so
-    that the smaller ones find memory in the pool.
+class Extras(Protocol):
+    """What a captured step reads of each row besides lesson 3's plan: `NO_EXTRAS`, or lesson 11's state slots."""
+
+    count: int
+
+    def rows(self, chunks: Sequence[Chunk], size: int) -> list[Tensor]:
+        """Return `count` tensors `[size]` int64 for these chunks, padding included."""
+        ...
+
+    def complete(self, meta: ForwardMeta, rows: Sequence[Tensor]) -> ForwardMeta:
+        """Add `rows`, which never move, to a plan."""
+        ...
+
+
+class NoExtras:
+    """The extras of a model with K and V alone."""
+
+    count = 0
+
+    def rows(self, chunks: Sequence[Chunk], size: int) -> list[Tensor]:
+        """Return none."""
+        return []
+
+    def complete(self, meta: ForwardMeta, rows: Sequence[Tensor]) -> ForwardMeta:
+        """Return the plan."""
+        return meta
+
+
+NO_EXTRAS = NoExtras()
+
+
+class GraphRunner:
+    """A runner that replays decode steps. It captures every size when it is created, the largest first, so that the
+    smaller ones find memory in the pool.
 
     Args:
+        eager: lesson 5's runner, whose model and pool it uses; it plans all other steps.
         max_rows: the largest number of requests in one decode step: the scheduler's max_num_seqs.
         capture: `CudaCapture()` for a GPU; `no_graph` runs the padded path on any device.
     """
 
-    make_buffers = DecodeBuffers
-
-    def __init__(self, model: Qwen3ForCausalLM, pool: KvPool, max_rows: int, capture: Capture) -> None:
-        super().__init__(model, pool)
-        max_blocks = min(pool.num_blocks - 1, -(-model.config.max_model_len // self.block_size))
-        sizes = (max_rows, max_blocks, self.block_size)
-        self.buffers = self.make_buffers(*sizes, model.config.vocab_size, model.dtype, model.device)
-        is_gpu = model.device.type == "cuda"
-        self.host = self.make_buffers(*sizes, 0, model.dtype, CPU, pin_memory=is_gpu)
+    def __init__(self, eager: ModelRunner, max_rows: int, capture: Capture, extras: Extras = NO_EXTRAS) -> None:
+        self.eager, self.model, self.pool, self.extras = eager, eager.model, eager.pool, extras
+        self.block_size, model = eager.block_size, eager.model
+        max_blocks = min(self.pool.num_blocks - 1, -(-model.config.max_model_len // self.block_size))
+        buffers = partial(DecodeBuffers, max_rows, max_blocks, self.block_size, num_extras=extras.count)
+        self.buffers = buffers(model.config.vocab_size, model.dtype, model.device)
+        self.host = buffers(0, model.dtype, CPU, pin_memory=model.device.type == "cuda")
         self.staging = Staging(self.host.tables, self.buffers.tables)
         self.capture_sizes = capture_sizes_up_to(max_rows)
+        self.steps = {size: self.step_of(size) for size in self.capture_sizes}
         self.replays = self.capture_all(capture)
+
+    @property
+    def fault(self) -> str:
+        """Why no step can run any more; empty as long as one can."""
+        return self.eager.fault
+
+    def close(self) -> None:
+        """Release what the runner holds outside this process."""
+        self.eager.close()
 
     @torch.inference_mode()
     def capture_all(self, capture: Capture) -> dict[int, Replay]:
@@ -178,12 +212,17 @@ class GraphRunner(ModelRunner):
     def decode_of(self, size: int) -> Callable[[], None]:
         """Return a forward pass that reads the first `size` rows of the buffers and writes their logits."""
         buffers = self.buffers
+        meta = self.extras.complete(buffers.meta(size), [rows[:size] for rows in buffers.extras])
 
         def decode() -> None:
-            logits = self.model(buffers.token_ids[:size], self.pool, buffers.meta(size))
-            buffers.logits[:size].copy_(logits)
+            buffers.logits[:size].copy_(self.model(buffers.token_ids[:size], self.pool, meta))
 
         return decode
+
+    def step_of(self, size: int) -> Step:
+        """Return the first `size` rows of the host's buffers, padding included, as a step for the rest of the group."""
+        meta = self.extras.complete(self.host.meta(size), [rows[:size] for rows in self.host.extras])
+        return Step(self.host.token_ids[:size], meta, torch.arange(size))
 
     def is_decode(self, chunks: Sequence[Chunk]) -> bool:
         """Whether each chunk is one token that samples the next, and a capture size fits."""
@@ -193,37 +232,43 @@ class GraphRunner(ModelRunner):
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Run one forward pass, as in lesson 5: logits `[R, vocab_size]`, a row per sampling chunk, in order."""
+        """Run one forward pass; return logits `[R, vocab_size]`: each chunk's last `num_logits` rows, in order."""
         if not self.is_decode(chunks):
             return self.run_eagerly(chunks)
         size = self.capture_sizes[bisect_left(self.capture_sizes, len(chunks))]
         with self.staging.filling(self.host.bytes_of(size)):
             self.fill(chunks, size)
-        self.replays[size]()
+        with self.eager.group.running(self.steps[size]):
+            self.replays[size]()
         return self.buffers.logits[: len(chunks)].clone()  # the next step writes over the buffer
 
     def fill(self, chunks: Sequence[Chunk], size: int) -> None:
         """Plan a decode step in the host's buffers."""
         self.host.fill(plan_step(chunks, self.block_size, CPU), size)
+        for rows, values in zip(self.host.extras, self.extras.rows(chunks, size), strict=True):
+            rows[:size].copy_(values)
 
     def run_eagerly(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Run a prefill or mixed step as in lesson 5, except that its plan reaches the device in one copy."""
-        step = with_prompt_rows(plan_step(chunks, self.block_size, CPU), chunks)
-        step = uploaded(step, self.pool.device)
-        return self.model(step.token_ids, self.pool, step.meta, rows=step.rows)
+        """Run a prefill or mixed step without a graph; its plan reaches the device in one copy."""
+        step = self.eager.plan(chunks, self.block_size, CPU)
+        with self.eager.group.running(step):
+            step = uploaded(step, self.pool.device)
+            return self.model(step.token_ids, self.pool, step.meta, rows=step.rows)
 
 
-def runner_for(model: Qwen3ForCausalLM, pool: KvPool, max_rows: int) -> ModelRunner:
-    """Return a GraphRunner on a GPU whose attention kernel can be recorded, and lesson 5's runner otherwise.
-
-    Of the kernels only triton leaves lengths on the device; the others read them on the host.
-    """
-    if pool.device.type == "cuda" and getattr(pool.kernel, "name", None) == "triton":
-        return captured_or(lambda: GraphRunner(model, pool, max_rows, CudaCapture()), ModelRunner(model, pool))
-    return ModelRunner(model, pool)
+def can_record(pool: Any) -> bool:
+    """Whether steps over this pool can be recorded: on a GPU, by a kernel that leaves lengths on the device."""
+    return pool.device.type == "cuda" and getattr(pool.kernel, "name", None) in RECORDABLE
 
 
-def captured_or(capture: Callable[[], ModelRunner], eager: ModelRunner) -> ModelRunner:
+def runner_for(eager: ModelRunner, max_rows: int, extras: Extras = NO_EXTRAS) -> Runner:
+    """Return a GraphRunner if steps can be recorded, and `eager` otherwise."""
+    if can_record(eager.pool):
+        return captured_or(lambda: GraphRunner(eager, max_rows, CudaCapture(), extras), eager)
+    return eager
+
+
+def captured_or(capture: Callable[[], Runner], eager: Runner) -> Runner:
     """Return the runner that `capture` makes; if that fails, say why on stderr and return `eager`.
 
     A capture that fails leaves the model as it was, so steps can still be launched kernel by kernel.

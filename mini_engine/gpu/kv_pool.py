@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import UserError
 from mini_engine.kv import block_tensor
 from mini_engine.kv.block_tensor import ForwardMeta, allocate_layers

@@ -12,6 +12,7 @@ answer with a stop token is still computed to its full length, and cut afterward
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +25,52 @@ from mini_engine.gpu.req_to_token import PADDING_ROW, ReqToTokenPool
 from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.gpu.staging import upload
 from mini_engine.kv.block_tensor import ForwardMeta
-from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.model.causal_lm import CausalLM
+
+
+class RowMemory(Protocol):
+    """What a model keeps for each row of the table besides K and V."""
+
+    def store(self, pool: KvPool) -> Any:
+        """Return what the model writes to and reads from: `pool`, and this memory."""
+        ...
+
+    def check(self, num_rows: int) -> None:
+        """Raise UserError unless there is room for this many rows."""
+        ...
+
+    def begin(self, row: int) -> None:
+        """Note that the row is handed out."""
+        ...
+
+    def complete(self, meta: ForwardMeta, rows: Tensor, lengths: Sequence[int] | None) -> ForwardMeta:
+        """Add to a plan what the model needs besides.
+
+        Args:
+            rows: `[S]` int64, the row of each sequence. lengths: the tokens that each feeds; None for one each.
+        """
+        ...
+
+
+class NoMemory:
+    """The memory of a model with K and V alone. Lesson 11's has a state for every row."""
+
+    def store(self, pool: KvPool) -> KvPool:
+        """The pool."""
+        return pool
+
+    def check(self, num_rows: int) -> None:
+        """Any number will do."""
+
+    def begin(self, row: int) -> None:
+        """Nothing to prepare."""
+
+    def complete(self, meta: ForwardMeta, rows: Tensor, lengths: Sequence[int] | None) -> ForwardMeta:
+        """The plan is complete."""
+        return meta
+
+
+NO_MEMORY = NoMemory()
 
 
 @dataclass(frozen=True)
@@ -32,12 +78,13 @@ class DeviceKv:
     """This lesson's storage: row and position -> slot -> K and V.
 
     Raises:
-        UserError: allocator and pool do not fit each other.
+        UserError: allocator and pool, or table and memory, do not fit each other.
     """
 
     table: ReqToTokenPool
     allocator: TokenToKVPoolAllocator
     pool: KvPool
+    memory: RowMemory = NO_MEMORY
 
     def __post_init__(self) -> None:
         if self.allocator.page_size != self.pool.page_size or self.allocator.size > self.pool.size:
@@ -45,6 +92,7 @@ class DeviceKv:
                 f"the allocator has {self.allocator.size} slots in pages of {self.allocator.page_size} and the pool "
                 f"{self.pool.size} in pages of {self.pool.page_size}; use the same for both"
             )
+        self.memory.check(self.table.max_reqs)
 
     def take(self, length: int) -> int:
         """Allocate a row, and slots for `length` tokens, rounded up to whole pages. Return the row.
@@ -63,6 +111,7 @@ class DeviceKv:
         except OutOfBlocks:
             self.table.free(row)
             raise
+        self.memory.begin(row)
         return row
 
     def give_back(self, row: int, length: int) -> None:
@@ -73,14 +122,6 @@ class DeviceKv:
     def whole(self, length: int) -> int:
         """Return the number of slots in the pages that `length` tokens need."""
         return -(-length // self.allocator.page_size) * self.allocator.page_size
-
-    def complete(self, meta: ForwardMeta, rows: Tensor, lengths: Sequence[int] | None) -> ForwardMeta:
-        """Add to a plan what the model needs besides. Lesson 11's adds where each row's state is.
-
-        Args:
-            rows: `[S]` int64, the row of each sequence. lengths: the tokens that each feeds; None for one each.
-        """
-        return meta
 
     @contextmanager
     def hold(self, lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -143,12 +184,12 @@ def plan_prefill(kv: DeviceKv, rows: Sequence[int], prompts: Sequence[Sequence[i
     slots = [kv.table.read(row, length) for row, length in zip(rows, lengths, strict=True)]
     table = kv.table.block_table(row_ids, size)
     meta = ForwardMeta(positions, torch.cat(slots).long(), cu_seqlens_q, seq_lens_kv, table, size)
-    return Step(token_ids, kv.complete(meta, row_ids, lengths), last_rows), row_ids
+    return Step(token_ids, kv.memory.complete(meta, row_ids, lengths), last_rows), row_ids
 
 
 @torch.inference_mode()
 def generate_on_device(
-    model: Qwen3ForCausalLM,
+    model: CausalLM,
     kv: DeviceKv,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
@@ -169,18 +210,18 @@ def generate_on_device(
     if not prompts or not max_new_tokens:
         return [[] for _ in prompts]
     lengths = [len(prompt_ids) for prompt_ids in prompts]
-    state = DecodeState(len(prompts), max_new_tokens, kv.pool.device)
+    state, store = DecodeState(len(prompts), max_new_tokens, kv.pool.device), kv.memory.store(kv.pool)
 
     def decode() -> None:
         state.seq_lens_kv += 1
         meta = kv.table.plan_decode(state.rows, state.seq_lens_kv, kv.allocator.page_size)
-        state.take(model(state.token_ids, kv.pool, kv.complete(meta, state.rows, None)))
+        state.take(model(state.token_ids, store, kv.memory.complete(meta, state.rows, None)))
 
     with kv.hold([length + max_new_tokens - 1 for length in lengths]) as rows:
         replay = capture(decode)
         step, row_ids = plan_prefill(kv, rows, prompts)
         state.begin(row_ids, step.meta.seq_lens_kv)
-        state.take(model(step.token_ids, kv.pool, step.meta, rows=step.rows))
+        state.take(model(step.token_ids, store, step.meta, rows=step.rows))
         for _ in range(max_new_tokens - 1):
             replay()
     return [_until_stop(answer, stop_ids) for answer in state.answers.tolist()]

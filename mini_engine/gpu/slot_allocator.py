@@ -146,15 +146,15 @@ class TokenToKVPoolAllocator:
                 "free all slots of a page in one call, as int32 or int64"
             )
         last = self.num_slots - 1
-        astray = (slots > last) | ~self.is_held[
+        not_held = (slots > last) | ~self.is_held[
             slots.clamp(0, last)
         ]  # negative ones become slot 0, which is never held
         twice = slots[1:] == slots[:-1]
         torn = slots != self._whole_pages(slots)
-        if not torch.cat((astray, twice, torn)).any():
+        if not torch.cat((not_held, twice, torn)).any():
             return
-        if astray.any():
-            which = slots[astray].unique().tolist()
+        if not_held.any():
+            which = slots[not_held].unique().tolist()
             raise ValueError(f"slots {which} are not held; they are already free or were never allocated")
         if twice.any():
             raise ValueError(f"slots {slots[1:][twice].unique().tolist()} occur twice; each can be freed only once")

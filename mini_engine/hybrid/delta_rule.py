@@ -97,7 +97,7 @@ def causal_conv(window: Tensor, weight: Tensor) -> Tensor:
         weight: `[C, K]`.
 
     Returns:
-        `[..., T, C]` in the dtype of `window`; the sum is rounded once.
+        `[..., T, C]` float32, whatever the dtypes: what the delta rule reads is not rounded on the way there.
     """
     taps = weight.shape[1]
     count = window.shape[-2] - taps + 1
@@ -105,4 +105,4 @@ def causal_conv(window: Tensor, weight: Tensor) -> Tensor:
     out = inputs[..., :count, :] * weight[:, 0]
     for i in range(1, taps):
         out = out + inputs[..., i : i + count, :] * weight[:, i]
-    return F.silu(out.to(window.dtype))
+    return F.silu(out)

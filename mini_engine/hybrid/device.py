@@ -1,11 +1,10 @@
-"""Lesson 11. Lesson 10's device loop for a hybrid: a request's row in the table is its slot in the state pool.
+"""Lesson 11. States for lesson 10's device loop: a request's row in the table is its slot in the state pool.
 
-`generate_on_device` runs as it is. A row that is handed out begins with a state of zeros, and padding rows, which are
-row 0, write their states into slot 0.
+A row that is handed out begins with a state of zeros, and padding rows, which are row 0, write their states into slot
+0. `generate_on_device` runs as it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -14,62 +13,44 @@ from mini_engine.gpu.kv_pool import KvPool
 from mini_engine.gpu.loop import DeviceKv
 from mini_engine.gpu.req_to_token import ReqToTokenPool
 from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
-from mini_engine.hybrid.config import HybridConfig
 from mini_engine.hybrid.gdn_pool import GdnPool
+from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.runner import shallow, with_states
 from mini_engine.hybrid.store import HybridKv, HybridMeta
 from mini_engine.kv.block_tensor import ForwardMeta
 
 
-class DeviceHybridKv(HybridKv):
-    """Both pools behind lesson 10's table and allocator."""
+class RowStates:
+    """A state for every row of the table."""
 
-    kv: KvPool
+    def __init__(self, config: HybridConfig, states: GdnPool) -> None:
+        self.config, self.states = config, states
 
-    @property
-    def page_size(self) -> int:
-        """Slots in a page of the KV pool."""
-        return self.kv.page_size
+    def store(self, pool: KvPool) -> HybridKv:
+        """Return both pools behind the model's three calls."""
+        return HybridKv(self.config, pool, self.states)
 
-    @property
-    def size(self) -> int:
-        """The number of slots for tokens."""
-        return self.kv.size
-
-
-@dataclass(frozen=True)
-class HybridDeviceKv(DeviceKv):
-    """Lesson 10's storage with a state for every row.
-
-    Raises:
-        UserError: the table has more rows than the pool has working slots.
-    """
-
-    pool: DeviceHybridKv
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.table.max_reqs > self.pool.states.max_reqs:
+    def check(self, num_rows: int) -> None:
+        """Raise UserError unless the pool has a working slot for every row."""
+        if num_rows > self.states.max_reqs:
             raise UserError(
-                f"the table has {self.table.max_reqs} rows and the state pool {self.pool.states.max_reqs} working "
-                "slots; a row needs the slot with its number"
+                f"the table has {num_rows} rows and the state pool {self.states.max_reqs} working slots; a row needs "
+                "the slot with its number"
             )
 
-    def take(self, length: int) -> int:
-        """As in lesson 10; the row's state is zero, whatever the request before it left there."""
-        row = super().take(length)
-        self.pool.states.reset_states([row])
-        return row
+    def begin(self, row: int) -> None:
+        """Zero the row's state, whatever the request before left there."""
+        self.states.reset_states([row])
 
     def complete(self, meta: ForwardMeta, rows: Tensor, lengths: Sequence[int] | None) -> HybridMeta:
         """Add the rows as state slots. A decode step needs no length, so nothing waits for the device."""
         if lengths is None:
             return HybridMeta(**shallow(meta), single_rows=None, single_slots=rows)
-        return with_states(meta, rows.tolist(), lengths)
+        return with_states(meta, [[row] for row in rows.tolist()], lengths)
 
 
 def hybrid_device_kv(
     config: HybridConfig, kv: KvPool, states: GdnPool, table: ReqToTokenPool, allocator: TokenToKVPoolAllocator
-) -> HybridDeviceKv:
+) -> DeviceKv:
     """Return the storage of `generate_on_device` for a hybrid."""
-    return HybridDeviceKv(table, allocator, DeviceHybridKv(config, kv, states))
+    return DeviceKv(table, allocator, kv, RowStates(config, states))

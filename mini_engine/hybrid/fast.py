@@ -11,10 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mini_engine.cpu import native
-from mini_engine.cpu.model import check_backend, functions_for
-from mini_engine.cpu.packed_layers import PackedLinear
-from mini_engine.cpu.torch_layers import TorchLinear
 from mini_engine.hybrid.model import (
     GatedDeltaNet,
     HybridDecoderLayer,
@@ -24,20 +20,26 @@ from mini_engine.hybrid.model import (
 )
 from mini_engine.hybrid.native import Gates, Half, NativeStep
 from mini_engine.hybrid.store import HybridKv
+from mini_engine.layers import native
+from mini_engine.layers.exchange import Exchange, Summed, whole
+from mini_engine.layers.fast_model import check_backend, functions_for
+from mini_engine.layers.packed_layers import PackedLinear
+from mini_engine.layers.torch_layers import TorchLinear
+from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.layers import SwiGLU
 
 Pack = Callable[[Tensor, Tensor | None], nn.Module]
 
 
-class FastHybridForCausalLM(HybridForCausalLM):
+class FastHybridForCausalLM(CausalLM):
     """The model that `speed_up_hybrid` returns. `head` turns normed rows into logits; torch has no native step."""
 
     def __init__(self, model: HybridForCausalLM, head: nn.Module, native_step: NativeStep | None) -> None:
-        nn.Module.__init__(self)  # the base class would build the layers that these replace
-        self.config, self.model, self.head, self.native_step = model.config, model.model, head, native_step
+        super().__init__(model.config, model.model)
+        self.head, self.native_step = head, native_step
 
     def forward(self, token_ids: Tensor, kv: HybridStore, meta: Any, rows: Tensor | None = None) -> Tensor:
-        """Compute logits as in lesson 0."""
+        """Run one packed step; return logits `[R, vocab_size]` of `rows` `[R]`, or of all fed tokens."""
         hidden = self.model(token_ids, kv, meta)
         return self.head(hidden if rows is None else hidden[rows])
 
@@ -56,20 +58,22 @@ class RowsOf(nn.Module):
 class FastSwiGLU(nn.Module):
     """The feed-forward block with gate and up in one matrix."""
 
-    def __init__(self, mlp: SwiGLU, pack: Pack) -> None:
+    def __init__(self, mlp: SwiGLU, pack: Pack, exchange: Exchange = whole) -> None:
         super().__init__()
+        self.exchange = exchange
         self.gate_up, self.down = pack(joined(mlp.gate_proj, mlp.up_proj), None), pack(mlp.down_proj.weight.data, None)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate).mul_(up))
+        return self.exchange(self.down(F.silu(gate).mul_(up)))
 
 
 class FastDeltaNet(nn.Module):
     """A delta net with its four projections in one matrix."""
 
-    def __init__(self, layer: GatedDeltaNet, pack: Pack, heads: int) -> None:
+    def __init__(self, layer: GatedDeltaNet, pack: Pack, heads: int, exchange: Exchange = whole) -> None:
         super().__init__()
+        self.exchange = exchange
         self.index, self.norm, self.conv_weight = layer.index, layer.norm, layer.conv1d.weight.data[:, 0].contiguous()
         self.rate, self.dt_bias = layer.A_log.data.float().exp(), layer.dt_bias.data.float()
         self.sizes = (len(self.conv_weight), heads * layer.head_dim, heads, heads)
@@ -79,8 +83,8 @@ class FastDeltaNet(nn.Module):
     def forward(self, x: Tensor, kv: HybridStore, meta: Any) -> Tensor:
         qkv, z, b, a = self.project(x).split(self.sizes, dim=-1)
         g = -self.rate * F.softplus(a.float() + self.dt_bias)
-        out = kv.scan(self.index, qkv, g, b.sigmoid(), self.conv_weight, meta)
-        return self.out(self.norm(out, z.reshape(out.shape)).reshape(len(x), -1))
+        out = kv.scan(self.index, qkv, g, b.float().sigmoid(), self.conv_weight, meta)
+        return self.exchange(self.out(self.norm(out, z.reshape(out.shape)).reshape(len(x), -1)))
 
 
 class PackedDeltaNet(nn.Module):
@@ -166,11 +170,14 @@ class FastNorm(nn.Module):
         return F.rms_norm(x.float(), (len(self.scale),), self.scale, self.eps).to(x.dtype)
 
 
-def speed_up_hybrid(model: HybridForCausalLM, backend: str = "auto") -> HybridForCausalLM:
+def speed_up_hybrid(
+    model: HybridForCausalLM | FastHybridForCausalLM, backend: str = "auto", exchange: Exchange | None = None
+) -> FastHybridForCausalLM:
     """Return a fast model that takes over the weights of `model`, which cannot run afterwards.
 
     Args:
         backend: "packed" (lesson 9's C++), "torch", or "auto": the first that works on this machine.
+        exchange: as for lesson 9's `speed_up`.
 
     Raises:
         UserError: the backend does not exist, or does not work here; `model` is unchanged.
@@ -179,21 +186,32 @@ def speed_up_hybrid(model: HybridForCausalLM, backend: str = "auto") -> HybridFo
     if isinstance(model, FastHybridForCausalLM):
         return model
     functions = functions_for(model, backend)
-    return _with_torch(model) if functions is None else _with_packed(model, functions)
+    if functions is None:
+        return _with_torch(model, exchange or whole)
+    return _with_packed(model, functions, exchange)
 
 
-def _with_torch(model: HybridForCausalLM) -> FastHybridForCausalLM:
+def _with_torch(model: HybridForCausalLM, exchange: Exchange) -> FastHybridForCausalLM:
     """Use torch's layers, joined where they have one input."""
-    for layer in cast(Iterable[HybridDecoderLayer], model.model.layers):
-        layer.mlp = FastSwiGLU(cast(SwiGLU, layer.mlp), TorchLinear)
-        if not layer.attends:
-            heads = model.config.linear_num_value_heads
-            layer.linear_attn = FastDeltaNet(cast(GatedDeltaNet, layer.linear_attn), TorchLinear, heads)
-    replace_rest(model, TorchLinear)
+    join_layers(model, TorchLinear, exchange)
     return FastHybridForCausalLM(model, TorchLinear(model.head_weight.data), None)
 
 
-def _with_packed(model: HybridForCausalLM, functions: native.Functions) -> FastHybridForCausalLM:
+def join_layers(model: HybridForCausalLM, pack: Pack, exchange: Exchange) -> None:
+    """Replace the matrices of all layers, joined where they have one input, and fuse the norms."""
+    heads = model.config.linear_num_value_heads
+    for layer in cast(Iterable[HybridDecoderLayer], model.model.layers):
+        layer.mlp = FastSwiGLU(cast(SwiGLU, layer.mlp), pack, exchange)
+        if layer.attends:
+            layer.self_attn.o_proj = Summed(layer.self_attn.o_proj, exchange)
+        else:
+            layer.linear_attn = FastDeltaNet(cast(GatedDeltaNet, layer.linear_attn), pack, heads, exchange)
+    replace_rest(model, pack)
+
+
+def _with_packed(
+    model: HybridForCausalLM, functions: native.Functions, exchange: Exchange | None
+) -> FastHybridForCausalLM:
     """Use lesson 9's packed layers. A tied head is also the embedding, which reads its rows out of the tiles."""
     step = NativeStep(model.config, model.dtype)
     head = PackedLinear(functions, model.head_weight.data)
@@ -203,6 +221,9 @@ def _with_packed(model: HybridForCausalLM, functions: native.Functions) -> FastH
     def pack(weight: Tensor, bias: Tensor | None) -> nn.Module:
         return PackedLinear(functions, weight, bias)
 
+    if exchange is not None:  # half a layer in one call would leave no room for it
+        join_layers(model, pack, exchange)
+        return FastHybridForCausalLM(model, head, step)
     heads, loaded = model.config.linear_num_value_heads, cast(Iterable[HybridDecoderLayer], model.model.layers)
     model.model.layers = nn.ModuleList(PackedHybridLayer(layer, pack, heads, step) for layer in loaded)
     replace_rest(model, pack)
@@ -219,6 +240,6 @@ def replace_rest(model: HybridForCausalLM, pack: Pack) -> None:
                 setattr(module, name, FastNorm(child.weight.data, child.eps))
 
 
-def native_step_for(model: HybridForCausalLM) -> NativeStep | None:
+def native_step_for(model: nn.Module) -> NativeStep | None:
     """Return the C++ step of delta nets if the model's layers are packed, otherwise None: the store has its own."""
     return model.native_step if isinstance(model, FastHybridForCausalLM) else None

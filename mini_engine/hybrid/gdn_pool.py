@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.errors import UserError
-from mini_engine.hybrid.config import HybridConfig
+from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.track_slots import TrackSlots
 
 PADDING_SLOT = 0
@@ -95,20 +95,28 @@ class GdnPool(TrackSlots):
         return self.recurrent_state[gdn_layer_idx], self.conv_state[gdn_layer_idx]
 
     def reset_states(self, slots: Sequence[int] | Tensor) -> None:
-        """Set the states of these slots to zero in every layer, in place: the state before a text's first token.
+        """Set both states of these slots, recurrent and conv, to zero in every layer: as before a text's first token.
+
+        In place, in the tensors that the pool began with: recorded steps and views of a layer go on reading them. Slot
+        0, padding, may be reset too. No slots at all change nothing.
+
+        Args:
+            slots: numbers or a tensor of any integer dtype; `_index` turns either into a tensor, and checks it.
 
         Raises:
-            ValueError: a slot is not in the pool, which includes slot 0; nothing was changed.
+            ValueError: a slot is not in the pool, 0 … num_slots - 1; no slot was changed.
         """
         index = self._index(slots)
         self.recurrent_state[:, index] = 0
         self.conv_state[:, index] = 0
 
     def copy_states(self, src_index: int, dst_index: int) -> None:
-        """Copy one slot's states to another in every layer, in place; either may be a working slot or a checkpoint.
+        """Copy both states of one slot to another in every layer, in place; the source keeps its own.
+
+        Either may be a working slot or a checkpoint.
 
         Raises:
-            ValueError: a slot is not in the pool, or the target is the padding slot; nothing was copied.
+            ValueError: a slot is not in the pool, or the target is padding, slot 0; nothing was copied.
         """
         self._index([src_index, dst_index])
         if dst_index == PADDING_SLOT:
@@ -117,6 +125,7 @@ class GdnPool(TrackSlots):
         self.conv_state[:, dst_index] = self.conv_state[:, src_index]
 
     def _index(self, slots: Sequence[int] | Tensor) -> Tensor:
+        """Return slots as `[n]` int64 on the pool's device. Raises ValueError if one is not in the pool."""
         index = torch.as_tensor(slots, dtype=torch.int64, device=self.conv_state.device).flatten()
         if index.device.type == "cpu" and ((index < 0) | (index >= self.num_slots)).any():
             raise ValueError(f"slots {index.tolist()} are not all in 0 … {self.num_slots - 1}")

@@ -1,10 +1,11 @@
-// Lesson 11. One token of each of N sequences through a gated delta net: convolution, delta rule, both states in place.
+// Lesson 11. One token of each of N sequences through a gated delta net: convolution, delta rule, both states,
+// in place or from one slot to another.
 //
 // A head's state is read from memory once and written once. torch, which has no such operation, reads and writes it once
 // for every line of the recurrence. Everything is computed in float32; a value is rounded only when it is stored.
 
 #pragma once
-#include "../cpu/fused.h"
+#include "../layers/fused.h"
 #include <vector>
 
 extern "C" {
@@ -27,7 +28,7 @@ struct DeltaStep {
     const T* weight;           // [conv_dim, taps]
     T* conv;                   // [slots, conv_dim, taps - 1], the latest input last
     float* recurrent;          // [slots, value_heads, key_dim, value_dim]
-    const int64_t* slots;      // [sequences]
+    const int64_t *sources, *slots;  // [sequences]: where the state before the token is, and where the one behind goes
     T* out;                    // [sequences, value_heads, value_dim], rows `out_stride` apart
     int64_t out_stride;
     const Gates* gates;        // nullptr: g and beta are given, and the output stays as it is
@@ -36,11 +37,12 @@ struct DeltaStep {
     void convolve(int64_t sequence, int64_t begin, int64_t n, float* to) const {
         const int64_t channels = 2 * s.key_heads * s.key_dim + s.value_heads * s.value_dim, kept = s.taps - 1;
         const T *x = qkv + sequence * s.stride + begin, *w = weight + begin * s.taps;
+        const T* before = conv + (sources[sequence] * channels + begin) * kept;
         T* state = conv + (slots[sequence] * channels + begin) * kept;
-        for (int64_t c = 0; c < n; c++, w += s.taps, state += kept) {
+        for (int64_t c = 0; c < n; c++, w += s.taps, before += kept, state += kept) {
             float sum = widen(w[kept]) * widen(x[c]);
-            for (int64_t i = 0; i < kept; i++) sum += widen(w[i]) * widen(state[i]);
-            for (int64_t i = 0; i + 1 < kept; i++) state[i] = state[i + 1];
+            for (int64_t i = 0; i < kept; i++) sum += widen(w[i]) * widen(before[i]);
+            for (int64_t i = 0; i + 1 < kept; i++) state[i] = before[i + 1];
             if (kept) state[kept - 1] = x[c];
             to[c] = sum;
         }
@@ -60,19 +62,19 @@ struct DeltaStep {
     // WIDE vectors of a state's columns: fade, read with k, write the difference to v, read with q. Meanwhile the next
     // head's state, which lies behind this one, is prefetched: memory is never idle.
     template <int WIDE>
-    void columns(float* state, const float* q, const float* k, const float* v, float left, float part, float* to,
-                 int64_t count) const {
+    void columns(const float* before, float* state, const float* q, const float* k, const float* v, float left,
+                 float part, float* to, int64_t count) const {
         vec known[WIDE] = {}, read[WIDE] = {};
         for (int64_t i = 0; i < s.key_dim; i++)
             for (int w = 0; w < WIDE; w++)
-                known[w] += load_some(state + i * s.value_dim + w * LANES, count - w * LANES) * k[i];
+                known[w] += load_some(before + i * s.value_dim + w * LANES, count - w * LANES) * k[i];
         for (int w = 0; w < WIDE; w++) known[w] = (load_some(v + w * LANES, count - w * LANES) - known[w] * left) * part;
         for (int64_t i = 0; i < s.key_dim; i++)
             for (int w = 0; w < WIDE; w++) {
-                float* at = state + i * s.value_dim + w * LANES;
+                const float* at = before + i * s.value_dim + w * LANES;
                 prefetch(at + s.key_dim * s.value_dim);
                 const vec now = load_some(at, count - w * LANES) * left + known[w] * k[i];
-                store_some(at, now, count - w * LANES);
+                store_some(state + i * s.value_dim + w * LANES, now, count - w * LANES);
                 read[w] += now * q[i];
             }
         for (int w = 0; w < WIDE; w++) store_some(to + w * LANES, read[w], count - w * LANES);
@@ -108,12 +110,15 @@ struct DeltaStep {
         normalize(k, s.key_dim, 1);
         for (int64_t h = head * group; h < (head + 1) * group; h++) {
             convolve(sequence, 2 * keys + h * s.value_dim, s.value_dim, v);
-            float* state = recurrent + (slots[sequence] * s.value_heads + h) * s.key_dim * s.value_dim;
+            const int64_t size = s.key_dim * s.value_dim;
+            const float* before = recurrent + (sources[sequence] * s.value_heads + h) * size;
+            float* state = recurrent + (slots[sequence] * s.value_heads + h) * size;
             const float left = std::exp(faded(sequence, h)), part = written(sequence, h);
             int64_t j = 0;
             for (; j + 8 * LANES <= s.value_dim; j += 8 * LANES)
-                columns<8>(state + j, q, k, v + j, left, part, o + j, 8 * LANES);
-            for (; j < s.value_dim; j += LANES) columns<1>(state + j, q, k, v + j, left, part, o + j, s.value_dim - j);
+                columns<8>(before + j, state + j, q, k, v + j, left, part, o + j, 8 * LANES);
+            for (; j < s.value_dim; j += LANES)
+                columns<1>(before + j, state + j, q, k, v + j, left, part, o + j, s.value_dim - j);
             finish(sequence, h, o);
         }
     }

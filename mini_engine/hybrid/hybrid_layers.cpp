@@ -30,17 +30,17 @@ struct HalfLayer {
 
     void feed_forward() const {
         rms_norm(x(), half.norm, half.eps, normed());
-        meet();
+        barrier();
         gate_and_up(normed(), half.first, half.second, result());
-        meet();
+        barrier();
         add_linear(result(), half.last, x());
     }
 
     void delta_net(const DeltaStep<T>& step) const {
         rms_norm(x(), half.norm, half.eps, normed());
-        meet();
+        barrier();
         store_linear(normed(), half.first, inner());
-        meet();
+        barrier();
         step.run();
         add_linear(result(), half.last, x());
     }
@@ -48,17 +48,17 @@ struct HalfLayer {
 
 #define FUNCTIONS(T, NAME)                                                                                             \
     extern "C" void gdn_step_##NAME(const StepSizes* sizes, const void* qkv, const float* g, const float* beta,        \
-                                    const void* weight, void* conv, float* recurrent, const int64_t* slots, void* out, \
-                                    int threads) {                                                                     \
+                                    const void* weight, void* conv, float* recurrent, const int64_t* sources,          \
+                                    const int64_t* slots, void* out, int threads) {                                    \
         const DeltaStep<T> step{*sizes, (const T*)qkv, g,       beta,                                                  \
-                                (const T*)weight, (T*)conv, recurrent, slots,                                          \
+                                (const T*)weight, (T*)conv, recurrent, sources, slots,                                 \
                                 (T*)out, sizes->value_heads * sizes->value_dim, nullptr};                              \
         _Pragma("omp parallel num_threads(threads)") step.run();                                                       \
     }                                                                                                                  \
     extern "C" void delta_net_##NAME(const Half* half, const StepSizes* sizes, const void* weight, void* conv,         \
                                      float* recurrent, const int64_t* slots, const Gates* gates, int threads) {        \
         const DeltaStep<T> step{*sizes, (const T*)half->inner, nullptr, nullptr, (const T*)weight, (T*)conv,           \
-                                recurrent, slots, (T*)half->result, half->result_stride, gates};                       \
+                                recurrent, slots, slots, (T*)half->result, half->result_stride, gates};                       \
         const HalfLayer<T> layer{*half};                                                                               \
         _Pragma("omp parallel num_threads(threads)") layer.delta_net(step);                                            \
     }                                                                                                                  \

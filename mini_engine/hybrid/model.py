@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mini_engine.hybrid.config import FULL, HybridConfig
+from mini_engine.hybrid.hybrid_config import HybridConfig
+from mini_engine.hybrid.layer_types import FULL
 from mini_engine.model.layers import Embedding, Linear, SwiGLU
 from mini_engine.model.qwen3 import KvStore, Qwen3ForCausalLM
 
@@ -45,7 +46,7 @@ class ZeroCentredRMSNorm(nn.Module):
 
 
 class GatedRMSNorm(nn.Module):
-    """RMSNorm of a delta net's output heads, times SiLU of the gate. Its weight is around 1, unlike the others'."""
+    """RMSNorm of a delta net's output heads, times SiLU of the gate, cast once. Its weight is around 1."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class GatedRMSNorm(nn.Module):
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         x32 = x.float()
         x32 = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
-        return ((self.weight * x32.to(x.dtype)) * F.silu(gate.float())).to(x.dtype)
+        return (self.weight.float() * x32 * F.silu(gate.float())).to(x.dtype)
 
 
 class GatedAttention(nn.Module):
@@ -71,7 +72,7 @@ class GatedAttention(nn.Module):
         self.q_proj = Linear(hidden, 2 * q_size, bias=bias)  # each head's query, then its gate
         self.k_proj = Linear(hidden, kv_size, bias=bias)
         self.v_proj = Linear(hidden, kv_size, bias=bias)
-        self.o_proj = Linear(q_size, hidden, bias=bias)
+        self.o_proj: nn.Module = Linear(q_size, hidden, bias=bias)
         self.q_norm = ZeroCentredRMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = ZeroCentredRMSNorm(config.head_dim, config.rms_norm_eps)
 
@@ -127,7 +128,7 @@ class GatedDeltaNet(nn.Module):
 
     def forward(self, x: Tensor, kv: HybridStore, meta: Any) -> Tensor:
         qkv, z = self.in_proj_qkv(x), self.in_proj_z(x)
-        beta = self.in_proj_b(x).sigmoid()
+        beta = self.in_proj_b(x).float().sigmoid()
         g = -self.A_log.float().exp() * F.softplus(self.in_proj_a(x).float() + self.dt_bias)
         out = kv.scan(self.index, qkv, g, beta, self.conv1d.weight[:, 0], meta)
         return self.out_proj(self.norm(out, z.view(out.shape)).reshape(len(x), -1))
@@ -184,12 +185,5 @@ class HybridModel(nn.Module):
 class HybridForCausalLM(Qwen3ForCausalLM):
     """The model with its vocabulary head. `forward`, head and dtype are lesson 0's; the layers are this lesson's."""
 
-    config: HybridConfig
-    model: HybridModel
-
     def __init__(self, config: HybridConfig) -> None:
-        nn.Module.__init__(self)  # the base class would build Qwen3's layers
-        self.config = config
-        self.model = HybridModel(config)
-        if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        super().__init__(config, HybridModel)

@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mini_engine.cpu.native import Matrix
-from mini_engine.cpu.packed_step import apart
 from mini_engine.errors import UserError
-from mini_engine.hybrid.config import HybridConfig
+from mini_engine.hybrid.hybrid_config import HybridConfig
+from mini_engine.layers.native import Matrix
+from mini_engine.layers.packed_step import alloc_padded
 from mini_engine.native_build import find_or_build
 
 HERE = Path(__file__).parent
 SOURCES = (
     *(HERE / name for name in ("hybrid_layers.cpp", "gdn_step.h")),
-    *(HERE.parent / "cpu" / name for name in ("fused.h", "linear.h")),
+    *(HERE.parent / "layers" / name for name in ("fused.h", "linear.h")),
     HERE.parent / "attention" / "vectors.h",
 )
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -58,7 +58,7 @@ class Half(ctypes.Structure):
         self.tokens = len(activations["x"])
 
 
-POINTERS = [c_void_p] * 8
+POINTERS = [c_void_p] * 9
 ARGUMENTS = {
     "gdn_step": (POINTER(StepSizes), *POINTERS, c_int),
     "delta_net": (POINTER(Half), POINTER(StepSizes), *POINTERS[:4], POINTER(Gates), c_int),
@@ -67,7 +67,7 @@ ARGUMENTS = {
 
 
 class NativeStep:
-    """Advances states by one token, in place: alone, with the same arguments as `HybridKv`'s own step, or in a layer.
+    """Advances states by one token: alone, with the same arguments as `HybridKv`'s own step, or in a layer.
 
     Raises:
         UserError: there is no function for this dtype, or it cannot be built here.
@@ -91,19 +91,28 @@ class NativeStep:
         self.hidden, self.conv_dim, self.value_dim = config.hidden_size, config.conv_dim, config.value_dim
 
     def __call__(
-        self, recurrent: Tensor, conv: Tensor, qkv: Tensor, g: Tensor, beta: Tensor, weight: Tensor, slots: Tensor
+        self,
+        recurrent: Tensor,
+        conv: Tensor,
+        qkv: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        weight: Tensor,
+        sources: Tensor,
+        slots: Tensor,
     ) -> Tensor:
-        """Return `[N, H_v, D_v]` in the dtype of `qkv`.
+        """Return `[N, H_v, D_v]` in the dtype of `qkv`. States are read in `sources` and written to `slots`.
 
         Raises:
             ValueError: a slot is not in the pool, or dtypes or shapes are not this model's; nothing was written.
         """
         self.check(qkv, [len(slots), self.conv_dim], conv, slots)
+        self.check(qkv, [len(sources), self.conv_dim], conv, sources)
         out = qkv.new_empty(len(slots), self.sizes["value_heads"], self.sizes["value_dim"])
-        g, beta, slots = g.float().contiguous(), beta.float().contiguous(), slots.contiguous()
-        weight = weight.contiguous()
+        g, beta, weight = g.float().contiguous(), beta.float().contiguous(), weight.contiguous()
+        sources, slots = sources.contiguous(), slots.contiguous()
         sizes = StepSizes(sequences=len(slots), stride=qkv.stride(0), **self.sizes)
-        pointers = [x.data_ptr() for x in (qkv, g, beta, weight, conv, recurrent, slots, out)]
+        pointers = [x.data_ptr() for x in (qkv, g, beta, weight, conv, recurrent, sources, slots, out)]
         self.functions["gdn_step"](sizes, *pointers, torch.get_num_threads())
         return out
 
@@ -122,7 +131,7 @@ class NativeStep:
         recurrent, conv = states
         self.check(x, [len(slots), self.hidden], conv, slots)
         projected = x.new_empty(len(x), half.first.outputs)  # qkv, z, b and a of each sequence, one after the other
-        normed, result = apart(x, self.hidden), apart(x, self.value_dim)  # names keep the memory alive
+        normed, result = alloc_padded(x, self.hidden), alloc_padded(x, self.value_dim)  # names keep the memory alive
         half.describe(x=x, normed=normed, inner=projected, result=result)
         size = x.element_size()
         gates.z = projected.data_ptr() + self.conv_dim * size
@@ -140,7 +149,7 @@ class NativeStep:
             ValueError: x has another dtype or shape; nothing was written.
         """
         self.check_rows(x, [len(x), self.hidden])
-        normed, result = apart(x, self.hidden), apart(x, half.width)
+        normed, result = alloc_padded(x, self.hidden), alloc_padded(x, half.width)
         half.describe(x=x, normed=normed, result=result)
         self.functions["feed_forward"](half, torch.get_num_threads())
         return x

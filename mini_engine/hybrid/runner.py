@@ -1,55 +1,68 @@
-"""Lesson 11. Runs a step's chunks through a hybrid model: lesson 5's plan, and the state slot of every request."""
+"""Lesson 11. The plan of a step for a hybrid model: lesson 5's, and the state slot of every request."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from mini_engine.engine.runner import ModelRunner, Step, int64, plan_step, with_prompt_rows
+from mini_engine.engine.runner import Step, int64, plan_rows
 from mini_engine.engine.scheduler import Chunk
-from mini_engine.hybrid.model import HybridForCausalLM
-from mini_engine.hybrid.store import HybridKv, HybridMeta, Run
+from mini_engine.hybrid.store import HybridMeta, Run, Stage
 from mini_engine.kv.block_tensor import ForwardMeta
 
+SlotsOf = Callable[[str], Sequence[int]]
 
-class HybridRunner(ModelRunner):
-    """Runs the model over chunks. `slot_of` names a running request's state slot, by request id."""
 
-    def __init__(self, model: HybridForCausalLM, pool: HybridKv, slot_of: Callable[[str], int]) -> None:
-        self.model, self.pool, self.slot_of = model, pool, slot_of
-        self.block_size = pool.K[0].shape[1]
+class HybridPlan:
+    """Plans a step as lesson 5 does, and adds state slots.
 
-    @torch.inference_mode()
-    def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """As in lesson 5."""
-        step = self.plan(chunks, self.pool.device)
-        return self.model(step.token_ids, self.pool, step.meta, rows=step.rows)
+    Args:
+        slots_of: names a running request's slots, by its id: its own, and one more for each draft (`StateMemory`).
+    """
 
-    def plan(self, chunks: Sequence[Chunk], device: torch.device) -> Step:
-        """Return lesson 5's plan with the state slots, on `device`."""
-        step = with_prompt_rows(plan_step(chunks, self.block_size, device), chunks)
-        slots = [self.slot_of(chunk.request.id) for chunk in chunks]
+    def __init__(self, slots_of: SlotsOf) -> None:
+        self.slots_of = slots_of
+
+    def __call__(self, chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Step:
+        """Return the plan, on `device`."""
+        step = plan_rows(chunks, block_size, device)
+        slots = [self.slots_of(chunk.request.id) for chunk in chunks]
         lengths = [chunk.stop - chunk.start for chunk in chunks]
         return step._replace(meta=with_states(step.meta, slots, lengths))
 
 
-def with_states(meta: ForwardMeta, slots: Sequence[int], lengths: Sequence[int]) -> HybridMeta:
-    """Add each sequence's state slot to a plan. `lengths` are the tokens that each sequence feeds."""
-    rows, singles, runs, start = [], [], [], 0
-    for slot, length in zip(slots, lengths, strict=True):
-        if length == 1:
-            rows.append(start)
-            singles.append(slot)
+def with_states(meta: ForwardMeta, slots: Sequence[Sequence[int]], lengths: Sequence[int]) -> HybridMeta:
+    """Add each sequence's state slots to a plan.
+
+    Args:
+        slots: one for each sequence, or one for each token of a sequence with drafts.
+        lengths: the tokens that each sequence feeds.
+    """
+    singles, runs, start = [], [], 0
+    stages: list[list[tuple[int, int, int]]] = []
+    for own, length in zip(slots, lengths, strict=True):
+        if length == len(own):
+            singles.append((start, own[0]))
+            for index, pair in enumerate(pairwise(own)):
+                stages += [[]] if index == len(stages) else []
+                stages[index].append((start + 1 + index, *pair))
         else:
-            runs.append(Run(start, start + length, slot))
+            runs.append(Run(start, start + length, own[0]))
         start += length
     device = meta.positions.device
-    single_rows = tensor(rows, device) if runs else None
-    return HybridMeta(**shallow(meta), single_rows=single_rows, single_slots=tensor(singles, device), runs=tuple(runs))
+    rows, single_slots = (tensor(column, device) for column in (zip(*singles, strict=True) if singles else ((), ())))
+    return HybridMeta(
+        **shallow(meta),
+        single_rows=rows if runs or stages else None,
+        single_slots=single_slots,
+        runs=tuple(runs),
+        stages=tuple(Stage(*(tensor(column, device) for column in zip(*stage, strict=True))) for stage in stages),
+    )
 
 
-def tensor(values: list[int], device: torch.device) -> Tensor:
+def tensor(values: Sequence[int], device: torch.device) -> Tensor:
     """Return `values` as int64 on the device."""
     return int64(values).to(device) if values else torch.zeros(0, dtype=torch.int64, device=device)
 

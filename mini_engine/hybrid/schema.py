@@ -1,4 +1,4 @@
-"""Lesson 11. What the config.json of a hybrid may hold. Validator and common settings are lesson 0's."""
+"""Lesson 11. The schema of a hybrid's config.json. Validator and common settings are lesson 0's."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import core_schema as s
 
-from mini_engine.config_schema import (
+from mini_engine.checkpoint.config_schema import (
     ANGLE_BASE,
     HEADS,
     LAYERS,
@@ -19,7 +19,7 @@ from mini_engine.config_schema import (
     validator,
 )
 from mini_engine.errors import UserError
-from mini_engine.hybrid.config import FULL, LINEAR, HybridConfig
+from mini_engine.hybrid.layer_types import FULL, LINEAR, layer_types_of
 
 MODEL_TYPES = ("qwen3_5_text", "qwen3_5")
 PART_OF_HEAD = 0.25  # of a head's elements that RoPE rotates, unless the file says otherwise
@@ -64,8 +64,11 @@ def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return settings
 
 
-def read_hybrid(text: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def read_hybrid(text: Mapping[str, Any], path: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the validated settings, with `rope_theta` and `rotary_dim`, and with a type for every layer.
+
+    Args:
+        defaults: what a setting is that the file does not have; these are checked too, and not returned.
 
     Raises:
         UserError: a setting is missing or impossible; one sentence names it.
@@ -73,8 +76,8 @@ def read_hybrid(text: Mapping[str, Any], path: Path) -> dict[str, Any]:
     config = check(CONFIG, text, path)
     rope = read_rotation(config, path)
     config |= {"rope_theta": rope["rope_theta"], "layer_types": layer_types_of(config)}
-    config["rotary_dim"] = int(config.get("head_dim", HybridConfig.head_dim) * rope["partial_rotary_factor"])
-    check_layers(config, path)
+    config["rotary_dim"] = int(config.get("head_dim", defaults["head_dim"]) * rope["partial_rotary_factor"])
+    check_layers({**defaults, **config}, path)
     return {name: value for name, value in config.items() if name not in ("rope_scaling", "rope_parameters")}
 
 
@@ -89,19 +92,11 @@ def read_rotation(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return {"rope_theta": 10_000.0, "partial_rotary_factor": PART_OF_HEAD} | outer | check(ROPE, given, path, f"{key}.")
 
 
-def layer_types_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the type of every layer; by default every fourth one attends."""
-    if config.get("layer_types"):
-        return tuple(config["layer_types"])
-    interval = config.get("full_attention_interval", 4)
-    return tuple(LINEAR if (i + 1) % interval else FULL for i in range(config["num_hidden_layers"]))
-
-
 def check_layers(config: Mapping[str, Any], path: Path) -> None:
     """Raise UserError unless the settings fit together: heads, layers and rotated dimensions."""
     pairs = (("num_attention_heads", "num_key_value_heads"), ("linear_num_value_heads", "linear_num_key_heads"))
     for many, few in pairs:
-        heads, groups = (config.get(name, getattr(HybridConfig, name, None)) for name in (many, few))
+        heads, groups = config[many], config[few]
         if heads % groups:
             raise UserError(
                 f"{path} has {many} = {heads} and {few} = {groups}; the first must be a multiple of the second"

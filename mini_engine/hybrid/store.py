@@ -1,14 +1,14 @@
 """Lesson 11. One store, two kinds of memory: a KV pool that grows with the text, and a state pool that does not."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mini_engine.hybrid.config import HybridConfig
 from mini_engine.hybrid.delta_rule import advance_conv, causal_conv, chunk_scan, l2norm, recurrent_step
 from mini_engine.hybrid.gdn_pool import GdnPool
+from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.native import NativeStep
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 
@@ -21,18 +21,32 @@ class Run(NamedTuple):
     slot: int
 
 
+class Stage(NamedTuple):
+    """The next token of every sequence with drafts: rows `[N]`, each the token behind the state in `sources` `[N]`.
+
+    The state behind it goes to `slots` `[N]`. All are int64.
+    """
+
+    rows: Tensor
+    sources: Tensor
+    slots: Tensor
+
+
 @dataclass(frozen=True)
 class HybridMeta(ForwardMeta):
     """Lesson 3's plan, and where each sequence's state is.
 
-    single_rows: `[N]` int64, the rows of sequences that feed one token; None if every row is one.
+    single_rows: `[N]` int64, the rows of sequences that feed one token, and of each first one before drafts; None if
+        every row is one.
     single_slots: `[N]` int64, their state slots. Padding rows have slot 0.
-    runs: the sequences that feed more.
+    runs: the sequences that feed more of their own tokens.
+    stages: the first draft of every sequence that has one, then the second of each, and so on.
     """
 
     single_rows: Tensor | None
     single_slots: Tensor
     runs: tuple[Run, ...] = ()
+    stages: tuple[Stage, ...] = ()
 
 
 class HybridKv:
@@ -60,8 +74,13 @@ class HybridKv:
 
     @property
     def K(self) -> list[Tensor]:
-        """The keys of each attention layer, as in lesson 3."""
+        """The keys of each attention layer, `[num_blocks, block_size, H_kv, D]`."""
         return self.kv.K
+
+    @property
+    def kernel(self) -> Any:
+        """The kernel that reads K and V."""
+        return self.kv.kernel
 
     @property
     def num_blocks(self) -> int:
@@ -74,11 +93,11 @@ class HybridKv:
         return self.kv.bytes + self.states.mem_bytes
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """As in lesson 3; `layer` counts attention layers."""
+        """Write k and v `[T, H_kv, D]` into these slots of the KV pool; `layer` counts attention layers."""
         self.kv.set_kv(layer, slot_mapping, k, v)
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
-        """As in lesson 3; `layer` counts attention layers."""
+        """Return attention of q `[T, H_q, D]` over the KV pool; `layer` counts attention layers."""
         return self.kv.attend(layer, q, meta)
 
     def scan(self, layer: int, qkv: Tensor, g: Tensor, beta: Tensor, conv_weight: Tensor, meta: HybridMeta) -> Tensor:
@@ -92,25 +111,30 @@ class HybridKv:
             `[T, H_v, D_v]` in the dtype of `qkv`.
         """
         if meta.single_rows is None:
-            return self._step(layer, qkv, g, beta, conv_weight, meta.single_slots)
+            return self._step(layer, qkv, g, beta, conv_weight, meta.single_slots, meta.single_slots)
         out = qkv.new_empty(len(qkv), *self.shapes[2])
         rows = meta.single_rows
         if len(rows):
-            out[rows] = self._step(layer, qkv[rows], g[rows], beta[rows], conv_weight, meta.single_slots)
+            slots = meta.single_slots
+            out[rows] = self._step(layer, qkv[rows], g[rows], beta[rows], conv_weight, slots, slots)
+        for rows, sources, slots in meta.stages:  # a wrong draft leaves the state before it as it was
+            out[rows] = self._step(layer, qkv[rows], g[rows], beta[rows], conv_weight, sources, slots)
         for start, stop, slot in meta.runs:
             part = slice(start, stop)
             out[part] = self._run(layer, qkv[part], g[part], beta[part], conv_weight, slot)
         return out
 
-    def _step(self, layer: int, qkv: Tensor, g: Tensor, beta: Tensor, conv_weight: Tensor, slots: Tensor) -> Tensor:
-        """Advance each of the states in `slots` by one token."""
+    def _step(
+        self, layer: int, qkv: Tensor, g: Tensor, beta: Tensor, conv_weight: Tensor, sources: Tensor, slots: Tensor
+    ) -> Tensor:
+        """Advance each of the states in `sources` by one token; the results go to `slots`."""
         recurrent, conv = self.states.get_layer_state(layer)
         if self.native_step:
-            return self.native_step(recurrent, conv, qkv, g, beta, conv_weight, slots)
-        window, kept = advance_conv(conv[slots], qkv[:, None])
+            return self.native_step(recurrent, conv, qkv, g, beta, conv_weight, sources, slots)
+        window, kept = advance_conv(conv[sources], qkv[:, None])
         conv.index_copy_(0, slots, kept)
         q, k, v = self._heads(causal_conv(window, conv_weight)[:, 0])
-        out, state = recurrent_step(recurrent[slots], q, k, v, g.float(), beta.float())
+        out, state = recurrent_step(recurrent[sources], q, k, v, g.float(), beta.float())
         recurrent.index_copy_(0, slots, state)
         return out.to(qkv.dtype)
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from mini_engine.hybrid.config import HybridConfig
+from mini_engine.checkpoint.weights import check_place, read_into, resolve_checkpoint
+from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.model import HybridForCausalLM
-from mini_engine.weights import check_place, read_into, resolve_checkpoint
 
 PREDICTION_HEADS = "mtp."  # multi-token prediction, which transformers leaves out too
 

@@ -15,10 +15,11 @@ from mini_engine.attention.contract import Kernel, PagedAttention, check_batch
 from mini_engine.attention.dense import causal_attention
 from mini_engine.attention.folded import CopyBuffer, FoldedAttention, Span
 from mini_engine.attention.reference import gather
-from mini_engine.attention.registry import KERNEL_NAMES, best_kernel
+from mini_engine.attention.registry import best_kernel
 from mini_engine.errors import UserError
 from mini_engine.int8 import cpu
 from mini_engine.int8.rows import row_bytes, unpack
+from mini_engine.values import shown
 
 
 class Int8Kernel(Kernel):
@@ -57,19 +58,25 @@ def check_rows(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
 
 
 def load_kernel(name: str = "auto", device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Kernel:
-    """Return the kernel with this name, for queries of this dtype on this device. Names and errors are lesson 3's."""
+    """Return the kernel with this name, for queries of this dtype on this device.
+
+    Names and errors are lesson 3's; blockwise reads no int8 rows.
+    """
     device = torch.device(device)
     if name == "auto":
         return best_kernel(lambda name: load_kernel(name, device, dtype), device)
-    load = {
+    loaders = {
         "reference": lambda: reference_attention,
         "torch": FoldedInt8Attention,
         "cpu": lambda: cpu.load(device, dtype),
         "triton": lambda: load_triton(device, dtype),
-    }.get(name)
-    if load is None:
-        raise UserError(f"there is no attention kernel {name!r}; choose one of {', '.join(KERNEL_NAMES)}")
-    return Int8Kernel(f"int8 {name}", load())
+    }
+    if name not in loaders:
+        raise UserError(
+            f"no attention kernel {shown(name)} reads int8 rows; choose one of auto, {', '.join(loaders)}",
+            param="kernel",
+        )
+    return Int8Kernel(f"int8 {name}", loaders[name]())
 
 
 def load_triton(device: torch.device, dtype: torch.dtype) -> PagedAttention:
@@ -130,6 +137,6 @@ class RowBuffer(CopyBuffer):
     def gather(
         self, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, spans: Sequence[Span]
     ) -> tuple[Tensor, Tensor]:
-        """As in lesson 3, `[n, longest, H_kv, dim]` each, of `dtype`."""
+        """Return keys and values of these spans, unpacked: `[n, longest, H_kv, dim]` each, of `dtype`."""
         k, v = super().gather(k_cache, v_cache, block_table, spans)
         return unpack(k, self.dim, self.dtype), unpack(v, self.dim, self.dtype)

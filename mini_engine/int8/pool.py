@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.contract import Kernel
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.int8.rows import pack, row_bytes
 from mini_engine.kv.block_tensor import KvPool
 
@@ -26,6 +26,8 @@ class Int8KvPool(KvPool):
     Raises:
         UserError: as in lesson 3.
     """
+
+    direct = False
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Lesson 0. Where K and V are kept: one module for each stage of the course."""
+"""Lesson 0. Stores of K and V: one module for each stage of the course."""

@@ -1,4 +1,4 @@
-"""Lesson 3. A KV pool with a block dimension, read in place by a kernel that follows block tables: no gather.
+"""Lesson 3. A KV pool with a block dimension, which attention kernels read through block tables.
 
 The bytes are laid out as in lesson 2. `[num_blocks, block_size, H_kv, D]` is written slot by slot through its flat view
 and read by a kernel that follows each sequence's block table. Block 0 is the null block: it is never allocated, and
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.block_table import NULL_BLOCK, BlockTable
 from mini_engine.kv.token_flat import check_slots
@@ -55,11 +55,14 @@ class KvPool:
     """K and V of all requests, `[num_blocks, block_size, H_kv, D]` for each layer.
 
     `num_blocks` includes the null block. `kernel` is a paged-attention kernel of `mini_engine.attention`; it reads the
-    pool in place.
+    pool in place. `direct` says that K and V are stored as they are, so that layers (lesson 9) may write them and call
+    the kernel without asking the pool.
 
     Raises:
         UserError: a size is not a positive integer, or the pool does not fit in memory.
     """
+
+    direct = True
 
     def __init__(
         self,
@@ -148,7 +151,7 @@ class KvPool:
 
 
 @dataclass
-class Request:
+class PackedRequest:
     """One sequence of a packed batch. `cur_len` counts the tokens whose KV is written."""
 
     prompt_ids: list[int]
@@ -162,7 +165,7 @@ class Request:
         return self.prompt_ids + self.output_ids
 
 
-def reserve_all(requests: Sequence[Request]) -> None:
+def reserve_all(requests: Sequence[PackedRequest]) -> None:
     """Make room in every table for all of its request's tokens.
 
     Raises:
@@ -178,7 +181,7 @@ def reserve_all(requests: Sequence[Request]) -> None:
         raise
 
 
-def plan_packed(requests: Sequence[Request], block_size: int, device: torch.device) -> ForwardMeta:
+def plan_packed(requests: Sequence[PackedRequest], block_size: int, device: torch.device) -> ForwardMeta:
     """Plan to feed each request's tokens that have no KV yet, packed one request after another.
 
     Room must be reserved. A newly admitted request feeds its prompt; one that decodes feeds a single token. The shapes

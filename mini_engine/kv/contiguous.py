@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.attention.dense import causal_attention
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import CacheFull
 
 

@@ -1,8 +1,8 @@
 """Lesson 5. Keeps track of which request holds which blocks: it stands between the scheduler and the block tables.
 
-The manager holds numbers, no tensors. It is also where prefix sharing plugs in (lesson 8): `allocate` tells the
-scheduler how many leading tokens already have KV, and `commit` and `free` tell the manager which tokens have been
-computed, so the scheduler need not know whether anything is cached. This manager caches nothing: it always answers 0.
+The manager holds numbers, no tensors. `allocate` tells the scheduler how many leading tokens already have KV, and
+`commit` and `free` tell the manager which tokens have been computed, so the scheduler need not know whether anything is
+cached. Nothing is here: `allocate` always answers 0. What later lessons add are parts, handed in (`seams.py`).
 """
 
 from array import array
@@ -10,10 +10,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from mini_engine.errors import OutOfBlocks, UserError
-from mini_engine.kv.allocator import BlockAllocator
-from mini_engine.kv.block_table import BlockTable, fragmentation_ratio, waste_ratio
-
-CopyBlocks = Callable[[Sequence[int], Sequence[int]], None]
+from mini_engine.kv.block_table import fragmentation_ratio, waste_ratio
+from mini_engine.kv.request_table import RequestTable
+from mini_engine.kv.seams import NO_CONNECTOR, CacheMemory, CopyBlocks, KvConnector, NoPrefixes, Prefixes, TierStats
 
 
 class BlocksByState(NamedTuple):
@@ -27,8 +26,8 @@ class BlocksByState(NamedTuple):
 class Cost(NamedTuple):
     """The cost of admitting a request: `num_blocks` of the free blocks.
 
-    should_wait: the step being planned computes more of its prefix, which it can share one step later. Only lesson 8's
-        manager sets it.
+    should_wait: more of what it needs is on its way, or a place for it, so it is better admitted one step later. Never
+        so in a manager without parts.
     """
 
     num_blocks: int
@@ -39,24 +38,6 @@ def no_store(sources: Sequence[int], targets: Sequence[int]) -> None:
     """Copy nothing: the block copier of a manager without a pool."""
 
 
-class RequestTable(BlockTable):
-    """A block table that also keeps its blocks as int32, `row`, so that building a step's table is a memory copy."""
-
-    def __init__(self, allocator: BlockAllocator) -> None:
-        super().__init__(allocator)
-        self.row = array("i")
-
-    def append(self, count: int) -> None:
-        """As in lesson 3."""
-        super().append(count)
-        self.row.fromlist(self.blocks[len(self.row) :])
-
-    def truncate(self, num_tokens: int) -> None:
-        """As in lesson 3."""
-        super().truncate(num_tokens)
-        del self.row[len(self.blocks) :]
-
-
 class KvCacheManager:
     """Maps request ids to block tables. Each method either succeeds completely, or raises and changes nothing.
 
@@ -64,11 +45,24 @@ class KvCacheManager:
         num_blocks: blocks in the pool, including the null block.
         block_size: slots per block.
         copy: copies blocks in the pool, `KvPool.copy_blocks`: it reads all sources before it writes any target.
+        prefixes: makes the prefix cache, of the first two.
+        memories: what requests need besides blocks.
+        connector: other places where KV may be.
     """
 
-    def __init__(self, num_blocks: int, block_size: int = 16, copy: CopyBlocks = no_store) -> None:
-        self.allocator = BlockAllocator(num_blocks, block_size)
-        self.copy = copy
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        copy: CopyBlocks = no_store,
+        *,
+        prefixes: Callable[[int, int], Prefixes] = NoPrefixes,
+        memories: Sequence[CacheMemory] = (),
+        connector: KvConnector = NO_CONNECTOR,
+    ) -> None:
+        self.prefixes = prefixes(num_blocks, block_size)
+        self.allocator = self.prefixes.allocator
+        self.copy, self.memories, self.connector = copy, memories, connector
         self.tables: dict[str, RequestTable] = {}
 
     @property
@@ -83,8 +77,13 @@ class KvCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Number of blocks that `grow` can hand out now. A manager that caches prefixes includes those it can evict."""
-        return self.allocator.num_free
+        """Number of blocks that `grow` can hand out now, including those of cached prefixes that can be evicted."""
+        return self.allocator.num_free + self.prefixes.num_evictable
+
+    @property
+    def tier_stats(self) -> Sequence[TierStats]:
+        """Statistics of each place behind the pool."""
+        return self.connector.stats
 
     def cost(self, token_ids: Sequence[int], num_tokens: int, namespace: Hashable = None) -> Cost:
         """Return the cost of admitting a request now and promising it room. Changes nothing.
@@ -93,28 +92,56 @@ class KvCacheManager:
             num_tokens: the number of tokens it is promised room for, at least len(token_ids).
             namespace: as for `allocate`.
         """
-        return Cost(-(-num_tokens // self.block_size))
+        found = self.prefixes.peek(token_ids, namespace, self.tables)
+        num_blocks = -(-(num_tokens - found.num_tokens) // self.block_size) + found.num_evictable
+        should_wait = found.prefix_in_flight or not all(memory.has_room for memory in self.memories)
+        if self.tables and not should_wait:  # others can run meanwhile
+            should_wait = self.connector.prefix_in_flight(token_ids, namespace, found.num_tokens)
+        return Cost(num_blocks, should_wait)
 
     def allocate(self, request_id: str, token_ids: Sequence[int], namespace: Hashable = None) -> int:
         """Begin a table for a request that has none.
 
         Args:
-            namespace: requests of the same namespace may share prefixes, if the manager caches them.
+            namespace: requests of the same namespace may share prefixes, if they are cached.
 
         Returns:
-            the number of leading tokens that already have KV, in blocks that the table now holds: 0 here.
+            the number of leading tokens that already have KV, in blocks that the table now holds.
 
         Raises:
-            ValueError: the request has a table; nothing was changed.
+            ValueError: the request has a table. OutOfBlocks: a memory has no room. Nothing was changed.
         """
         if request_id in self.tables:
             raise ValueError(f"request {request_id!r} has a block table already; free it or grow it")
-        self.tables[request_id] = RequestTable(self.allocator)
-        return 0
+        for memory in self.memories:
+            memory.check_room()
+        table = self.tables[request_id] = RequestTable(self.allocator)
+        found = self.prefixes.begin(table, token_ids, namespace)
+        for memory in self.memories:
+            memory.begin(request_id, len(token_ids), table, self.prefixes.num_known(table))
+        return self._load(request_id, token_ids, namespace, found)
+
+    def _load(self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_found: int) -> int:
+        """Put what the connector has behind the first tokens, if there is room. Return how many have KV then."""
+        load = self.connector.find(token_ids, namespace, num_found, may_wait=len(self.tables) == 1)
+        if not load.num_tokens:
+            return num_found
+        try:
+            self.grow(request_id, num_found + load.num_tokens)
+        except OutOfBlocks:  # they are computed later, chunk by chunk
+            return num_found
+        table = self.tables[request_id]
+        load.into(request_id, table.blocks[num_found // self.block_size :])
+        self.prefixes.extend(table, table.num_tokens)
+        for memory in self.memories:
+            memory.resume(request_id, table)
+        return table.num_tokens
 
     def missing_blocks(self, request_id: str, num_tokens: int) -> int:
         """Return how many more blocks the request needs to have slots for `num_tokens` tokens in total."""
-        return max(0, -(-num_tokens // self.allocator.block_size) - len(self.tables[request_id].blocks))
+        table = self.tables[request_id]
+        missing = max(0, -(-num_tokens // self.allocator.block_size) - len(table.blocks))
+        return missing + self.prefixes.num_shared(table, num_tokens)
 
     def grow(self, request_id: str, num_tokens: int) -> array:
         """Ensure that the request has slots for `num_tokens` tokens in total. Never takes any away.
@@ -129,38 +156,66 @@ class KvCacheManager:
             KeyError: the request has no table.
         """
         table = self.tables[request_id]
+        self.prefixes.prepare(table, num_tokens, self.copy)
         if num_tokens > len(table.blocks) * self.allocator.block_size:
             table.append(num_tokens - table.num_tokens)
         elif num_tokens > table.num_tokens:  # most decode steps: the last block still has room
             table.num_tokens = num_tokens
         return table.row
 
+    def announce_drafts(self, request_id: str, num_drafts: int) -> None:
+        """Announce that the request's last `num_drafts` tokens are guesses, which `truncate` may take back."""
+        for memory in self.memories:
+            memory.announce_drafts(request_id, num_drafts)
+
     def commit(self, request_id: str, token_ids: Sequence[int], num_computed: int) -> None:
-        """Report that the first `num_computed` tokens have KV. A manager that caches prefixes can share them now."""
+        """Report that the first `num_computed` tokens have KV. Whole blocks of them can be shared now."""
+        table = self.tables[request_id]
+        keeping = [memory for memory in self.memories if memory.commit(request_id, num_computed)]
+        stored = self.prefixes.commit(table, token_ids, num_computed, bool(keeping))
+        if stored is None:
+            return
+        is_kept = bool(keeping) and len(stored.blocks) * self.block_size == num_computed
+        if is_kept:
+            for memory in keeping:
+                memory.keep(request_id, table)
+        self.connector.save(request_id, stored, is_kept)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
         """Keep the request's first `num_tokens` tokens; free the blocks that hold none of them.
 
         Raises:
-            ValueError: it holds fewer tokens, or num_tokens is negative; nothing was changed.
+            ValueError: it holds fewer tokens, num_tokens is negative, or a memory cannot go back so far; nothing was
+                changed.
             KeyError: the request has no table.
         """
-        self.tables[request_id].truncate(num_tokens)
+        table = self.tables[request_id]
+        for memory in self.memories:
+            memory.truncate(request_id, num_tokens)
+        table.truncate(num_tokens)
+        self.prefixes.truncate(table)
 
     def free(self, request_id: str, computed_ids: Sequence[int] = ()) -> None:
         """Free all blocks of a request; unknown ids are ignored.
 
         Args:
-            computed_ids: its leading tokens whose KV is written, for a manager that caches prefixes.
+            computed_ids: its leading tokens whose KV is written: a prefix cache keeps them.
         """
-        if table := self.tables.pop(request_id, None):
-            table.free()
+        table = self.tables.pop(request_id, None)
+        if table is None:
+            return
+        if stored := self.prefixes.release(table, computed_ids):
+            self.connector.save(request_id, stored, is_kept=False)
+        for memory in self.memories:
+            memory.free(request_id)
+        table.free()
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks as if all sources were read before any target is written, so chains and swaps are correct.
 
         Raises:
-            ValueError: lengths differ, a target is named twice, or no request holds a block; nothing was copied.
+            ValueError: lengths differ, a target is named twice or has several holders, or no request holds a block;
+                nothing was copied.
         """
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources and {len(targets)} targets; give one target for each source")
@@ -168,27 +223,33 @@ class KvCacheManager:
             raise ValueError(f"a target is named twice in {list(targets)}; which copy should win?")
         if stray := sorted({*sources, *targets} - self.allocator.held):
             raise ValueError(f"blocks {stray} are not held; copy only between blocks that requests hold")
+        if shared := self.prefixes.shared(targets):
+            raise ValueError(f"blocks {shared} are shared; copy only into blocks with a single holder")
         self.copy(sources, targets)
 
     def fork(self, parent_id: str, child_id: str) -> None:
-        """Copy the parent's tokens into new blocks for `child_id`: neither sees what the other writes afterwards.
+        """Give `child_id` the parent's tokens: neither sees what the other writes afterwards.
 
         Raises:
-            OutOfBlocks: there are not enough free blocks; nothing was changed.
+            OutOfBlocks: there are not enough free blocks, or a memory has no room; nothing was changed.
             ValueError: the child has a table already. KeyError: the parent has none.
         """
         parent = self.tables[parent_id]
         if child_id in self.tables:
             raise ValueError(f"request {child_id!r} has a block table already; fork to a new id")
+        for memory in self.memories:
+            memory.check_room()
         child = RequestTable(self.allocator)
-        child.append(parent.num_tokens)
-        self.copy(parent.blocks, child.blocks)
+        self.prefixes.fork(parent, child, self.copy)
+        for memory in self.memories:
+            memory.fork(parent_id, child_id)
         self.tables[child_id] = child
 
     @property
     def blocks_by_state(self) -> BlocksByState:
-        """Free and held blocks, counted without reading any table."""
-        return BlocksByState(free=self.allocator.num_free, held=len(self.allocator.held))
+        """Free, held and cached blocks, counted without reading any table."""
+        cached = self.prefixes.num_evictable
+        return BlocksByState(self.allocator.num_free, len(self.allocator.held) - cached, cached)
 
     @property
     def fragmentation_ratio(self) -> float:
@@ -214,6 +275,6 @@ def blocks_in_budget(budget_bytes: int, bytes_per_token: int, block_size: int) -
     if num_blocks < 2:
         raise OutOfBlocks(
             f"{num_blocks} blocks of {block_size} tokens ({bytes_per_token} bytes each) fit in {budget_bytes} bytes; "
-            f"give {2 * bytes_per_token * block_size} or more"
+            f"give {2 * bytes_per_token * block_size} or more, or use smaller blocks"
         )
     return num_blocks

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from mini_engine.errors import UserError
 from mini_engine.kv.eviction import LRU, EvictionPolicy, EvictionQueue
+from mini_engine.kv.places import EVERY_BLOCK, Places
 from mini_engine.kv.radix_node import TOKEN_BYTES, Label, Match, Node, Peek, common_blocks, key_of
 
 
@@ -64,6 +65,7 @@ class RadixTree:
         holder: notified of the blocks that the tree takes and releases.
         capacity: the maximum number of blocks in the tree; None for no limit.
         policy: chooses the leaf to evict next; LRU if None.
+        places: told of nodes that lose blocks.
 
     Attributes:
         num_blocks: blocks in the tree, `num_evictable + num_protected`.
@@ -77,6 +79,7 @@ class RadixTree:
         holder: BlockHolder | None = None,
         capacity: int | None = None,
         policy: EvictionPolicy | None = None,
+        places: Places = EVERY_BLOCK,
     ) -> None:
         if capacity is not None and (type(capacity) is not int or capacity < 0):
             raise UserError(f"capacity is {capacity}; give a whole number of blocks, 0 or more, or None for no limit")
@@ -84,7 +87,7 @@ class RadixTree:
             raise UserError(f"policy is {policy!r}; give an instance, such as LRU()")
         self.block_size, self.width = block_size, block_size * TOKEN_BYTES
         self.holder = holder or NoCounts()
-        self.capacity = capacity
+        self.capacity, self.places = capacity, places
         self.root = Node(None, (None, b""), b"", [])
         self.queue: EvictionQueue[Node] = EvictionQueue(policy or LRU())
         self.num_blocks = self.num_protected = self.num_evicted = self.now = 0
@@ -125,6 +128,11 @@ class RadixTree:
             if child and not child.locks:
                 num_evictable += common
             return Peek((depth + common) * self.block_size, num_evictable)
+
+    def path(self, token_ids: Sequence[int] | bytes, namespace: Hashable = None) -> list[Node]:
+        """Return the nodes that `token_ids` match in full, the deepest first, without marking anything as used."""
+        with self.mutex:
+            return list(self._walk(key_of(token_ids), namespace)[0].path())
 
     def insert(
         self, token_ids: Sequence[int] | bytes, blocks: Sequence[int], namespace: Hashable = None, lock: bool = False
@@ -264,6 +272,7 @@ class RadixTree:
 
     def _cut(self, leaf: Node, num_blocks: int) -> list[int]:
         """Remove up to `num_blocks` blocks from a leaf's end. An empty leaf is removed; its parent may be next."""
+        self.places.drop(leaf)
         gone = leaf.blocks[-num_blocks:][::-1]
         del leaf.blocks[-num_blocks:], leaf.key[-num_blocks * self.width :]
         self.num_blocks -= len(gone)

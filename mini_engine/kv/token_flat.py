@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.attention.dense import causal_attention
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import UserError
 from mini_engine.kv.allocator import BlockAllocator
 
@@ -113,7 +113,7 @@ def attend_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @dataclass
-class Request:
+class FlatRequest:
     """One sequence: its tokens, the blocks it holds, and how much of its KV is written.
 
     `slot_indices` lists every slot of those blocks, so it can be longer than the sequence.
@@ -128,7 +128,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
 
 
-def reserve(request: Request, allocator: BlockAllocator, target_len: int) -> None:
+def reserve(request: FlatRequest, allocator: BlockAllocator, target_len: int) -> None:
     """Ensure that `request` holds enough blocks for `target_len` tokens.
 
     Blocks are allocated whole: every slot of a new block is appended to `slot_indices`, in order, including slots past
@@ -145,7 +145,7 @@ def reserve(request: Request, allocator: BlockAllocator, target_len: int) -> Non
         request.slot_indices.extend(range(block * size, (block + 1) * size))
 
 
-def plan_prefill(request: Request, device: torch.device) -> ForwardMeta:
+def plan_prefill(request: FlatRequest, device: torch.device) -> ForwardMeta:
     """Plan to feed the prompt tokens that have no KV yet. Their slots must be reserved.
 
     They attend to the prompt's earlier tokens too. The plan's tensors are on `device`; `request` is not modified.
@@ -156,7 +156,7 @@ def plan_prefill(request: Request, device: torch.device) -> ForwardMeta:
     return ForwardMeta(positions, slot_mapping=slots[request.cur_len :], kv_indices=slots, is_prefill=True)
 
 
-def plan_decode(request: Request, device: torch.device) -> ForwardMeta:
+def plan_decode(request: FlatRequest, device: torch.device) -> ForwardMeta:
     """Plan to feed one token, the last one chosen, at position `cur_len`. Its slot must be reserved.
 
     It attends to all tokens up to itself. The plan's tensors are on `device`; `request` is not modified.
@@ -169,7 +169,7 @@ def plan_decode(request: Request, device: torch.device) -> ForwardMeta:
 class PagedSequence:
     """A request as lesson 0's loop drives it: plan, run, commit."""
 
-    def __init__(self, request: Request, pool: KvPool, allocator: BlockAllocator) -> None:
+    def __init__(self, request: FlatRequest, pool: KvPool, allocator: BlockAllocator) -> None:
         self.request, self.pool, self.allocator = request, pool, allocator
 
     def plan(self, token_ids: list[int]) -> ForwardMeta:

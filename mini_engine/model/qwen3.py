@@ -9,13 +9,14 @@ back is the store's business; attention makes two calls:
 Module names are the checkpoint's, so the name of a tensor says where it belongs.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.layers import Embedding, Linear, RMSNorm, SwiGLU
 from mini_engine.model.rope import RotaryEmbedding, apply_rope
 
@@ -88,13 +89,15 @@ class Qwen3Model(nn.Module):
         return self.norm(x)
 
 
-class Qwen3ForCausalLM(nn.Module):
-    """The model with its vocabulary head; a tied checkpoint uses the embedding matrix as its head."""
+class Qwen3ForCausalLM(CausalLM):
+    """The model with its vocabulary head; a tied checkpoint uses the embedding matrix as its head.
 
-    def __init__(self, config: Qwen3Config) -> None:
-        super().__init__()
-        self.config = config
-        self.model = Qwen3Model(config)
+    Args:
+        layers: makes what lies below the head. Lesson 11 has others.
+    """
+
+    def __init__(self, config: Qwen3Config, layers: Callable[[Any], nn.Module] = Qwen3Model) -> None:
+        super().__init__(config, layers(config))
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
 
@@ -102,16 +105,6 @@ class Qwen3ForCausalLM(nn.Module):
     def head_weight(self) -> Tensor:
         """`[vocab_size, hidden_size]`, the matrix that turns hidden states into logits."""
         return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of weights, activations and logits."""
-        return self.model.norm.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights; the tensors of a plan must be on it too."""
-        return self.model.norm.weight.device
 
     def forward(self, token_ids: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Run one packed step.

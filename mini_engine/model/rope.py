@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 
 
 class RotaryEmbedding(nn.Module):

@@ -1,6 +1,7 @@
 """Lesson 7. uvicorn that drains before it ends and can run in a thread."""
 
 import asyncio
+import signal
 import socket
 import threading
 import time
@@ -14,7 +15,8 @@ import uvicorn
 
 from mini_engine.errors import UserError
 from mini_engine.server.app import ServerApp
-from mini_engine.server.connections import BACKLOG, AcceptErrors, GuardedProtocol, room_for_connections
+from mini_engine.server.connections import BACKLOG, AcceptErrors, room_for_connections
+from mini_engine.server.guard import Guard, GuardedProtocol
 
 CUT_SECONDS = 1  # for requests still in flight when the grace is over
 FAREWELL_SECONDS = 1  # from the engine's end to the server's: whatever asks for /health sees that it is no longer well
@@ -32,7 +34,8 @@ class DrainingServer(uvicorn.Server):
         limits = replace(app.config, max_connections=room_for_connections(app.config.max_connections))
         config = uvicorn.Config(
             app,
-            http=partial(GuardedProtocol, limits=limits),  # type: ignore[arg-type]
+            loop="asyncio",  # uvloop, where installed, does not ask a Protocol for its buffer and reads all there is
+            http=partial(GuardedProtocol, guard=Guard(limits)),  # type: ignore[arg-type]
             ws="none",
             backlog=BACKLOG,
             log_config=None,
@@ -41,7 +44,7 @@ class DrainingServer(uvicorn.Server):
         )
         super().__init__(config)
         self.app, self.drain, self.grace_seconds = app, app.drain, grace_seconds
-        self.deadline = float("inf")
+        self.deadline = self.ends = float("inf")
         self.stays_until = 0.0
         self.cut = False
 
@@ -50,16 +53,23 @@ class DrainingServer(uvicorn.Server):
         """Seconds that requests in flight get: the grace, less what ending itself takes."""
         return self.grace_seconds - min(ENDING_SECONDS, self.grace_seconds / 2)
 
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the grace is over; all of it before the drain."""
+        return min(self.grace_seconds, max(0.0, self.ends - time.monotonic()))
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """uvicorn's signal handler. A second signal ends the grace."""
         if self.drain.draining:
             self.deadline = time.monotonic()
+            self.ends = min(self.ends, self.deadline + ENDING_SECONDS)
         self.begin_drain()
 
     def begin_drain(self) -> None:
         """Refuse new requests, and end once those in flight have finished."""
         self.drain.begin()
         self.deadline = min(self.deadline, time.monotonic() + self.patience)
+        self.ends = min(self.ends, time.monotonic() + self.grace_seconds)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen."""
@@ -82,18 +92,33 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+@contextmanager
+def draining_on_hangup(server: DrainingServer) -> Iterator[None]:
+    """Let SIGHUP, which comes when the terminal is closed, drain the server; not if it is ignored, as under nohup."""
+    if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, server.handle_exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Port 0 picks a free one.
+    """A listening socket, without Nagle's algorithm, as are those that it accepts. Port 0 picks a free one.
 
     Raises:
         UserError: the address cannot be used.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError, TypeError) as error:  # TypeError: no host can have this name
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from error
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it only on sockets of its own making
+    return listener
 
 
 def url_of(listener: socket.socket) -> str:

@@ -7,8 +7,9 @@ parsed in a thread; the small ones are not worth the way there.
 
 import asyncio
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -18,6 +19,7 @@ from mini_engine.server.errors import ApiError
 
 MAX_VALUES = 2**16
 SMALL = 2**14  # bytes
+HALF = re.compile("[\ud800-\udfff]")  # JSON can spell half of a character beyond U+FFFF; no text contains it
 
 Wanted = TypeVar("Wanted", bound=BaseModel)
 
@@ -33,8 +35,10 @@ class BodyReader:
 
         Raises:
             RequestValidationError: the body is not JSON, or not what `model` describes.
-            ApiError: it has too many values.
+            ApiError: it has too many values, or is encoded.
         """
+        if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+            raise ApiError(400, f"the body has the Content-Encoding {coding!r}; send it as it is, without that header")
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise wrong("model_attributes_type")
         data = await request.body()
@@ -48,18 +52,34 @@ def parsed(data: bytes, model: type[Wanted]) -> Wanted:
     if num_values(data) > MAX_VALUES:
         raise ApiError(400, f"the body has more than {MAX_VALUES} values; send several requests")
     try:
-        content = json.loads(data)
+        content = json.loads(data.decode())  # from bytes, json would take UTF-16 and half characters, too
     except RecursionError:
         raise wrong("json_invalid", reason="it is nested too deeply") from None
     except ValueError as error:  # also bytes that are not UTF-8, and numbers of thousands of digits
         raise wrong("json_invalid", reason=str(error)) from None
     if not isinstance(content, dict):
         raise wrong("model_attributes_type")
+    if rb"\ud" in data.lower() and has_half_a_name(content):
+        raise ApiError(400, "a name in the body holds half a character, a lone surrogate; remove it")
     try:
         return model.model_validate(content)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in found]) from None
+
+
+def has_half_a_name(content: Any) -> bool:
+    """Whether a name in a value from JSON is no text. In the values of parameters, `fields.Text` finds that."""
+    left = [content]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if any(HALF.search(name) for name in value):
+                return True
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return False
 
 
 def num_values(data: bytes) -> int:

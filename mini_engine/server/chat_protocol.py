@@ -17,10 +17,11 @@ NAMED = 'give "none", "auto", "required", or {"type": "function", "function": {"
 
 
 class TextPart(Body):
-    """A part of a message. Only text parts are supported."""
+    """A part of a message. Only text parts are supported. `cache_control` is accepted and ignored."""
 
     type: Literal["text"]
     text: Text
+    cache_control: JsonObject = Field({})
 
 
 class FunctionCall(Body):
@@ -40,7 +41,11 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    """One turn of a conversation. `name`, `refusal` and `annotations` are accepted and ignored."""
+    """One turn of a conversation.
+
+    Accepted and ignored: name, refusal, annotations, cache_control, and what a reasoning model has thought before its
+    answer, in `reasoning_content` or `reasoning`.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
@@ -52,6 +57,9 @@ class Message(Body):
     name: Text | None = None
     refusal: Text | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] = Field([])
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    cache_control: JsonObject = Field({})
 
     @model_validator(mode="after")
     def check_content(self) -> "Message":
@@ -86,15 +94,16 @@ class Function(Body):
 
 
 class Tool(Body):
-    """A tool: only functions are supported."""
+    """A tool: only functions are supported. `cache_control` is accepted and ignored."""
 
     type: Literal["function"]
     function: Function
+    cache_control: JsonObject = Field({})
 
     @property
     def for_template(self) -> JsonObject:
         """The tool as chat templates expect it."""
-        return self.model_dump(exclude={"function": {"strict"}})
+        return self.model_dump(include={"type": True, "function": {"name", "description", "parameters"}})
 
 
 class FunctionName(Body):

@@ -1,21 +1,14 @@
-"""Lesson 7. Bounds what clients can hold open: connections, and the time that a request's headers may take.
+"""Lesson 7. Keeps connections below the limit on file descriptors, and survives a failing accept.
 
 Every connection costs a file descriptor, of which a process has a limited number; without any left, the server cannot
-even answer /health. So there are fewer connections than descriptors, and one too many gets a 503 and is closed.
+even answer /health. `guard` says what happens to a connection that is one too many.
 """
 
 import asyncio
-import json
 import logging
 import time
 from pathlib import Path
 from typing import Any
-
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from mini_engine.server.config import ServerConfig
-from mini_engine.server.errors import RETRY, ApiError
 
 try:
     import resource
@@ -52,79 +45,6 @@ def files_open() -> int:
     """The number of descriptors in use, where the system tells."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.is_dir() else OWN_FILES
-
-
-class GuardedProtocol(H11Protocol):
-    """One connection. Closed if it is one too many, or if a request's headers take too long.
-
-    Args:
-        limits: the server's; `max_connections` as `room_for_connections` has allowed it.
-    """
-
-    def __init__(self, *args: Any, limits: ServerConfig, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.limits = limits
-        self.timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, or refuse it."""
-        super().connection_made(transport)
-        if len(self.connections) > self.limits.max_connections:
-            self.refuse(503, f"this server serves {self.limits.max_connections} connections at a time; try again soon")
-        self.watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
-        self.stop_watching()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Take what came, unless the connection has been refused."""
-        if not self.transport.is_closing():
-            super().data_received(data)
-            self.watch()
-
-    def on_response_complete(self) -> None:
-        """Wait for the next request."""
-        super().on_response_complete()
-        self.watch()
-
-    def watch(self) -> None:
-        """Time the headers: from the connection's beginning, or the last response, until they have arrived."""
-        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
-            self.stop_watching()
-        elif self.timer is None:
-            self.timer = self.loop.call_later(self.limits.header_seconds, self.too_late)
-
-    def stop_watching(self) -> None:
-        """Cancel the timer."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-    def too_late(self) -> None:
-        """Close a connection whose request did not come."""
-        self.timer = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self.refuse(408, f"the request's headers did not arrive within {self.limits.header_seconds:g} seconds")
-
-    def refuse(self, status: int, message: str) -> None:
-        """Answer with an error, if no answer has begun, and close."""
-        if self.conn.our_state is h11.IDLE:
-            body = json.dumps(ApiError(status, message).body).encode()
-            headers = [
-                ("Content-Type", "application/json"),
-                ("Content-Length", str(len(body))),
-                ("Connection", "close"),
-                *(RETRY.items() if status == 503 else ()),
-            ]
-            for event in (
-                h11.Response(status_code=status, headers=headers),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
 
 
 class AcceptErrors:

@@ -4,6 +4,7 @@ A number is a number ("5" and true are not), null means left out, and an unknown
 A list is refused at its first wrong entry, so that a long list of them costs no more than one.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
@@ -11,12 +12,18 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     Strict,
     ValidationError,
     WrapValidator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, core_schema
+
+from mini_engine.engine.sampling_params import MAX_BIAS, NUMBERS
+
+JsonObject = dict[str, Any]
 
 MAX_STOPS = 16
 MAX_IDS = 1024  # of those that are checked one by one: stop ids, biases
@@ -63,16 +70,49 @@ Stop = Annotated[
 ]
 
 
-def only(*allowed: Any) -> AfterValidator:
-    """Accept a parameter only with a value that changes nothing here: clients often spell out the default."""
+def shown(**keywords: Any) -> Any:
+    """Keywords for the schema in /openapi.json alone: what else is checked, with a sentence of its own."""
+    return Field(json_schema_extra=keywords)
 
-    def check(value: Any) -> Any:
-        if value not in allowed:
-            names = " or ".join(map(repr, allowed))
-            raise PydanticCustomError("only", "this server supports only {names}; leave it out", {"names": names})
+
+def between(name: str) -> Any:
+    """What /openapi.json says of a number that SamplingParams checks."""
+    allowed = NUMBERS[name]
+    least = 0.0 if name == "temperature" else allowed.least  # 0 is greedy
+    return shown(minimum=least, maximum=allowed.most)
+
+
+Bias = Annotated[Number, shown(minimum=-MAX_BIAS, maximum=MAX_BIAS)]
+TOKEN_ID = {"pattern": "^[0-9]{1,9}$"}
+
+
+@dataclass(frozen=True)
+class Only:
+    """Accept a parameter only with a value that changes nothing here: clients often spell out the default.
+
+    sentence: what to say of any other value.
+    """
+
+    allowed: tuple[Any, ...]
+    sentence: str
+
+    def check(self, value: Any) -> Any:
+        """Return the value, if it is one of those."""
+        if value not in self.allowed:
+            raise PydanticCustomError("only", "{sentence}", {"sentence": self.sentence})
         return value
 
-    return AfterValidator(check)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
+        return {"enum": list(self.allowed)}
+
+
+def only(*allowed: Any, sentence: str = "") -> Only:
+    """The annotation for a parameter that may have these values and no other."""
+    names = " or ".join(map(repr, allowed))
+    return Only(allowed, sentence or f"this server supports only {names}; leave it out")
 
 
 class Body(BaseModel):
@@ -91,3 +131,11 @@ class Body(BaseModel):
         unknown = next((key for key in given if key not in names), None)
         kept = given if unknown is None else {*names, unknown}
         return {key: value for key, value in given.items() if key in kept}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
+        found = handler(core)
+        schema = handler.resolve_ref_schema(found)
+        for name in set(schema.get("properties", {})) - set(schema.get("required", ())):
+            schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "null"}]}
+        return found

@@ -1,23 +1,43 @@
 """Lesson 7. Compiles output forms into the engine's grammars, with llguidance (Moskal et al.; Microsoft, MIT).
 
 Compiling takes milliseconds for usual schemas and has limits for the others. It runs in a thread of its own and without
-Python's lock. llguidance is imported when the first request asks for a form.
+Python's lock. llguidance builds most of a grammar when it is first used, so the same thread rehearses the beginning of
+an answer: what fails there is refused before the engine hears of it. llguidance is imported when the first request asks
+for a form.
 """
 
 import asyncio
 import functools
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mini_engine.engine.grammar import Grammar
 from mini_engine.errors import UserError
 from mini_engine.server.output_forms import OutputForm
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+T = TypeVar("T")
 PATIENCE = 10.0  # seconds for compiling; a schema within the limits takes far less
+REHEARSED = 3  # tokens: an object's first brace already lists all of its properties
+LIMITS: dict[
+    str, Any
+] = {  # llguidance's, lower than its own: the engine's thread waits about 30 ms for a mask, at most
+    "max_grammar_size": 100_000,
+    "initial_lexer_fuel": 100_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 10_000,
+}
+REASONS = {  # llguidance's words for limits that schemas meet, and what they mean for a client
+    "NoExtensionBias": "nothing fits it; does a $ref lead back to itself?",
+    "Too many items": "too much can come next; does a $ref lead back to itself without an end?",
+    "items; max is": "too many properties can come next; make more of them required, or use fewer",
+    "too many expressions": "a pattern, or a number of repetitions, is too large",
+    "fuel": "a pattern, or a number of repetitions, is too large",
+}
 SPECIAL = b"\xff"  # llguidance's mark of a control token: no text begins with this byte
 SHOWN = 300  # characters of llguidance's reasons
 
@@ -30,14 +50,15 @@ class CompiledGrammar:
 
     def matcher(self) -> "GuidedMatcher":
         """Return a matcher at the beginning of an answer."""
-        return GuidedMatcher(self.compiled.deep_copy())
+        return GuidedMatcher(self.compiled)
 
 
 class GuidedMatcher:
-    """An engine's Matcher over one of llguidance's, which never raises but keeps its first error."""
+    """An engine's Matcher over a copy of one of llguidance's, which never raises but keeps its first error."""
 
-    def __init__(self, matcher: "LLMatcher") -> None:
-        self.inner = matcher
+    def __init__(self, compiled: "LLMatcher") -> None:
+        self.compiled, self.inner = compiled, compiled.deep_copy()
+        self.taken: list[int] = []
         self.is_over = False
         self.error: str | None = None
 
@@ -47,10 +68,33 @@ class GuidedMatcher:
 
     def push(self, token_id: int) -> None:
         """Take the token that was chosen."""
+        self.taken.append(token_id)
         self.inner.consume_token(token_id)
         self.is_over = self.inner.is_stopped()
         if self.inner.is_error():
-            self.error = f"the grammar of this answer cannot go on: {first_line(self.inner.get_error())}"
+            self.error = f"the answer cannot go on in the form asked for: {reason_of(self.inner)}"
+
+    def num_valid(self, drafts: Sequence[int]) -> int:
+        """Return how many of `drafts` may come next, one after the other, without ending the answer."""
+        count = self.inner.validate_tokens(list(drafts))
+        return count - self.look_ahead(drafts[:count], lambda inner: inner.is_stopped()) if count else 0
+
+    def mask_after(self, drafts: Sequence[int]) -> bytes:
+        """Return a bit for each token id: 1 if it may come behind `drafts`."""
+        return self.look_ahead(drafts, lambda inner: inner.compute_bitmask())
+
+    def look_ahead(self, drafts: Sequence[int], look: "Callable[[LLMatcher], T]") -> T:
+        """Return what `look` finds behind `drafts`, and roll back.
+
+        A limit may be reached there which this answer never meets, and llguidance's errors are for good: in that case,
+        a new matcher takes the answer's tokens again.
+        """
+        self.inner.consume_tokens(list(drafts))
+        found = look(self.inner)
+        if not self.inner.rollback(len(drafts)):
+            self.inner = self.compiled.deep_copy()
+            self.inner.consume_tokens(self.taken)
+        return found
 
 
 class GrammarCompiler:
@@ -84,13 +128,29 @@ class GrammarCompiler:
             from llguidance import LLMatcher, LLParserLimits
         except ModuleNotFoundError:
             raise UserError("structured output and tools need llguidance; install the extra 'server'") from None
-        limits = LLParserLimits(verbose_errors=False, max_grammar_size=100_000)
+        limits = LLParserLimits(verbose_errors=False, **LIMITS)
         compiled = LLMatcher(self.vocabulary, form.grammar(), log_level=0, limits=limits)
-        if compiled.is_error():
-            param = "tools" if form.functions else "response_format"
-            reason = first_line(compiled.get_error())
-            raise UserError(f"the JSON schema cannot be used: {reason}", param=param)
+        self.check(compiled, form)
+        for opening in form.openings:
+            self.check(self.rehearsed(compiled, opening), form)
         return CompiledGrammar(compiled)
+
+    def rehearsed(self, compiled: "LLMatcher", opening: str) -> "LLMatcher":
+        """Return a copy of the matcher, a few tokens into an answer that begins with `opening`."""
+        matcher = compiled.deep_copy()
+        matcher.consume_tokens(self.vocabulary.greedy_tokenize(opening))
+        for _ in range(REHEARSED):
+            mask = matcher.compute_bitmask()
+            if matcher.is_stopped():
+                break
+            matcher.consume_token(lowest(mask))
+        return matcher
+
+    def check(self, matcher: "LLMatcher", form: OutputForm) -> None:
+        """Raise UserError if the matcher has failed."""
+        if matcher.is_error():
+            param = "tools" if form.functions else "response_format"
+            raise UserError(f"the JSON schema cannot be used: {reason_of(matcher)}", param=param)
 
     @functools.cached_property
     def vocabulary(self) -> "LLTokenizer":
@@ -130,6 +190,13 @@ class Vocabulary:
         return self.encode(text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text)
 
 
-def first_line(text: str) -> str:
-    """The first line of a reason, not too long."""
-    return text.strip().split("\n", 1)[0][:SHOWN]
+def lowest(mask: bytes) -> int:
+    """The lowest token id that a mask allows."""
+    bits = int.from_bytes(mask, "little")
+    return (bits & -bits).bit_length() - 1
+
+
+def reason_of(matcher: "LLMatcher") -> str:
+    """Why a matcher has failed: in the words of REASONS, or else in the first line of its own."""
+    message = matcher.get_error().strip().split("\n", 1)[0][:SHOWN]
+    return next((reason for sign, reason in REASONS.items() if sign in message), message)

@@ -1,10 +1,15 @@
 """Lesson 7. Metrics for Prometheus, served at /metrics. Every metric belongs to one app."""
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.stats import StepStats
 from mini_engine.engine.worker import EngineWorker, Observer
+from mini_engine.kv.manager import KvCacheManager
 
 PREFIX = "mini_engine_"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -19,7 +24,7 @@ class Metrics(Observer):
         self.prefill_tokens, self.decode_tokens = tokens.labels("prefill"), tokens.labels("decode")
         self.steps = self._make(Counter, "steps", "Steps of the engine.")
         self.drafted = self._make(Counter, "draft_tokens", "Tokens guessed and verified (speculation).")
-        self.accepted = self._make(Counter, "accepted_draft_tokens", "Of those, tokens that became part of an answer.")
+        self.accepted = self._make(Counter, "accepted_draft_tokens", "Of those, tokens that saved a step.")
         self.preemptions = self._make(Counter, "preemptions", "Times a request lost its blocks.")
         self.aborts = self._make(Counter, "aborts", "Requests whose client went away.")
         self.ends = self._make(Counter, "requests", "Requests that have ended, by reason.", ["finish_reason"])
@@ -48,6 +53,7 @@ class Metrics(Observer):
         blocks = self._make(Gauge, "blocks", "Blocks of the KV pool, by state.", ["state"])
         for state in manager.blocks_by_state._fields:
             blocks.labels(state).set_function(lambda state=state: getattr(manager.blocks_by_state, state))
+        self.registry.register(TierMetrics(manager))
 
     def stepped(self, stats: StepStats) -> None:
         """Count a step."""
@@ -81,3 +87,20 @@ class Metrics(Observer):
     async def scrape(self) -> bytes:
         """The same, for the route."""
         return self.text()
+
+
+class TierMetrics(Collector):
+    """Reads the statistics of the tiers behind the pool (lesson 12) when they are scraped; without tiers, none."""
+
+    def __init__(self, manager: KvCacheManager) -> None:
+        self.manager = manager
+
+    def collect(self) -> Iterable[Metric]:
+        """What a registry asks for."""
+        sizes = GaugeMetricFamily(PREFIX + "tier_bytes", "Bytes of KV that a tier holds.", labels=["tier"])
+        events = CounterMetricFamily(PREFIX + "tier_events", "What has happened in a tier.", labels=["tier", "event"])
+        for tier in self.manager.tier_stats:
+            sizes.add_metric([tier.name], tier.num_bytes)
+            for name, count in tier.events.items():
+                events.add_metric([tier.name, name.replace(" ", "_")], count)
+        return [family for family in (sizes, events) if family.samples]

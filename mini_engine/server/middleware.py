@@ -4,9 +4,11 @@ Each is a plain ASGI app wrapped around another one, so it also sees bodies that
 """
 
 import asyncio
+import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Collection, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mini_engine.server.errors import RETRY, ApiError
 
 OURS = "/v1/"
-CLOSE = {"Connection": "close"}
+TENANT = "mini_engine.tenant"  # in a request's scope: a digest of its API key
+CLOSED = (b"connection", b"close")
+PORT = re.compile(r":[0-9]*$")
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -66,20 +70,75 @@ class RequestId:
         await self.app(scope, receive, named)
 
 
-class ApiKey(Middleware):
-    """Require `Authorization: Bearer KEY`, or nothing if no key is set. `/health`, `/metrics` and `/docs` stay open."""
+class HostCheck:
+    """Refuse a request whose `Host` header names none of `hosts`. For every path.
 
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
+    A server that listens on this machine alone can still be reached by web pages: one whose own name suddenly leads to
+    127.0.0.1 may, for the browser, read what comes from there (DNS rebinding). The header still has the page's name.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self.app = app
+        self.hosts = {f"[{host}]" if ":" in host else host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What ASGI calls."""
+        given = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if given is None or PORT.sub("", given.strip().lower()) in self.hosts:  # only HTTP/1.0 may leave it out
+            await self.app(scope, receive, send)
+            return
+        message = f"this server is not called {given[:100]!r}; use its address, or start it with --allow-host"
+        await ApiError(403, message, code="host_not_allowed").response()(scope, receive, send)
+
+
+class CloseUnread:
+    """Say `Connection: close` in a response to a request whose body the app has not read. For every path.
+
+    Otherwise HTTP makes the server read on to where the next request begins, as long as the client likes to send.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What ASGI calls."""
+        headers = Headers(scope=scope) if scope["type"] == "http" else {}
+        unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+        async def noted() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = message.get("more_body", False)
+            return message
+
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and unread and CLOSED not in message.get("headers", ()):
+                message["headers"] = [*message.get("headers", ()), CLOSED]
+            await send(message)
+
+        await self.app(scope, noted, closing)
+
+
+class ApiKey(Middleware):
+    """Require `Authorization: Bearer KEY` with one of the keys. `/health`, `/metrics` and `/docs` stay open.
+
+    Puts a digest of the key in the request's scope, as TENANT. Without any keys nothing is required.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         super().__init__(app)
-        self.expected = None if key is None else key.encode()
+        self.digests = [hashlib.sha256(key.encode()).hexdigest() for key in keys]
 
     def check(self, scope: Scope) -> None:
-        """Compare in constant time. The scheme's name may be written in any case (RFC 9110, 11.1)."""
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        if self.expected is None:
+        """Compare with every key in constant time. A scheme's name may be written in any case (RFC 9110, 11.1)."""
+        if not self.digests:
             return
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.lstrip(" ").encode("latin-1"), self.expected):
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        found = hashlib.sha256(given.lstrip(" ").encode("latin-1")).hexdigest()
+        fits = [hmac.compare_digest(found, digest) for digest in self.digests]  # all of them, whichever fits
+        if scheme.lower() != "bearer" or not any(fits):
             raise ApiError(401, "a wrong API key, or none; send Authorization: Bearer KEY", code="invalid_api_key")
+        scope[TENANT] = found
 
 
 class BodyLimit(Middleware):
@@ -102,7 +161,7 @@ class BodyLimit(Middleware):
         if length.isdigit() and int(length[:20]) > self.max_bytes:
             raise ApiError(413, self.too_large, code="body_too_large")
         if "transfer-encoding" in headers and "content-length" in headers:  # two lengths: request smuggling
-            raise ApiError(400, "both Transfer-Encoding and Content-Length are given; send one of them", headers=CLOSE)
+            raise ApiError(400, "both Transfer-Encoding and Content-Length are given; send one of them")
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, then serve."""
@@ -110,7 +169,7 @@ class BodyLimit(Middleware):
             async with asyncio.timeout(self.max_seconds):
                 body = await self.read(receive)
         except TimeoutError:
-            late = ApiError(408, f"the body did not arrive within {self.max_seconds:g} seconds", headers=CLOSE)
+            late = ApiError(408, f"the body did not arrive within {self.max_seconds:g} seconds")
             await late.response()(scope, receive, send)
         except ApiError as error:
             await error.response()(scope, receive, send)

@@ -58,6 +58,12 @@ class OutputForm:
         if size > MAX_TOGETHER:
             raise UserError(f"the schemas have {size} characters together, more than {MAX_TOGETHER}")
 
+    @property
+    def openings(self) -> list[str]:
+        """Texts that an answer may begin with, one before each schema: "" before that of the text itself."""
+        calls = [call_prefix(name) for name in self.functions]
+        return [*calls, ""] if self.may_say else calls
+
     def grammar(self) -> str:
         """The grammar in llguidance's dialect of Lark."""
         calls = [

@@ -1,4 +1,4 @@
-"""Lesson 7. What a client may ask for: OpenAI's names, checked strictly.
+"""Lesson 7. The bodies of requests, under OpenAI's names, checked strictly.
 
 In addition to OpenAI's names, vLLM's: top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos,
 return_token_ids.
@@ -23,6 +23,8 @@ from mini_engine.server.chat_protocol import (
 )
 from mini_engine.server.fields import (
     MAX_IDS,
+    TOKEN_ID,
+    Bias,
     Body,
     Flag,
     Ids,
@@ -31,8 +33,10 @@ from mini_engine.server.fields import (
     StopIds,
     Text,
     Whole,
+    between,
     in_one_sentence,
     only,
+    shown,
 )
 from mini_engine.server.output_forms import OutputForm
 
@@ -62,35 +66,37 @@ class StreamOptions(Body):
     """include_usage: send one more event at the end, with the usage and no choices.
 
     continuous_usage_stats: send the usage so far with every event (vLLM's name).
+    include_obfuscation: accepted and ignored; it asks for padding that hides how long each piece of text is.
     """
 
     include_usage: Flag = False
     continuous_usage_stats: Flag = False
+    include_obfuscation: Flag = False
 
 
 class Sampling(Body):
     """What completions and chats have in common.
 
     Accepted and ignored, since they change no answer: user, metadata, safety_identifier, prompt_cache_key. Accepted
-    only with a value that changes nothing: store, service_tier.
+    only with a value that changes nothing: store, service_tier, best_of, skip_special_tokens (vLLM's name).
 
     cache_salt: share prefixes only with requests of the same salt (lesson 8); the name is vLLM's.
     """
 
     model: Text | None = None
-    temperature: Number = 1.0
-    top_p: Number = 1.0
-    top_k: Whole = 0
-    min_p: Number = 0.0
-    repetition_penalty: Number = 1.0
-    presence_penalty: Number = 0.0
-    frequency_penalty: Number = 0.0
-    seed: Whole | None = None
-    max_tokens: Whole | None = None
-    min_tokens: Whole = 0
+    temperature: Annotated[Number, between("temperature")] = 1.0
+    top_p: Annotated[Number, between("top_p")] = 1.0
+    top_k: Annotated[Whole, shown(minimum=0)] = 0
+    min_p: Annotated[Number, between("min_p")] = 0.0
+    repetition_penalty: Annotated[Number, between("repetition_penalty")] = 1.0
+    presence_penalty: Annotated[Number, between("presence_penalty")] = 0.0
+    frequency_penalty: Annotated[Number, between("frequency_penalty")] = 0.0
+    seed: Annotated[Whole, shown(minimum=0, maximum=MAX_SEED)] | None = None
+    max_tokens: Annotated[Whole, shown(minimum=0)] | None = None
+    min_tokens: Annotated[Whole, shown(minimum=0)] = 0
     stop: Stop = Field([])
     stop_token_ids: StopIds = Field([])
-    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_IDS)] = Field({})
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_IDS), shown(propertyNames=TOKEN_ID)] = Field({})
     ignore_eos: Flag = False
     n: Annotated[Whole, Field(ge=1, le=MAX_N)] = 1
     stream: Flag = False
@@ -102,6 +108,8 @@ class Sampling(Body):
     prompt_cache_key: Text | None = None
     store: Annotated[Flag, only(False)] = False
     service_tier: Annotated[Text, only("auto", "default")] = "auto"
+    best_of: Annotated[Whole, only(1)] = 1
+    skip_special_tokens: Annotated[Flag, only(True)] = True
     cache_salt: Text | None = None
 
     @property
@@ -194,9 +202,8 @@ class CompletionRequest(Sampling):
     """POST /v1/completions: prompts to continue. echo: the prompt is part of the answer, with its logprobs."""
 
     prompt: OneOrMorePrompts
-    logprobs: Whole | None = None
+    logprobs: Annotated[Whole, shown(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     echo: Flag = False
-    best_of: Annotated[Whole, only(1)] = 1
     suffix: Annotated[Text, only("")] = ""
 
     @property
@@ -235,7 +242,10 @@ class CompletionRequest(Sampling):
 
 
 class ChatRequest(Sampling):
-    """POST /v1/chat/completions: a conversation to answer."""
+    """POST /v1/chat/completions: a conversation to answer.
+
+    Accepted only with a value that changes nothing: modalities, and vLLM's echo and chat_template_kwargs.
+    """
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Whole | None = None
@@ -246,6 +256,8 @@ class ChatRequest(Sampling):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Flag = True
     modalities: Annotated[list[Text], only(["text"])] = Field(["text"])
+    echo: Annotated[Flag, only(False)] = False
+    chat_template_kwargs: Annotated[JsonObject, only({})] = Field({})
 
     @property
     def prompts(self) -> Sequence[Conversation]:

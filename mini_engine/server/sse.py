@@ -1,7 +1,7 @@
 """Lesson 7. Server-sent events: a response in pieces, each sent as soon as it exists.
 
 The format is section 9.2 of the HTML standard: lines of `field: value`, and an empty line ends an event. OpenAI's
-streams carry JSON in `data` and end with `data: [DONE]`.
+streams carry JSON in `data` and end with `data: [DONE]`, or with an error.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -11,6 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mini_engine.server.disconnect import ClientGone, unless_gone
+from mini_engine.server.errors import ApiError
+from mini_engine.server.json_text import to_json
 
 DONE = "[DONE]"
 
@@ -27,6 +29,8 @@ def event(data: str) -> bytes:
 
 class EventStream(Response):
     """Sends each text of `chunks` as an event, then `[DONE]`. If the client disconnects, `chunks` is closed at once.
+
+    If `chunks` raises an ApiError, that is the last event, since the status has already been sent.
 
     Sending waits for a slow client, and only this response does: meanwhile the engine fills this client's own mailbox.
 
@@ -52,7 +56,11 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self.chunks) as chunks:
-            async for chunk in chunks:
-                await send({"type": "http.response.body", "body": event(chunk), "more_body": True})
-        await send({"type": "http.response.body", "body": event(DONE)})
+        last = DONE
+        try:
+            async with aclosing(self.chunks) as chunks:
+                async for chunk in chunks:
+                    await send({"type": "http.response.body", "body": event(chunk), "more_body": True})
+        except ApiError as error:  # instead of [DONE]: what breaks off is not done
+            last = to_json(error.body)
+        await send({"type": "http.response.body", "body": event(last)})

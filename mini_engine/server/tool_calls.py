@@ -6,7 +6,7 @@ import secrets
 from typing import Any
 
 from mini_engine.server.output_forms import CALL_END, OPEN
-from mini_engine.server.response_formats import ChatFormat
+from mini_engine.server.reply_formats import ChatFormat
 
 JsonObject = dict[str, Any]
 BEGIN = re.compile(re.escape(OPEN) + r'\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
@@ -33,14 +33,18 @@ class CallReader:
         self._rest = ""
         self._in_call = False
 
-    def push(self, text: str, ended: bool = False) -> JsonObject:
-        """Take the next text of the answer; return what it adds to the assistant's turn."""
+    def push(self, text: str, ended: bool = False, cut: bool = False) -> JsonObject:
+        """Take the next text of the answer; return what it adds to the assistant's turn.
+
+        Args:
+            ended: it is the last text. cut: max_tokens ended it, so what may be the beginning of a call is not shown.
+        """
         self._rest += text
-        said, told = "", []
+        said, changes = "", []
         while True:
             if self._in_call:
                 arguments, done = self._take_until(CALL_END)
-                told += self._tell(arguments)
+                changes += self._tell(arguments)
                 if not done:
                     break
                 self._in_call = False
@@ -52,12 +56,12 @@ class CallReader:
                 self._rest = OPEN + self._rest if found else self._rest
                 break
             self._rest = self._rest[begin.end() - len(OPEN) :]
-            told.append(self._begin(json.loads(begin.group(1))))
+            changes.append(self._begin(json.loads(begin.group(1))))
             self._in_call = True
         if ended and not self._in_call:
-            said, self._rest = said + self._rest, ""
+            said, self._rest = said + ("" if cut else self._rest), ""
         self.text += said
-        return {"delta": ({"content": said} if said else {}) | ({"tool_calls": told} if told else {})}
+        return {"delta": ({"content": said} if said else {}) | ({"tool_calls": changes} if changes else {})}
 
     def _take_until(self, mark: str) -> tuple[str, bool]:
         """Take the text before `mark`, and the mark. Without one, keep what may be its beginning."""

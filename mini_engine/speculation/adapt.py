@@ -1,4 +1,4 @@
-"""Lesson 14. How many tokens to guess: as many as lately came true, and none while rows are not free. Numbers only."""
+"""Lesson 14. Decides how many tokens to guess: as many as were recently accepted; none while rows are not free."""
 
 from dataclasses import dataclass, field
 
@@ -9,11 +9,12 @@ MAX_PAUSE = 16  # steps
 class Adaptive:
     """The number of guesses for one request, `k`, after what became of the earlier ones.
 
-    All accepted: twice as many next time. Otherwise half as many, or one more than were accepted if that is more. From
-    the second miss in a row on there is a pause, which doubles with every further one: text that repeats nothing soon
+    All accepted: k doubles. Otherwise it is halved, or one more than were accepted if that is more. If there was room
+    for fewer than k guesses, the rule is the same: k itself is doubled or halved, not the number that was guessed. From
+    the second miss in a row on there is a pause of 1, 3, 7, … steps, MAX_PAUSE at most: text that repeats nothing soon
     costs next to nothing.
 
-    max_drafts: the most. k: the next number. num_misses: guesses in a row of which nothing came true.
+    max_drafts: the most. k: the next number. num_misses: consecutive steps with guesses, none of which came true.
     pause: steps to let pass before the next guess.
     """
 
@@ -46,7 +47,8 @@ class Adaptive:
 def share_of_rows(max_rows: int, num_decoding: int) -> int:
     """Return how many guesses each of `num_decoding` requests may have in a step of at most `max_rows` rows.
 
-    A request's own token takes one row. From `max_rows` requests on nothing is left: the step is limited by arithmetic
-    then, and a row for a guess takes as long as a row for a token that is needed.
+    A request's own token takes one row; the rest is shared evenly, rounded down, so from more than half of `max_rows`
+    requests on nothing is left: the step is limited by arithmetic then, and a row for a guess takes as long as a row
+    for a token that is needed. 0 if no request decodes.
     """
     return max(0, max_rows // num_decoding - 1) if num_decoding else 0

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from mini_engine.engine.request import Request
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
-from mini_engine.speculation.config import Speculation
+from mini_engine.speculation.options import Speculation
 
 
 class Drafter(Protocol):

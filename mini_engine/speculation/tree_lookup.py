@@ -4,11 +4,9 @@ Lesson 8's tree keeps the tokens of answers as well as prompts. A question asked
 there, one step after another. The whole beginning has to be the same, so a hit is better evidence than any n-gram.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 from mini_engine.engine.request import Request
-from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_manager import PrefixCacheManager
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import TOKEN_BYTES, Node, key_of
 from mini_engine.speculation.lookup import Drafter
@@ -42,18 +40,12 @@ def _next(node: Node, key: bytes, at: int, namespace: Hashable, width: int) -> N
 
 
 class TreeDrafter:
-    """Guesses from the tree, and where it knows nothing, as `fallback` does.
+    """Guesses from the tree, and where it knows nothing, as `fallback` does."""
 
-    Args:
-        manager: returns the engine's manager, whose tree is read; without prefix caching there is only the fallback.
-    """
-
-    def __init__(self, manager: Callable[[], KvCacheManager], fallback: Drafter) -> None:
-        self.manager, self.fallback = manager, fallback
+    def __init__(self, tree: RadixTree, fallback: Drafter) -> None:
+        self.tree, self.fallback = tree, fallback
 
     def propose(self, request: Request, count: int) -> list[int]:
         """Return up to `count` tokens behind the request's own."""
-        manager, found = self.manager(), []
-        if isinstance(manager, PrefixCacheManager):
-            found = continuation(manager.tree, key_of(request.token_ids), request.namespace, count)
+        found = continuation(self.tree, key_of(request.token_ids), request.namespace, count)
         return found or self.fallback.propose(request, count)

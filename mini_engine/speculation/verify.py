@@ -16,16 +16,19 @@ yields 1 to k + 1 tokens. This holds for greedy and drawn rows alike:
 
 Row i draws with the number of seed and position (lesson 4) that an ordinary step would use. A seed therefore gives the
 same answer with and without drafts, wherever rows have the same bits in every batch (lesson 9's packed layers).
+With a grammar, each row is masked with what the grammar allows behind the drafts that the row has seen.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from mini_engine.engine.grammar import ANYTHING
+from mini_engine.engine.grammar import Matcher
 from mini_engine.engine.request import Request
+from mini_engine.engine.sampling_params import SampleRow
 from mini_engine.engine.scheduler import Chunk
 
 
-def num_standing(drafts: Sequence[int], chosen: Sequence[int]) -> int:
+def num_emitted(drafts: Sequence[int], chosen: Sequence[int]) -> int:
     """Return how many tokens of `chosen`, one for each of 1 + len(drafts) rows, the answer gains: at least 1.
 
     A row stands if every draft that it saw is what the row before it chose.
@@ -38,35 +41,38 @@ def num_standing(drafts: Sequence[int], chosen: Sequence[int]) -> int:
     return standing
 
 
-def can_speculate(request: Request) -> bool:
-    """Whether drafts can be verified for a request: not with a grammar, whose state cannot be taken back."""
-    return request.params.grammar is ANYTHING
+def with_drafts(chunk: Chunk, drafts: Sequence[int]) -> Chunk:
+    """Return the chunk that feeds `drafts` behind its own tokens.
 
-
-class Guess(Request):
-    """A request as if some drafts were its tokens already: what a verification feeds, and what its rows sample for.
-
-    It shares everything else with the request, and asks for logits at each of the tokens it feeds.
+    It starts where `chunk` starts and ends len(drafts) tokens later, in the same blocks. The request stays as it is: a
+    draft is no token of it.
     """
+    return chunk._replace(stop=chunk.stop + len(drafts), drafts=drafts)
+
+
+class MaskAhead(NamedTuple):
+    """Which tokens a request's grammar allows behind `drafts`. The request's matcher stays where it is."""
+
+    matcher: Matcher
+    drafts: Sequence[int]
+
+    def mask(self) -> bytes:
+        """Return a bit for each token id, as `Matcher.mask` does."""
+        return self.matcher.mask_after(self.drafts)
+
+
+class DraftRow:
+    """What the sampler reads of the row behind `drafts`: a SampleRow in whose answer they are the newest tokens."""
 
     def __init__(self, request: Request, drafts: Sequence[int]) -> None:
-        vars(self).update(vars(request))
-        self.token_ids = [*request.token_ids, *drafts]
-        self.output_ids = [*request.output_ids, *drafts]
-
-    @property
-    def tells_prompt(self) -> bool:
-        """True: lesson 5's runner gives such a request a row of logits for each token of its chunk."""
-        return True
+        self.params, self.seed, self.stop_ids = request.params, request.seed, request.stop_ids
+        self.prompt_ids, self.output_ids = request.prompt_ids, [*request.output_ids, *drafts]
+        self.matcher = MaskAhead(request.matcher, drafts)
 
 
-def with_drafts(chunk: Chunk, drafts: Sequence[int]) -> Chunk:
-    """Return the chunk that feeds `drafts` behind its own token; without drafts, the chunk itself."""
-    if not drafts:
-        return chunk
-    return chunk._replace(request=Guess(chunk.request, drafts), stop=chunk.stop + len(drafts))
+def sample_rows(request: Request, drafts: Sequence[int]) -> list[SampleRow]:
+    """Return what the sampler reads of each of the 1 + len(drafts) rows: row i's answer has the first i drafts.
 
-
-def sample_rows(request: Request, drafts: Sequence[int]) -> list[Request]:
-    """Return what the sampler reads of each of the 1 + len(drafts) rows: row i's answer has the first i drafts."""
-    return [request, *(Guess(request, drafts[:count]) for count in range(1, len(drafts) + 1))]
+    Row 0 is the request itself, the others are DraftRows: same seed, same prompt. The request stays as it is.
+    """
+    return [request, *(DraftRow(request, drafts[:count]) for count in range(1, len(drafts) + 1))]

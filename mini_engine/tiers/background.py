@@ -55,10 +55,11 @@ class Background(Generic[ItemT]):
         return not self.items.unfinished_tasks
 
     def close(self, seconds: float) -> None:
-        """Refuse new items, finish those in the queue within `seconds`, and end the thread. Idempotent."""
+        """Refuse new items, finish those in the queue, and end the thread, all within `seconds`. Idempotent."""
         if self.closed:
             return
         self.closed = True
+        deadline = time.monotonic() + seconds
         self.flush(seconds)
         while True:  # what is left after that time is dropped
             try:
@@ -67,7 +68,7 @@ class Background(Generic[ItemT]):
             except queue.Empty:
                 break
         self.items.put(None)
-        self.thread.join(seconds)
+        self.thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         yield_to_others()

@@ -1,6 +1,7 @@
-"""Lesson 12. Copies blocks between the pool and records: one block of every layer is one contiguous run of bytes.
+"""Lesson 12. Copies blocks and states between their pools and records: all layers are one contiguous run of bytes.
 
-    payload = K of layer 0 │ V of layer 0 │ K of layer 1 │ …         each [block_size, H_kv, D]
+    payload of a block = K of layer 0 │ V of layer 0 │ K of layer 1 │ …         each [block_size, H_kv, D]
+    payload of a state = recurrent states of all layers, float32 │ convolution states of all layers
 
 Contiguous, because a tier is read in large pieces or slowly.
 """
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.tiers.records import Bytes
 
@@ -53,3 +55,32 @@ class BlockBytes:
         for tensor, part in zip(self.tensors, rows.split(self.sizes, dim=1), strict=True):
             source = part.contiguous().view(tensor.dtype).view(len(blocks), *tensor.shape[1:])
             tensor.index_copy_(0, index, source.to(tensor.device))
+
+
+class StateBytes:
+    """Reads and writes whole slots of lesson 11's state pool as bytes."""
+
+    def __init__(self, pool: GdnPool) -> None:
+        self.pool = pool
+        self.sizes = [tensor[:, 0].nbytes for tensor in (pool.recurrent_state, pool.conv_state)]
+
+    @property
+    def payload_bytes(self) -> int:
+        """Size of one slot in all layers."""
+        return sum(self.sizes)
+
+    @torch.inference_mode()
+    def read(self, slot: int) -> memoryview:
+        """Return a copy of a slot's bytes."""
+        parts = (self.pool.recurrent_state[:, slot], self.pool.conv_state[:, slot])
+        whole = torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in parts])
+        return whole.cpu().numpy().data
+
+    @torch.inference_mode()
+    def write(self, slot: int, payload: Bytes) -> None:
+        """Copy a payload into a slot. Raises ValueError if it does not have a slot's size."""
+        if len(payload) != self.payload_bytes:
+            raise ValueError(f"a payload of {len(payload)} bytes does not fill a slot of {self.payload_bytes}")
+        parts = torch.frombuffer(bytearray(payload), dtype=torch.uint8).split(self.sizes)
+        for target, part in zip((self.pool.recurrent_state, self.pool.conv_state), parts, strict=True):
+            target[:, slot] = part.view(target.dtype).view(target[:, slot].shape).to(target.device)

@@ -1,4 +1,4 @@
-"""Lesson 12. What pays: computing tokens again, or bringing their KV back from a tier. Measured, not hoped for.
+"""Lesson 12. Chooses between computing tokens again and bringing their KV back from a tier, by measurements.
 
     again:  n / rate            back:  latency + n · bytes per token / bandwidth
 
@@ -34,13 +34,9 @@ class BreakEven:
 
     @property
     def num_tokens(self) -> float:
-        """The number of tokens from which the tier is faster; infinite if it never is."""
+        """The number of tokens n* for which both take the same time, 0 without latency; infinite if they never do."""
         gain = 1 / self.prefill_rate - self.bytes_per_token / self.bandwidth  # seconds a token
         return self.latency / gain if gain > 0 else math.inf
-
-    def pays(self, num_tokens: int) -> bool:
-        """Whether bringing back this many tokens takes less time than computing them; of no tokens it never does."""
-        return num_tokens > 0 and num_tokens >= self.num_tokens
 
 
 class Speed(NamedTuple):

@@ -4,11 +4,13 @@ Paged memory never needs this to allocate, because any free block serves. It giv
 """
 
 from collections.abc import Iterator
+from typing import cast
 
 from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.kv.block_tensor import KvPool
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.radix_node import Node
+from mini_engine.kv.refcount import RefCountedAllocator
 
 
 def moves(held: set[int]) -> dict[int, int]:
@@ -18,20 +20,20 @@ def moves(held: set[int]) -> dict[int, int]:
     return {block: next(holes) for block in sorted(held) if block > end}
 
 
-def compact(manager: PrefixCacheManager) -> int:
+def compact(manager: KvCacheManager) -> int:
     """Move the blocks that requests and the tree hold to the pool's front. Call it between two steps.
 
     Returns:
         how many blocks were moved. The pool needs no more than its first `1 + len(held)` blocks now.
     """
-    allocator = manager.allocator
+    allocator = cast(RefCountedAllocator, manager.allocator)  # lesson 8's cache has one
     with allocator.mutex:
         moved = moves(allocator.held)
         manager.copy(list(moved), list(moved.values()))
         for table in manager.tables.values():
             for index, block in enumerate(table.blocks):
                 table.blocks[index] = table.row[index] = moved.get(block, block)
-        for node in nodes(manager.tree.root):
+        for node in nodes(manager.prefixes.tree.root):
             node.blocks = [moved.get(block, block) for block in node.blocks]
         for old, new in moved.items():
             allocator.counts[new], allocator.counts[old] = allocator.counts[old], 0
@@ -41,13 +43,13 @@ def compact(manager: PrefixCacheManager) -> int:
     return len(moved)
 
 
-def shrink(manager: PrefixCacheManager, pool: KvPool, num_blocks: int) -> None:
+def shrink(manager: KvCacheManager, pool: KvPool, num_blocks: int) -> None:
     """Compact, then give back the memory of all blocks from `num_blocks` on, one layer after another.
 
     Raises:
         ValueError: `num_blocks` is more than the pool has, or fewer than are held. Nothing was changed.
     """
-    allocator = manager.allocator
+    allocator = cast(RefCountedAllocator, manager.allocator)
     if not 1 + len(allocator.held) <= num_blocks <= allocator.num_blocks:
         raise ValueError(
             f"the pool cannot have {num_blocks} blocks: it has {allocator.num_blocks}, of which {len(allocator.held)} "

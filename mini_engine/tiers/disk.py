@@ -7,45 +7,53 @@ writer is killed. Names are keys, and equal keys mean equal records: two writers
 import os
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from threading import Lock
 
-from mini_engine.errors import UserError
+from mini_engine.kv.seams import TierStats
+from mini_engine.tiers.files import OWNERS_DIRECTORY, create, make_private, read_regular
 from mini_engine.tiers.keys import KEY_BYTES
-from mini_engine.tiers.records import BadRecord, Record, Wanted, unpack
+from mini_engine.tiers.outage import Outage
+from mini_engine.tiers.records import CRC, HEADER, BadRecord, Record, Wanted, unpack
+from mini_engine.tiers.seal import NO_SEAL, Seal
 
 SUFFIX = ".kv"
 UNFINISHED = ".tmp"
 ABANDONED_SECONDS = 3600.0
-MOST_FAILURES = 3
+UNTRUSTED = ("truncated", "version", "damaged", "foreign", "irregular")
 
 
 class DiskTier:
     """Records as files in `directory`, at most `max_bytes` of them, the least recently used removed first.
 
     A directory that cannot be written is read only: what it holds is still found. An error of the disk is counted and
-    never raised; after three failed writes no more are tried.
+    never raised; after three failed writes there is one try a minute.
+
+    Args:
+        seal: makes and checks the tag behind each record. clock: returns seconds, for the time between tries.
 
     Attributes:
-        num_bytes: size of the files known to this process. counts: events by name: "written", "evicted",
-        "failed writes", and each reason of a BadRecord.
+        num_bytes: size of the files known to this process.
+        counts: events by name: "hits", "misses", "written", "evicted", "dropped" (not written, in an outage),
+            "failed writes", "failed reads", and each reason of a BadRecord.
 
     Raises:
-        UserError: `directory` is not a directory and cannot be made one.
+        UserError: `directory` is not a directory and cannot be made one, or other users can use it.
     """
 
-    def __init__(self, directory: Path, max_bytes: int) -> None:
-        self.directory, self.max_bytes = directory, max_bytes
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"the cache directory {directory} cannot be created ({error.strerror}); name another one",
-                param="kv_cache_dir",
-            ) from error
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int,
+        seal: Seal = NO_SEAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.directory, self.max_bytes, self.seal = directory, max_bytes, seal
+        make_private(directory)
+        self.outage = Outage(directory, clock)
         self.counts: Counter[str] = Counter()
         self.mutex = Lock()
         self.names = count()
@@ -68,8 +76,9 @@ class DiskTier:
         """Return the wanted record; None if there is none, or none that can be trusted, and that file is removed."""
         path = self.path(wanted.key)
         try:
-            record = wanted.parse(path.read_bytes())
+            record = wanted.parse(self.seal.opened(read_regular(path, self._size_of(wanted))))
         except FileNotFoundError:
+            self.counts["misses"] += 1
             self._forget(wanted.key)
             return None
         except BadRecord as error:
@@ -79,6 +88,7 @@ class DiskTier:
         except OSError:
             self.counts["failed reads"] += 1
             return None
+        self.counts["hits"] += 1
         with suppress(OSError):  # a read-only directory keeps its order
             os.utime(path)
         with self.mutex:
@@ -90,34 +100,41 @@ class DiskTier:
         """Write a record unless it is there. Return whether it is there now."""
         if record.key in self.sizes:
             return True
-        if record.num_bytes > self.max_bytes or self.counts["failed writes"] >= MOST_FAILURES:
+        num_bytes = record.num_bytes + self.seal.num_bytes
+        if num_bytes > self.max_bytes:
             return False
-        self._make_room(record.num_bytes)
+        if not self.outage.should_try:
+            self.counts["dropped"] += 1
+            return False
+        self._make_room(num_bytes)
         path = self.path(record.key)
         unfinished = path.with_name(f"{path.stem}.{os.getpid()}-{next(self.names)}{UNFINISHED}")
         try:
-            path.parent.mkdir(exist_ok=True)
-            with unfinished.open("wb") as file:
-                file.writelines(record.packed())
+            path.parent.mkdir(OWNERS_DIRECTORY, exist_ok=True)
+            parts = record.packed()
+            with create(unfinished) as file:
+                file.writelines([*parts, self.seal.tag(parts)])
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)
-        except OSError:
+        except OSError as error:
             self.counts["failed writes"] += 1
+            self.outage.failed(error)
             _unlink(unfinished)
             return False
+        self.outage.succeeded()
         with self.mutex:
-            self.sizes[record.key] = record.num_bytes
-            self.num_bytes += record.num_bytes
+            self.sizes[record.key] = num_bytes
+            self.num_bytes += num_bytes
             self.counts["written"] += 1
         return True
 
     def verify(self, remove: bool = False) -> Iterator[tuple[Path, str]]:
         """Read every record; yield the files that cannot be trusted and why, removing them if `remove` is set."""
-        for key in list(self.sizes):
+        for key, size in list(self.sizes.items()):
             path = self.path(key)
             try:
-                reason = "" if unpack(path.read_bytes()).key == key else "foreign"
+                reason = "" if unpack(self.seal.opened(read_regular(path, size))).key == key else "foreign"
             except BadRecord as error:
                 reason = error.reason
             except OSError as error:
@@ -135,10 +152,20 @@ class DiskTier:
             self._remove(key)
         return len(keys)
 
+    def stats(self) -> list[TierStats]:
+        """Return what has happened here, for metrics."""
+        counts = self.counts
+        names = ("hits", "misses", "forged", "dropped", "evicted", "written", "failed writes", "failed reads")
+        events = {name: counts[name] for name in names} | {"damaged": sum(counts[reason] for reason in UNTRUSTED)}
+        return [TierStats("disk", self.num_bytes, events)]
+
     def path(self, key: bytes) -> Path:
         """Return the file of a record. 256 folders keep each of them short."""
         name = key.hex()
         return self.directory / name[:2] / (name + SUFFIX)
+
+    def _size_of(self, wanted: Wanted) -> int:
+        return HEADER.size + len(wanted.tokens) + wanted.payload_bytes + CRC.size + self.seal.num_bytes
 
     def _make_room(self, num_bytes: int) -> None:
         """Remove the oldest records until `num_bytes` more fit. Other processes' records are counted first."""
@@ -161,7 +188,7 @@ class DiskTier:
         """Yield (last use, key, size) of each record's file."""
         for path in self.directory.glob("??/*"):
             try:
-                found = path.stat()
+                found = path.lstat()
             except OSError:
                 continue  # another process removed it
             if path.suffix == UNFINISHED and time.time() - found.st_mtime > ABANDONED_SECONDS:

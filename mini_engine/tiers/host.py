@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from threading import Lock
 
+from mini_engine.kv.seams import TierStats
 from mini_engine.tiers.records import Record
 
 
@@ -11,12 +12,13 @@ class HostTier:
 
     Attributes:
         num_bytes: size of the records held. num_evicted: how many were dropped to stay within `max_bytes`.
+        num_hits, num_misses: calls of `get` that found their record, and the others.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.records: OrderedDict[bytes, Record] = OrderedDict()
-        self.num_bytes = self.num_evicted = 0
+        self.num_bytes = self.num_evicted = self.num_hits = self.num_misses = 0
         self.mutex = Lock()
 
     def __len__(self) -> int:
@@ -30,6 +32,8 @@ class HostTier:
         with self.mutex:
             if record := self.records.get(key):
                 self.records.move_to_end(key)
+            self.num_hits += record is not None
+            self.num_misses += record is None
             return record
 
     def put(self, record: Record) -> None:
@@ -43,6 +47,11 @@ class HostTier:
                 self.num_evicted += 1
             self.records[record.key] = record
             self.num_bytes += record.num_bytes
+
+    def stats(self) -> TierStats:
+        """Return what has happened here, for metrics."""
+        events = {"hits": self.num_hits, "misses": self.num_misses, "evicted": self.num_evicted}
+        return TierStats("host", self.num_bytes, events)
 
     def clear(self) -> None:
         """Drop everything."""

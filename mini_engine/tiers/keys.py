@@ -12,9 +12,6 @@ from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-from torch import nn
-
 KEY_BYTES = 32
 LAYOUT_VERSION = 1
 
@@ -57,12 +54,3 @@ def chain(parent: bytes, tokens: bytes | memoryview, width: int) -> Iterator[byt
 def config_digest(config: Any) -> str:
     """Return the sha256 of a model's configuration, a dataclass."""
     return hashlib.sha256(json.dumps(asdict(config), sort_keys=True, default=str).encode()).hexdigest()
-
-
-def weights_digest(model: nn.Module) -> str:
-    """Return the sha256 of a model's parameters: names, shapes, dtypes and bytes, in the order of their names."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters()):
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
-        digest.update(weight.detach().contiguous().cpu().view(torch.uint8).flatten().numpy().data)
-    return digest.hexdigest()

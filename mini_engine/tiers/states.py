@@ -1,47 +1,102 @@
-"""Lesson 12. Copies lesson 11's states between their pool and records: one slot of every layer is one run of bytes.
+"""Lesson 12. Records of states: a checkpoint's record is kept beside the block at whose end the state was taken.
 
-    payload = recurrent states of all layers, float32 │ convolution states of all layers
-
-A checkpoint's record is kept beside the block at whose end the state was taken. Both have the same tokens behind them,
-so the name of one is made from the name of the other.
+Both have the same tokens behind them, so the name of one is made from the name of the other. What the tiers have behind
+the tree's deepest checkpoint is useful as far as their own deepest one: K and V without the state at their end are not.
 """
 
 import hashlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-import torch
-
-from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.tiers.records import Bytes, Kind, Record, Wanted
 from mini_engine.tiers.store import Prefix
+from mini_engine.tiers.tiers import Tiers
 
 
-class StateBytes:
-    """Reads and writes whole slots of a state pool as bytes."""
-
-    def __init__(self, pool: GdnPool) -> None:
-        self.pool = pool
-        self.sizes = [tensor[:, 0].nbytes for tensor in (pool.recurrent_state, pool.conv_state)]
+class Slots(Protocol):
+    """Copies whole slots between a state pool and payloads: `StateBytes`."""
 
     @property
-    def payload_bytes(self) -> int:
-        """Size of one slot in all layers."""
-        return sum(self.sizes)
+    def payload_bytes(self) -> int: ...
 
-    @torch.inference_mode()
-    def read(self, slot: int) -> memoryview:
-        """Return a copy of a slot's bytes."""
-        parts = (self.pool.recurrent_state[:, slot], self.pool.conv_state[:, slot])
-        whole = torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in parts])
-        return whole.cpu().numpy().data
+    def read(self, slot: int) -> Bytes: ...
 
-    @torch.inference_mode()
-    def write(self, slot: int, payload: Bytes) -> None:
-        """Copy a payload into a slot. Raises ValueError if it does not have a slot's size."""
-        if len(payload) != self.payload_bytes:
-            raise ValueError(f"a payload of {len(payload)} bytes does not fill a slot of {self.payload_bytes}")
-        parts = torch.frombuffer(bytearray(payload), dtype=torch.uint8).split(self.sizes)
-        for target, part in zip((self.pool.recurrent_state, self.pool.conv_state), parts, strict=True):
-            target[:, slot] = part.view(target.dtype).view(target[:, slot].shape).to(target.device)
+    def write(self, slot: int, payload: Bytes) -> None: ...
+
+
+class States(Protocol):
+    """The states that come and go with blocks: `NO_STATES`, or `StateRecords`."""
+
+    def wanted(self, prefix: Prefix, start: int, blocks: list[Wanted]) -> list[Wanted]:
+        """Return what to ask for, of `blocks`, which begin at index `start`, and of states."""
+        ...
+
+    def split(self, wanted: Sequence[Wanted], records: Sequence[Record]) -> tuple[Sequence[Record], Record | None]:
+        """Return the blocks that are useful, of the records found, and the state at their end."""
+        ...
+
+    def write(self, request_id: str, state: Record) -> None:
+        """Copy a state into the request's slot."""
+        ...
+
+    def save(self, request_id: str, prefix: Prefix, index: int) -> None:
+        """Hand the request's state, the one at the end of block `index`, to the tiers, unless they have it."""
+        ...
+
+
+class NoStates:
+    """The states of a model that has none."""
+
+    def wanted(self, prefix: Prefix, start: int, blocks: list[Wanted]) -> list[Wanted]:
+        """Return the blocks."""
+        return blocks
+
+    def split(self, wanted: Sequence[Wanted], records: Sequence[Record]) -> tuple[Sequence[Record], Record | None]:
+        """Return the blocks: all that were found are useful."""
+        return records, None
+
+    def write(self, request_id: str, state: Record) -> None:
+        """Do nothing."""
+
+    def save(self, request_id: str, prefix: Prefix, index: int) -> None:
+        """Do nothing."""
+
+
+NO_STATES = NoStates()
+
+
+class StateRecords:
+    """The states of a hybrid model.
+
+    Args:
+        tiers: where the records are. slots: copies states. slots_of: names a request's slots, its own first.
+    """
+
+    def __init__(self, tiers: Tiers, slots: Slots, slots_of: Callable[[str], Sequence[int]]) -> None:
+        self.tiers, self.slots, self.slots_of = tiers, slots, slots_of
+
+    def wanted(self, prefix: Prefix, start: int, blocks: list[Wanted]) -> list[Wanted]:
+        """Return the blocks up to the deepest state that the tiers have, and that state."""
+        for index in range(start + len(blocks) - 1, start - 1, -1):
+            if state_key(prefix.keys[index + 1]) in self.tiers:
+                return [*blocks[: index + 1 - start], wanted_state(prefix, index, self.slots.payload_bytes)]
+        return []
+
+    def split(self, wanted: Sequence[Wanted], records: Sequence[Record]) -> tuple[Sequence[Record], Record | None]:
+        """Return the blocks and the state behind them if all that was wanted was found, and nothing otherwise."""
+        if len(records) < len(wanted):
+            return (), None
+        *blocks, state = records
+        return blocks, state
+
+    def write(self, request_id: str, state: Record) -> None:
+        """Copy a state into the request's slot."""
+        self.slots.write(self.slots_of(request_id)[0], state.payload)
+
+    def save(self, request_id: str, prefix: Prefix, index: int) -> None:
+        """Hand the request's state to the tiers, unless host memory has it."""
+        if index < len(prefix) and state_key(prefix.keys[index + 1]) not in self.tiers.host:
+            self.tiers.put(state_record(prefix, index, self.slots.read(self.slots_of(request_id)[0])))
 
 
 def state_key(key: bytes) -> bytes:

@@ -6,33 +6,32 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
-from mini_engine.tiers.blocks import BlockBytes
 from mini_engine.tiers.keys import Identity, chain
-from mini_engine.tiers.records import Record, Wanted
+from mini_engine.tiers.records import Bytes, Record, Wanted
 from mini_engine.tiers.tiers import Tiers
 
 RECENT_TEXTS = 64
 
 
-class Judge(Protocol):
-    """Decides whether bringing back tokens pays: a BreakEven, or `Always`."""
+class Blocks(Protocol):
+    """Copies whole blocks between a pool and payloads: `BlockBytes`."""
 
-    def pays(self, num_tokens: int) -> bool: ...
+    @property
+    def payload_bytes(self) -> int: ...
 
+    def read(self, blocks: Sequence[int]) -> Sequence[Bytes]: ...
 
-class Always:
-    """Bring back whatever is found."""
-
-    def pays(self, num_tokens: int) -> bool:
-        """Return True for at least one token."""
-        return num_tokens > 0
+    def write(self, blocks: Sequence[int], payloads: Sequence[Bytes]) -> None: ...
 
 
-class Judges(NamedTuple):
-    """What pays: bringing tokens back from host memory, and from the disk."""
+class MinTokens(NamedTuple):
+    """From how many tokens on bringing them back pays: from host memory, and from the disk. Infinity: never."""
 
-    host: Judge = Always()
-    disk: Judge = Always()
+    host: float = 1
+    disk: float = 1
+
+
+ALWAYS = MinTokens()
 
 
 @dataclass
@@ -69,12 +68,11 @@ class BlockStore:
 
     Args:
         tiers: where records are kept. blocks: copies the pool's blocks. identity: what the keys are bound to.
-        judges: decide whether bringing back tokens pays.
+        min_tokens: from how many on it pays to bring tokens back; by default always.
     """
 
-    def __init__(self, tiers: Tiers, blocks: BlockBytes, identity: Identity, judges: Judges | None = None) -> None:
-        self.tiers, self.blocks, self.identity = tiers, blocks, identity
-        self.judges = judges or Judges()
+    def __init__(self, tiers: Tiers, blocks: Blocks, identity: Identity, min_tokens: MinTokens = ALWAYS) -> None:
+        self.tiers, self.blocks, self.identity, self.min_tokens = tiers, blocks, identity, min_tokens
         self.traffic = Traffic()
         self._recent = lru_cache(RECENT_TEXTS, typed=True)(self._new_prefix)
 
@@ -101,10 +99,15 @@ class BlockStore:
         self.traffic.saved_tokens += len(new) * self.identity.block_size
 
     def wanted(self, prefix: Prefix, start: int, stop: int) -> list[Wanted]:
-        """Return what to ask for, of blocks start … stop - 1: as many as the tiers seem to have, as far as it pays.
+        """Return what to ask for, of blocks start … stop - 1: what the tiers have without a gap, as far as it pays.
 
-        The blocks up to the first one that is only on the disk need no disk. Those from there on, whichever tier has
-        them, are left out unless `judges.disk` says that their tokens pay; then `judges.host` is asked about the rest.
+            start … hosted - 1      host memory has every one of them: they need no disk
+            hosted … end - 1        it lacks block hosted, and either tier has every one of these, up to a gap or stop
+
+        First, the second part is left out if it has fewer than `min_tokens.disk` tokens. Then all that is left counts:
+        if these are fewer than `min_tokens.host` tokens, nothing is asked for.
+
+        The key of block i is `prefix.keys[i + 1]`, and it has `identity.block_size` tokens. `asked` makes the result.
         """
         hosted = start
         while hosted < stop and prefix.keys[hosted + 1] in self.tiers.host:
@@ -113,9 +116,9 @@ class BlockStore:
         while end < stop and prefix.keys[end + 1] in self.tiers:
             end += 1
         size = self.identity.block_size
-        if not self.judges.disk.pays((end - hosted) * size):
+        if (end - hosted) * size < self.min_tokens.disk:
             end = hosted
-        if not self.judges.host.pays((end - start) * size):
+        if (end - start) * size < self.min_tokens.host:
             return []
         return self.asked(prefix, start, end)
 

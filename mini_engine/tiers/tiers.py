@@ -12,10 +12,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
+from mini_engine.kv.seams import TierStats
 from mini_engine.tiers.background import Background
 from mini_engine.tiers.disk import DiskTier
 from mini_engine.tiers.host import HostTier
 from mini_engine.tiers.records import Record, Wanted
+from mini_engine.tiers.seal import seal_of
 
 CLOSE_SECONDS = 30.0
 
@@ -28,6 +30,8 @@ class Store(Protocol):
     def get(self, wanted: Wanted) -> Record | None: ...
 
     def put(self, record: Record) -> bool: ...
+
+    def stats(self) -> list[TierStats]: ...
 
 
 class NoDisk:
@@ -44,6 +48,10 @@ class NoDisk:
         """Keep nothing."""
         return False
 
+    def stats(self) -> list[TierStats]:
+        """Return nothing: there is no such tier."""
+        return []
+
 
 class Tiers:
     """Records in host memory and on disk.
@@ -54,6 +62,7 @@ class Tiers:
 
     Attributes:
         num_found: records found so far, by tier: "host" and "disk".
+        num_missing: blocks of admitted prompts that no tier was asked for: none has them, or it would not pay.
     """
 
     def __init__(self, host: HostTier, disk: Store, max_waiting: int = 64) -> None:
@@ -64,15 +73,16 @@ class Tiers:
         self.asked: set[bytes] = set()
         self.mutex = Lock()
         self.num_found = {"host": 0, "disk": 0}
+        self.num_missing = 0
 
     @classmethod
-    def of_size(cls, directory: Path | None, host_bytes: int, disk_bytes: int) -> "Tiers":
+    def of_size(cls, directory: Path | None, host_bytes: int, disk_bytes: int, key_file: Path | None = None) -> "Tiers":
         """Return tiers of these sizes; without a directory there is no disk tier.
 
         Raises:
-            UserError: the directory cannot be created.
+            UserError: the directory cannot be created or the key file not read, or other users can use them.
         """
-        disk = DiskTier(directory, disk_bytes) if directory and disk_bytes else NoDisk()
+        disk = DiskTier(directory, disk_bytes, seal_of(key_file)) if directory and disk_bytes else NoDisk()
         return cls(HostTier(host_bytes), disk)
 
     def __contains__(self, key: bytes) -> bool:
@@ -116,6 +126,12 @@ class Tiers:
                 self.asked.discard(one.key)
                 break
         return any(one.key in self.coming for one in wanted)
+
+    def stats(self) -> list[TierStats]:
+        """Return what has happened in each tier, for metrics."""
+        host = self.host.stats().plus(misses=self.num_missing)
+        disk = [tier.plus(misses=self.num_missing, dropped=self.writer.num_dropped) for tier in self.disk.stats()]
+        return [host, *disk]
 
     def flush(self, seconds: float = CLOSE_SECONDS) -> bool:
         """Wait until everything handed over is written. Return whether it is."""

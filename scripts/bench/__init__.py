@@ -1,1 +1,1 @@
-"""Course machinery. What scripts/bench.py is made of: a module for each suite, and what the suites share."""
+"""Course machinery. The parts of scripts/bench.py: a module for each suite, and those that suites share."""

@@ -17,6 +17,9 @@ from types import ModuleType
 
 from scripts import first_line
 
+from rich.console import Console
+
+from lessons._course.tables import Column, show
 from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 
@@ -34,9 +37,9 @@ def choose_suite(argv: Sequence[str]) -> str:
     """Return the suite named by the first argument. Without one, print the list of suites and exit."""
     summaries = suites()
     if not argv or argv[0] in ("-h", "--help"):
-        listing = "\n".join(f"  {name:<12}{summary}" for name, summary in summaries.items())
         usage = "usage: bench.py SUITE [--quick] [--json FILE] [--plot FILE] [--help]"
-        print(f"{usage}\n\nMeasure what the lessons claim, on this machine.\n\n{listing}")
+        print(f"{usage}\n\nMeasure what the lessons claim, on this machine.\n")
+        show(Console(highlight=False), [Column(is_text=True)] * 2, list(summaries.items()))
         sys.exit(0 if argv else 2)
     if argv[0] not in summaries:
         sys.stderr.write(f"bench.py: there is no suite {argv[0]!r}; the suites: {', '.join(summaries)}\n")

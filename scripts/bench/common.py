@@ -1,4 +1,4 @@
-"""Course machinery. What the benchmark suites share: interleaved timing, the machine's facts, tables, the JSON file.
+"""Course machinery. Shared by the benchmark suites: interleaved timing, the machine's facts, tables, the JSON file.
 
 A shared machine changes speed from minute to minute. So contenders take turns, one call each, round by round, and
 reading memory may be one of them. Ratios within a run are meaningful; figures from different runs are not comparable.
@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from lessons._course.tables import Column, show
 from mini_engine.errors import UserError
 
 READ_BYTES = 512 << 20  # many times any processor's cache
@@ -171,14 +172,13 @@ class Report:
     more: list[dict[str, Any]] = field(default_factory=list)
 
     def show(self) -> None:
-        """Print the notes and the tables. Repeated values in the first column are shown once."""
-        console = Console()
-        if not console.is_terminal:
-            console.width = 120  # a pipe has no width, and nothing in it should be wrapped
+        """Print the notes and the tables. Rows with other columns than those before begin a table of their own."""
+        console = Console(highlight=False)
         for line in (self.headline, self.limits, *self.notes):
-            console.print(line, markup=False, highlight=False)
-        for rows in filter(None, (self.rows, self.more)):
-            console.print(as_table(rows))
+            console.print(line, markup=False, soft_wrap=True)
+        for _, rows in groupby([*self.rows, *self.more], key=tuple):
+            console.print()
+            print_table(console, list(rows))
 
     @property
     def headline(self) -> str:
@@ -199,17 +199,16 @@ class Report:
         save_text(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
 
-def as_table(rows: list[dict[str, Any]]) -> Table:
-    """Return the rows as a table for the terminal: text left-aligned, figures right-aligned."""
-    table, shown = Table(), None
-    for name, value in rows[0].items():
-        is_text = isinstance(value, str)
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text)
+def print_table(console: Console, rows: list[dict[str, Any]]) -> None:
+    """Print rows with the same columns. The first columns that hold text name a row; the first shows a value once."""
+    columns = [Column(name, any(isinstance(row[name], str) for row in rows)) for name in rows[0]]
+    names = list(takewhile(lambda column: column.is_text, columns))
+    cells, shown = [], None
     for row in rows:
         first, *figures = row.values()
-        table.add_row("" if first == shown else format_figure(first), *map(format_figure, figures))
+        cells.append(["" if first == shown else format_figure(first), *map(format_figure, figures)])
         shown = first
-    return table
+    show(console, columns, cells, keys=max(1, len(names)))
 
 
 def save_text(path: Path, text: str) -> None:

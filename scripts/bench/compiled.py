@@ -32,11 +32,19 @@ def add_arguments(parser) -> None:
         "--targets", type=lambda text: [int(part) for part in text.split(",")], default=list(SHARED_BYTES),
         metavar="75,80,90", help="compute capabilities (default: all of these)",
     )  # fmt: skip
+    parser.add_argument(
+        "--tile", type=int, nargs=2, choices=(16, 32, 64, 128), metavar=("ROWS", "KEYS"),
+        help="of prompts: 16, 32, 64 or 128 each (default: the engine's choice)",
+    )  # fmt: skip
+    parser.add_argument("--warps", type=int, choices=(1, 2, 4, 8, 16), help="of prompts (default: the engine's choice)")
 
 
 @dataclass(frozen=True)
 class Load:
-    """One call of the kernel: `num_seqs` sequences of `kv_len` keys, of which the last `q_len` are new."""
+    """One call of the kernel: `num_seqs` sequences of `kv_len` keys, of which the last `q_len` are new.
+
+    launch: fields of the engine's launch that are something else here, to see what the compiler makes of it.
+    """
 
     num_seqs: int
     q_len: int
@@ -46,6 +54,7 @@ class Load:
     kv_heads: int = 8
     dim: int = 128
     int8: bool = False
+    launch: tuple[tuple[str, int], ...] = ()
 
     @property
     def name(self) -> str:
@@ -74,8 +83,8 @@ class Load:
         return max(self.bytes_moved / H100_READ, self.operations / H100_MATRIX[self.dtype])
 
     def config(self, capability: int) -> LaunchConfig:
-        """The launch that the engine would choose for it."""
-        return launch_config(
+        """The launch that the engine would choose for it, but for what `launch` says."""
+        chosen = launch_config(
             num_rows=self.num_seqs * self.q_len,
             num_seqs=self.num_seqs,
             group=self.heads // self.kv_heads,
@@ -83,6 +92,7 @@ class Load:
             reach=max(REACH, self.kv_len),
             tensor_cores=self.dtype != "float32" and capability >= 80,
         )
+        return chosen._replace(**dict(self.launch))
 
 
 def compile_attend(load: Load, capability: int) -> Compiled:
@@ -112,12 +122,15 @@ def compile_merge(load: Load, capability: int) -> Compiled:
     return compile_for(kernel._merge, types | dict.fromkeys(("starts", "kv_lens"), "*i32"), constants, capability)
 
 
-def loads(heads: int, kv_heads: int, dim: int) -> Iterator[Load]:
-    """The loads of the table: a batch of decodes and a prompt in each dtype, and decodes over int8 rows."""
+def loads(heads: int, kv_heads: int, dim: int, prompts: tuple[tuple[str, int], ...] = ()) -> Iterator[Load]:
+    """The loads of the table: a batch of decodes and a prompt in each dtype, and decodes over int8 rows.
+
+    prompts: what a prompt's launch has instead of the engine's choice.
+    """
     shape = (heads, kv_heads, dim)
     for dtype in POINTERS:
         yield Load(32, 1, 2048, dtype, *shape)
-        yield Load(1, 2048, 2048, dtype, *shape)
+        yield Load(1, 2048, 2048, dtype, *shape, launch=prompts)
     yield Load(32, 1, 2048, "float16", *shape, int8=True)
 
 
@@ -128,8 +141,9 @@ def can_run(load: Load, capability: int) -> bool:
 
 def run(args) -> Report:
     """Compile every load for every target."""
-    rows = []
-    for load in loads(args.heads, args.kv_heads, args.head_dim):
+    rows, asked = [], list(zip(("rows", "keys"), args.tile, strict=True)) if args.tile else []
+    asked += [("warps", args.warps)] if args.warps else []
+    for load in loads(args.heads, args.kv_heads, args.head_dim, tuple(asked)):
         for capability in args.targets:
             if not can_run(load, capability):
                 continue

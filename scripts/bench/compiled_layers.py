@@ -61,7 +61,7 @@ class LayerLoad:
 
 def compile_between(load: LayerLoad, capability: int) -> Iterator[tuple[str, int, Compiled]]:
     """Compile each kernel as the engine would launch it. Yields its name in `bytes_moved`, its warps, what it needs."""
-    from mini_engine.gpu import layer_kernels as kernels
+    from mini_engine.layers import layer_kernels as kernels
 
     pointer = POINTERS[load.dtype]
     rope = ("qkv", "weights", "cos", "sin", "q_out", "k_out", "v_out")

@@ -31,7 +31,7 @@ def contenders(count: int, vocab_size: int, name: str) -> dict:
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.server.grammars import GrammarCompiler
     from mini_engine.server.output_forms import OutputForm
-    from mini_engine.tokenizer import Tokenizer
+    from mini_engine.text.tokenizer import Tokenizer
 
     compiler = GrammarCompiler(Tokenizer(POCKET_DIR), vocab_size, ())
     form = OutputForm(TOWN)

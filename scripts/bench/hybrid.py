@@ -17,6 +17,7 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,20 @@ from scripts.make_random_qwen3 import config_of, write_json
 import torch
 
 from mini_engine import build
-from mini_engine.config import DTYPES, Qwen3Config
-from mini_engine.cpu.packed_layers import PackedLinear
+from mini_engine.checkpoint.config import DTYPES, Qwen3Config
 from mini_engine.engine.engine import Engine
+from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
-from mini_engine.hybrid.config import HybridConfig
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.hybrid.manager import HybridCacheManager
-from mini_engine.hybrid.runner import HybridRunner
+from mini_engine.hybrid.hybrid_config import HybridConfig
+from mini_engine.hybrid.memory import StateMemory
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.hybrid.track_slots import TrackSlots
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.prefix_cache import PrefixCache
+from mini_engine.layers.packed_layers import PackedLinear
 
 PARTS = ("memory", "checkpoints", "copies", "second", "decode", "step")
 LENGTHS = (16, 64, 256, 1024, 4096, 16_384, 65_536)
@@ -135,19 +137,19 @@ def checkpoint_rows(config: HybridConfig, dtype: torch.dtype, quick: bool) -> li
     """
     load, rows = conversation(40 if quick else 200), []
     for interval in (0, *INTERVALS):
-        manager = PrefixCacheManager(200_000, 16)
-        if interval:
-            manager = HybridCacheManager(200_000, 16, states=TrackSlots(8, 100_000), checkpoint_interval=interval)
+        memories = [StateMemory(TrackSlots(8, 100_000), 16, interval)] if interval else []
+        cache = partial(PrefixCache, places=memories[0]) if memories else PrefixCache
+        manager = KvCacheManager(200_000, 16, prefixes=cache, memories=memories)
         for prompt, answer in load:
             serve(manager, prompt, answer)
-        kept = len(manager.tree.checkpoints) if isinstance(manager, HybridCacheManager) else 0
+        kept = sum(len(memory.checkpoints.slots) for memory in memories)
         rows.append(
             {
                 "case": f"interval {interval}" if interval else "K and V alone",
-                "found %": 100 * manager.stats.hit_rate,
+                "found %": 100 * manager.prefixes.stats.hit_rate,
                 "checkpoints": kept,
                 "state MiB": kept * config.state_bytes(dtype) / 2**20,
-                "KV MiB": manager.tree.num_blocks * 16 * config.kv_bytes_per_token(dtype) / 2**20,
+                "KV MiB": manager.prefixes.tree.num_blocks * 16 * config.kv_bytes_per_token(dtype) / 2**20,
             }
         )
     return rows
@@ -169,14 +171,14 @@ def conversation(requests: int) -> list[tuple[list[int], list[int]]]:
     return asked[:requests]
 
 
-def serve(manager: PrefixCacheManager, prompt: list[int], answer: list[int]) -> None:
+def serve(manager: KvCacheManager, prompt: list[int], answer: list[int]) -> None:
     """Run one request through the manager, without a model."""
     tokens = prompt + answer
     done = manager.allocate("request", prompt)
     while done < len(tokens):
         known = len(prompt) if done < len(prompt) else done + 1
         stop = min(known, done + 512)
-        done = manager.chunk_end("request", done, stop) if isinstance(manager, HybridCacheManager) else stop
+        done = min([stop, *(memory.chunk_end("request", done, stop) for memory in manager.memories)])
         manager.grow("request", done)
         manager.commit("request", tokens[: max(done, len(prompt))], done)
     manager.free("request", tokens)
@@ -350,7 +352,7 @@ def step_rows(directory: Path, args: Namespace) -> list[dict[str, Any]]:
     length = PROMPT + rounds + 4
     engine = fast_engine(directory, args, max(args.batches), length, enable_prefix_caching=False)
     runner = engine.runner
-    assert isinstance(runner, HybridRunner) and isinstance(engine.config, HybridConfig)
+    assert isinstance(runner, ModelRunner) and isinstance(engine.config, HybridConfig)
     if runner.pool.native_step is None:
         raise UserError("the part 'step' measures lesson 9's packed layers, which do not work here; leave it out")
     watch, native = Stopwatch(), runner.pool.native_step
@@ -388,7 +390,7 @@ def rule_alone(config: HybridConfig, store: HybridKv, batch: int, rounds: int) -
     for _ in range(rounds):
         begun = time.process_time()
         for layer in range(config.num_gdn_layers):
-            step(*store.states.get_layer_state(layer), qkv, g, beta, weight, slots)
+            step(*store.states.get_layer_state(layer), qkv, g, beta, weight, slots, slots)
         taken.append(time.process_time() - begun)
     return statistics.median(taken) * 1e3
 

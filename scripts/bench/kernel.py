@@ -11,12 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mini_engine.attention import cpu
+from mini_engine.attention.contract import Kernel
 from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from mini_engine.kv.block_table import NULL_BLOCK
 
 DECODES = ((1, 2048), (16, 512), (16, 2048), (32, 256))  # (sequences, keys of each)
 PREFILLS = ((1, 512), (1, 2048))  # (sequences, tokens of each)
+SCALAR = "scalar C++"  # what paged_cpu.cpp opens with; no user can choose it
 FLEX_PAGE = 128  # keys per page of FlexAttention, its default block size
 
 
@@ -149,7 +152,11 @@ def paged_flex(batch: Batch) -> Callable[[], Tensor]:
 
 def our_kernel(name: str, batch: Batch) -> Callable[[], Tensor]:
     """Return one of this course's kernels, bound to the batch."""
-    kernel = load_kernel(name, batch.q.device, batch.q.dtype)
+    if name == SCALAR:
+        cpu.load(batch.q.device, batch.q.dtype)  # UserError where it cannot be built
+        kernel = Kernel(name, cpu.scalar_attention)
+    else:
+        kernel = load_kernel(name, batch.q.device, batch.q.dtype)
     return lambda: kernel(batch.q, batch.k_cache, batch.v_cache, *batch.tables, batch.q.shape[2] ** -0.5)
 
 
@@ -164,9 +171,16 @@ def contenders(batch: Batch, quick: bool) -> dict[str, Callable[[], Callable[[],
     ways["contiguous + SDPA"] = lambda: functools.partial(contiguous_sdpa, batch, fold=False)
     if batch.q_len == 1:
         ways["contiguous + SDPA, folded"] = lambda: functools.partial(contiguous_sdpa, batch, fold=True)
-    for name in ("reference", "torch", "cpu" if batch.q.device.type == "cpu" else "triton"):
+    for name in ("reference", "blockwise", "torch", *compiled_kernels(batch)):
         ways[f"our {name}"] = functools.partial(our_kernel, name, batch)
     return ways
+
+
+def compiled_kernels(batch: Batch) -> tuple[str, ...]:
+    """Name the kernels that a compiler makes for this batch's device; the scalar one takes minutes for a prompt."""
+    if batch.q.device.type != "cpu":
+        return ("triton",)
+    return (SCALAR, "cpu") if batch.q_len == 1 else ("cpu",)
 
 
 # ---------------------------------------------------------------- one shape, all shapes

@@ -13,22 +13,23 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts.bench.common import Report, take_turns
-from scripts.bench.kv_quality import compare, heavy_tailed, held_out
+from scripts.bench.kv_quality import compare, heavy_tailed, held_out, text_of
 from scripts.make_random_qwen3 import SHAPES
 
 import torch
 from torch import Tensor
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.config import Qwen3Config
-from mini_engine.cpu.model import speed_up
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.int8 import kernels as int8_kernels
 from mini_engine.int8.pool import Int8KvPool, bytes_per_token
 from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
+from mini_engine.layers.fast_model import speed_up
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 PARTS = ("quality", "memory", "attention", "write", "decode")
@@ -47,6 +48,7 @@ def add_arguments(parser) -> None:
     from mini_engine.cli.parser import whole_number
 
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all of them")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="compare the pocket model's predictions over it, too")
     parser.add_argument("--threads", type=whole_number(1), default=1, metavar="N", help="torch's threads (default: 1)")
 
 
@@ -56,7 +58,7 @@ def run(args: Namespace) -> Report:
     parts = {"memory": memory_rows, "attention": attention_rows, "write": write_rows, "decode": decode_rows}
     with torch.inference_mode():
         found = [{"part": part} | row for part in parts if part in args.parts for row in parts[part](args)]
-        quality = quality_rows() if "quality" in args.parts else []
+        quality = quality_rows(args.text) if "quality" in args.parts else []
     columns = dict.fromkeys(name for row in found for name in row)
     notes = [
         f"speed: the {SHAPE} shape, attention and write in one layer, bfloat16 against int8, blocks of {BLOCK_SIZE}; "
@@ -65,10 +67,12 @@ def run(args: Namespace) -> Report:
     return Report("kv_dtype", [{name: row.get(name) for name in columns} for row in found], notes, more=quality)
 
 
-def quality_rows() -> list[Row]:
-    """Compare predictions over held-out text (the pocket model) and a random model's own text."""
-    rows = []
-    for name, (model, texts) in (("pocket, held-out", held_out()), ("random, its own", heavy_tailed())):
+def quality_rows(text: Path | None) -> list[Row]:
+    """Compare predictions over held-out text and a file's (the pocket model), and a random model's own text."""
+    rows, cases = [], [("pocket, held-out", held_out()), ("random, its own", heavy_tailed())]
+    if text:
+        cases.append((f"pocket, {text.name}", text_of(text)))
+    for name, (model, texts) in cases:
         found = compare(model, texts)
         rows += [
             {

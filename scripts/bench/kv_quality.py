@@ -1,4 +1,4 @@
-"""Course machinery. How far a compressed KV pool moves a model's predictions: NLL and KL against full precision.
+"""Course machinery. Measures what a compressed KV pool does to predictions: NLL and KL against full precision.
 
 A text is run in one step, and every token attends to keys and values as the pool gives them back, its own included.
 Comparing tokens would show nothing: a model that leads by wide margins chooses the same ones from far worse K and V.
@@ -6,6 +6,7 @@ Comparing tokens would show nothing: a model that leads by wide margins chooses 
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from scripts.pocket.chats import TURN_END, ask
@@ -16,21 +17,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.errors import UserError
 from mini_engine.int8 import kernels as int8_kernels
 from mini_engine.int8.pool import Int8KvPool
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
-from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
+from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.tokenizer import Tokenizer
-from mini_engine.weights import load_model
+from mini_engine.text.tokenizer import Tokenizer
 
 BLOCK_SIZE = 16
+PIECE = 512  # tokens of a file that are one text
 OUTLIER = 16.0  # the size of one channel of every key beside the others
 STD = 0.1
 RANDOM = Qwen3Config(
@@ -93,7 +96,7 @@ def compare(model: Qwen3ForCausalLM, texts: Sequence[list[int]]) -> dict[str, Qu
 def log_probs(model: Qwen3ForCausalLM, texts: Sequence[list[int]], pool: KvPool) -> Tensor:
     """Return what the model predicts after each token of each text, `[T, vocab_size]` float64 log probabilities."""
     allocator = BlockAllocator(pool.num_blocks, BLOCK_SIZE)
-    requests = [Request(ids, BlockTable(allocator)) for ids in texts]
+    requests = [PackedRequest(ids, BlockTable(allocator)) for ids in texts]
     reserve_all(requests)
     token_ids = torch.tensor([token for ids in texts for token in ids])
     logits = model(token_ids, pool, plan_packed(requests, BLOCK_SIZE, pool.device))
@@ -122,6 +125,22 @@ def held_out(most: int | None = None) -> tuple[Qwen3ForCausalLM, list[list[int]]
         ask(line.prompt) + line.answer + TURN_END if line.is_question else line.prompt + line.answer for line in lines
     ]
     return load_model(POCKET_DIR), [tokenizer.encode(text) for text in texts]
+
+
+def text_of(path: Path) -> tuple[Qwen3ForCausalLM, list[list[int]]]:
+    """Return the pocket model, and a file's text in pieces: text that is unlike what the model has learned.
+
+    Raises:
+        UserError: the file cannot be read as UTF-8, or has no two tokens.
+    """
+    try:
+        ids = Tokenizer.load(POCKET_DIR).encode(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the text {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if len(ids) < 2:
+        raise UserError(f"the text {path} has {len(ids)} tokens; give one with at least 2")
+    pieces = [ids[start : start + PIECE] for start in range(0, len(ids), PIECE)]
+    return load_model(POCKET_DIR), pieces
 
 
 @functools.cache

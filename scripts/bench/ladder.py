@@ -65,7 +65,7 @@ def lesson_list(text: str) -> list[int]:
 
 def resolved(args) -> Path:
     """Return the checkpoint's directory."""
-    from mini_engine.weights import resolve_checkpoint
+    from mini_engine.checkpoint.weights import resolve_checkpoint
 
     return resolve_checkpoint(args.model or pocket_dir())
 
@@ -97,16 +97,16 @@ def build(lesson: int, model, reload: Callable[[], Any], load) -> Callable[[], A
 
         run = rungs.engine_rung(model, load, KvCacheManager)
     else:
-        from mini_engine.kv.prefix_manager import PrefixCacheManager
+        from mini_engine.kv.prefix_cache import caching_manager
 
-        run = rungs.engine_rung(model if lesson == 8 else sped_up(reload()), load, PrefixCacheManager)
+        run = rungs.engine_rung(model if lesson == 8 else sped_up(reload()), load, caching_manager)
     return lambda: run(load)
 
 
 def sped_up(model):
     """Return the model with lesson 9's layers."""
     try:
-        from mini_engine.cpu import speed_up
+        from mini_engine.layers import speed_up
     except ImportError as error:
         raise UserError(f"lesson 9 is not available ({error})") from None
     return speed_up(model)
@@ -131,8 +131,8 @@ def run(args) -> Report:
     Raises:
         UserError: two lessons gave different tokens, so their figures are not comparable.
     """
-    from mini_engine.config import DTYPES
-    from mini_engine.weights import load_model
+    from mini_engine.checkpoint.config import DTYPES
+    from mini_engine.checkpoint.weights import load_model
 
     if args.write and (args.quick or args.lessons):
         raise UserError("--write updates the page from a full run; leave out --quick and --lessons")
@@ -167,7 +167,7 @@ def costing(args, model, load) -> dict[str, Callable[[], Any]]:
     from scripts.bench.rungs import offline_rung, text_rung
 
     from mini_engine.engine.sampling_params import SamplingParams
-    from mini_engine.tokenizer import Tokenizer
+    from mini_engine.text.tokenizer import Tokenizer
 
     drawn = SamplingParams(temperature=0.8, top_p=0.9, seed=0)
     ways = {GREEDY: offline_rung(model, load), SAMPLED: offline_rung(model, load, drawn)}
@@ -196,7 +196,7 @@ def http_costs(args) -> list[dict[str, Any]]:
     from scripts import l7_load
 
     try:
-        speed = l7_load.measure(argparse.Namespace(model=args.model, requests=50, max_new_tokens=64, rounds=3))
+        speed, _ = l7_load.measure(argparse.Namespace(model=args.model, requests=50, max_new_tokens=64, rounds=3))
     except ImportError as error:
         sys.stderr.write(f"left out: lesson 7; {error}\n")
         return []

@@ -83,7 +83,7 @@ class CountedLayers:
 
 def twin_of(config, layers: int, fused: bool = False):
     """Return a model with `layers` layers that computes next to nothing; the layers may be lesson 10's fused ones."""
-    from mini_engine.gpu.fused_layers import fuse
+    from mini_engine.layers.fused_layers import fuse
     from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
     twin = Qwen3ForCausalLM(replace(config, **TWIN, num_hidden_layers=layers)).requires_grad_(False)
@@ -105,7 +105,8 @@ def engine_of(model, batch: int, replayed: bool, kernel: Callable[..., torch.Ten
 
     scheduler = decoding_scheduler(batch, HISTORY, room=ROOM)
     pool = KvPool(model.config, scheduler.manager.num_usable_blocks + 1, 16, Counted(kernel), model.dtype)
-    runner = GraphRunner(model, pool, batch, lambda work: nothing) if replayed else ModelRunner(model, pool)
+    eager = ModelRunner(model, pool)
+    runner = GraphRunner(eager, batch, lambda work: nothing) if replayed else eager
     return Engine(model.config, scheduler, runner)
 
 
@@ -122,8 +123,8 @@ def operations_of(engine) -> int:
 def run(args) -> Report:
     """Measure a step of the pocket model, and of its twins, plain and replayed."""
     from mini_engine.attention.registry import load_kernel
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.pocket import POCKET_DIR
-    from mini_engine.weights import load_model
 
     torch.set_num_threads(1)
     pocket = load_model(POCKET_DIR)

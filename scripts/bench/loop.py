@@ -44,7 +44,7 @@ def new_sequence(stage: int, config, ids: list[int]) -> tuple[KvStore, Sequence,
         return kv, sequence, lambda: sequence.truncate(sequence.cur_len - 1)
     slots = -(-len(ids) // 16) * 16
     pool = token_flat.KvPool(config, slots)
-    request = token_flat.Request(ids[:-1])
+    request = token_flat.FlatRequest(ids[:-1])
 
     def take_back() -> None:
         request.cur_len -= 1
@@ -77,7 +77,7 @@ def run(args) -> Report:
     """Measure every stage at every length, in interleaved rounds."""
     from scripts.smoke.arguments import pocket_dir
 
-    from mini_engine.weights import load_model
+    from mini_engine.checkpoint.weights import load_model
 
     model = load_model(args.model or pocket_dir())
     lengths = QUICK_LENGTHS if args.quick else LENGTHS

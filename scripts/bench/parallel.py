@@ -1,11 +1,12 @@
 """Lesson 13. Suite `parallel`: a step of one process beside the same step of two that share the model.
 
-    decode, prefill  one rank with one thread, one rank with two, two ranks with one each, in turn; and one rank that
-                     holds the only share, which pays for being cut without an exchange
-    exchange         all-reduces and bytes of a step, counted, beside what the shapes say; the share of its time
+    decode, prefill  one process with one thread, one with two, two ranks with one each, in turn; and one process with
+                     the layers that ranks have, which leave room for an exchange, but nobody to exchange with
+    exchange         all-reduces and bytes of a step, counted, beside what the shapes say; the share of its time. The
+                     last layer adds up only the rows whose logits are needed
     on paper         the same all-reduces over other links, from bandwidths and latencies that nothing here measures
 
-All contenders run lesson 0's layers in float32. The second rank sleeps while the first runs alone.
+All contenders run lesson 9's layers in float32. The second rank sleeps while the first runs alone.
 """
 
 import tempfile
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 from scripts.bench.common import Report, take_turns
 from scripts.make_random_qwen3 import SHAPES, write_random
@@ -22,20 +24,19 @@ from scripts.smoke.arguments import pocket_dir
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from mini_engine.build import assemble, build_engine, over_ranks, start_ranks
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.cli.parser import at_least
-from mini_engine.config import Qwen3Config
+from mini_engine.distributed.ranks.processes import Ranks
+from mini_engine.distributed.ranks.shard import bytes_per_step
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
-from mini_engine.kv.manager import KvCacheManager
-from mini_engine.parallel.build import parallel_engine
-from mini_engine.parallel.ranks import Ranks
-from mini_engine.parallel.shard import bytes_per_step, shard
-from mini_engine.weights import load_model
+from mini_engine.engine_config import EngineConfig
+from mini_engine.layers import speed_up
+from mini_engine.layers.exchange import whole
 
 WIDE = "wide"
 BATCHES = (1, 8)
@@ -51,7 +52,7 @@ class Contender(NamedTuple):
 
     name: str
     threads: int
-    make: Callable[..., Engine]
+    make: Callable[[EngineConfig], Engine]
 
 
 def add_arguments(parser) -> None:
@@ -71,12 +72,12 @@ def run(args: Namespace) -> Report:
         models = {"pocket": str(pocket_dir()), WIDE: folder}
         write_random(Path(folder), WIDE, "float32")
         for name in list(models)[: 1 if args.quick else 2]:
-            with Ranks(models[name], 2) as ranks:
+            with start_ranks(models[name], EngineConfig(tensor_parallel_size=2), torch.float32)[0] as ranks:
                 rows += [{"model": name} | row for row in timed(models[name], ranks, args)]
                 exchange += [{"model": name} | row for row in exchanged(ranks)]
     width = SHAPES[WIDE]
     notes = [
-        f"float32, lesson 0's layers; {WIDE}: the 0.6B's width, {width['num_hidden_layers']} layers, random weights",
+        f"float32, lesson 9's layers; {WIDE}: the 0.6B's width, {width['num_hidden_layers']} layers, random weights",
         f"decode behind {HISTORY} tokens; prefill of {PREFILL}; × is the time beside one rank with one thread",
         *map(sentence, exchange),
     ]
@@ -89,15 +90,13 @@ def run(args: Namespace) -> Report:
 
 def contenders_for(path: str, ranks: Ranks) -> list[Contender]:
     """Return the ways to run the checkpoint."""
-    whole = load_model(path)
-    group = dist.new_group([0], use_local_synchronization=True)
-    assert isinstance(group, dist.ProcessGroup)  # rank 0 is a member
-    uncut = shard(load_model(path), DeviceMesh.from_group(group, "cpu"))
+    alone = partial(build_engine, speed_up(load_model(path)))
+    divisible = speed_up(load_model(path), exchange=whole)
     return [
-        Contender("1 rank, 1 thread", 1, partial(Engine.for_model, whole)),
-        Contender("1 rank, 2 threads", 2, partial(Engine.for_model, whole)),
-        Contender("1 rank, a share of 1", 1, partial(Engine.for_model, uncut)),
-        Contender("2 ranks, 1 thread each", 1, partial(parallel_engine, ranks)),
+        Contender("1 process, 1 thread", 1, alone),
+        Contender("1 process, 2 threads", 2, alone),
+        Contender("1 process, a rank's layers", 1, lambda config: assemble(divisible, config, None)),
+        Contender("2 ranks, 1 thread each", 1, partial(over_ranks, ranks)),
     ]
 
 
@@ -132,7 +131,8 @@ def engine_of(one: Contender, num_tokens: int) -> Engine:
     """Return an engine that shares no prefixes, with room for so many tokens."""
     limits = SchedulerConfig(max_num_batched_tokens=1024, chunked_prefill_size=1024, watermark=0.0)
     num_blocks = 2 + 2 * -(-num_tokens // BLOCK)
-    return one.make(num_blocks=num_blocks, block_size=BLOCK, scheduler_config=limits, manager=KvCacheManager)
+    config = EngineConfig(num_blocks=num_blocks, block_size=BLOCK, scheduler_config=limits, enable_prefix_caching=False)
+    return one.make(config)
 
 
 def decoder(one: Contender, batch: int, rounds: int) -> Callable[[], None]:
@@ -169,37 +169,31 @@ def prefiller(one: Contender) -> Callable[[], None]:
     return prefill
 
 
-class Counter(TorchDispatchMode):
+class Counter:
     """Counts all-reduces, their bytes, and the seconds until their sums are there."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.calls, self.bytes, self.seconds = 0, 0, 0.0
+        self.calls, self.bytes, self.seconds, self.all_reduce = 0, 0, 0.0, dist.all_reduce
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Called for every operation on plain tensors; a DTensor is taken apart first."""
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
-        name, begun = str(func), time.perf_counter()
-        result = func(*args, **(kwargs or {}))
-        if name.startswith("_c10d_functional."):
-            self.seconds += time.perf_counter() - begun
-        if name.startswith("_c10d_functional.all_reduce"):
-            self.calls += 1
-            self.bytes += args[0].nbytes
-        return result
+    def __call__(self, x: torch.Tensor) -> None:
+        """Stand in for `dist.all_reduce`."""
+        begun = time.perf_counter()
+        self.all_reduce(x)
+        self.seconds += time.perf_counter() - begun
+        self.calls += 1
+        self.bytes += x.nbytes
 
 
 def exchanged(ranks: Ranks) -> list[Row]:
     """Count the exchange of a decode step at each batch, and of a prefill."""
     rows = []
     torch.set_num_threads(1)
-    one = Contender("counted", 1, partial(parallel_engine, ranks))
+    one = Contender("counted", 1, partial(over_ranks, ranks))
     cases = [(f"decode, {batch} at once", batch, decoder(one, batch, 2), STEPS) for batch in BATCHES]
     for title, tokens, call, steps in [*cases, (f"prefill, {PREFILL} tokens", PREFILL, prefiller(one), 1)]:
         call()
         counter, begun = Counter(), time.perf_counter()
-        with counter:
+        with mock.patch.object(dist, "all_reduce", counter):
             call()
         taken = time.perf_counter() - begun
         rows.append(
@@ -219,7 +213,7 @@ def sentence(row: Row) -> str:
     """Say what a step exchanged."""
     return (
         f"{row['model']}, {row['step']}: {row['all-reduces']:g} all-reduces of {row['bytes'] / 2**10:g} KiB together "
-        f"(theory: {row['theory'] / 2**10:g}), {row['share']:.0%} of the step, {row['µs a call']:.0f} µs each"
+        f"(theory: at most {row['theory'] / 2**10:g}), {row['share']:.0%} of the step, {row['µs a call']:.0f} µs each"
     )
 
 

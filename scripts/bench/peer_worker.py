@@ -61,24 +61,24 @@ def load_ours(request: dict) -> Loaded:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     import torch
 
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.engine.engine import Engine
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.scheduler import SchedulerConfig
-    from mini_engine.kv.prefix_manager import PrefixCacheManager
-    from mini_engine.weights import load_model
+    from mini_engine.kv.prefix_cache import PrefixCache, caching_manager
 
     model = load_model(request["model"], getattr(torch, request["dtype"]))
     if request["engine"] != "ours plain":
-        from mini_engine.cpu import speed_up
+        from mini_engine.layers import speed_up
 
         model = speed_up(model)
     limits = SchedulerConfig(max_num_batched_tokens=BATCH_TOKENS, chunked_prefill_size=BATCH_TOKENS)
-    engine = Engine.for_model(model, kv_bytes=POOL_BYTES, scheduler_config=limits, manager=PrefixCacheManager)
+    engine = Engine.for_model(model, kv_bytes=POOL_BYTES, scheduler_config=limits, manager=caching_manager)
 
     def run(jobs: Jobs) -> Iterator[Step]:
         manager = engine.scheduler.manager
-        if isinstance(manager, PrefixCacheManager):
-            manager.clear()
+        if isinstance(manager.prefixes, PrefixCache):
+            manager.prefixes.clear()
         params = [SamplingParams(temperature=0, max_tokens=wanted, ignore_eos=True) for _, wanted in jobs]
         requests = [engine.add_request(str(i), ids, params[i]) for i, (ids, _) in enumerate(jobs)]
         while engine.has_unfinished:

@@ -221,7 +221,7 @@ def checkpoint_of(args) -> Path:
     from scripts.make_random_qwen3 import SHAPES
     from scripts.make_random_qwen3 import main as make_random
 
-    from mini_engine.weights import resolve_checkpoint
+    from mini_engine.checkpoint.weights import resolve_checkpoint
 
     if args.model:
         return resolve_checkpoint(args.model)
@@ -236,7 +236,7 @@ def checkpoint_of(args) -> Path:
 
 def run(args) -> Report:
     """Measure every load on every engine that runs here."""
-    from mini_engine.config import DTYPES, Qwen3Config
+    from mini_engine.checkpoint.config import DTYPES, Qwen3Config
 
     model = checkpoint_of(args)
     num_bytes = weight_bytes(model, DTYPES[args.dtype].itemsize)

@@ -44,12 +44,12 @@ class Prefill:
 
     def __init__(self, model, batch: int, length: int) -> None:
         from mini_engine.attention.registry import load_kernel
-        from mini_engine.cpu.packed_layers import PackedModel
         from mini_engine.engine.engine import Engine
         from mini_engine.engine.runner import ModelRunner
         from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
         from mini_engine.kv.block_tensor import KvPool
         from mini_engine.kv.manager import KvCacheManager
+        from mini_engine.layers.packed_layers import PackedModel
 
         kernel = load_kernel("auto", torch.device("cpu"), model.dtype)
         if not isinstance(model.model, PackedModel) or getattr(kernel, "name", "") != "cpu":
@@ -63,8 +63,8 @@ class Prefill:
 
     def round(self) -> Round:
         """Run oneDNN's matrices, the step, and its model call once more with the parts timed."""
-        from mini_engine.cpu import native
         from mini_engine.engine.runner import plan_step
+        from mini_engine.layers import native
 
         onednn = timed(self.others)
         self.add_prompts()
@@ -117,9 +117,9 @@ def onednn_matrices(model, rows: int) -> Callable[[], None]:
 
 def measure(args) -> Report:
     """Measure the step in rounds, and report each part's median."""
-    from mini_engine.config import DTYPES
-    from mini_engine.cpu import speed_up
-    from mini_engine.weights import load_model
+    from mini_engine.checkpoint.config import DTYPES
+    from mini_engine.checkpoint.weights import load_model
+    from mini_engine.layers import speed_up
 
     directory = checkpoint_of(args)
     batch, length = args.prefill

@@ -24,16 +24,18 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.prefix_cache import PrefixCache, caching_manager
 from mini_engine.kv.radix import RadixTree
 
 NEW_TOKENS = 16
 SHARING, PLAIN = "ours, sharing", "ours, not sharing"
+SHARED, CHATS, STRANGERS = LOADS = ("shared beginning", "chats", "nothing shared")
 
 
 def add_arguments(parser) -> None:
-    """Add the options of suite `serve`; the loads here ignore its number of requests."""
+    """Add the options of suite `serve`, whose number of requests the loads here ignore, and a choice of loads."""
     add_model_arguments(parser)
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS, help="default: all of them")
 
 
 @dataclass
@@ -82,8 +84,8 @@ def ours(model, manager, num_blocks: int):
     tables = engine.scheduler.manager
 
     def run(waves: Waves) -> Pass:
-        if isinstance(tables, PrefixCacheManager):
-            tables.clear()
+        if isinstance(tables.prefixes, PrefixCache):
+            tables.prefixes.clear()
         done = Pass()
         for prompts in waves:
             begun = time.perf_counter()
@@ -166,7 +168,7 @@ def contenders(model, load_hf, waves: Waves, alone: bool) -> dict:
     """
     blocks = sum(-(-(len(ids) + NEW_TOKENS) // 16) for wave in waves for ids in wave)
     ready = {
-        SHARING: ours(model, PrefixCacheManager, blocks),
+        SHARING: ours(model, caching_manager, blocks),
         PLAIN: ours(model, KvCacheManager, blocks),
     }
     if alone:
@@ -245,12 +247,12 @@ def run(args) -> Report:
         model, load_hf = both_models(args, Path(folder), pick_device(args.device))
         vocab_size = model.config.vocab_size
         loads = {
-            "shared beginning": shared_beginning(vocab_size, args.quick),
-            "chats": chats(model, args.quick),
-            "nothing shared": strangers(vocab_size, args.quick),
+            SHARED: lambda: shared_beginning(vocab_size, args.quick),
+            CHATS: lambda: chats(model, args.quick),
+            STRANGERS: lambda: strangers(vocab_size, args.quick),
         }
         rows = []
-        for name, waves in loads.items():
-            alone = name == "nothing shared"
+        for name in args.loads:
+            waves, alone = loads[name](), name == STRANGERS
             rows += measure(name, contenders(model, load_hf, waves, alone), waves, rounds * (8 if alone else 1))
     return Report("prefix", rows, match_times(args.quick), drawn="seconds")

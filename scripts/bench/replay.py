@@ -12,10 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mini_engine.engine.prompt_logprobs import num_rows
-from mini_engine.engine.runner import ModelRunner
+from mini_engine.engine.runner import Runner
 from mini_engine.engine.scheduler import Chunk
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 
 CERTAIN = 1e9  # a logit above any that a model computes
 DOCUMENT = (
@@ -83,17 +82,19 @@ class Script(NamedTuple):
         return cls(tokenizer.encode(load.prompt), tokenizer.encode(load.answer))
 
 
-class ReplayRunner(ModelRunner):
-    """A runner whose requests give known answers. `scripts` has them by request id."""
+class ReplayRunner:
+    """An engine's runner, `inner`, whose requests give known answers. `scripts` has them by request id."""
 
-    def __init__(self, runner: ModelRunner, scripts: Mapping[str, Script]) -> None:
-        super().__init__(runner.model, runner.pool)
-        self.runner, self.scripts = runner, scripts
+    fault = ""
+
+    def __init__(self, inner: Runner, scripts: Mapping[str, Script]) -> None:
+        self.inner, self.scripts, self.close = inner, scripts, inner.close
+        self.model, self.pool = inner.model, inner.pool
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Run the model; then make the known answer's token the best one of each row."""
-        logits = self.runner.run(chunks)
+        logits = self.inner.run(chunks)
         tokens = list(itertools.chain.from_iterable(map(self.tokens_of, chunks)))
         logits[range(len(tokens)), tokens] = CERTAIN
         return logits
@@ -102,6 +103,6 @@ class ReplayRunner(ModelRunner):
         """Return the token that each row of a chunk should choose; any, behind the end of the answer."""
         script = self.scripts[chunk.request.id]
         behind = range(
-            chunk.stop - num_rows(chunk) - len(script.prompt_ids) + 1, chunk.stop - len(script.prompt_ids) + 1
+            chunk.stop - chunk.num_logits - len(script.prompt_ids) + 1, chunk.stop - len(script.prompt_ids) + 1
         )
         return [script.answer_ids[min(index, len(script.answer_ids) - 1)] for index in behind]

@@ -15,12 +15,14 @@ from typing import Any
 from scripts.bench.common import Report, percentile
 
 from mini_engine.cli.parser import OneLineParser, at_least, whole_number
-from mini_engine.engine.answers import Answers, Job
+from mini_engine.distributed.replicas.cluster import Cluster
+from mini_engine.distributed.replicas.front_server import needs_ray
+from mini_engine.engine.answer import TextDelta
+from mini_engine.engine.jobs import Answers, Job
+from mini_engine.engine.mailbox import merge
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.replicas.cluster import Cluster
-from mini_engine.replicas.serve import needs_ray
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 
 ROUTERS = ("round-robin", "default", "score")
 OPENING, TURN, ANSWER = 192, 64, 8  # tokens
@@ -113,7 +115,7 @@ def measure(fleets, config, blocks: int, load: Load, num_rounds: int) -> dict[st
 
 def serve_options(blocks: int) -> Namespace:
     """Return the options of `serve` for each replica."""
-    from mini_engine.server import serve
+    from mini_engine.cli import serve
 
     parser = OneLineParser()
     serve.add_arguments(parser)
@@ -141,23 +143,23 @@ async def talk(cluster: Cluster, load: Load, chance: random.Random) -> list[Turn
             conversation += some(TURN)
             started = time.perf_counter()
             answers = await cluster.submit([Job(list(conversation), params)])
-            waited = await first_token(answers, started)
-            request = answers.requests[0]
-            turns.append(Turn(len(request.prompt_ids), request.num_cached_tokens, waited))
-            conversation += request.output_ids
+            whole, waited = await read_answer(answers, started)
+            turns.append(Turn(len(conversation), whole.num_cached_tokens, waited))
+            conversation += whole.token_ids
     return turns
 
 
-async def first_token(answers: Answers, started: float) -> float:
-    """Read an answer to its end. Returns the seconds from `started` to its first token."""
-    waited = None
+async def read_answer(answers: Answers, started: float) -> tuple[TextDelta, float]:
+    """Read an answer to its end. Returns it as one delta, and the seconds from `started` to its first token."""
+    whole, waited = TextDelta("", []), None
     async for _, delta in answers:
+        whole = merge(whole, delta)
         if waited is None and delta.token_ids:
             waited = time.perf_counter() - started
         if delta.error:
             raise RuntimeError(delta.error)
     assert waited is not None
-    return waited
+    return whole, waited
 
 
 async def prefill_tokens(fleet) -> list[float]:

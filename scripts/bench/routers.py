@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.progress import track
 
 from mini_engine.cli.parser import at_least, whole_number
+from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
 from mini_engine.errors import UserError
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.llm import LLM
-from mini_engine.routing.policy import Policy, PrefixScore, RoundRobin
 
 LETTERS = 32  # in a block of the trace; as text, all that a router sees
 CHATS = Chats(num_requests=400, continues=0.75, opening=(6.0, 0.6), turn=(2.0, 0.6), gap=(24.0, 0.6))
@@ -89,8 +89,8 @@ def measured(contender: Callable, requests: Sequence[Sequence[int]], args: Names
 def computed_tokens(llm: LLM) -> int:
     """Return how many prompt tokens an engine did not find in its cache."""
     manager = llm.engine.scheduler.manager
-    assert isinstance(manager, PrefixCacheManager)  # LLM's default
-    return manager.stats.asked_tokens - manager.stats.found_tokens
+    assert isinstance(manager.prefixes, PrefixCache)  # LLM's default
+    return manager.prefixes.stats.asked_tokens - manager.prefixes.stats.found_tokens
 
 
 def text_of(keys: Sequence[int]) -> str:
@@ -111,8 +111,8 @@ def servers(number: int, num_blocks: int) -> Iterator[tuple[list[str], list[LLM]
     """Run lesson 7's server several times; yield the addresses and the engines behind them."""
     from mini_engine.engine.worker import EngineWorker
     from mini_engine.server.background import in_background
-    from mini_engine.server.config import ServerConfig
     from mini_engine.server.metrics import Metrics
+    from mini_engine.server.server_config import ServerConfig
 
     with ExitStack() as stack:
         llms = [LLM(num_blocks=num_blocks) for _ in range(number)]

@@ -17,8 +17,8 @@ from scripts.bench.peers import checkpoint_of
 import torch
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.config import DTYPES
-from mini_engine.cpu import speed_up
+from mini_engine.checkpoint.config import DTYPES
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import plan_step
 from mini_engine.engine.sampling_params import SamplingParams
@@ -26,10 +26,10 @@ from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
-from mini_engine.speculation.config import Speculation
+from mini_engine.layers import speed_up
 from mini_engine.speculation.lookup import Text, find_continuation
+from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.tree_lookup import continuation
-from mini_engine.weights import load_model
 
 ROWS = (1, 5, 9, 16)
 HISTORY, BLOCK_SIZE = 256, 16

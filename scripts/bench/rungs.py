@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
-from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -18,7 +17,7 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.packed import step
-from mini_engine.engine.runner import ModelRunner
+from mini_engine.engine.runner import Runner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv import block_tensor, contiguous, no_cache, token_flat
@@ -179,7 +178,7 @@ def lesson_2(model, load: Load) -> Callable[[Load], Pass]:
     allocator = BlockAllocator.for_slots(slots, BLOCK_SIZE)
 
     def begin(prompt: list[int]):
-        sequence = token_flat.PagedSequence(token_flat.Request(list(prompt)), pool, allocator)
+        sequence = token_flat.PagedSequence(token_flat.FlatRequest(list(prompt)), pool, allocator)
         return pool, sequence, lambda: len(allocator.held) * BLOCK_SIZE, sequence.release
 
     return lambda load: one_by_one(model, load, begin)
@@ -196,7 +195,7 @@ def lesson_3(model, load: Load) -> Callable[[Load], Pass]:
     def run(load: Load) -> Pass:
         done = Pass()
         for batch in batches(load):
-            requests = [block_tensor.Request(list(prompt), BlockTable(allocator)) for prompt, _ in batch]
+            requests = [block_tensor.PackedRequest(list(prompt), BlockTable(allocator)) for prompt, _ in batch]
             wanted = {id(request): count for request, (_, count) in zip(requests, batch, strict=True)}
             running = requests
             while running:
@@ -229,21 +228,13 @@ def batches(load: Load) -> list[list[Job]]:
     return found
 
 
-@runtime_checkable
-class Clearable(Protocol):
-    """A manager that keeps blocks of finished requests; lesson 5's keeps none."""
-
-    def clear(self) -> None: ...
-
-
-def engine_rung(model, load: Load, manager: type[KvCacheManager]) -> Callable[[Load], Pass]:
+def engine_rung(model, load: Load, manager: Callable[..., KvCacheManager]) -> Callable[[Load], Pass]:
     """Return a run of lesson 5's engine with that manager, starting from an empty cache."""
     engine = Engine.for_model(model, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE, manager=manager)
     tables = engine.scheduler.manager
 
     def run(load: Load) -> Pass:
-        if isinstance(tables, Clearable):
-            tables.clear()
+        tables.prefixes.clear()
         done = Pass()
         requests = [engine.add_request(str(i), prompt, exactly(wanted)) for i, (prompt, wanted) in enumerate(load.jobs)]
         while engine.has_unfinished:
@@ -316,12 +307,14 @@ def observe_step(engine: Engine, done: Pass) -> None:
     done.note_first(sum(len(requests[name].output_ids) == 1 for name in result.new_tokens))
 
 
-class Looking(ModelRunner):
+class Looking:
     """A runner that calls `look` after each forward pass of another one."""
 
-    def __init__(self, runner: ModelRunner, look: Callable[[], None]) -> None:
-        super().__init__(runner.model, runner.pool)
-        self.runner, self.look = runner, look
+    fault = ""
+
+    def __init__(self, runner: Runner, look: Callable[[], None]) -> None:
+        self.runner, self.look, self.close = runner, look, runner.close
+        self.model, self.pool = runner.model, runner.pool
 
     def run(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         logits = self.runner.run(chunks)

@@ -32,7 +32,7 @@ def contenders(count: int) -> dict:
     """Return the sampler with rows of each kind, and single operations to compare with."""
     import torch
 
-    from mini_engine.engine.sampler import draw
+    from mini_engine.engine.sampler import draw, uniform
 
     logits = torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(0))
     probs, uniforms = logits.softmax(dim=-1), torch.linspace(0, 0.999, count, dtype=torch.float64)
@@ -45,6 +45,7 @@ def contenders(count: int) -> dict:
     return found | {
         ("operation", "argmax"): lambda: logits.argmax(dim=-1),
         ("operation", "sort"): lambda: logits.sort(dim=-1),
+        ("operation", "a number for each row"): lambda: [uniform(seed, 1_000) for seed in range(count)],
         ("operation", "draw, one number a row"): lambda: draw(probs, uniforms),
         ("operation", "draw, noise on every token"): lambda: (probs / torch.empty_like(probs).exponential_()).argmax(
             -1

@@ -66,7 +66,7 @@ class NoModel(ModelRunner):
 
 def stepping(scheduler):
     """Return a contender: STEPS whole engine steps without the model's own time."""
-    from mini_engine.config import Qwen3Config
+    from mini_engine.checkpoint.config import Qwen3Config
     from mini_engine.engine.engine import Engine
     from mini_engine.pocket import POCKET_DIR
 

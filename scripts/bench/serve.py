@@ -16,7 +16,7 @@ from scripts.make_random_qwen3 import SHAPES, write_random
 
 import torch
 
-from mini_engine.config import DTYPES
+from mini_engine.checkpoint.config import DTYPES
 from mini_engine.errors import UserError
 
 
@@ -177,7 +177,7 @@ def both_models(args, folder: Path, device: str):
 
     from transformers import GenerationConfig
 
-    from mini_engine.weights import load_model, resolve_checkpoint
+    from mini_engine.checkpoint.weights import load_model, resolve_checkpoint
 
     dtype, path = DTYPES[args.dtype], args.model or pocket_dir()
     if args.shape:

@@ -22,20 +22,17 @@ from scripts.l14_smoke import asked_twice
 
 import torch
 
-from mini_engine.config import DTYPES
+from mini_engine.checkpoint.config import DTYPES
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_manager import PrefixCacheManager
 from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
-from mini_engine.speculation.config import Speculation
-from mini_engine.speculation.engine import speculating
-from mini_engine.speculation.lookup import LookupDrafter
-from mini_engine.speculation.scheduler import SpeculatingScheduler
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.speculation.options import Speculation
+from mini_engine.speculation.speculator import Speculator, drafting_of
+from mini_engine.text.tokenizer import Tokenizer
 
 PARTS = ("accepted", "speed")
 DRAFTS = (1, 2, 4, 8, 16)
@@ -90,15 +87,15 @@ def counted_rows(scripts: dict[str, Script]) -> list[dict[str, Any]]:
     rows = []
     for name, script in scripts.items():
         for k in DRAFTS:
-            scheduler = SpeculatingScheduler(
+            scheduler = Scheduler(
                 KvCacheManager(2**12), SchedulerConfig(chunked_prefill_size=2**15, max_num_batched_tokens=2**15),
-                speculation := Speculation(k, max_rows=ALWAYS), LookupDrafter(speculation),
+                drafting=drafting_of(Speculation(k, max_rows=ALWAYS), None),
             )  # fmt: skip
             rows.append({"load": name, "k": k} | play(scheduler, script))
     return rows
 
 
-def play(scheduler: SpeculatingScheduler, script: Script) -> dict[str, Any]:
+def play(scheduler: Scheduler, script: Script) -> dict[str, Any]:
     """Run one request whose rows choose the known answer's tokens; return its figures."""
     answer = script.answer_ids
     request = Request("0", script.prompt_ids, SamplingParams(temperature=0, max_tokens=len(answer)))
@@ -106,11 +103,10 @@ def play(scheduler: SpeculatingScheduler, script: Script) -> dict[str, Any]:
     steps = drafted = accepted = 0
     while scheduler.requests:
         chunks, at = scheduler.schedule(), len(request.output_ids)
-        rows = 1 + sum(map(len, scheduler.drafts.values()))
+        rows = sum(chunk.num_logits for chunk in chunks)
         scheduler.update(chunks, [Sampled(answer[at + i], None) for i in range(rows)])
-        steps, drafted, accepted = (
-            steps + 1, drafted + scheduler.num_drafted, accepted + scheduler.num_accepted
-        )  # fmt: skip
+        drafting = scheduler.drafting
+        steps, drafted, accepted = steps + 1, drafted + drafting.num_drafted, accepted + drafting.num_accepted
     return figures(len(answer), steps, drafted, accepted)
 
 
@@ -136,7 +132,7 @@ POCKET_LOADS = {
 def pocket_rows(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Let the pocket model answer, greedily; and once more, when the tree knows the answer."""
     from mini_engine.build import build_engine
-    from mini_engine.weights import load_model
+    from mini_engine.checkpoint.weights import load_model
 
     rows = []
     for name, prompt in POCKET_LOADS.items():
@@ -204,10 +200,9 @@ class OracleDrafter:
 class Contender:
     """One engine, whose requests all replay one load. `decode` runs them and keeps the time of decoding alone."""
 
-    def __init__(self, engine: Engine, script: Script, args: argparse.Namespace, batch: int) -> None:
-        self.engine, self.script, self.batch = engine, script, batch
-        self.scripts = {str(i): script for i in range(batch)}
-        engine.runner = ReplayRunner(engine.runner, self.scripts)
+    def __init__(self, engine: Engine, scripts: dict[str, Script], args: argparse.Namespace) -> None:
+        self.engine, self.scripts, self.script = engine, scripts, scripts["0"]
+        script = self.script
         self.params = SamplingParams(
             temperature=0, ignore_eos=True, max_tokens=min(args.new_tokens, len(script.answer_ids))
         )
@@ -231,33 +226,40 @@ class Contender:
         self.seconds.append(taken / (sum(len(request.output_ids) for request in requests) - before))
 
 
-def engines(model, args: argparse.Namespace, batch: int, name: str, script: Script) -> dict[str, Engine]:
+def engines(model, args: argparse.Namespace, name: str, scripts: dict[str, Script]) -> dict[str, Engine]:
     """Return each contender's engine, over one model. With one sequence nothing is ever turned off."""
-    tokens = len(script.prompt_ids) + batch * (args.new_tokens + 32)  # they share the prompt's blocks
+    from mini_engine.build import build_engine
+
+    batch = len(scripts)
+    tokens = len(scripts["0"].prompt_ids) + batch * (args.new_tokens + 32)  # they share the prompt's blocks
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=4096, watermark=0)
 
-    def plain() -> Engine:
-        return Engine.for_model(
-            model, num_blocks=tokens // 16 + 2 * batch, scheduler_config=limits, manager=PrefixCacheManager
-        )
+    def engine(speculate: Speculation | None) -> Engine:
+        made = build_engine(model, num_blocks=tokens // 16 + 2 * batch, scheduler_config=limits, speculate=speculate)
+        scheduler = made.scheduler
+        if speculate and name == ORACLE:
+            oracle = Speculator(speculate, OracleDrafter(scripts, CHANCE))
+            scheduler = Scheduler(scheduler.manager, limits, scheduler.memories, oracle)
+        return Engine(made.config, scheduler, ReplayRunner(made.runner, scripts))
 
-    drafter = OracleDrafter({str(i): script for i in range(batch)}, CHANCE) if name == ORACLE else None
     adaptive = Speculation(max_rows=args.max_rows) if args.max_rows else Speculation()
-    found: dict[str, Engine] = {OFF: plain(), ADAPTIVE: speculating(plain(), adaptive, drafter)}
-    return found if batch == 1 else found | {UNLIMITED: speculating(plain(), Speculation(max_rows=ALWAYS), drafter)}
+    found = {OFF: engine(None), ADAPTIVE: engine(adaptive)}
+    return found if batch == 1 else found | {UNLIMITED: engine(Speculation(max_rows=ALWAYS))}
 
 
 def speed_rows(scripts: dict[str, Script], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Time every load at every number of sequences; the contenders take turns."""
-    from mini_engine.cpu import speed_up
-    from mini_engine.weights import load_model
+    from mini_engine.build import build_engine
+    from mini_engine.loading import load
 
-    model, rows = speed_up(load_model(checkpoint_of(args), DTYPES[args.dtype])), []
+    loaded, rows = load(checkpoint_of(args), DTYPES[args.dtype], "cpu"), []
+    model = build_engine(loaded, num_blocks=2).runner.model  # with fast layers, which the contenders share
     scripts = scripts | {ORACLE: scripts["prose"]}
     for batch in args.batches[:1] if args.quick else args.batches:
         for name in args.loads or scripts:
-            made = engines(model, args, batch, name, scripts[name])
-            contenders = {who: Contender(engine, scripts[name], args, batch) for who, engine in made.items()}
+            asked = {str(i): scripts[name] for i in range(batch)}
+            made = engines(model, args, name, asked)
+            contenders = {who: Contender(engine, asked, args) for who, engine in made.items()}
             turns = {who: contender.decode for who, contender in contenders.items()}
             take_turns(turns, args.rounds or (1 if args.quick else 3), f"{name}, {batch} at once")
             rows += batch_rows(name, batch, contenders)

@@ -159,12 +159,13 @@ def rows_of(variant: str, batch: int, timings: dict[str, Timing], least: dict[st
 
 def variants(model_dir: Path, dtype) -> tuple[dict[str, Any], list[str]]:
     """Return the plain model and, if available, the one with lesson 9's layers; a note says why if not."""
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.errors import UserError
-    from mini_engine.weights import load_model
 
-    models, notes = {PLAIN: load_model(model_dir, dtype)}, []
+    models: dict[str, Any] = {PLAIN: load_model(model_dir, dtype)}
+    notes = []
     try:
-        from mini_engine.cpu import speed_up
+        from mini_engine.layers import speed_up
 
         models[FAST] = speed_up(load_model(model_dir, dtype))
     except (ImportError, UserError) as why:
@@ -179,7 +180,7 @@ def run(args) -> Report:
 
     import torch
 
-    from mini_engine.config import DTYPES
+    from mini_engine.checkpoint.config import DTYPES
 
     if args.prefill:
         return prefill_parts.measure(args)

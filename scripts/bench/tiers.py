@@ -17,7 +17,9 @@ import statistics
 import tempfile
 import time
 from argparse import Namespace
+from array import array
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,8 @@ import torch
 
 from mini_engine import build
 from mini_engine.attention.registry import load_kernel
+from mini_engine.checkpoint.config import DTYPES, Qwen3Config
 from mini_engine.cli.parser import whole_number
-from mini_engine.config import DTYPES, Qwen3Config
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import plan_step
@@ -37,11 +39,13 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.kv.block_tensor import KvPool
-from mini_engine.kv.prefix_manager import PrefixCacheManager
-from mini_engine.tiers.break_even import BreakEven
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.prefix_cache import caching_manager
+from mini_engine.tiers.break_even import measured_rate
 from mini_engine.tiers.compact import compact
+from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import chain
-from mini_engine.tiers.manager import TieredCacheManager
+from mini_engine.tiers.opening import PROBE_TOKENS, break_evens
 from mini_engine.tiers.records import Record, Wanted
 from mini_engine.tiers.store import BlockStore
 
@@ -104,14 +108,10 @@ def make_engine(args: Namespace, tokens: int, folder: Path | None = None, host: 
     )
 
 
-def manager_of(engine: Engine) -> TieredCacheManager:
-    manager = engine.scheduler.manager
-    assert isinstance(manager, TieredCacheManager)
-    return manager
-
-
 def store_of(engine: Engine) -> BlockStore:
-    return manager_of(engine).block_store
+    connector = engine.scheduler.manager.connector
+    assert isinstance(connector, TierConnector)
+    return connector.block_store
 
 
 def prompt_of(engine: Engine, length: int, seed: int) -> list[int]:
@@ -160,7 +160,7 @@ def first_rows(args: Namespace, folder: Path) -> list[Row]:
     for old, new in zip(prompts[:rounds], prompts[rounds:], strict=True):
         forget_pages(folder)
         for name, prompt in zip(taken, (new, old, old), strict=True):
-            manager_of(engine).clear()
+            engine.scheduler.manager.prefixes.clear()
             taken[name].append(seconds_to_first_token(engine, prompt))
     store_of(engine).tiers.close()
     timings = {name: Timing(each) for name, each in taken.items()}
@@ -223,7 +223,7 @@ def seconds_after_preemption(engine: Engine, prompt: list[int], forget: bool) ->
     while len(request.output_ids) < 4:
         engine.step()
     engine.scheduler.preempt(request)
-    manager_of(engine).clear()
+    engine.scheduler.manager.prefixes.clear()
     if forget:
         store_of(engine).tiers.host.clear()
     begun = time.perf_counter()
@@ -320,7 +320,7 @@ def compact_rows(args: Namespace, folder: Path) -> list[Row]:
         pool = KvPool(config, SCATTERED, BLOCK, attend, dtype, "cpu")
         for layer in (pool.K[0], pool.V[0]):
             layer.normal_()  # so that every block has memory of its own
-        manager = PrefixCacheManager(SCATTERED, BLOCK, pool.copy_blocks)
+        manager = caching_manager(SCATTERED, BLOCK, pool.copy_blocks)
         names = fill_with_holes(manager)
         free = sorted(manager.allocator.free_blocks)
         begun = time.perf_counter()
@@ -341,7 +341,7 @@ def compact_rows(args: Namespace, folder: Path) -> list[Row]:
     ]
 
 
-def fill_with_holes(manager: PrefixCacheManager) -> list[str]:
+def fill_with_holes(manager: KvCacheManager) -> list[str]:
     """Let requests of many lengths grow beside each other, then end half of them; return the names of eight."""
     chance, alive = random.Random(0), {}
     while manager.num_free_blocks > WISH:
@@ -367,7 +367,7 @@ def free_runs(free: list[int]) -> list[int]:
     return runs
 
 
-def chunk_of(manager: PrefixCacheManager, name: str) -> Chunk:
+def chunk_of(manager: KvCacheManager, name: str) -> Chunk:
     """Return a decode of a request's last token."""
     length = manager.tables[name].num_tokens
     request = Request(name, [0] * length, SamplingParams(max_tokens=1))
@@ -377,22 +377,27 @@ def chunk_of(manager: PrefixCacheManager, name: str) -> Chunk:
 def line_rows(args: Namespace, folder: Path) -> list[Row]:
     """Return the engine's own measurements, and from how many tokens on bringing back wins."""
     engine = make_engine(args, 1024, folder, 2**28)
-    rows = []
-    for name, judge in zip(("host memory", "disk"), store_of(engine).judges, strict=True):
-        assert isinstance(judge, BreakEven)
-        rows.append(
-            {
-                "tier": name,
-                "MB/s": judge.bandwidth / 1e6,
-                "ms to first byte": 1e3 * judge.latency,
-                "tokens/s computed": judge.prefill_rate,
-                "KiB a token": judge.bytes_per_token / 1024,
-                "wins above MB/s": judge.prefill_rate * judge.bytes_per_token / 1e6,
-                "from tokens": judge.num_tokens,
-            }
-        )
+    rate = measured_rate(partial(prefill, engine), PROBE_TOKENS)
+    found = break_evens(rate, folder, store_of(engine).blocks, BLOCK, 0)
     store_of(engine).tiers.close()
-    return rows
+    return [
+        {
+            "tier": name,
+            "MB/s": one.bandwidth / 1e6,
+            "ms to first byte": 1e3 * one.latency,
+            "tokens/s computed": one.prefill_rate,
+            "KiB a token": one.bytes_per_token / 1024,
+            "wins above MB/s": one.prefill_rate * one.bytes_per_token / 1e6,
+            "from tokens": one.num_tokens,
+        }
+        for name, one in zip(("host memory", "disk"), found.values(), strict=True)
+    ]
+
+
+def prefill(engine: Engine, num_tokens: int) -> None:
+    """Compute so many tokens in a pool that no request uses."""
+    request = Request("probe", [0] * num_tokens, SamplingParams(max_tokens=1))
+    engine.runner.run([Chunk(request, 0, num_tokens, array("i", range(1, 1 + -(-num_tokens // BLOCK))))])
 
 
 def draw(report: Report, path: Path) -> None:

@@ -19,9 +19,9 @@ class Answers(Pool):
     """A pool in which a prompt and its answer grow, one request after another. The oldest leaves when room runs out."""
 
     def begin(self, name: str, tokens: list[str]) -> None:
-        from mini_engine.kv.token_flat import Request
+        from mini_engine.kv.token_flat import FlatRequest
 
-        self.requests[name], self.tokens = Request(list(range(len(tokens)))), tokens
+        self.requests[name], self.tokens = FlatRequest(list(range(len(tokens)))), tokens
 
     def feed(self, name: str, count: int, begins: str) -> None:
         """Give the first `count` tokens of the newest request slots. The one after them has just been chosen."""

@@ -1,4 +1,4 @@
-"""Course machinery. What a page asks for, as JSON in and JSON out: a lab's frames, a check of tasks, slots."""
+"""Course machinery. Answers a page's calls, JSON in and JSON out: a lab's frames, a check of tasks, slots."""
 
 import json
 import os

@@ -1,1 +1,1 @@
-"""Course machinery. What keeps the pages in step with the source: code blocks, API page, map, the ladder's figures."""
+"""Course machinery. Keeps the pages in step with the source: code blocks, API page, map, the ladder's figures."""

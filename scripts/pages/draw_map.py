@@ -163,6 +163,7 @@ def place_shown(place: str) -> str:
 def files(page: str) -> dict[Path, str]:
     """Return the contents that the page and the picture should have."""
     modules = read_modules()
+    page = fill(page, "count", f"The engine consists of {len(modules)} modules, a file each.")
     page = fill(page, "layers", layer_table())
     page = fill(page, "modules", module_table(modules))
     return {PAGE: page, PICTURE: draw(modules, steps_of(page))}

@@ -41,8 +41,8 @@ def record() -> dict[str, Any]:
     """Run the five engines once, each after a run that warms it up."""
     from scripts.bench import ladder
 
-    from mini_engine.config import DTYPES
-    from mini_engine.weights import load_model
+    from mini_engine.checkpoint.config import DTYPES
+    from mini_engine.checkpoint.weights import load_model
 
     args = Namespace(model=None, requests=None, quick=False, lessons=None)
 

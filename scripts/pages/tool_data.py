@@ -26,10 +26,10 @@ def sampler() -> dict[str, Any]:
     """Return the pocket model's logits after a prompt, rounded, and the words of the best ones."""
     import torch
 
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.kv.no_cache import NoCache, Recompute
     from mini_engine.pocket import POCKET_DIR
-    from mini_engine.tokenizer import Tokenizer
-    from mini_engine.weights import load_model
+    from mini_engine.text.tokenizer import Tokenizer
 
     tokenizer, model = Tokenizer(POCKET_DIR), load_model(POCKET_DIR)
     ids = tokenizer.encode(PROMPT)
@@ -49,7 +49,7 @@ def text_bytes() -> dict[str, Any]:
         ValueError: this vocabulary has other ids.
     """
     from mini_engine.pocket import POCKET_DIR
-    from mini_engine.tokenizer import Tokenizer
+    from mini_engine.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(POCKET_DIR)
     model = json.loads((POCKET_DIR / "tokenizer.json").read_text(encoding="utf-8"))["model"]
@@ -76,8 +76,8 @@ def cell(num_replicas: int, price: float) -> list[float]:
     from scripts.bench.routing import outcome, waits
     from scripts.bench.traffic import TRACE_BLOCK
 
-    from mini_engine.routing.policy import PrefixScore
-    from mini_engine.routing.simulate import Rates, simulate
+    from mini_engine.distributed.routing.policy import PrefixScore
+    from mini_engine.distributed.routing.simulate import Rates, simulate
 
     requests, rates = generated(), Rates(PREFILL / TRACE_BLOCK, DECODE)
     served = simulate(requests, PrefixScore(price, CAPACITY), num_replicas, CAPACITY, rates)

@@ -1,4 +1,4 @@
-"""Course machinery. What the smoke scripts share: arguments, the Hugging Face side, the comparison, the report.
+"""Course machinery. Shared by the smoke scripts: arguments, the Hugging Face side, the comparison, the report.
 
 Import it before torch: it makes OpenMP's threads sleep while they wait, because spinning slows down a busy machine.
 """

@@ -19,8 +19,15 @@ def id_list(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids such as 1,2,3") from None
 
 
-def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options that every smoke script has."""
+def make_parser(
+    description: str | None, *, block_size: int | None = None, kernel: bool = False
+) -> argparse.ArgumentParser:
+    """Return a parser with the options that every smoke script has, and those that several have.
+
+    Args:
+        block_size: the default of `--block-size`, which only scripts with blocks have.
+        kernel: whether the script can run another attention kernel.
+    """
     parser = OneLineParser(description=description)
     parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
     parser.add_argument("--hf-model", metavar="DIR_OR_HUB_ID", help="checkpoint for Hugging Face (default: the same)")
@@ -33,7 +40,18 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    if block_size:
+        size = {"type": whole_number(1), "default": block_size, "metavar": "N"}
+        parser.add_argument("--block-size", **size, help=f"slots in a block (default: {block_size})")
+    if kernel:
+        names = "auto, reference, blockwise, torch, cpu or triton"
+        parser.add_argument("--kernel", default="auto", metavar="NAME", help=names)
     return parser
+
+
+def blocks_for(prompts: Sequence[Sequence[int]], args: argparse.Namespace) -> list[int]:
+    """Return the number of blocks that each prompt and its answer need."""
+    return [-(-(len(ids) + args.max_new_tokens) // args.block_size) for ids in prompts]
 
 
 def with_prompts(argv: Sequence[str] | None, parser: argparse.ArgumentParser, prompts: Sequence[str]) -> list[str]:
@@ -45,8 +63,8 @@ def with_prompts(argv: Sequence[str] | None, parser: argparse.ArgumentParser, pr
 
 def load_ours(args: argparse.Namespace):
     """Return the model and the prompts that `args` names. Resolves `args.device` and `args.model` in place."""
-    from mini_engine.config import DTYPES
-    from mini_engine.weights import load_model
+    from mini_engine.checkpoint.config import DTYPES
+    from mini_engine.checkpoint.weights import load_model
 
     args.device = pick_device(args.device)
     args.model = args.model or getattr(args, "default_model", None) or str(pocket_dir())
@@ -77,7 +95,7 @@ def pocket_dir() -> Path:
 
 def tokenizer_of(args: argparse.Namespace):
     """Return the checkpoint's tokenizer, or None if it has none (token ids need no tokenizer)."""
-    from mini_engine.weights import resolve_checkpoint
+    from mini_engine.checkpoint.weights import resolve_checkpoint
 
     return _tokenizer_in(resolve_checkpoint(args.model))
 

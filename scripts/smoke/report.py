@@ -29,7 +29,7 @@ class RequestReport:
 
 @dataclass
 class Report:
-    """The object that `--json` prints."""
+    """The object that `--json` prints. not_exercised: what the run was to show and did not need; no failure."""
 
     lesson: int
     model: str
@@ -40,6 +40,7 @@ class Report:
     kv: dict[str, Any]
     seconds: dict[str, float]
     faults: list[str] = field(default_factory=list)
+    not_exercised: list[str] = field(default_factory=list)
 
 
 def print_json(data: dict) -> None:
@@ -67,6 +68,8 @@ def show(report: Report, tokenizer) -> None:
     )
     for fault in report.faults:
         out(fault, style="bold red")
+    for path in report.not_exercised:
+        out(f"NOT EXERCISED  {path}", style="bold yellow")
     equal = sum(request.match for request in report.requests)
     verdict, style = ("PASS", "bold green") if report.match else ("FAIL", "bold red")
     out(f"{verdict}: {equal} of {len(report.requests)} answers equal Hugging Face's", style=style)

@@ -26,11 +26,19 @@ class Outcome:
     """A lesson's result: new token ids for each prompt, and facts about its KV.
 
     faults: failures of the lesson's additional checks, a sentence each. One is enough to fail.
+    not_exercised: what this run was to show and these prompts did not need, a sentence each. No failure: the tokens
+        are equal. The script's own prompts and options exercise everything.
     """
 
     outputs: list[list[int]]
     kv: dict[str, Any]
     faults: list[str] = field(default_factory=list)
+    not_exercised: list[str] = field(default_factory=list)
+
+    def exercising(self, has_happened: object, otherwise: str) -> "Outcome":
+        """Note `otherwise` as not exercised unless it has happened. Return this outcome."""
+        self.not_exercised += [] if has_happened else [otherwise]
+        return self
 
 
 Generate = Callable[[Any, list[list[int]], argparse.Namespace], Outcome]
@@ -83,7 +91,8 @@ def compare(lesson: int, generate: Generate, args: argparse.Namespace) -> Report
         if not request.match:
             request.first_divergence = find_divergence(model, hf_model, generate, request, args)
     match = all(request.match for request in requests) and not outcome.faults
-    return Report(lesson, args.model, args.dtype, args.device, match, requests, outcome.kv, seconds, outcome.faults)
+    notes = outcome.faults, outcome.not_exercised
+    return Report(lesson, args.model, args.dtype, args.device, match, requests, outcome.kv, seconds, *notes)
 
 
 def find_divergence(model, hf_model, generate: Generate, request: RequestReport, args) -> Divergence:
@@ -105,7 +114,7 @@ def find_divergence(model, hf_model, generate: Generate, request: RequestReport,
 
 def is_near_tie(gap: float, best: float, dtype: str) -> bool:
     """Whether rounding alone may decide: never in float32; in half precision, within 4 rounding steps of the logit."""
-    from mini_engine.config import DTYPES
+    from mini_engine.checkpoint.config import DTYPES
 
     if dtype == "float32":
         return False

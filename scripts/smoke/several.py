@@ -64,6 +64,7 @@ def add_path(report: Report, name: str, outcome: Outcome | LeftOut, dtype: str) 
         if figure in outcome.kv:
             report.kv.setdefault(figure, {})[name] = outcome.kv[figure]
     report.faults += [f"{name}: {error}" for error in outcome.faults]
+    report.not_exercised += [f"{name}: {line}" for line in outcome.not_exercised]
     if (
         unequal and dtype == "float32"
     ):  # in half precision padding, or another order of additions, may decide a near-tie

@@ -1,1 +1,1 @@
-"""Course machinery. What the website's players replay: a recorder for each picture, and the files they write."""
+"""Course machinery. Recorders of the website's players, one for each picture, and the files they write."""

@@ -47,18 +47,19 @@ class Story:
 
     def __init__(self, tape: Tape) -> None:
         from mini_engine.attention.registry import load_kernel
+        from mini_engine.checkpoint.weights import load_model
         from mini_engine.engine.engine import Engine
+        from mini_engine.engine.runner import ModelRunner
         from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
         from mini_engine.gpu.graphs import GraphRunner, no_graph
         from mini_engine.kv.block_tensor import KvPool
         from mini_engine.kv.manager import KvCacheManager
         from mini_engine.pocket import POCKET_DIR
-        from mini_engine.tokenizer import Tokenizer
-        from mini_engine.weights import load_model
+        from mini_engine.text.tokenizer import Tokenizer
 
         self.tape, self.tokenizer, model = tape, Tokenizer(POCKET_DIR), load_model(POCKET_DIR)
         pool = KvPool(model.config, NUM_BLOCKS, BLOCK_SIZE, load_kernel("reference", model.device, model.dtype))
-        self.runner = GraphRunner(model, pool, MAX_ROWS, no_graph)
+        self.runner = GraphRunner(ModelRunner(model, pool), MAX_ROWS, no_graph)
         limits = SchedulerConfig(max_num_seqs=MAX_ROWS, max_num_batched_tokens=64, watermark=0)
         scheduler = Scheduler(KvCacheManager(NUM_BLOCKS, BLOCK_SIZE, pool.copy_blocks), limits)
         self.engine = Engine(model.config, scheduler, self.runner)

@@ -52,7 +52,7 @@ JOINED: tuple[Part, ...] = (
     ("add", "f", ("add",)),
 )
 LAYER = 1  # the layer to show
-MODEL, FAST = "mini_engine/model", "mini_engine/cpu"
+MODEL, FAST = "mini_engine/model", "mini_engine/layers"
 
 
 def tape() -> Tape:
@@ -224,7 +224,7 @@ def one_call(tape: Tape, plain: Measured, joined: Measured, packed: Measured) ->
         tape,
         f"With C++: all layers are one call, which takes {call[1]:.0f} µs. Norms, RoPE, cache write and SiLU happen "
         "inside it, on values that are still in the cache; around it are checks, tables and the head.",
-        f"{FAST}/model.py::speed_up",
+        f"{FAST}/fast_model.py::speed_up",
         ask(
             f"In C++ a single call runs all layers. The step had {plain.count} operations. How many has it now?",
             packed.count,

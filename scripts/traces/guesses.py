@@ -1,6 +1,7 @@
 """Course machinery. Lesson 14's trace: drafts appear behind a text, the right ones stay, the KV of the others goes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from scripts.traces.tape import Tape, ask, plural
 
@@ -8,7 +9,7 @@ BLOCK_SIZE, NUM_BLOCKS, MAX_DRAFTS = 4, 48, 8
 SHOWN, BLOCKS_SHOWN = 27, 12  # of the text's tokens, and of its blocks: the last ones
 ACTS = ("a times table", "a question asked twice")
 LENGTHS = {ACTS[0]: 17, ACTS[1]: 48}
-SCHEDULER = "mini_engine/speculation/scheduler.py::SpeculatingScheduler"
+SPECULATOR = "mini_engine/speculation/speculator.py::Speculator"
 LOOKUP = "mini_engine/speculation/lookup.py::LookupDrafter.propose"
 
 
@@ -28,19 +29,17 @@ class Act:
 
     def __init__(self, tape: Tape, name: str) -> None:
         from mini_engine.build import build_engine
+        from mini_engine.checkpoint.weights import load_model
         from mini_engine.engine.sampling_params import SamplingParams
         from mini_engine.pocket import POCKET_DIR
-        from mini_engine.speculation.config import Speculation
-        from mini_engine.speculation.engine import speculating
-        from mini_engine.tokenizer import Tokenizer
-        from mini_engine.weights import load_model
+        from mini_engine.speculation.options import Speculation
+        from mini_engine.text.tokenizer import Tokenizer
 
         self.tape, self.name, self.tokenizer = tape, name, Tokenizer(POCKET_DIR)
-        plain = build_engine(
+        self.engine = build_engine(
             load_model(POCKET_DIR), backend="reference", num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE,
-            enable_prefix_caching=False,
+            enable_prefix_caching=False, speculate=Speculation(MAX_DRAFTS),
         )  # fmt: skip
-        self.engine = speculating(plain, Speculation(MAX_DRAFTS))
         params = SamplingParams(temperature=0, max_tokens=LENGTHS[name])
         self.request = self.engine.add_request(name, self.tokenizer.encode(prompt_of(name)), params)
         self.steps = 0
@@ -67,7 +66,6 @@ class Act:
         words = [[word, kind] for kind, ids in text.items() for word in self.words(ids)]
         sizes = [min(BLOCK_SIZE, num_slots - first) for first in range(0, num_slots, BLOCK_SIZE)]
         blocks = [[max(0, min(size, kept - BLOCK_SIZE * i)), size] for i, size in enumerate(sizes)]
-        adaptive = self.engine.scheduler.adaptive_of(request)
         self.tape.frame(
             say,
             question,
@@ -80,8 +78,8 @@ class Act:
             fed=self.words(fed),
             chosen=self.words(chosen),
             stand=gained if fed else 0,
-            k=adaptive.k,
-            pause=adaptive.pause,
+            k=self.k,
+            pause=self.adaptive.pause,
             steps=self.steps,
             tokens=len(request.output_ids),
         )
@@ -91,12 +89,12 @@ class Act:
         quiet = 0  # tokens since the last frame, each from a step without a guess
         while not self.request.is_finished:
             chunks = self.engine.scheduler.schedule()
-            drafts = self.engine.scheduler.drafts.get(self.request, [])
+            drafts = chunks[0].drafts
             if drafts and quiet:
                 self.quiet(quiet)
             if drafts:
                 self.guess(drafts)
-            sampled, fed = self.engine._run(chunks), [*self.request.token_ids[-1:], *drafts]
+            sampled, fed = self.engine._run(chunks), chunks[0].token_ids
             before = len(self.request.output_ids)
             self.engine.scheduler.update(chunks, sampled)
             self.steps += 1
@@ -113,9 +111,9 @@ class Act:
             say = f"The prompt is computed, and the first token chosen. k begins at {self.k}."
         else:
             say = f"{plural(count, 'step')} without a guess: {why}. A token each."
-        self.show(say, gained=count, code=f"{SCHEDULER}.schedule")
+        self.show(say, gained=count, code=f"{SPECULATOR}.extend")
 
-    def guess(self, drafts: list[int]) -> None:
+    def guess(self, drafts: Sequence[int]) -> None:
         said = "".join(self.words(drafts))
         tail = "".join(self.words(self.request.token_ids[-2:]))
         self.show(
@@ -127,8 +125,14 @@ class Act:
         )
 
     @property
+    def adaptive(self):
+        """How much is guessed for the request."""
+        drafting: Any = self.engine.scheduler.drafting
+        return drafting.adaptive_of(self.request)
+
+    @property
     def k(self) -> int:
-        return self.engine.scheduler.adaptive_of(self.request).k
+        return self.adaptive.k
 
     def verified(self, fed: list[int], chosen: list[int], gained: int) -> None:
         """Tell what became of a guess, and ask beforehand where that is not plain."""
@@ -151,7 +155,7 @@ class Act:
         say = f"{plural(gained, 'token')} in one step. {why} " + (
             "The answer is complete." if last else f"k is now {self.k}."
         )
-        self.show(say, None if asked else question, fed=fed, chosen=chosen, gained=gained, code=f"{SCHEDULER}.accept")
+        self.show(say, None if asked else question, fed=fed, chosen=chosen, gained=gained, code=f"{SPECULATOR}.accept")
 
 
 OPENING = {
@@ -165,5 +169,5 @@ def record(tape: Tape) -> None:
     """Answer both prompts."""
     for name in ACTS:
         act = Act(tape, name)
-        act.show(OPENING[name], code=SCHEDULER)
+        act.show(OPENING[name], code=SPECULATOR)
         act.play()

@@ -29,10 +29,10 @@ class Row:
     """A request's row of logits, between two steps of the sampler."""
 
     def __init__(self, tape: Tape) -> None:
+        from mini_engine.checkpoint.weights import load_model
         from mini_engine.engine.sampling_params import Row, SamplingParams
         from mini_engine.pocket import POCKET_DIR
-        from mini_engine.tokenizer import Tokenizer
-        from mini_engine.weights import load_model
+        from mini_engine.text.tokenizer import Tokenizer
 
         self.tape = tape
         self.tokenizer, self.model = Tokenizer(POCKET_DIR), load_model(POCKET_DIR)

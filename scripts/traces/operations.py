@@ -45,18 +45,18 @@ Step = Callable[[], Any]
 def step_of(backend: str) -> Step:
     """Return a function that runs one decode step of the pocket model: one sequence, behind HISTORY tokens."""
     from mini_engine.attention.registry import load_kernel
-    from mini_engine.cpu.model import speed_up
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.kv.allocator import BlockAllocator
     from mini_engine.kv.block_table import BlockTable
-    from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
+    from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
+    from mini_engine.layers.fast_model import speed_up
     from mini_engine.pocket import POCKET_DIR
-    from mini_engine.weights import load_model
 
     model = load_model(POCKET_DIR)
     model = model if backend == "reference" else speed_up(model, backend)
     kernel = load_kernel("cpu" if backend == "packed" else "auto")
     pool = KvPool(model.config, 8, 16, kernel if backend == "packed" else named("attention", kernel))
-    request = Request(list(range(HISTORY)), BlockTable(BlockAllocator(8, 16)), cur_len=HISTORY - 1)
+    request = PackedRequest(list(range(HISTORY)), BlockTable(BlockAllocator(8, 16)), cur_len=HISTORY - 1)
     reserve_all([request])
     meta = plan_packed([request], 16, torch.device("cpu"))
     if backend == "packed":

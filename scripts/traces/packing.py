@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 OUTPUTS, INPUTS = 32, 6
 LINE_WORDS, WORD_BYTES, ITEM_BYTES = 16, 4, 2
 SOUGHT = (20, 5)  # an output and an input
-PACK = "mini_engine/cpu/pack.py"
+PACK = "mini_engine/layers/pack.py"
 
 
 def tape() -> Tape:
@@ -39,7 +39,7 @@ class Story:
     """Packs a weight tile by tile, with lesson 9's own functions."""
 
     def __init__(self, tape: Tape) -> None:
-        from mini_engine.cpu.pack import TILE, PackedWeight
+        from mini_engine.layers.pack import TILE, PackedWeight
 
         self.tape, self.tile = tape, TILE
         self.packed = PackedWeight(numbered(OUTPUTS))
@@ -59,7 +59,7 @@ class Story:
 
     def interleave(self, tile: int) -> None:
         """Pack one tile in place, as `PackedWeight` does with all of them."""
-        from mini_engine.cpu.pack import interleave
+        from mini_engine.layers.pack import interleave
 
         rows = self.memory[tile * self.tile : (tile + 1) * self.tile]
         per_word = WORD_BYTES // ITEM_BYTES
@@ -173,7 +173,7 @@ def read_back(story: Story, output: int) -> list[int]:
 
 
 def padding(story: Story) -> None:
-    from mini_engine.cpu.pack import PackedWeight
+    from mini_engine.layers.pack import PackedWeight
 
     memory = PackedWeight(numbered(OUTPUTS + 1)).tiles
     last = story.places(OUTPUTS, None, memory)

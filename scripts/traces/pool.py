@@ -24,11 +24,11 @@ class Player:
     """Steps requests over one real pool, one at a time; each step is one or two frames."""
 
     def __init__(self, tape: Tape) -> None:
+        from mini_engine.checkpoint.weights import load_model
         from mini_engine.kv.allocator import BlockAllocator
         from mini_engine.kv.token_flat import KvPool
         from mini_engine.pocket import POCKET_DIR
-        from mini_engine.tokenizer import Tokenizer
-        from mini_engine.weights import load_model
+        from mini_engine.text.tokenizer import Tokenizer
 
         self.tape = tape
         self.model, self.tokenizer = load_model(POCKET_DIR), Tokenizer(POCKET_DIR)
@@ -62,11 +62,11 @@ class Running:
     """One request, driven from `plan` to `commit` as lesson 0's loop does."""
 
     def __init__(self, name: str, player: Player) -> None:
-        from mini_engine.kv.token_flat import PagedSequence, Request
+        from mini_engine.kv.token_flat import FlatRequest, PagedSequence
 
         self.name, self.player = name, player
         self.token_ids = player.tokenizer.encode(PROMPTS[name])
-        self.request = Request(list(self.token_ids))
+        self.request = FlatRequest(list(self.token_ids))
         self.sequence = PagedSequence(self.request, player.pool, player.allocator)
 
     def state(self, tokenizer) -> dict:

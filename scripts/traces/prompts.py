@@ -15,7 +15,7 @@ PROMPTS = {
 }
 TREE = "mini_engine/kv/radix.py::RadixTree"
 SPLIT = "mini_engine/kv/radix_node.py::Node.split"
-MANAGER = "mini_engine/kv/prefix_manager.py::PrefixCacheManager"
+MANAGER = "mini_engine/kv/prefix_cache.py::PrefixCache"
 
 
 def tape() -> Tape:
@@ -27,17 +27,17 @@ class Story:
     """Runs prompts through lesson 8's manager; a letter is a token."""
 
     def __init__(self, tape: Tape) -> None:
-        from mini_engine.kv.prefix_manager import PrefixCacheManager
+        from mini_engine.kv.prefix_cache import caching_manager
 
-        self.tape, self.manager = tape, PrefixCacheManager(NUM_BLOCKS, BLOCK_SIZE)
-        evict = self.manager.tree.evict
+        self.tape, self.manager = tape, caching_manager(NUM_BLOCKS, BLOCK_SIZE)
+        evict = self.manager.prefixes.tree.evict
         self.evicted: list[int] = []
 
         def watched(num_blocks: int) -> list[int]:
             self.evicted = evict(num_blocks)
             return self.evicted
 
-        self.manager.tree.evict = watched
+        self.manager.prefixes.tree.evict = watched
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the tree's nodes, parents before children. `parent` is the parent's first block, 0 for the root.
@@ -45,7 +45,7 @@ class Story:
         by: the requests whose prefix ends at the node or below it, which is what its locks count.
         """
         found: list[dict[str, Any]] = []
-        paths = {name: list(table.node.path()) for name, table in self.manager.tables.items()}
+        paths = {name: list(table.shared.node.path()) for name, table in self.manager.tables.items()}
 
         def visit(node, parent: int) -> None:
             for child in node.children.values():
@@ -57,7 +57,7 @@ class Story:
                 )
                 visit(child, child.blocks[0])
 
-        visit(self.manager.tree.root, 0)
+        visit(self.manager.prefixes.tree.root, 0)
         return found
 
     def show(self, say: str, code: str, question=None, cut: int = 0, gone: Sequence[dict[str, Any]] = ()) -> None:
@@ -179,7 +179,7 @@ def evict(story: Story) -> None:
     story.leave("C")
     story.show(
         "C is computed; then B and C end. Nothing is locked now, so all that is stored may be evicted.",
-        f"{MANAGER}.free",
+        f"{MANAGER}.release",
     )
     before = story.nodes()
     story.find("D")
@@ -198,7 +198,7 @@ def evict(story: Story) -> None:
     )
     story.compute("D")
     story.leave("D")
-    story.show("D is computed, and ends. Its 4 whole blocks are cached.", f"{MANAGER}.free")
+    story.show("D is computed, and ends. Its 4 whole blocks are cached.", f"{MANAGER}.release")
 
 
 def again(story: Story) -> None:

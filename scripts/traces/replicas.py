@@ -13,7 +13,7 @@ PREFILL, DECODE, ANSWER = 4.0, 10.0, 10  # blocks/s, tokens/s, tokens
 ACTS = ("round robin", "pure affinity", "the score")
 ASKED = (2, 3, 6)  # before which requests of an act there is a question
 OPTIONS = ("replica 0", "replica 1", "replica 2")
-POLICY = "mini_engine/routing/policy.py"
+POLICY = "mini_engine/distributed/routing/policy.py"
 
 
 def tape() -> Tape:
@@ -40,12 +40,12 @@ class Act:
     """One policy, with replicas of its own."""
 
     def __init__(self, tape: Tape, name: str, totals: dict[str, str]) -> None:
-        from mini_engine.routing.policy import PrefixScore, RoundRobin
-        from mini_engine.routing.simulate import Rates, Replica
+        from mini_engine.distributed.routing.policy import PrefixScore, RoundRobin
+        from mini_engine.distributed.routing.simulate import Rates, SimulatedReplica
 
         self.tape, self.name, self.totals = tape, name, totals
         self.policy = RoundRobin() if name == ACTS[0] else PrefixScore(float(name == ACTS[2]), CAPACITY)
-        self.replicas = [Replica(CAPACITY, Rates(PREFILL, DECODE)) for _ in range(NUM_REPLICAS)]
+        self.replicas = [SimulatedReplica(CAPACITY, Rates(PREFILL, DECODE)) for _ in range(NUM_REPLICAS)]
         self.loads, self.scores = dict.fromkeys(range(NUM_REPLICAS), 0.0), {}
         self.found, self.waited = 0, 0.0
 
@@ -76,7 +76,7 @@ class Act:
 
     def take(self, number: int, chat: str, keys: list[int]) -> None:
         """Send one request, and tell what the policy made of it."""
-        from mini_engine.routing.simulate import Arrival
+        from mini_engine.distributed.routing.simulate import Arrival
 
         now = GAP * number
         self.loads = {index: replica.load(now) for index, replica in enumerate(self.replicas)}
@@ -97,7 +97,7 @@ class Act:
 
     def reason(self, keys: list[int]) -> str:
         """Return why the chosen replica is chosen, and note the scores as they are written."""
-        from mini_engine.routing.policy import PrefixScore
+        from mini_engine.distributed.routing.policy import PrefixScore
 
         if not isinstance(self.policy, PrefixScore):
             return "Each has its turn, whatever the prompt."

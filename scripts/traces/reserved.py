@@ -64,9 +64,9 @@ class Memory:
     """Memory with room for three caches, and the requests in it."""
 
     def __init__(self, tape: Tape) -> None:
+        from mini_engine.checkpoint.weights import load_model
         from mini_engine.pocket import POCKET_DIR
-        from mini_engine.tokenizer import Tokenizer
-        from mini_engine.weights import load_model
+        from mini_engine.text.tokenizer import Tokenizer
 
         self.tape = tape
         self.model, self.tokenizer = load_model(POCKET_DIR), Tokenizer(POCKET_DIR)

@@ -1,5 +1,6 @@
 """Course machinery. Lesson 11's trace: four prompts leave checkpoints in the tree, copy them, and evict one."""
 
+from functools import partial
 from typing import Any
 
 from scripts.traces.tape import Tape, ask, listed, plural
@@ -13,8 +14,9 @@ PROMPTS = {
     "D": "The sea is blue and deep.",
 }
 OPTIONS = (0, 16, 20, 24)
-MANAGER = "mini_engine/hybrid/manager.py::HybridCacheManager"
-TREE = "mini_engine/hybrid/radix.py::CheckpointTree"
+MANAGER = "mini_engine/kv/manager.py::KvCacheManager"
+MEMORY = "mini_engine/hybrid/memory.py::StateMemory"
+CHECKPOINTS = "mini_engine/hybrid/checkpoints.py::Checkpoints"
 
 
 def tape() -> Tape:
@@ -46,10 +48,18 @@ def text_states():
 
 
 class Story:
-    """Runs prompts through lesson 11's manager and tells what it does."""
+    """Runs prompts through a manager with lesson 11's memory, and tells what they do."""
 
-    def __init__(self, tape: Tape, manager: Any) -> None:
-        self.tape, self.manager, self.states = tape, manager, manager.states
+    def __init__(self, tape: Tape) -> None:
+        from mini_engine.hybrid.memory import StateMemory
+        from mini_engine.kv.manager import KvCacheManager
+        from mini_engine.kv.prefix_cache import PrefixCache
+
+        self.tape, self.states = tape, text_states()
+        self.memory = StateMemory(self.states, BLOCK_SIZE, INTERVAL)
+        cache = partial(PrefixCache, places=self.memory)
+        self.manager = KvCacheManager(NUM_BLOCKS, BLOCK_SIZE, prefixes=cache, memories=[self.memory])
+        self.tree = self.manager.prefixes.tree
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return the tree's nodes, parents before children. `parent` is the parent's first block, 0 for the root."""
@@ -59,22 +69,22 @@ class Story:
             for child in node.children.values():
                 words = "".join(map(chr, memoryview(bytes(child.key)).cast("I")))
                 blocks = [words[i : i + BLOCK_SIZE] for i in range(0, len(words), BLOCK_SIZE)]
-                slot = self.manager.tree.checkpoints.get(child, 0)
+                slot = self.memory.checkpoints.slots.get(child, 0)
                 found.append(
                     {"first": child.blocks[0], "texts": blocks, "locks": child.locks, "parent": parent, "slot": slot}
                 )
                 visit(child, child.blocks[0])
 
-        visit(self.manager.tree.root, 0)
+        visit(self.tree.root, 0)
         return found
 
     def show(self, say: str, question=None, marked=(), copied=(), *, code: str) -> None:
-        owners = {self.manager.slot_of(name): name for name in self.manager.tables}
+        owners = {hold.slots[0]: name for name, hold in self.memory.holds.items()}
         slots = [
             {"slot": slot, "owner": owners.get(slot, ""), "seen": self.states.seen[slot]}
             for slot in range(1, 1 + WORKING + TRACK)
         ]
-        held = sorted(self.manager.tree.checkpoints.values())
+        held = sorted(self.memory.checkpoints.slots.values())
         state = {"slots": slots, "held": held, "nodes": self.nodes()}
         self.tape.frame(say, question, code, **state, marked=list(marked), copied=list(copied))
 
@@ -82,10 +92,10 @@ class Story:
         """Admit a request and say what it starts from."""
         prompt = PROMPTS[name]
         ids = list(map(ord, prompt))
-        before = dict(self.manager.tree.checkpoints)
-        stored = self.manager.tree.peek(ids[:-1]).num_tokens
+        before = dict(self.memory.checkpoints.slots)
+        stored = self.tree.peek(ids[:-1]).num_tokens
         found = self.manager.allocate(name, ids)
-        slot = self.manager.slot_of(name)
+        slot = self.memory.holds[name].slots[0]
         source = [s for s in before.values() if found and self.states.seen[s] == prompt[:found]]
         if not found:
             say = (
@@ -106,33 +116,35 @@ class Story:
             f"{name} arrives: “{prompt}”. The deepest checkpoint in its prefix is after {found} tokens: copied from "
             f"slot {listed(source)} into its own slot {slot}.{rest}"
         )
-        return self.show(say, question, marked=[slot], copied=source, code=f"{TREE}.match_state")
+        return self.show(say, question, marked=[slot], copied=source, code=f"{MEMORY}.begin")
 
     def chunk(self, name: str) -> bool:
         """Compute one chunk. Return whether more is left of the prompt."""
-        prompt, manager = PROMPTS[name], self.manager
-        ids, table = list(map(ord, prompt)), manager.tables[name]
-        start = table.num_computed
-        stop = manager.chunk_end(name, start, len(ids))
-        before, evicted = set(manager.tree.checkpoints.values()), manager.tree.num_states_evicted
+        prompt, manager, checkpoints = PROMPTS[name], self.manager, self.memory.checkpoints
+        ids, hold = list(map(ord, prompt)), self.memory.holds[name]
+        start = hold.num_computed
+        stop = self.memory.chunk_end(name, start, len(ids))
+        before, evicted = set(checkpoints.slots.values()), checkpoints.num_evicted
         held = {slot: self.states.seen[slot] for slot in before}
         manager.grow(name, stop)
-        self.states.seen[table.slot] += prompt[start:stop]
+        self.states.seen[hold.slots[0]] += prompt[start:stop]
         manager.commit(name, ids, stop)
-        made = [slot for slot in manager.tree.checkpoints.values() if held.get(slot) != self.states.seen[slot]]
+        made = [slot for slot in checkpoints.slots.values() if held.get(slot) != self.states.seen[slot]]
         say = f"{name} computes {plural(stop - start, 'token')}, up to {stop}."
         if made:
             say += f" The chunk ends here because a checkpoint is due: the state is copied into slot {listed(made)}"
-            gone = manager.tree.num_states_evicted - evicted
+            gone = checkpoints.num_evicted - evicted
             say += ", which the least recently used checkpoint gives up; its node keeps its blocks." if gone else "."
         else:
             say += " Its last token gives the logits that choose the first new one."
-        self.show(say, marked=made or [table.slot], code=f"{TREE}.new_checkpoint" if made else f"{MANAGER}.commit")
+        self.show(
+            say, marked=made or [hold.slots[0]], code=f"{CHECKPOINTS}.new_checkpoint" if made else f"{MANAGER}.commit"
+        )
         return stop < len(ids)
 
     def leave(self, name: str) -> None:
         """End a request."""
-        slot = self.manager.slot_of(name)
+        slot = self.memory.holds[name].slots[0]
         self.manager.free(name, list(map(ord, PROMPTS[name])))
         say = f"{name} has ended. Slot {slot} is zeroed and free; its checkpoints and blocks stay."
         self.show(say, code=f"{MANAGER}.free")
@@ -140,22 +152,18 @@ class Story:
 
 def record(tape: Tape) -> None:
     """Run the prompts one after another."""
-    from mini_engine.hybrid.manager import HybridCacheManager
-
-    states = text_states()
-    manager = HybridCacheManager(NUM_BLOCKS, BLOCK_SIZE, states=states, checkpoint_interval=INTERVAL)
-    story = Story(tape, manager)
+    story = Story(tape)
     story.show(
         f"{WORKING} working slots, {TRACK} for checkpoints, and an empty tree with blocks of {BLOCK_SIZE} tokens. A "
         f"checkpoint is due every {INTERVAL} tokens, at a prompt's last whole block, and where a prompt leaves what "
         "is stored.",
-        code=MANAGER,
+        code=MEMORY,
     )
     for name in PROMPTS:
         story.arrive(name)
         while story.chunk(name):
             pass
         story.leave(name)
-    stats = manager.stats
+    stats = story.manager.prefixes.stats
     said = f"{stats.found_tokens} of {stats.asked_tokens} prompt tokens were not computed again."
     story.show(said, code="mini_engine/kv/radix.py::HitStats.count")

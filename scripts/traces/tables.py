@@ -4,13 +4,14 @@ import math
 from typing import Any, TypedDict
 
 from scripts.traces.tape import Tape, ask, listed, plural, ranges
+from scripts.traces.walk import Kept, kept_by_kernel
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 8
 PROMPTS = {"A": "Once upon a time", "B": "The capital of France is", "C": "Count: one, two, three"}
 LAYER, HEAD = 1, 0  # the attention to show
 POOL = "mini_engine/kv/block_tensor.py"
 TABLE = "mini_engine/kv/block_table.py::BlockTable"
-KERNEL = "mini_engine/attention/reference.py::paged_attention"
+KERNEL = "mini_engine/attention/blockwise.py::attend_blocks"
 
 
 def tape() -> Tape:
@@ -24,7 +25,7 @@ class Watching:
     """The kernel; records the arguments of its calls in the last step."""
 
     def __init__(self) -> None:
-        from mini_engine.attention.reference import paged_attention
+        from mini_engine.attention.blockwise import paged_attention
 
         self.kernel, self.calls = paged_attention, []
 
@@ -32,20 +33,11 @@ class Watching:
         self.calls.append(arguments)
         return self.kernel(*arguments)
 
-    def keys_of(self, s: int, query: int, entry: int) -> tuple[list[int], list[float]]:
-        """Return the slots and scores of the keys that a query of sequence s reads in one block.
-
-        `query` is its index among the sequence's queries, `entry` an index into the sequence's row of the table.
-        Scores are rounded to two decimals, so that the sums shown can be checked by hand.
-        """
-        q, k_cache, _, starts, lens, table, scale = self.calls[LAYER]
-        start, stop = int(starts[s]), int(starts[s + 1])
-        seen = int(lens[s]) - (stop - start) + query + 1
-        block = int(table[s, entry])
-        count = min(BLOCK_SIZE, seen - entry * BLOCK_SIZE)
-        head = HEAD // (q.shape[1] // k_cache.shape[2])
-        scores = (k_cache[block, :count, head] @ q[start + query, HEAD] * scale).tolist()
-        return [block * BLOCK_SIZE + offset for offset in range(count)], [round(score, 2) for score in scores]
+    def kept_of(self, s: int, query: int) -> list[Kept]:
+        """Return what the kernel keeps after each block, of sequence s and the query with this index in it."""
+        q, k_cache, v_cache, starts, lens, table, scale = self.calls[LAYER]
+        rows = q[int(starts[s]) : int(starts[s + 1])]
+        return kept_by_kernel(rows, k_cache, v_cache, table[s].tolist(), int(lens[s]), scale, query, HEAD)
 
 
 class Plan(TypedDict):
@@ -61,11 +53,11 @@ class Desk:
     """One real pool, its allocator and the requests in it."""
 
     def __init__(self, tape: Tape) -> None:
+        from mini_engine.checkpoint.weights import load_model
         from mini_engine.kv.allocator import BlockAllocator
         from mini_engine.kv.block_tensor import KvPool
         from mini_engine.pocket import POCKET_DIR
-        from mini_engine.tokenizer import Tokenizer
-        from mini_engine.weights import load_model
+        from mini_engine.text.tokenizer import Tokenizer
 
         self.tape = tape
         self.model, self.tokenizer = load_model(POCKET_DIR), Tokenizer(POCKET_DIR)
@@ -86,10 +78,10 @@ class Desk:
 
     def arrive(self, name: str) -> int:
         from mini_engine.kv.block_table import BlockTable
-        from mini_engine.kv.block_tensor import Request
+        from mini_engine.kv.block_tensor import PackedRequest
 
         ids = self.tokenizer.encode(PROMPTS[name])
-        self.requests[name] = Request(ids, BlockTable(self.allocator))
+        self.requests[name] = PackedRequest(ids, BlockTable(self.allocator))
         return len(ids)
 
     def reserve(self) -> dict[str, list[int]]:
@@ -217,15 +209,14 @@ def walk(desk: Desk, name: str, query: int | None = None, is_first: bool = False
     start, stop = (int(row) for row in desk.meta.cu_seqlens_q[s : s + 2])
     query = stop - start - 1 if query is None else query
     position = int(desk.meta.seq_lens_kv[s]) - (stop - start) + query
-    best, total, seen = -math.inf, 0.0, []
+    best, seen = -math.inf, []
     row = desk.requests[name].table.blocks[: position // BLOCK_SIZE + 1]
-    for entry, block in enumerate(row):
-        slots, scores = desk.kernel.keys_of(s, query, entry)
-        new = max(best, *scores)
-        factor = math.exp(best - new)
-        total = total * factor + sum(math.exp(score - new) for score in scores)
-        seen += [[slot, score] for slot, score in zip(slots, scores, strict=True)]
-        say = f"Query {name}{position} reads {plural(len(slots), 'key')} of block {block}, in place. "
+    for entry, (block, kept) in enumerate(zip(row, desk.kernel.kept_of(s, query), strict=False)):
+        scores = [round(score, 2) for score in kept.scores if score > -math.inf]  # the others are masked
+        new, total = round(kept.best, 2), kept.total
+        factor = math.exp(best - new)  # of the numbers shown, so that it can be checked by hand
+        seen += [[block * BLOCK_SIZE + offset, score] for offset, score in enumerate(scores)]
+        say = f"Query {name}{position} reads {plural(len(scores), 'key')} of block {block}, in place. "
         if entry == 0:
             say += f"Largest score {new:.2f}, sum of exp(score − largest) {total:.2f}."
         elif new > best:
@@ -245,7 +236,7 @@ def walk(desk: Desk, name: str, query: int | None = None, is_first: bool = False
                 "entry": entry,
                 "query": f"{name}{position}",
                 "seen": seen[:],
-                "best": best,
+                "best": new,
                 "sum": round(total, 2),
             },
             code=KERNEL,

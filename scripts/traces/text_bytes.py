@@ -7,8 +7,8 @@ from scripts.traces.tape import Tape, ask, plural
 STOP = "User:"
 FIRST, SECOND = "A café: 5 €, Us, User: no", "Hi 😀"
 CUT = 1  # tokens missing at the end of the second answer
-DETOKENIZER = "mini_engine/engine/detokenizer.py::Detokenizer"
-CHECKER = "mini_engine/engine/detokenizer.py::StopChecker"
+DETOKENIZER = "mini_engine/text/detokenizer.py::Detokenizer"
+CHECKER = "mini_engine/text/detokenizer.py::StopChecker"
 
 
 def tape() -> Tape:
@@ -19,7 +19,7 @@ class Answer:
     """One answer on its way through detokenizer and stop strings."""
 
     def __init__(self, tape: Tape, tokenizer) -> None:
-        from mini_engine.engine.detokenizer import Detokenizer, StopChecker
+        from mini_engine.text.detokenizer import Detokenizer, StopChecker
 
         self.tape, self.tokenizer = tape, tokenizer
         self.detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
@@ -65,7 +65,7 @@ def spans_of(text: str, num_bytes: int, is_over: bool) -> list[list[Any]]:
 
 def record(tape: Tape) -> None:
     from mini_engine.pocket import POCKET_DIR
-    from mini_engine.tokenizer import Tokenizer
+    from mini_engine.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(POCKET_DIR)
     answer = Answer(tape, tokenizer)

@@ -8,7 +8,7 @@ from scripts.traces.tape import Tape, ask, listed, plural
 BLOCK_SIZE, NUM_BLOCKS, HOST_RECORDS = 4, 7, 4
 PROMPTS = {"A": "The sea is deep.", "B": "Bread is warm."}
 OPTIONS = (0, 4, 8, 12)
-MANAGER = "mini_engine/tiers/manager.py::TieredCacheManager"
+CONNECTOR = "mini_engine/tiers/connector.py::TierConnector"
 DISK = "mini_engine/tiers/disk.py::DiskTier"
 
 
@@ -46,10 +46,12 @@ class Story:
 
     def start(self) -> None:
         """Begin a new process on the same directory."""
+        from mini_engine.kv.manager import KvCacheManager
+        from mini_engine.kv.prefix_cache import PrefixCache
+        from mini_engine.tiers.connector import TierConnector
         from mini_engine.tiers.disk import DiskTier
         from mini_engine.tiers.host import HostTier
         from mini_engine.tiers.keys import Identity
-        from mini_engine.tiers.manager import TieredCacheManager
         from mini_engine.tiers.records import Record
         from mini_engine.tiers.store import BlockStore
         from mini_engine.tiers.tiers import Tiers
@@ -59,7 +61,10 @@ class Story:
         self.tiers = Tiers(HostTier(HOST_RECORDS * size), self.disk)
         identity = Identity("weights", "config", "letters", BLOCK_SIZE)
         store = BlockStore(self.tiers, self.letters, identity)  # pyright: ignore[reportArgumentType]
-        self.manager = TieredCacheManager(NUM_BLOCKS, BLOCK_SIZE, self.letters.copy, block_store=store)
+        connector = TierConnector(store)
+        self.manager = KvCacheManager(
+            NUM_BLOCKS, BLOCK_SIZE, self.letters.copy, prefixes=PrefixCache, connector=connector
+        )
 
     def show(self, say: str, question=None, moved=(), *, code: str) -> None:
         """Add a frame. moved: texts of the blocks that something just happened to."""
@@ -80,7 +85,7 @@ class Story:
     def arrive(self, name: str, tell: str) -> int:
         """Admit a request; ask how much is found; compute the rest. Return the tokens found."""
         ids = list(map(ord, PROMPTS[name]))
-        cached = self.manager.tree.peek(self.manager._usable(key(ids))).num_tokens
+        cached = self.manager.prefixes.peek(ids, None, {}).num_tokens
         before = dict(self.tiers.num_found)
         found = self.manager.allocate(name, ids)
         back = {tier: self.tiers.num_found[tier] - count for tier, count in before.items()}
@@ -94,7 +99,7 @@ class Story:
         say = f"{name} arrives. The pool has {cached} of its {len(ids)} tokens."
         if places:
             say += f" Copied back instead of computed: {listed(places)}."
-        code = "mini_engine/tiers/store.py::BlockStore.restore" if places else f"{MANAGER}.allocate"
+        code = "mini_engine/tiers/store.py::BlockStore.restore" if places else f"{CONNECTOR}.find"
         self.show(say, question, texts[cached // BLOCK_SIZE : found // BLOCK_SIZE], code=code)
         self.compute(name, found)
         return found
@@ -115,13 +120,13 @@ class Story:
             say += f" Whole blocks are copied to host memory at once: {plural(len(texts), 'record')}."
         if written := len(set(self.disk.sizes) - files):
             say += f" {plural(written, 'file')} written later, by a thread in the background."
-        self.show(say, moved=texts, code=f"{MANAGER}.store")
+        self.show(say, moved=texts, code=f"{CONNECTOR}.save")
 
     def leave(self, name: str) -> None:
         self.manager.free(name, list(map(ord, PROMPTS[name])))
         self.tiers.flush()
         self.show(
-            f"{name} has ended. Its whole blocks stay in the pool, cached, as in lesson 8.", code=f"{MANAGER}.free"
+            f"{name} has ended. Its whole blocks stay in the pool, cached, as in lesson 8.", code=f"{CONNECTOR}.save"
         )
 
     def restart(self) -> None:
@@ -154,7 +159,7 @@ def record(tape: Tape) -> None:
         story.show(
             f"A pool of {NUM_BLOCKS - 1} blocks, host memory for {HOST_RECORDS} records, and an empty directory. A "
             f"block has {BLOCK_SIZE} tokens; here a token is a letter.",
-            code=MANAGER,
+            code=CONNECTOR,
         )
         story.arrive("A", "Everything is empty.")
         story.leave("A")

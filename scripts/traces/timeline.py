@@ -66,11 +66,11 @@ class Recorder:
 
 
 def record(tape: Tape) -> None:
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.engine.engine import Engine
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.scheduler import SchedulerConfig
     from mini_engine.pocket import POCKET_DIR
-    from mini_engine.weights import load_model
 
     limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=BUDGET, watermark=0)
     engine = Engine.for_model(

@@ -2,12 +2,13 @@
 
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from scripts.traces.tape import Tape, ask, listed, plural
 
 if TYPE_CHECKING:
-    from mini_engine.kv.prefix_manager import PrefixCacheManager as Manager
+    from mini_engine.kv.manager import KvCacheManager as Manager
 else:
     Manager = object  # `watched` mixes the real one in: importing this module must not import the code to be recorded
 
@@ -15,7 +16,7 @@ BLOCK_SIZE, NUM_BLOCKS = 4, 20
 ANSWER = 7  # tokens of an answer
 TREE = "mini_engine/kv/radix.py::RadixTree"
 SPLIT = "mini_engine/kv/radix_node.py::Node.split"
-MANAGER = "mini_engine/kv/prefix_manager.py::PrefixCacheManager"
+MANAGER = "mini_engine/kv/prefix_cache.py::PrefixCache"
 RATE = "mini_engine/kv/radix.py::HitStats.hit_rate"
 HEAD_START, STEPS = 2, 40  # steps before B joins A; more steps than any later arrival takes
 ARRIVALS = ("A", "B", "C", "DE", "F")
@@ -36,13 +37,17 @@ def tape() -> Tape:
 
 
 def watched(story: "Story"):
-    """Return a subclass of lesson 8's manager that reports its calls to the story."""
-    from mini_engine.kv.prefix_manager import PrefixCacheManager
+    """Return what makes a manager with lesson 8's prefix cache that reports its calls to the story."""
+    from mini_engine.kv.manager import KvCacheManager, no_store
+    from mini_engine.kv.prefix_cache import PrefixCache
 
-    class Watched(Reporting, PrefixCacheManager):
+    class Watched(Reporting, KvCacheManager):
         teller = story
 
-    return Watched
+    def make(num_blocks: int, block_size: int, copy=no_store, policy=None) -> Watched:
+        return Watched(num_blocks, block_size, copy, prefixes=partial(PrefixCache, policy=policy))
+
+    return make
 
 
 class Reporting(Manager):
@@ -52,14 +57,14 @@ class Reporting(Manager):
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        self.teller.manager, evict = self, self.tree.evict
+        self.teller.manager, evict = self, self.prefixes.tree.evict
 
         def watched_evict(num_blocks):
             gone = evict(num_blocks)
             self.teller.evicted(gone)
             return gone
 
-        self.tree.evict = watched_evict
+        self.prefixes.tree.evict = watched_evict
 
     def cost(self, token_ids, *rest, **options):
         cost = super().cost(token_ids, *rest, **options)
@@ -78,16 +83,16 @@ class Reporting(Manager):
         return super().grow(request_id, num_tokens)
 
     def commit(self, request_id, token_ids, num_computed):
-        stored = self.tree.num_blocks
+        stored = self.prefixes.tree.num_blocks
         super().commit(request_id, token_ids, num_computed)
-        self.teller.stored(request_id, self.tree.num_blocks - stored)
+        self.teller.stored(request_id, self.prefixes.tree.num_blocks - stored)
 
     def free(self, request_id, computed_ids=()):
         blocks = list(self.tables[request_id].blocks) if request_id in self.tables else None
-        stored, free = self.tree.num_blocks, self.allocator.num_free
+        stored, free = self.prefixes.tree.num_blocks, self.allocator.num_free
         super().free(request_id, computed_ids)
         if blocks is not None:
-            self.teller.left(request_id, self.tree.num_blocks - stored, self.allocator.num_free - free)
+            self.teller.left(request_id, self.prefixes.tree.num_blocks - stored, self.allocator.num_free - free)
 
 
 class Story:
@@ -112,7 +117,7 @@ class Story:
                 )
                 visit(child, name)
 
-        visit(self.manager.tree.root, 0)
+        visit(self.manager.prefixes.tree.root, 0)
         return found
 
     @property
@@ -143,7 +148,7 @@ class Story:
             self.show(
                 f"{name} asks “{PROMPTS[name]}”: {tokens} tokens with the system prompt. The tree is empty, so "
                 "nothing is found.",
-                code=f"{MANAGER}.allocate",
+                code=f"{MANAGER}.begin",
             )
             return
         split = " The edge is split where the two prompts diverge." if was_split else ""
@@ -186,7 +191,7 @@ class Story:
             "keeps its place in the queue, and nothing is computed twice.",
             question,
             marked=self.manager.tables[twin].blocks,
-            code=f"{MANAGER}.cost",
+            code=f"{MANAGER}.peek",
         )
 
     def question_of(self, name: str, tokens: int, found: int, is_twin: bool):
@@ -281,17 +286,17 @@ class Story:
                 why,
             )
         say += f" Free {sums.free}, held {sums.held}, cached {sums.cached}."
-        self.show(say, question, code=f"{MANAGER}.free")
+        self.show(say, question, code=f"{MANAGER}.release")
 
 
 def record(tape: Tape) -> None:
     """Run chats one after another, two of them as twins, until the pool runs short."""
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.engine.engine import Engine
     from mini_engine.engine.sampling_params import SamplingParams
     from mini_engine.engine.scheduler import SchedulerConfig
     from mini_engine.pocket import POCKET_DIR
-    from mini_engine.tokenizer import Tokenizer
-    from mini_engine.weights import load_model
+    from mini_engine.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(POCKET_DIR)
     story = Story(tape, tokenizer)
@@ -309,7 +314,7 @@ def record(tape: Tape) -> None:
         for _ in range(HEAD_START if names == "A" else STEPS):
             if engine.has_unfinished:
                 engine.step()
-    stats = story.manager.stats
+    stats = story.manager.prefixes.stats
     story.show(
         f"All have ended. {stats.found_tokens} of {stats.asked_tokens} prompt tokens were found rather than "
         f"computed: {100 * stats.hit_rate:.0f} %. The tree keeps what fits.",

@@ -107,15 +107,15 @@ class Stage:
     """The app with its engine's thread, and three clients. `async with` starts the thread and ends everything."""
 
     def __init__(self) -> None:
+        from mini_engine.checkpoint.weights import load_model
         from mini_engine.engine.engine import Engine
         from mini_engine.engine.scheduler import SchedulerConfig
         from mini_engine.engine.worker import EngineWorker
         from mini_engine.pocket import POCKET_DIR
         from mini_engine.server.app import create_app
-        from mini_engine.server.config import ServerConfig
         from mini_engine.server.metrics import Metrics
-        from mini_engine.tokenizer import Tokenizer
-        from mini_engine.weights import load_model
+        from mini_engine.server.server_config import ServerConfig
+        from mini_engine.text.tokenizer import Tokenizer
 
         self.tokenizer = Tokenizer(POCKET_DIR)
         self.engine = Engine.for_model(

@@ -1,7 +1,8 @@
-"""Course machinery. Lesson 3's second trace: online softmax over a query's blocks, with real scores and values."""
+"""Course machinery. Lesson 3's second trace: online softmax over a query's blocks, as the kernel itself computes it."""
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from scripts.traces.tape import Tape, ask, listed, plural
 
@@ -9,9 +10,9 @@ BLOCK_SIZE, NUM_BLOCKS = 4, 8
 PROMPT, GONE = "Once upon a time there was a cat. The cat was very old", ("Hello", "The capital of France is")
 LAYER, HEAD = 0, 1  # the attention to show
 SHOWN = 3  # of a value's numbers
-KERNEL = "mini_engine/attention/reference.py::paged_attention"
+KERNEL = "mini_engine/attention/blockwise.py::attend_blocks"
 AT_ONCE = "mini_engine/attention/dense.py::causal_attention"
-CLOSE = 1e-4  # between the result and the kernel's, which adds in another order
+CLOSE = 1e-4  # between the result and the reference kernel's, which adds in another order
 
 
 def tape() -> Tape:
@@ -19,27 +20,56 @@ def tape() -> Tape:
     return Tape("l3-walk", "l3_block_tensor/walk.trace.js", "walk", "Softmax, block by block", scene, 11)
 
 
-class Walk:
-    """The last query's walk over its blocks: what it has read so far, and the three things that it keeps.
+class Kept(NamedTuple):
+    """What the kernel has for one query and head after a block: the block's scores, and what it keeps."""
 
-    call, out: the arguments and the result of the kernel's call.
+    scores: list[float]
+    best: float  # the largest score so far
+    total: float  # the sum of exp(score − best)
+    sums: list[float]  # the sum of exp(score − best) · V
+
+
+def kept_by_kernel(
+    q: Any, k_cache: Any, v_cache: Any, blocks: Sequence[int], kv_len: int, scale: float, query: int, head: int
+) -> list[Kept]:
+    """Run the block-by-block kernel on one sequence; return what it kept of this query and head after each block.
+
+    Raises:
+        ValueError: the kernel did not show every block.
+    """
+    from mini_engine.attention.blockwise import attend_blocks
+
+    seen: list[Kept] = []
+    group = q.shape[1] // k_cache.shape[2]
+
+    def watch(*kept: Any) -> None:
+        scores, best, total, sums = (x[query, head // group, head % group].tolist() for x in kept)
+        seen.append(Kept(scores, best[0], total[0], sums))
+
+    attend_blocks(q, k_cache, v_cache, blocks, kv_len, scale, watch)
+    if len(seen) != (wanted := -(-kv_len // k_cache.shape[1])):
+        raise ValueError(f"attend_blocks called `watch` {len(seen)} times for {wanted} blocks; call it after each one")
+    return seen
+
+
+class Walk:
+    """The last query's walk over its blocks: what the kernel has read so far, and the three things that it keeps.
+
+    call, out: the arguments of one layer's call of a kernel, and the reference kernel's result.
     best: the largest score so far. total: the sum of exp(score − best). sums: the sum of exp(score − best) · V.
     """
 
     def __init__(self, tape: Tape, words: list[str], table: list[int], call: tuple, out: Any) -> None:
         q, k_cache, v_cache, _, _, _, scale = call
         self.tape, self.words, self.table = tape, words, table
-        group = q.shape[1] // k_cache.shape[2]
-        blocks = [(k_cache[block, :, HEAD // group], v_cache[block, :, HEAD // group]) for block in table]
-        self.scores = [(k @ q[-1, HEAD] * scale).tolist() for k, _ in blocks]
-        self.values = [v[:, :SHOWN].tolist() for _, v in blocks]
-        self.kernel = out[-1, HEAD, :SHOWN].tolist()
+        self.kept = kept_by_kernel(q, k_cache, v_cache, table, len(words), scale, len(words) - 1, HEAD)
+        self.reference = out[-1, HEAD, :SHOWN].tolist()
         self.best, self.total, self.sums = -math.inf, 0.0, [0.0] * SHOWN
         self.entry: int | None = None
         self.num_read = self.num_added = 0
 
     def show(self, say: str, question=None, factor: float | None = None, out=None, kernel=None, code=KERNEL) -> None:
-        scores = [score for block in self.scores for score in block][: self.num_read]
+        scores = [score for kept in self.kept for score in kept.scores][: self.num_read]
         keys = [{"word": word, "score": None, "part": None} for word in self.words]
         for i, score in enumerate(scores):
             keys[i]["score"] = round(score, 2)
@@ -50,24 +80,18 @@ class Walk:
 
     def block(self, entry: int) -> None:
         """Show a block: its scores, the rescaling if one of them is the largest so far, and its part of the sums."""
-        self.entry = entry
-        count = min(BLOCK_SIZE, len(self.words) - entry * BLOCK_SIZE)
-        scores, values = self.scores[entry][:count], self.values[entry][:count]
+        self.entry, kept = entry, self.kept[entry]
+        count = len(kept.scores)
         self.num_read += count
-        said, question = self.about_scores(entry, count, max(scores))
+        said, question = self.about_scores(entry, count, max(kept.scores))
         if entry == 0:
-            self.best = max(scores)
+            self.best = kept.best
         self.show(said, question)
-        if max(scores) > self.best:
-            self.rescale(max(scores))
-        parts = [math.exp(score - self.best) for score in scores]
-        self.total += sum(parts)
-        self.sums = [
-            old + sum(part * value[i] for part, value in zip(parts, values, strict=True))
-            for i, old in enumerate(self.sums)
-        ]
+        if kept.best > self.best:
+            self.rescale(kept.best)
+        self.total, self.sums = kept.total, kept.sums[:SHOWN]
         self.num_added += count
-        added = " + ".join(f"{part:.2f}" for part in parts)
+        added = " + ".join(f"{math.exp(score - kept.best):.2f}" for score in kept.scores)
         self.show(f"Its parts, {added}, go into the sum, and each part times its value into the sum of values.")
 
     def about_scores(self, entry: int, count: int, largest: float):
@@ -112,31 +136,20 @@ class Walk:
         )
 
     def end(self) -> None:
-        """Divide, and compare with the softmax over all scores at once and with the kernel's own output."""
+        """Divide, and compare with the reference kernel, which takes the softmax over all scores at once."""
         out = [value / self.total for value in self.sums]
         self.entry = None
         said = f"After the last block the sum of values is divided by the sum, {self.total:.2f}: attention's output."
         self.show(said, out=rounded(out))
-        scores = [score for block in self.scores for score in block][: len(self.words)]
-        values = [value for block in self.values for value in block][: len(self.words)]
-        total = sum(math.exp(score - max(scores)) for score in scores)
-        at_once = [
-            sum(math.exp(score - max(scores)) / total * value[i] for score, value in zip(scores, values, strict=True))
-            for i in range(SHOWN)
-        ]
-        same = all(
-            math.isclose(one, other, abs_tol=CLOSE)
-            for others in (at_once, self.kernel)
-            for one, other in zip(out, others, strict=True)
-        )
+        same = all(math.isclose(*pair, abs_tol=CLOSE) for pair in zip(out, self.reference, strict=True))
         verdict = "the same" if same else "something else"
         why = "Rescaling made every part what it would have been with the last maximum from the start."
         self.show(
-            f"Softmax over all {len(scores)} scores at once, and this lesson's reference kernel, which does that, give "
-            f"{verdict}: {listed([signed(value) for value in rounded(self.kernel)])}.",
+            f"The reference kernel copies the keys together and takes the softmax over all {len(self.words)} scores at "
+            f"once. It gives {verdict}: {listed([signed(value) for value in rounded(self.reference)])}.",
             ask("And softmax over all scores at once, as the reference kernel does it?", verdict, WRONG, why),
             out=rounded(out),
-            kernel=rounded(self.kernel),
+            kernel=rounded(self.reference),
             code=AT_ONCE,
         )
 
@@ -168,17 +181,18 @@ def run() -> tuple[list[str], list[int], tuple, Any]:
     """Run the model once, with K and V in blocks that are not in order.
 
     Returns:
-        the prompt's tokens as words, its blocks, and the arguments and the result of one layer's call of the kernel.
+        the prompt's tokens as words, its blocks, and the arguments and the result of one layer's call of the reference
+        kernel.
     """
     import torch
 
     from mini_engine.attention.reference import paged_attention
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.kv.allocator import BlockAllocator
     from mini_engine.kv.block_table import BlockTable
-    from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
+    from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
     from mini_engine.pocket import POCKET_DIR
-    from mini_engine.tokenizer import Tokenizer
-    from mini_engine.weights import load_model
+    from mini_engine.text.tokenizer import Tokenizer
 
     tokenizer, model = Tokenizer(POCKET_DIR), load_model(POCKET_DIR)
     calls: list[tuple] = []
@@ -188,7 +202,7 @@ def run() -> tuple[list[str], list[int], tuple, Any]:
         return calls[-1][1]
 
     pool, allocator = KvPool(model.config, NUM_BLOCKS, BLOCK_SIZE, watched), BlockAllocator(NUM_BLOCKS, BLOCK_SIZE)
-    *gone, request = [Request(tokenizer.encode(prompt), BlockTable(allocator)) for prompt in (*GONE, PROMPT)]
+    *gone, request = [PackedRequest(tokenizer.encode(prompt), BlockTable(allocator)) for prompt in (*GONE, PROMPT)]
     reserve_all(gone)
     for one in gone:
         one.table.free()

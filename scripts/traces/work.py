@@ -32,12 +32,12 @@ class Counting:
 
 def record(tape: Tape) -> None:
     """Answer the same prompt with both stores, and show their steps side by side."""
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.engine.loop import generate
     from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
     from mini_engine.kv.no_cache import NoCache, Recompute
     from mini_engine.pocket import POCKET_DIR
-    from mini_engine.tokenizer import Tokenizer
-    from mini_engine.weights import load_model
+    from mini_engine.text.tokenizer import Tokenizer
 
     tokenizer, model = Tokenizer(POCKET_DIR), load_model(POCKET_DIR)
     prompt_ids = tokenizer.encode(PROMPT)

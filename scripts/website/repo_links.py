@@ -35,7 +35,7 @@ def outside_path(link: str, page: str) -> str | None:
     """Return a link's target relative to the repository's root, or None if it stays in lessons/.
 
     Args:
-        link: as written on the page, such as `../../mini_engine/config.py#L10`.
+        link: as written on the page, such as `../../mini_engine/checkpoint/config.py#L10`.
         page: the page's path relative to lessons/, such as `l0_the_loop/README.md`.
     """
     parts = urlsplit(link)

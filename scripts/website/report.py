@@ -25,7 +25,8 @@ from scripts.website.browser import (
 )
 
 from rich.console import Console
-from rich.table import Table
+
+from lessons._course.tables import Column, show
 
 FONTS = (".woff2", ".woff", ".ttf")
 FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint').map(entry => entry.startTime)[0]"
@@ -61,13 +62,11 @@ def shoot(browser, site: Site, source: str, folder: Path) -> None:
                 visitor.page.screenshot(path=folder / f"{name}-{kind}-{scheme}.png", full_page=True)
 
 
-def show(rows: list[dict]) -> None:
-    table = Table(title="The site, each page with an empty cache")
-    for title in ("page", "kB without fonts", "kB of fonts", "first paint, ms"):
-        table.add_column(title, justify="left" if title == "page" else "right")
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+def print_rows(rows: list[dict]) -> None:
+    print("The site, each page with an empty cache:")
+    titles = ("page", "kB without fonts", "kB of fonts", "first paint, ms")
+    columns = [Column(title, is_text=title == "page") for title in titles]
+    show(Console(highlight=False), columns, [[str(value) for value in row.values()] for row in rows])
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -107,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         print(json.dumps({"pages": rows}))
     else:
-        show(rows)
+        print_rows(rows)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Course machinery. What the proofs about the lessons share: the work is done ahead, two checks at a time."""
+"""Course machinery. Shared by the proofs about the lessons: the work is done ahead, two checks at a time."""
 
 import os
 import re

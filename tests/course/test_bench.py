@@ -6,18 +6,32 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from scripts import make_random_qwen3
-from scripts.bench import command, ladder, peer_protocol, peer_worker, peers, plot, prefill_parts, rungs, step
+from scripts import ROOT, make_random_qwen3
+from scripts.bench import (
+    block_size,
+    command,
+    kernel,
+    ladder,
+    peer_protocol,
+    peer_worker,
+    peers,
+    plot,
+    prefill_parts,
+    rungs,
+    step,
+)
 from scripts.bench.common import Report, Timing
+from scripts.bench.kv_quality import PIECE, compare, text_of
 from scripts.pages import ladder as ladder_page
 
 import pytest
 import torch
 
+from mini_engine.attention.registry import KERNEL_NAMES
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_manager import PrefixCacheManager
-from mini_engine.weights import load_model
+from mini_engine.kv.prefix_cache import caching_manager
 from tests.course.threads import wait_policy
 from tests.support import checkpoint, write_checkpoint
 
@@ -87,7 +101,7 @@ def all_rungs(model, load):
         2: rungs.lesson_2(model, load),
         3: rungs.lesson_3(model, load),
         5: rungs.engine_rung(model, load, KvCacheManager),
-        8: rungs.engine_rung(model, load, PrefixCacheManager),
+        8: rungs.engine_rung(model, load, caching_manager),
     }
 
 
@@ -161,6 +175,7 @@ def test_a_quick_ladder_runs_and_writes(tmp_path, capsys):
         (["step", "--batches", "0"], "not a list of positive whole numbers"),
         (["step", "--prefill", "8"], "not a number of prompts and their length"),
         (["step", "--prefill", "0x5"], "not a number of prompts and their length"),
+        (["kv_dtype", "--parts", "quality", "--text", "nowhere.txt"], "the text nowhere.txt cannot be read"),
         (["stairs"], "there is no suite 'stairs'"),
     ],
 )
@@ -371,6 +386,13 @@ def test_a_steps_parts_make_up_the_step():
     assert parts["rest of the model"] == 1 and parts["rest of the engine"] == 1
 
 
+def test_int8_stays_close_on_a_file_that_the_model_cannot_predict():
+    model, texts = text_of(ROOT / "LICENSE")
+    assert max(map(len, texts)) <= PIECE, "long files are cut into pieces"
+    found = compare(model, texts)
+    assert 1e-5 < found["int8"].kl < 1e-3 and found["int4"].kl > 5e-3, "measured: 9e-5 and 0.018"
+
+
 def test_a_limit_is_bytes_or_arithmetic_whichever_takes_longer():
     config = load_model(checkpoint(FAMILY)).config
     rates = SimpleNamespace(read=1e9, matrix={"bfloat16": 1e12})
@@ -442,3 +464,19 @@ def test_the_public_shapes_have_their_public_sizes():
         heads = 1 if sizes.get("tie_word_embeddings", True) else 2
         count = layers * (2 * hidden * (q + kv) + 3 * hidden * inner) + heads * sizes["vocab_size"] * hidden
         assert count / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+# ---------------------------------------------------------------- lesson 3's kernels and blocks
+
+
+def test_larger_blocks_leave_more_slots_empty():
+    shares = [block_size.wasted(size) for size in (1, *block_size.SIZES)]
+    assert shares[0] == 0 and shares == sorted(shares), "a block of one slot is never partly empty"
+    assert shares[2] == pytest.approx(7.5 / (500.5 + 7.5), rel=0.1), "half a block of 16 less a slot, for each request"
+
+
+def test_the_kernel_suite_measures_every_kernel_that_runs_on_a_cpu():
+    args = SimpleNamespace(heads=2, kv_heads=1, head_dim=8, block_size=4, dtype="float32", device="cpu")
+    ready = kernel.prepare(kernel.make_batch(2, 1, 9, args), quick=True)
+    assert {f"our {name}" for name in KERNEL_NAMES} - set(ready) <= {"our auto", "our triton", "our cpu"}
+    assert ("our cpu" in ready) == ("our scalar C++" in ready), "both or none, as there is a compiler"

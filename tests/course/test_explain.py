@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from mini_engine.attention import dense
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine import loop
 from mini_engine.kv import contiguous, no_cache
 from mini_engine.model import qwen3
-from mini_engine.weights import load_model
 from tests.support import both, checkpoint, some_ids
 
 FAMILY = "two, tied, wide heads"

@@ -1,5 +1,6 @@
 """Course machinery. The package's public names: the README's first examples work as printed."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import mini_engine
-from mini_engine import LLM, Completion, SamplingParams, TextDelta, UserError
+from mini_engine import LLM, Completion, EngineConfig, SamplingParams, TextDelta, UserError
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.prefix_cache import PrefixCache
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = SamplingParams(temperature=0, max_tokens=20, stop=["\n"])
@@ -45,7 +46,7 @@ def test_bad_input_is_a_user_error_and_a_value_error(llm):
 
 
 def test_prefixes_are_shared_unless_turned_off(llm):
-    assert isinstance(llm.engine.scheduler.manager, PrefixCacheManager)
+    assert isinstance(llm.engine.scheduler.manager.prefixes, PrefixCache)
     plain = LLM(num_blocks=16, enable_prefix_caching=False, backend="reference")
     assert type(plain.engine.scheduler.manager) is KvCacheManager
 
@@ -57,6 +58,36 @@ def test_prefixes_are_shared_unless_turned_off(llm):
         (dict(dtype="int8"), "dtype"),
         (dict(device="cuda"), "device"),
         (dict(model="no/such/dir/at/all"), None),
+        (dict(model=5), "model"),
+        (dict(tokenizer=5), "tokenizer"),
+        (dict(dtype=5), "dtype"),
+        (dict(device="nope"), "device"),
+        (dict(device=5), "device"),
+        (dict(kv_bytes=0), "kv_bytes"),
+        (dict(kv_bytes="1G"), "kv_bytes"),
+        (dict(kv_bytes=1000), "kv_bytes"),
+        (dict(block_size=10**9), "kv_bytes"),
+        (dict(block_size="8"), "block_size"),
+        (dict(block_size=True), "block_size"),
+        (dict(num_blocks=1), "num_blocks"),
+        (dict(num_blocks=2.5), "num_blocks"),
+        (dict(kernel=5), "kernel"),
+        (dict(scheduler_config=5), "scheduler_config"),
+        (dict(scheduler_config={"max_num_seqs": 4}), "scheduler_config"),
+        (dict(kv_cache_dir=5), "kv_cache_dir"),
+        (dict(kv_disk_bytes=2**20), "kv_disk_bytes"),
+        (dict(kv_host_bytes=-1), "kv_host_bytes"),
+        (dict(kv_always="no"), "kv_always"),
+        (dict(kv_dtype=None), "kv_dtype"),
+        (dict(kv_host_bytes=2**20, enable_prefix_caching=False), "enable_prefix_caching"),
+        (dict(enable_prefix_caching="no"), "enable_prefix_caching"),
+        (dict(tensor_parallel_size="2"), "tensor_parallel_size"),
+        (dict(tensor_parallel_size=None), "tensor_parallel_size"),
+        (dict(speculate="many"), "speculate"),
+        (dict(cuda_graphs="yes"), "cuda_graphs"),
+        (dict(cuda_graphs=True, device="cpu"), "cuda_graphs"),
+        (dict(block_sise=8), "block_sise"),
+        (dict(config=EngineConfig(), block_size=8), "config"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_one_sentence(options, param):
@@ -67,6 +98,74 @@ def test_an_option_that_cannot_be_used_is_one_sentence(options, param):
     with pytest.raises(UserError) as caught:
         LLM(**options)
     assert caught.value.param == param and "\n" not in str(caught.value)
+
+
+def test_an_unknown_option_is_told_with_the_name_that_may_be_meant():
+    with pytest.raises(UserError, match="block_size"):
+        LLM(block_sise=8)
+
+
+def test_whole_numbers_of_any_type_are_whole_numbers():
+    numpy = pytest.importorskip("numpy")
+    config = EngineConfig(num_blocks=numpy.int64(16), block_size=numpy.int32(8), kv_bytes=2e9)
+    assert (config.num_blocks, config.block_size, config.kv_bytes) == (16, 8, 2 * 10**9)
+    assert all(type(size) is int for size in (config.num_blocks, config.block_size, config.kv_bytes))
+    params = SamplingParams(max_tokens=numpy.int64(3), top_k=numpy.uint8(2), temperature=numpy.float32(0))
+    assert params == SamplingParams(max_tokens=3, top_k=2, temperature=0)
+    assert type(params.max_tokens) is int
+    for wrong in (True, 3.0, numpy.float64(3), "3", numpy.array([3])):
+        with pytest.raises(UserError):
+            SamplingParams(max_tokens=wrong)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_prompts_may_be_arrays_of_ids(llm, library):
+    made = importlib.import_module(library)
+    params, ids = SamplingParams(temperature=0, max_tokens=3), llm.encode("The capital of France is")
+    expected = llm.generate([ids, ids[:3]], params, progress=False)
+    one = made.asarray(ids)
+    got = llm.generate([one, list(one[:3])] if library == "numpy" else [one, one[:3]], params, progress=False)
+    assert [done.token_ids for done in got] == [done.token_ids for done in expected]
+    assert llm.generate(one, params, progress=False)[0].token_ids == expected[0].token_ids, "one array is one prompt"
+    rows = llm.generate(made.asarray([ids, ids]), params, progress=False)
+    assert [done.token_ids for done in rows] == [expected[0].token_ids] * 2, "each row of a table is a prompt"
+    assert next(llm.stream(one, params)).token_ids == expected[0].token_ids[:1]
+    with pytest.raises(UserError, match="prompt"):
+        llm.generate(made.asarray([0.5, 1.5]), params)
+
+
+class Shy:
+    """Cannot be shown."""
+
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+VALUES = {
+    "text": "word " * 40_000,
+    "table": [[1.5] * 900] * 900,
+    "dict": {"a": "b" * 10**6},
+    "no repr": Shy(),
+    "no repr inside": [Shy()],
+    "digits": 10**5000,
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_an_error_quotes_long_values_in_short(llm, value):
+    calls = [
+        lambda: llm.chat(value),
+        lambda: llm.generate([[value, "x"]]),
+        lambda: llm.generate([1, 2], value),
+        lambda: SamplingParams(stop=[value, 5]),
+        lambda: SamplingParams(max_tokens=value if isinstance(value, str | dict | list) else [value]),
+        lambda: EngineConfig(scheduler_config=value),
+        lambda: llm.stream([1, 2], value),
+    ]
+    for call in calls:
+        with pytest.raises(UserError) as caught:
+            call()
+        assert len(str(caught.value)) < 400 and "\n" not in str(caught.value), str(caught.value)[:500]
 
 
 def test_every_public_name_exists():

@@ -14,11 +14,13 @@ MODULES = read_modules()
 SCRIPTS = read_modules(ROOT / "scripts")
 each_module = pytest.mark.parametrize("name", MODULES)
 NUMBERS_ONLY = {
-    "engine.scheduler", "engine.request", "engine.sampling_params", "engine.sampled", "engine.detokenizer",
+    "engine.scheduler", "engine.request", "engine.sampling_params", "engine.sampled", "text.detokenizer",
     "engine.answer", "engine.mailbox", "engine.stats", "kv.allocator", "kv.block_table", "kv.manager",
-    "kv.prefix_manager", "kv.radix", "kv.radix_node", "kv.eviction", "kv.refcount", "hybrid.manager", "hybrid.radix",
-    "hybrid.track_slots", "hybrid.scheduler", "speculation.adapt", "speculation.config", "speculation.lookup",
-    "speculation.scheduler", "speculation.tree_lookup", "speculation.verify",
+    "kv.request_table", "kv.seams", "kv.prefix_cache", "kv.places", "kv.shared_prefix", "kv.radix", "kv.radix_node",
+    "kv.eviction", "kv.refcount", "hybrid.memory", "hybrid.checkpoints", "hybrid.track_slots", "speculation.adapt",
+    "speculation.options", "speculation.lookup", "speculation.speculator", "speculation.tree_lookup",
+    "speculation.verify", "tiers.background", "tiers.break_even", "tiers.disk", "tiers.host", "tiers.connector",
+    "tiers.keys", "tiers.records", "tiers.states", "tiers.store", "tiers.tiers",
 }  # fmt: skip
 # Imports one module where torch cannot be found, as in the website's browser; says by way of which modules it fails.
 WITHOUT_TORCH = """
@@ -54,9 +56,9 @@ code = pytest.main(["--collect-only", "-qq", *sys.argv[1:]])
 sys.exit(f"{sorted(wanted)}" if wanted or code else 0)
 """
 WHAT_EACH_MAY_KNOW = {
-    "model": ("model", "config", "errors"),
-    "attention": ("attention", "errors", "native_build"),
-    "kv": ("kv", "attention", "config", "errors"),
+    "model": ("model", "checkpoint.config", "errors", "values"),
+    "attention": ("attention", "errors", "values", "native_build"),
+    "kv": ("kv", "attention", "checkpoint.config", "errors", "values"),
 }
 
 
@@ -105,9 +107,18 @@ def test_the_engine_does_not_know_that_there_is_http():
     wrong = {
         m.path: m.foreign & web
         for m in MODULES.values()
-        if m.foreign & web and not (m.is_in("server") or m.is_in("replicas"))
+        if m.foreign & web and not (m.is_in("server") or m.is_in("distributed.replicas"))
     }
-    assert not wrong, f"only mini_engine/server and mini_engine/replicas may import these: {wrong}"
+    assert not wrong, f"only mini_engine/server and mini_engine/distributed/replicas may import these: {wrong}"
+
+
+def test_the_server_does_not_know_what_is_built_on_it():
+    wrong = {
+        m.path: above
+        for m in MODULES.values()
+        if m.is_in("server") and (above := {other for other in m.imports if other.startswith(("cli.", "distributed."))})
+    }
+    assert not wrong, f"commands and replicas are built on lesson 7's server, not the other way round: {wrong}"
 
 
 def circle(imports: dict[str, frozenset[str]]) -> str:
@@ -122,6 +133,9 @@ def circle(imports: dict[str, frozenset[str]]) -> str:
 def test_no_two_modules_need_each_other():
     found = circle({name: module.needs for name, module in MODULES.items()})
     assert not found, f"none of these can be loaded first: {found}"
+    files = ("checkpoint", "hybrid.hybrid_config", "hybrid.schema", "hybrid.layer_types")
+    lazy = {name: module.imports for name, module in MODULES.items() if any(map(module.is_in, files))}
+    assert not circle(lazy), "configurations and their schemas: an import in a function only hides a cycle"
 
 
 def test_no_two_scripts_import_each_other():

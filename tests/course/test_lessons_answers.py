@@ -14,7 +14,7 @@ from lessons._course.answers import Answer, Answers, apply, read_answers
 from lessons._course.catalog import Lesson
 from lessons._course.places import Places
 from lessons._course.progress import Progress
-from lessons._course.show import PLAIN_WIDTH, View
+from lessons._course.show import View
 from lessons._course.student import start, student_files
 from lessons._course.verdict import Verdict, judge
 from tests.course.proofs import LESSONS, PATIENCE, PLACES, ahead
@@ -74,7 +74,7 @@ def run_mistake(lesson: Lesson, answer: Answer, *, folder, launch) -> Verdict:
 
 def printed(verdict: Verdict) -> str:
     """Return what `check` prints, without what differs between two runs."""
-    console = Console(file=io.StringIO(), width=PLAIN_WIDTH, highlight=False)
+    console = Console(file=io.StringIO(), width=80, highlight=False)
     View(console).verdict(verdict)
     text = console.file.getvalue()
     for pattern, replacement in VARYING:

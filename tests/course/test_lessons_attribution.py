@@ -1,5 +1,6 @@
 """Course machinery. Every red names a task and says what was observed; nothing is guessed from a test's name."""
 
+import importlib
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from lessons._course.catalog import Bug
 from lessons._course.messages import remarks, shows
 from lessons._course.output import value
+from lessons._course.places import CHILD
 from lessons._course.progress import Progress
 from lessons._course.report import Failure, TestResult
 from lessons._course.result import calls_of, input_of, sides_of
@@ -76,21 +78,21 @@ def add_test(toy: Toy, text: str) -> None:
     path.write_text(path.read_text(encoding="utf-8") + "\n\n" + text, encoding="utf-8")
 
 
-def test_a_machines_failure_is_a_short_list_of_calls_with_its_likeliest_task(toy):
+def test_a_machines_failure_is_a_short_list_of_calls_with_its_task(toy):
     (toy.places.root / "tests/l0/test_z_machine.py").write_text(MACHINE, encoding="utf-8")
     toy.write_wrong("        while seats:", "        while len(seats) > 2:")
     verdict = check(toy)
     add = words(verdict)
     assert verdict.advice.headline in (
         "Task 3 (Seats.give_back) is not right yet: what is given back is free again",
-        "Most likely task 3 (Seats.give_back) is not right yet: a seat was lost",
+        "Task 3 (Seats.give_back) is not right yet: a seat was lost",
     )
     toy.edit("tests/l0/test_seats.py", "seats.give_back([3, 5])", "seats.give_back([3, 5, 7])")
     toy.edit("tests/l0/test_seats.py", "assert sorted(seats.free) == [3, 5]", "assert 7 in seats.free")
     verdict = check(toy)
     add = words(verdict)
-    assert verdict.advice.headline == "Most likely task 3 (Seats.give_back) is not right yet: a seat was lost", add
-    assert "state.depart()" in add and "\\x00" * 20 not in add and verdict.advice.result.is_likely
+    assert verdict.advice.headline == "Task 3 (Seats.give_back) is not right yet: a seat was lost", add
+    assert "state.depart()" in add and "\\x00" * 20 not in add and not verdict.advice.result.is_likely
 
 
 def test_an_error_in_a_test_of_no_task_belongs_to_the_task_that_raised_it(toy):
@@ -104,8 +106,102 @@ def test_a_wrong_value_in_a_test_of_no_task_belongs_to_the_task_that_it_calls(to
     toy.write_wrong("double(x: int) -> int: return 2 * x", "double(x):\n    return 2 * x if x < 9 else 0")
     done_before(toy, 1, 2)
     verdict = check(toy)
-    assert verdict.advice.headline == "Most likely task 1 (double) is not right yet: a test expects 20 and gets 0."
+    assert verdict.advice.headline == "Task 1 (double) is not right yet: `double(ten)` is 0, expected: 20."
     assert verdict.advice.result.input == "  ten = 10\n> assert double(ten) == 20"
+
+
+AGAIN = """def test_take_again():
+    seats = Seats(2)
+    seats.give_back(seats.take(2))
+    assert seats.take(2) == [1, 0], "what was given back last goes last"
+"""
+
+
+def give_task_2_a_test_that_needs_task_3(toy: Toy) -> None:
+    add_test(toy, AGAIN)
+    name = '    "tests/l0/test_seats.py::test_take_refuses_and_changes_nothing",\n'
+    toy.edit("lessons/l0_toy/lesson.toml", name, name + '    "tests/l0/test_seats.py::test_take_again",\n')
+
+
+def test_a_task_whose_own_tests_do_not_see_its_mistake_is_found_by_exchanging_its_code(toy):
+    give_task_2_a_test_that_needs_task_3(toy)
+    wrong = "seats = seats[1:] if self.free.append(seats[0]) is None else seats"
+    toy.write_wrong("seats = seats[:-1] if self.free.append(seats[-1]) is None else seats", wrong)
+    done_before(toy, 1, 3)
+    verdict = check(toy)
+    assert verdict.advice.headline == (
+        "Task 3 (Seats.give_back) is not right yet: what was given back last goes last"
+    ), "the test is task 2's, whose code is right"
+    said = words(verdict)
+    assert "With the reference's Seats.give_back in place of yours, this test passes." in said
+    assert "--task" not in said, "its own tests pass"
+    assert "python -m lessons hint 0 3" in said
+    assert "was done before" not in said and not verdict.advice.result.is_likely
+    assert verdict.advice.result.task == 3
+
+
+def test_a_tests_own_task_is_exchanged_first(toy):
+    give_task_2_a_test_that_needs_task_3(toy)
+    toy.write_wrong(
+        "taken, self.free = self.free[:n], self.free[n:]", "taken, self.free = sorted(self.free[:n]), self.free[n:]"
+    )
+    toy.edit("tests/l0/test_seats.py", "assert Seats(4).take(2) == [0, 1]", "assert len(Seats(4).take(2)) == 2")
+    said = words(check(toy))
+    assert said.startswith("Task 2 (Seats.take) is not right yet") and "in place of yours" not in said
+
+
+def test_if_no_exchange_helps_a_test_belongs_to_its_own_task(toy):
+    give_task_2_a_test_that_needs_task_3(toy)
+    toy.edit("tests/l0/test_seats.py", "seats.take(2) == [1, 0]", "seats.take(2) == [7]")
+    toy.write(1, 2, 3)
+    verdict = check(toy)
+    assert verdict.advice.headline.startswith("Task 2 (Seats.take)") and verdict.advice.failure.cause is None
+
+
+def test_an_experiment_leaves_no_trace_in_the_report(toy):
+    give_task_2_a_test_that_needs_task_3(toy)
+    wrong = "seats = seats[1:] if self.free.append(seats[0]) is None else seats"
+    toy.write_wrong("seats = seats[:-1] if self.free.append(seats[-1]) is None else seats", wrong)
+    events = []
+    report = check(toy, everything=True, watcher=events.append).report
+    assert [result.test.partition("::")[2] for result in report.results if result.outcome == "failed"] == [
+        "test_take_again"
+    ]
+    assert report.count("passed") == len(report.results) - 2, "one failed, one is skipped"
+    assert sum(event["event"] == "exception" for event in events) == 1
+
+
+def test_decorated_and_imported_functions_are_exchanged_and_come_back(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(CHILD))
+    swaps = importlib.import_module("course_swaps")
+    source = """import contextlib, functools
+class Pool:
+    @property
+    def size(self): return {0}
+    @staticmethod
+    def half(n: int = 4): return n // {1}
+    @functools.cache
+    def area(self): return {0}
+@contextlib.contextmanager
+def lent(): yield {0}
+"""
+    for name, numbers in (("mine", (1, 1)), ("theirs", (2, 2))):
+        (tmp_path / f"{name}.py").write_text(source.format(*numbers), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = importlib.import_module("mine")
+    half, lent = mine.Pool.half, mine.lent
+    for symbol, get in (
+        ("Pool.size", lambda: mine.Pool().size),
+        ("Pool.half", lambda: half() - 2 if half() == 2 else 1),
+        ("lent", lambda: lent().__enter__()),
+    ):
+        before = get()
+        with swaps.Swap(1, symbol, "mine", str(tmp_path / "theirs.py"), ()).done() as is_done:
+            assert is_done and get() != before, symbol
+        assert get() == before, symbol
+    for symbol in ("Pool.gone", "nothing"):
+        with swaps.Swap(1, symbol, "mine", str(tmp_path / "theirs.py"), ()).done() as is_done:
+            assert not is_done
 
 
 def test_an_earlier_task_that_a_change_broke_is_named(toy):

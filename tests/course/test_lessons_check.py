@@ -8,7 +8,9 @@ from unittest.mock import patch
 
 import pytest
 
-from lessons._course.messages import cause, general_hints, happened, remarks
+from lessons._course.catalog import Target
+from lessons._course.headline import cause, happened
+from lessons._course.messages import general_hints, remarks
 from lessons._course.output import value as shortened_value
 from lessons._course.progress import Progress
 from lessons._course.report import Failure, TestResult
@@ -202,18 +204,82 @@ def test_a_name_in_a_comparison_is_the_expected_side_unless_the_test_asks_the_co
 @pytest.mark.parametrize(
     ("did", "named"),
     [
-        (["  seats = Seats(3)", "> with pytest.raises(ValueError):", ">     seats.take(4)"], " in `seats.take(4)`"),
-        (["> with pytest.raises(KeyError) as caught:", ">     one = first()", ">     seats[one]"], " in `seats[one]`"),
-        (["> with pytest.raises(ValueError):", ">     for n in (4, 5):", ">         take(n)"], " in `take(n)`"),
-        (["> with pytest.raises(ValueError):", ">     seats.size = 0"], ""),
-        ([], ""),
+        (["  seats = Seats(3)", "> with pytest.raises(ValueError):", ">     seats.take(4)"], "`Seats.take(4)`"),
+        (["> with pytest.raises(KeyError) as caught:", ">     one = first()", ">     seats[one]"], "`seats[one]`"),
+        (["> with pytest.raises(ValueError):", ">     for n in (4, 5):", ">         take(n)"], "`Seats.take(n)`"),
+        (["> with pytest.raises(KeyError):", ">     replace(seats, **more).take(4)"], "`Seats.take(4)`"),
+        (["> with pytest.raises(KeyError):", ">     replace(seats, **more).fill()"], "`fill()`"),
+        (["> with pytest.raises(ValueError):", ">     seats.size = 0"], "a call in the test"),
+        ([], "a call in the test"),
     ],
 )
 def test_what_should_have_raised_is_named(did, named):
-    failure = Failure("Failed", "DID NOT RAISE ValueError", did=did)
-    assert (
-        happened(TestResult("t", "failed", failure=failure)) == f"raises nothing{named} where ValueError is expected."
+    failure, targets = Failure("Failed", "DID NOT RAISE ValueError", did=did), [Target("seats.py", "Seats.take")]
+    said = happened(TestResult("t", "failed", failure=failure), targets)
+    assert said == f"is not right yet: {named} must raise ValueError, and raises nothing."
+
+
+def test_another_exception_than_the_expected_one_is_told_with_both():
+    did = ["  seats = Seats(3)", "  with pytest.raises((ValueError, errors.Full)):", ">     seats.take(4)"]
+    failure = Failure("IndexError", "out of range", frames=[["seats.py", 3, "take", "x"]], did=did)
+    said = happened(TestResult("t", "failed", failure=failure))
+    assert said == "raises IndexError: out of range where ValueError or errors.Full is expected."
+
+
+@pytest.mark.parametrize(
+    ("did", "message", "said"),
+    [
+        (
+            ["> assert seats.take(2) == [0, 1]"],
+            "assert [1, 0] == [0, 1]",
+            "`seats.take(2)` is [1, 0], expected: [0, 1].",
+        ),
+        (["  one = take(2)", "> assert one == [0]"], "assert [1] == [0]", "`take(2)` is [1], expected: [0]."),
+        (["> assert 5 == len(seats.free)"], "assert 5 == 1", "`len(seats.free)` is 1, expected: 5."),
+        (["> assert 'a' in seats.text"], "assert 'a' in 'xyz'", "`seats.text` is 'xyz', expected: something with 'a'."),
+        (["> assert seats.count <= most"], "assert 9 <= 3", "`seats.count` is 9, expected: <= 3."),
+        (["> assert seats.free"], "assert []\n +  where [] = <S>.free", "this does not hold: `seats.free`."),
+        (["> assert not a and b"], "assert (not True)", "this does not hold: `not a and b`."),
+        (["> assert take(2) == every"], f"assert {[1] * 50} == {[0] * 50}", "`take(2)` is not what the test expects."),
+        (["> same(a, b)"], "assert 1 == 2", "`a.size` is 1, expected: 2."),
+        (["> many(a)"], "assert <Seat 3>", "a test expects something else at test_seats.py:12."),
+        (
+            ["> with raises(ValueError, match='need'):", ">     take(4)"],
+            "Regex pattern did not match.\n  Expected regex: 'need'\n  Actual message: 'no'",
+            "the error must say something that matches 'need', and says 'no'.",
+        ),
+        (
+            ["> torch.testing.assert_close(out, right)"],
+            "Tensor-likes are not close!\n\nMismatched elements: 1 / 2",
+            "`out` is not what the test expects.",
+        ),
+    ],
+)
+def test_without_words_of_the_tests_own_the_headline_says_what_was_compared(did, message, said):
+    statement = "assert a.size == b" if "same" in did[-1] else ""
+    frames = [["/some/where/tests/test_seats.py", 12, "test", "x"]]
+    failure = Failure("AssertionError", message, frames=frames, did=did, statement=statement)
+    assert happened(TestResult("t", "failed", failure=failure)) == f"is not right yet: {said}"
+
+
+def test_a_figure_without_a_meaning_is_not_printed():
+    failure = Failure("AssertionError", f"off by {2.0**100:.1f} steps of the scale\nassert 1 <= 2")
+    said = happened(TestResult("t", "failed", failure=failure))
+    assert said == "is not right yet: off by far more than a million steps of the scale"
+    kept = "key 12345678901234567890, 3.25, 1e+30, 123456789.5"
+    assert shortened_value(kept) == kept
+
+
+def test_a_failure_in_a_function_of_the_tests_says_what_it_asserts(toy):
+    helper = "def is_pair(found):\n    assert (\n        len(found) == 2\n    )\n\n\n"
+    toy.edit(
+        "tests/l0/test_seats.py",
+        "def test_of_no_task",
+        f"{helper}def test_two():\n    is_pair(Seats(3).take(2))\n\n\ndef test_of_no_task",
     )
+    toy.write_wrong("        return taken", "        return taken * (1 + (self.count == 3))")
+    bad = next(one for one in check(toy, everything=True).report.results if "test_two" in one.test)
+    assert happened(bad) == "is not right yet: `len(found)` is 4, expected: 2."
 
 
 def test_of_a_hypothesis_test_the_lines_are_shown_too(toy):
@@ -279,7 +345,8 @@ def test_a_missing_error_is_named(toy):
     toy.write_wrong("        if n > len(self.free):", "        if n > 99:")
     verdict = check(toy)
     assert (
-        verdict.advice.headline == "Task 2 (Seats.take) raises nothing in `seats.take(3)` where ValueError is expected."
+        verdict.advice.headline
+        == "Task 2 (Seats.take) is not right yet: `Seats.take(3)` must raise ValueError, and raises nothing."
     )
     assert (verdict.advice.result.got, verdict.advice.result.expected) == ("no exception", "ValueError")
 

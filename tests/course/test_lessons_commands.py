@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from unittest.mock import patch
 
 import pytest
 
+from lessons._course.catalog import read_lessons
 from lessons._course.cli import COMMANDS, make_parser
 from lessons._course.desk import next_lesson
 from lessons._course.doctor import examine
@@ -22,7 +24,7 @@ from lessons._course.progress import Entry, Progress
 from tests.course.toy import Toy, assert_ends
 
 ROOT = Places.find().root
-HEAVY = ("torch", "transformers", "numpy", "mini_engine.config")
+HEAVY = ("torch", "transformers", "numpy", "mini_engine.checkpoint.config")
 
 
 @pytest.fixture
@@ -54,6 +56,31 @@ def test_the_list_shows_progress_and_what_to_do_next(toy):
     passed(toy)
     said = toy.run()
     assert "passed 2026-01-01" in said.out and "python -m lessons start 1" in said.out
+
+
+def pass_lessons(toy: Toy, *numbers: int) -> None:
+    progress = Progress(toy.places.work)
+    for lesson in read_lessons(toy.places):
+        if lesson.number in numbers:
+            progress.save(lesson, Entry(started="2026-01-01", passed="2026-01-02"))
+
+
+@pytest.mark.parametrize("numbers, said", [((0, 1), "every lesson."), ((1,), "the last lesson. Left out: 0")])
+def test_after_the_last_lesson_the_list_says_what_comes_after_the_course(toy, numbers, said):
+    pass_lessons(toy, *numbers)
+    lines = toy.run().out.splitlines()
+    first, *rest = lines[lines.index("") + 1 :]
+    assert first.startswith(f"You have passed {said}") and len(rest) == 2, lines
+    assert "Next:" not in "\n".join(lines)
+    for page in re.findall(r"lessons/[\w-]+\.md", "\n".join(rest)):
+        assert (ROOT / page).is_file(), f"{page} is not there"
+    assert "mini_engine" in rest[0] and "vLLM" in rest[0] and "whats-not-covered" in rest[1]
+
+
+def test_a_lesson_that_was_started_comes_before_what_follows_the_course(toy):
+    toy.run("start", "0")
+    pass_lessons(toy, 1)
+    assert "python -m lessons check 0" in toy.run().out
 
 
 def test_a_program_can_read_the_list(toy):

@@ -1,4 +1,4 @@
-"""Course machinery. What must hold for every lesson, derived from its lesson.toml alone.
+"""Course machinery. Proofs for every lesson, derived from its lesson.toml alone.
 
 A scripted student starts, checks, writes one task after another as in the reference, and ends with green, while
 everything of later lessons cannot be imported. Each task, written alone, makes its own tests pass. Each pitfall's bug

@@ -55,6 +55,14 @@ def holds(page: Page, target: str) -> bool:
     return not anchor or (readme.suffix == ".md" and anchor in Page.read(readme).anchors)
 
 
+def test_every_test_that_the_security_page_names_is_there():
+    """A promise rests on its tests; one that was renamed or deleted must not go on being named."""
+    named = set(re.findall(r"`(test_\w+)`", "\n".join(PAGES["SECURITY.md"].lines)))
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    there = {name for source in sources for name in re.findall(r"^(?:async )?def (test_\w+)", source, re.MULTILINE)}
+    assert len(named) > 20 and named <= there, f"SECURITY.md names tests that do not exist: {sorted(named - there)}"
+
+
 @each_page
 def test_every_block_is_closed(name):
     open_blocks = [block.line for block in PAGES[name].blocks if not block.closed]

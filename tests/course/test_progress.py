@@ -1,4 +1,4 @@
-"""Course machinery. What the website keeps in a reader's browser: lessons done, guesses, where to go on."""
+"""Course machinery. A reader's progress, kept in the browser: lessons done, guesses, where to go on."""
 
 import json
 

@@ -23,7 +23,7 @@ def convert(text: str, page: str = "l0_the_loop/README.md") -> str:
 @pytest.mark.parametrize(
     ("link", "page", "path"),
     [
-        ("../../mini_engine/config.py", "l0_the_loop/README.md", "mini_engine/config.py"),
+        ("../../mini_engine/checkpoint/config.py", "l0_the_loop/README.md", "mini_engine/checkpoint/config.py"),
         ("../README.md", "README.md", "README.md"),
         ("../README.md", "l0_the_loop/README.md", None),
         ("../../lessons/glossary.md", "l0_the_loop/README.md", None),

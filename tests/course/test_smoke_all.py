@@ -1,16 +1,21 @@
 """Course machinery. The run of all smoke scripts: what it shows, what it counts, and when it fails."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from scripts import ROOT, smoke_all
+from scripts.smoke.processes import run_all
 
 import pytest
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
+from lessons._course.runner import Spawned
 from tests.course.threads import wait_policy
 
 LESSON = """
@@ -30,9 +35,11 @@ if "--broken" in sys.argv:
     raise SystemExit("the checkpoint is gone")
 ours = [5, 6, 7, 8] if "--differ" not in sys.argv else [5, 6, 9, 8]
 request = dict(prompt_ids=[1], ours=ours, hf=[5, 6, 7, 8], match=ours == [5, 6, 7, 8], first_divergence=None)
+unused = ["no request was preempted"] if "--easy" in sys.argv else []
 kv = dict(layout="[slots, heads, dim]", bytes=1048576, bytes_per_token=256)
 print(json.dumps(dict(lesson=number, model="m", dtype="float32", device="cpu", match=request["match"],
-                      requests=[request, request], kv=kv, seconds=dict(load=1.0, ours=0.5, hf=2.0))))
+                      requests=[request, request], kv=kv, not_exercised=unused,
+                      seconds=dict(load=1.0, ours=0.5, hf=2.0))))
 sys.exit(0 if request["match"] else 1)
 """
 
@@ -48,12 +55,56 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "smoke.py").write_text(SMOKE, encoding="utf-8")
     monkeypatch.setenv("KV_COURSE_ROOT", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(smoke_all, "start_warm", lambda: Spawned)
     return tmp_path
 
 
 def run(capfd, *arguments: str) -> tuple[int, str, str]:
     code = smoke_all.main(arguments)
     return code, *capfd.readouterr()
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    """Start `smoke_all.py` as a command in a process group of its own. Before it forks, it imports only `heavy`."""
+    lines = ["import sys", f"sys.path.insert(0, {str(ROOT)!r})", "from scripts import smoke_all"]
+    lines += ["from scripts.smoke import processes", "processes.HEAVY[:] = ['heavy']"]
+    command = [sys.executable, "-c", "\n".join([*lines, f"sys.exit(smoke_all.main({arguments!r}))"])]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+    env = os.environ | {"PYTHONPATH": os.environ["KV_COURSE_ROOT"]}
+    return subprocess.Popen(command, start_new_session=True, env=env, **pipes)
+
+
+def begins(course: Path, script: str) -> None:
+    """Let both scripts begin with this code, in which `folder` is the course's."""
+    first = f"import os, pathlib, subprocess, sys, time\nfolder = pathlib.Path({str(course)!r})\n"
+    (course / "smoke.py").write_text(first + script + SMOKE, encoding="utf-8")
+
+
+CHILD = """
+sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+child = subprocess.Popen(sleep)
+(folder / f"part{sys.argv[1]}").write_text(f"{os.getpid()} {child.pid}")
+(folder / f"part{sys.argv[1]}").rename(folder / f"pids{sys.argv[1]}")
+"""
+
+
+def wait_for(is_so, seconds: float = 60) -> bool:
+    end = time.monotonic() + seconds
+    while not (found := is_so()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def pids_of(course: Path) -> list[int]:
+    return [int(pid) for path in course.glob("pids*") for pid in path.read_text(encoding="utf-8").split()]
 
 
 def test_the_table_has_a_row_for_each_lesson_in_order(course, capfd):
@@ -75,6 +126,23 @@ def test_a_difference_fails_and_is_located(course, capfd):
     assert "1 of 1 lessons failed: 10." in out
 
 
+def test_what_was_not_exercised_is_told_and_fails_only_the_scripts_own_run(course, capfd):
+    code, out, _ = run(capfd, "--only", "1", "--", "--easy")
+    assert code == 0 and "NOT EXERCISED  lesson 1: no request was preempted" in out
+    toml = course / "lessons/l1_example/lesson.toml"
+    toml.write_text(toml.read_text(encoding="utf-8").replace('"1"]', '"1", "--easy"]'), encoding="utf-8")
+    code, out, _ = run(capfd, "--only", "1")
+    assert code == 1 and "no request was preempted" in out and "1 of 1 lessons failed: 1." in out
+
+
+@pytest.mark.slow("mini_engine", "scripts", "lessons/l*/lesson.toml")
+@pytest.mark.parametrize("number", [5, 8, 11, 12, 13, 14])
+def test_the_own_run_of_a_script_exercises_everything(number):
+    lesson = next(lesson for lesson in read_lessons(Places.find()) if lesson.number == number)
+    [found] = run_all([lesson], Places.find(), Spawned)
+    assert found.report["match"] and found.not_exercised == [], found.not_exercised
+
+
 def test_a_crashing_script_is_shown_with_its_own_output(course, capfd):
     code, out, _ = run(capfd, "--", "--broken")
     assert code == 1
@@ -82,9 +150,63 @@ def test_a_crashing_script_is_shown_with_its_own_output(course, capfd):
 
 
 def test_a_script_that_hangs_is_killed(course, capfd):
-    (course / "smoke.py").write_text("import time; time.sleep(600)", encoding="utf-8")
-    code, out, _ = run(capfd, "--only", "1", "--timeout", "0.2")
-    assert code == 1 and "still running after" in out
+    begins(course, "print('so far', flush=True); time.sleep(600)")
+    code, out, _ = run(capfd, "--only", "1", "--timeout", "1")
+    assert code == 1 and "so far" in out and "still running after 1 s" in out
+
+
+def test_two_scripts_run_at_a_time_and_the_table_is_in_order(course, capfd):
+    meet = "(folder / sys.argv[1]).touch()\nwhile len([*folder.glob('1*')]) < 2: time.sleep(0.02)\n"
+    begins(course, meet + "time.sleep(0.5 * (sys.argv[1] == '1'))")
+    code, out, err = run(capfd)
+    assert code == 0 and out.index("1 Example 1 ") < out.index("10 Example 10")
+    assert err.index("lesson 10: Example 10: ok") < err.index("lesson 1: Example 1: ok"), "told as they end"
+    for name in ("1", "10"):
+        (course / name).unlink()
+    code, out, _ = run(capfd, "--jobs", "1", "--timeout", "1")
+    assert code == 1 and "1 of 2 lessons failed: 1." in out, "alone, the first waits in vain for the second"
+
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups are POSIX's")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+
+
+@POSIX
+@pytest.mark.parametrize(
+    "crash, code", [("os._exit(0)", 1), ("os._exit(7)", 7), ("os.kill(os.getpid(), 11)", -11), ("1 / 0", 1)]
+)
+def test_a_script_that_dies_fails_alone(course, crash, code):
+    begins(course, f"if sys.argv[1] == '1':\n    print('so far', flush=True)\n    {crash}")
+    process = start()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and "1 of 2 lessons failed: 1." in out
+    assert f"so far\nexit code {code};" in out or (crash == "1 / 0" and "ZeroDivisionError" in out), out
+
+
+@LINUX
+def test_what_a_script_leaves_running_ends_with_it(course):
+    begins(course, CHILD + "os._exit(3)")
+    assert start().wait(60) == 1
+    assert len(pids_of(course)) == 4 and wait_for(lambda: all(map(is_gone, pids_of(course))), 5)
+
+
+@LINUX
+@pytest.mark.parametrize("running", [False, True], ids=["at the start", "in the scripts"])
+def test_ctrl_c_stops_everything_at_once(course, running):
+    """The terminal sends it to the whole process group, so to the process that scripts are forked from as well."""
+    begins(course, CHILD + "while True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass\n")
+    if not running:
+        heavy = f"import pathlib, time\npathlib.Path({str(course)!r}, 'importing').touch()\ntime.sleep(2)"
+        (course / "heavy.py").write_text(heavy, encoding="utf-8")
+    process = start()
+    if running:
+        assert wait_for(lambda: len(pids_of(course)) == 4), "both scripts and what they started"
+    else:
+        assert wait_for((course / "importing").exists)
+    os.killpg(process.pid, signal.SIGINT)
+    err = process.communicate(timeout=5)[1]
+    assert (process.returncode, err) == (130, "Stopped.\n"), err
+    assert wait_for(lambda: all(map(is_gone, pids_of(course))), 5)
 
 
 def test_json_is_one_object_and_nothing_else(course, capfd):

@@ -226,10 +226,14 @@ def test_along_the_walk_the_sums_are_those_of_the_parts_and_end_as_softmax_over_
     assert steps[-1]["kernel"] == steps[-1]["out"]
 
 
-def test_a_walk_that_forgets_to_rescale_is_not_what_the_kernel_computes(monkeypatch):
-    from scripts.traces.walk import Walk
+def test_a_kernel_that_forgets_to_rescale_is_not_what_the_reference_computes(monkeypatch):
+    from mini_engine.attention import blockwise
 
-    monkeypatch.setattr(Walk, "rescale", lambda self, largest: setattr(self, "best", largest))
+    source = Path(blockwise.__file__).read_text(encoding="utf-8")
+    assert "sums = sums * rescale" in source
+    wrong: dict = {}
+    exec(source.replace("sums = sums * rescale", "sums = sums"), wrong)
+    monkeypatch.setattr(blockwise, "attend_blocks", wrong["attend_blocks"])
     last = recording.record("l3-walk").frames[-1]
     assert last["kernel"] != last["out"] and "something else" in last["say"]
 
@@ -537,9 +541,9 @@ def test_packed_words_lie_where_the_layout_says():
 
 
 def test_a_tile_that_is_not_transposed_shows_in_the_trace(monkeypatch):
-    import mini_engine.cpu.pack
+    import mini_engine.layers.pack
 
-    monkeypatch.setattr(mini_engine.cpu.pack, "interleave", lambda rows, tiles: None)
+    monkeypatch.setattr(mini_engine.layers.pack, "interleave", lambda rows, tiles: None)
     assert recording.record_whatever_happens("l9-packing").text != PATHS["l9-packing"].read_text(encoding="utf-8")
 
 

@@ -58,7 +58,7 @@ def installed(tmp_path_factory) -> Installed:
 def test_every_file_of_the_engine_is_in_the_wheel(installed: Installed):
     files = (path for path in (ROOT / "mini_engine").rglob("*") if path.is_file() and path.suffix != ".pyc")
     wanted = {path.relative_to(ROOT).as_posix() for path in files}
-    assert {"mini_engine/py.typed", "mini_engine/cpu/layers.cpp", "mini_engine/pocket/chat_template.jinja"} <= wanted
+    assert {"mini_engine/py.typed", "mini_engine/layers/layers.cpp", "mini_engine/pocket/chat_template.jinja"} <= wanted
     with zipfile.ZipFile(installed.wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == wanted, "the model, the chat template and the C++ are needed as much as the Python"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import UserError
 
 CONFIG = Qwen3Config(

@@ -159,10 +159,16 @@ def test_the_prompt_is_not_modified(stub_choice):
 
 
 def test_no_new_tokens_means_no_forward_pass(stub_choice):
-    model = CountingModel()
-    out = loop.generate(model, None, LastTwo(), [1], 0)
-    assert out == [], "max_new_tokens is 0"
+    model, sequence = CountingModel(), LastTwo()
+    out = loop.generate(model, None, sequence, [1], 0)
+    assert out == [], "max_new_tokens is 0: the answer is empty"
     assert model.fed == [], f"max_new_tokens is 0, and the model ran on {model.fed}"
+    assert sequence.events == [], "max_new_tokens is 0: there is no step, so nothing is planned"
+
+
+def test_the_prompt_is_checked_even_if_no_new_tokens_are_wanted(stub_choice):
+    with must_raise(UserError, "max_new_tokens is 0 and the prompt is empty: model.config.check_prompt refuses it"):
+        loop.generate(CountingModel(), None, LastTwo(), [], 0)
 
 
 def test_the_prompt_is_checked_before_anything_is_planned(stub_choice):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.kv.no_cache import ForwardMeta, NoCache
 from mini_engine.model.layers import RMSNorm
 from mini_engine.model.rope import RotaryEmbedding, apply_rope

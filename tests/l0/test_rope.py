@@ -6,10 +6,10 @@ import shutil
 import pytest
 import torch
 
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.loop import generate
 from mini_engine.errors import UserError
 from mini_engine.kv.no_cache import ForwardMeta, NoCache, Recompute
-from mini_engine.weights import load_model
 from tests.support import hf_greedy, some_ids, write_checkpoint
 
 TRAINED, THETA = 32, 10_000.0

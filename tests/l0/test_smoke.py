@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mini_engine import weights
-from mini_engine.weights import load_model
+from mini_engine.checkpoint import weights
+from mini_engine.checkpoint.weights import load_model
 from tests.support import checkpoint, write_checkpoint
 
 FAMILY = "two, tied, wide heads"
-FIELDS = {"lesson", "model", "dtype", "device", "match", "requests", "kv", "seconds", "faults"}
+FIELDS = {"lesson", "model", "dtype", "device", "match", "requests", "kv", "seconds", "faults", "not_exercised"}
 
 
 def smoke(*arguments, module=l0_smoke):

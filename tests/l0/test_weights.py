@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.errors import UserError
-from mini_engine.weights import load_model
 from tests.support import write_checkpoint
 
 
@@ -241,7 +241,12 @@ def test_an_index_that_lists_a_tensor_its_shard_lacks(tmp_path):
     refused(directory, "lists model.norm.weight")
 
 
-@pytest.mark.slow("mini_engine/weights.py", "mini_engine/config.py", "mini_engine/model", "scripts/constraints.txt")
+@pytest.mark.slow(
+    "mini_engine/checkpoint/weights.py",
+    "mini_engine/checkpoint/config.py",
+    "mini_engine/model",
+    "scripts/constraints.txt",
+)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="NOT CHECKED: the peak is read from Linux's /proc")
 def test_the_peak_is_at_most_a_fifth_above_the_model(tmp_path, untied):
     write_checkpoint(
@@ -251,7 +256,7 @@ def test_the_peak_is_at_most_a_fifth_above_the_model(tmp_path, untied):
         import sys
         from pathlib import Path
         import torch
-        from mini_engine.weights import load_model
+        from mini_engine.checkpoint.weights import load_model
         def peak(name):
             status = Path("/proc/self/status").read_text(encoding="utf-8")
             return int(status.split(name + ":")[1].split()[0]) * 1024

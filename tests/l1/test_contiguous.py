@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mini_engine.attention.dense import causal_attention
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.engine.loop import generate
 from mini_engine.errors import CacheFull
 from mini_engine.kv import contiguous

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mini_engine.engine.engine import Engine
+from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
 from mini_engine.gpu.graphs import GraphRunner, no_graph
@@ -113,7 +114,7 @@ def graph_engine(model, capture, kernel, num_blocks=64, block_size=4, **limits):
     """Return an engine whose runner replays. The null block and every slot not yet written hold NaN."""
     config = SchedulerConfig(**({"max_num_seqs": 12, "max_num_batched_tokens": 64, "watermark": 0} | limits))
     pool = KvPool(model.config, num_blocks, block_size, kernel)
-    runner = GraphRunner(model, pool, config.max_num_seqs, capture)
+    runner = GraphRunner(ModelRunner(model, pool), config.max_num_seqs, capture)
     for tensor in (*pool.K, *pool.V):
         tensor.fill_(float("nan"))
     manager = KvCacheManager(num_blocks, block_size, pool.copy_blocks)

@@ -9,7 +9,7 @@ def kernel(name, *inputs):
     """Run a kernel; return its result and its inputs afterwards."""
     import torch
 
-    from mini_engine.gpu import layer_kernels
+    from mini_engine.layers import layer_kernels
 
     with torch.inference_mode():
         result = getattr(layer_kernels, name)(*inputs)
@@ -19,9 +19,9 @@ def kernel(name, *inputs):
 def tokens(directory, prompts, max_tokens, kernel):
     """Return the greedy answers of an engine with fused layers, its decode steps padded to a capture size."""
     from mini_engine.attention.registry import load_kernel
-    from mini_engine.gpu.fused_layers import fuse
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.gpu.graphs import no_graph
-    from mini_engine.weights import load_model
+    from mini_engine.layers.fused_layers import fuse
     from tests.l10.gpu_helpers import answers, graph_engine
 
     model = fuse(load_model(directory))

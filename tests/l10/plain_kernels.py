@@ -1,4 +1,4 @@
-"""Lesson 10. What the fused layers' kernels compute, in lesson 0's operations."""
+"""Lesson 10. The fused layers' kernels in lesson 0's operations."""
 
 import torch
 import torch.nn.functional as F

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mini_engine.attention.registry import load_kernel
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.gpu.graphs import CudaCapture, no_graph
 from mini_engine.gpu.kv_pool import KvPool
@@ -13,7 +14,6 @@ from mini_engine.gpu.loop import DeviceKv, generate_on_device
 from mini_engine.gpu.req_to_token import ReqToTokenPool
 from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.weights import load_model
 from tests.l10.gpu_helpers import Counting, TapeCapture, masked_attention
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 

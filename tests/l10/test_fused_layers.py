@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from mini_engine.attention.registry import load_kernel
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
 from mini_engine.errors import UserError
-from mini_engine.gpu.fused_layers import FusedQwen3ForCausalLM, fuse
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.kv.no_cache import NoCache, Recompute
+from mini_engine.layers.fused_layers import FusedQwen3ForCausalLM, fuse
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.weights import load_model
 from tests.l3.pickled import Worker
 from tests.l10 import plain_kernels
 from tests.l10.gpu_helpers import answers, graph_engine
@@ -107,7 +107,7 @@ def test_weights_are_taken_over_not_copied():
     weights = model.model.layers[0].mlp
     got = fuse(model, plain_kernels)
     assert not hasattr(weights.gate_proj, "weight"), "the joined matrix has replaced it"
-    assert fuse(got) is got and got.head_weight.data_ptr() == got.embed.weight.data_ptr()
+    assert fuse(got) is got and got.head.data_ptr() == got.embed.weight.data_ptr()
     assert (got.dtype, got.device.type) == (torch.float32, "cpu")
 
 
@@ -120,7 +120,7 @@ def test_a_cpu_is_refused_and_the_model_still_runs():
 
 def test_kernels_that_do_not_run_are_refused_and_the_model_still_runs(monkeypatch):
     knobs = pytest.importorskip("triton").knobs
-    importlib.import_module("mini_engine.gpu.layer_kernels")  # what is imported before is not interpreted
+    importlib.import_module("mini_engine.layers.layer_kernels")  # what is imported before is not interpreted
     monkeypatch.setattr(knobs.runtime, "interpret", True)
     model = load_model(checkpoint(FAMILY))
     with pytest.raises(UserError):

@@ -1,4 +1,4 @@
-"""Lesson 10. What a GPU gets by default: fused layers and captured steps, and a way back if either does not work."""
+"""Lesson 10. The defaults on a GPU: fused layers and captured steps, and a way back if either does not work."""
 
 import argparse
 from types import SimpleNamespace
@@ -6,17 +6,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mini_engine import build
+from mini_engine import build, parts
 from mini_engine.attention.registry import load_kernel
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.cli.arguments import add_engine_options
-from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
-from mini_engine.gpu import fused_layers
 from mini_engine.gpu import graphs as graphs_module
 from mini_engine.gpu.graphs import GraphRunner, runner_for
+from mini_engine.kv.block_tensor import KvPool
+from mini_engine.layers import fused_layers
 from mini_engine.llm import LLM
-from mini_engine.weights import load_model
 from tests.support import both, checkpoint
 
 FAMILY = "two, tied, wide heads"
@@ -26,11 +26,17 @@ FAMILY = "two, tied, wide heads"
 def asked(monkeypatch):
     """Note for which runners captured steps are asked."""
     found = []
-    monkeypatch.setattr(build, "captured", lambda runner, max_num_seqs: found.append(max_num_seqs) or runner)
+
+    def note(eager, max_rows, extras):
+        found.append(max_rows)
+        return eager
+
+    monkeypatch.setattr(graphs_module, "runner_for", note)
+    monkeypatch.setattr(KvPool, "device", torch.device("cuda"))  # nothing runs there
     return found
 
 
-@pytest.mark.parametrize("option, asks", [({}, True), ({"cuda_graphs": True}, True), ({"cuda_graphs": False}, False)])
+@pytest.mark.parametrize("option, asks", [({}, True), ({"cuda_graphs": False}, False)])
 def test_steps_are_captured_unless_that_is_turned_off(asked, option, asks):
     build.build_engine(load_model(checkpoint(FAMILY)), backend="reference", num_blocks=8, **option)
     assert bool(asked) == asks
@@ -53,7 +59,8 @@ def fails(*arguments):
 def test_a_capture_that_fails_is_one_sentence_and_steps_are_launched(monkeypatch, capsys):
     monkeypatch.setattr(graphs_module, "CudaCapture", fails)
     pool = SimpleNamespace(device=torch.device("cuda"), kernel=SimpleNamespace(name="triton"), K=[torch.zeros(1, 4)])
-    assert type(runner_for("model", pool, 8)) is ModelRunner
+    eager = SimpleNamespace(pool=pool)
+    assert runner_for(eager, 8) is eager
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1 and "CUDA error: out of something" in err and "--no-cuda-graphs" in err, err
 
@@ -67,7 +74,7 @@ def test_a_failing_kernel_in_the_capture_leaves_an_engine_that_runs(capsys):
 
     llm = LLM.for_engine(build.build_engine(model, backend="reference", num_blocks=20), SimpleNamespace())
     runner = llm.engine.runner
-    llm.engine.runner = graphs_module.captured_or(lambda: GraphRunner(model, runner.pool, 4, capture), runner)
+    llm.engine.runner = graphs_module.captured_or(lambda: GraphRunner(runner, 4, capture), runner)
     assert broken and llm.engine.runner is runner and "not permitted" in capsys.readouterr().err
 
 
@@ -81,8 +88,8 @@ def on_a_gpu():
 def test_a_gpu_gets_fused_layers(monkeypatch):
     monkeypatch.setattr(fused_layers, "fuse", lambda model: ("fused", model))
     model = on_a_gpu()
-    assert build.with_backend(model, "auto") == build.with_backend(model, "fused") == ("fused", model)
-    assert build.with_backend(model, "reference") is model
+    assert parts.with_backend(model, "auto") == parts.with_backend(model, "fused") == ("fused", model)
+    assert parts.with_backend(model, "reference") is model
 
 
 def test_without_working_kernels_auto_keeps_the_model_and_fused_is_refused(monkeypatch, capsys):
@@ -91,10 +98,10 @@ def test_without_working_kernels_auto_keeps_the_model_and_fused_is_refused(monke
 
     monkeypatch.setattr(fused_layers, "fuse", refuse)
     model = on_a_gpu()
-    assert build.with_backend(model, "auto") is model
+    assert parts.with_backend(model, "auto") is model
     assert len(capsys.readouterr().err.splitlines()) == 1, "say in one line what is used instead"
     with pytest.raises(UserError):
-        build.with_backend(model, "fused")
+        parts.with_backend(model, "fused")
 
 
 def test_fused_layers_are_refused_on_a_cpu():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mini_engine.attention.registry import load_kernel
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.scheduler import Chunk, SchedulerConfig
@@ -16,7 +17,6 @@ from mini_engine.gpu import graphs as graphs_module
 from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, capture_sizes_up_to, no_graph, runner_for
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.weights import load_model
 from tests.l10.gpu_helpers import Counting, TapeCapture, answers, graph_engine, masked_attention
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
@@ -44,7 +44,7 @@ def alone(family):
 class Decoding:
     """The part of a request that a decode step reads."""
 
-    tells_prompt = False
+    needs_prompt_logprobs = False
 
     def __init__(self, length):
         self.token_ids = list(range(1, length + 1))
@@ -169,7 +169,7 @@ def test_the_largest_size_is_captured_first():
 
     seen = []
     model = spy_on(both(FAMILY)[0], seen)
-    GraphRunner(model, pool_for(model), 12, note)
+    GraphRunner(ModelRunner(model, pool_for(model)), 12, note)
     assert sizes == [12, 8, 4, 2, 1], "small graphs fit into the memory of large ones: capture those first"
 
 
@@ -204,7 +204,7 @@ def test_capturing_writes_nothing_outside_the_null_block():
         work()
         return work
 
-    GraphRunner(model, pool, 12, runs_once)
+    GraphRunner(ModelRunner(model, pool), 12, runs_once)
     for tensor in (*pool.K, *pool.V):
         assert tensor[1:].eq(7).all(), "recording must not touch any request's KV"
 
@@ -213,7 +213,10 @@ def test_capturing_writes_nothing_outside_the_null_block():
 def test_padded_rows_change_nothing(count):
     """Edge case 40: NaN in the null block and the logits, stale entries in every padding row's table."""
     model = both(FAMILY)[0]
-    runner, chunks = GraphRunner(model, pool_for(model), 12, no_graph), decode_chunks([3 + i for i in range(count)])
+    runner, chunks = (
+        GraphRunner(ModelRunner(model, pool_for(model)), 12, no_graph),
+        decode_chunks([3 + i for i in range(count)]),
+    )
     torch.manual_seed(0)
     for tensor in (*runner.pool.K, *runner.pool.V):
         tensor.normal_()
@@ -229,7 +232,7 @@ def test_padded_rows_change_nothing(count):
 def test_each_batch_size_takes_its_size_and_prefills_and_mixed_steps_take_none():
     counting = Counting()
     model = both(FAMILY)[0]
-    runner = GraphRunner(model, pool_for(model), 12, counting)
+    runner = GraphRunner(ModelRunner(model, pool_for(model)), 12, counting)
     assert counting.captured == len(runner.capture_sizes) == 5
 
     def size_of(chunks):
@@ -248,7 +251,7 @@ def test_each_batch_size_takes_its_size_and_prefills_and_mixed_steps_take_none()
 
 def test_a_step_s_logits_stay_what_they_were_when_the_next_step_runs():
     model = both(FAMILY)[0]
-    runner = GraphRunner(model, pool_for(model), 4, no_graph)
+    runner = GraphRunner(ModelRunner(model, pool_for(model)), 4, no_graph)
     first = runner.run(decode_chunks([3, 4]))
     kept = first.clone()
     runner.run(decode_chunks([7, 8]))
@@ -305,27 +308,30 @@ def test_the_table_of_the_buffers_is_as_wide_as_a_sequence_can_become():
         pool = SimpleNamespace(num_blocks=num_blocks, block_size=4, kernel=kernel, device=CPU, K=[torch.zeros(1, 4)])
         runner = object.__new__(GraphRunner)
         runner.capture_all = lambda capture: {}
-        GraphRunner.__init__(runner, model, pool, 2, no_graph)
+        GraphRunner.__init__(runner, ModelRunner(model, pool), 2, no_graph)
         want = min(num_blocks - 1, -(-model.config.max_position_embeddings // 4))
         assert runner.buffers.block_table.shape == (2, want), (
             "no sequence has more blocks than the pool without its null block, or than its positions need"
         )
 
 
-@pytest.mark.parametrize("kernel, graphs", [("triton", True), ("torch", False), ("reference", False)])
+@pytest.mark.parametrize(
+    "kernel, graphs", [("triton", True), ("int8 triton", True), ("torch", False), ("reference", False)]
+)
 def test_on_a_gpu_only_triton_s_steps_are_captured(monkeypatch, kernel, graphs):
     monkeypatch.setattr(graphs_module, "CudaCapture", lambda: "capture")
     monkeypatch.setattr(graphs_module, "GraphRunner", lambda *arguments: ("graphs", *arguments))
-    monkeypatch.setattr(graphs_module, "ModelRunner", lambda *arguments: ("plain", *arguments))
     pool = SimpleNamespace(device=torch.device("cuda"), kernel=SimpleNamespace(name=kernel))
-    assert runner_for("model", pool, 8) == (
-        ("graphs", "model", pool, 8, "capture") if graphs else ("plain", "model", pool)
-    ), "all kernels but triton read lengths on the host, which cannot be captured"
+    eager = SimpleNamespace(pool=pool)
+    assert runner_for(eager, 8) == (("graphs", eager, 8, "capture", graphs_module.NO_EXTRAS) if graphs else eager), (
+        "all kernels but triton read lengths on the host, which cannot be captured"
+    )
 
 
 def test_without_a_gpu_the_plain_runner_is_used():
     model = both(FAMILY)[0]
-    assert type(runner_for(model, pool_for(model), 8)) is ModelRunner
+    eager = ModelRunner(model, pool_for(model))
+    assert runner_for(eager, 8) is eager
 
 
 # On a GPU
@@ -341,7 +347,7 @@ def test_captured_decode_gives_the_tokens_of_eager_decode(dtype):
         return Engine.for_model(model, num_blocks=256, scheduler_config=SchedulerConfig(max_num_seqs=12, watermark=0))
 
     captured = engine()
-    captured.runner = GraphRunner(model, captured.runner.pool, 12, CudaCapture())
+    captured.runner = GraphRunner(captured.runner, 12, CudaCapture())
     assert answers(captured, prompts, 24) == answers(engine(), prompts, 24)
 
 
@@ -349,4 +355,4 @@ def test_captured_decode_gives_the_tokens_of_eager_decode(dtype):
 def test_a_gpu_with_triton_gets_graphs():
     model = load_model(POCKET_DIR, torch.bfloat16, "cuda")
     pool = KvPool(model.config, 64, 16, load_kernel("triton", "cuda", torch.bfloat16), torch.bfloat16, "cuda")
-    assert isinstance(runner_for(model, pool, 8), GraphRunner)
+    assert isinstance(runner_for(ModelRunner(model, pool), 8), GraphRunner)

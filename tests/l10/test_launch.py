@@ -7,7 +7,7 @@ from scripts.bench import launch
 import pytest
 import torch
 
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 
 CONFIG = Qwen3Config(16, 8, 16, 2, 2, 1, head_dim=4, max_position_embeddings=4096)
 

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 from scripts.bench.compiled_layers import LayerLoad, compile_between, layer_rows
 from scripts.bench.gpu_target import POINTERS, SHARED_BYTES
 
-from mini_engine.gpu.layer_kernels import _add_norm, _norm_rope, _silu_mul
+from mini_engine.layers.layer_kernels import _add_norm, _norm_rope, _silu_mul
 
 slow = pytest.mark.slow(
     "mini_engine/gpu", "scripts/bench/gpu_target.py", "scripts/bench/compiled_layers.py", "tests/l10"

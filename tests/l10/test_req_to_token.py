@@ -126,7 +126,7 @@ def test_clear_frees_every_row():
 
 
 class Decoding:
-    tells_prompt = False
+    needs_prompt_logprobs = False
 
     def __init__(self, length):
         self.token_ids = [1] * length

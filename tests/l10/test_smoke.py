@@ -64,7 +64,7 @@ def test_slots_that_stay_held_fail_whatever_the_dtype(capsys, monkeypatch):
         kv.allocator.alloc(kv.allocator.page_size)
         return real(model, kv, *rest)
 
-    monkeypatch.setattr(l10_smoke, "pages_for", lambda prompts, args: [2 for _ in prompts])
+    monkeypatch.setattr(l10_smoke, "blocks_for", lambda prompts, args: [2 for _ in prompts])
     monkeypatch.setattr(l10_smoke, "generate_on_device", leaks)
     code, report, _ = smoke(capsys, "--dtype", "bfloat16")
     assert code == 1 and report["faults"] == ["on device: 16 slots are still held"]

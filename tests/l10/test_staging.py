@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.engine.runner import plan_step
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.gpu.graphs import CudaCapture, DecodeBuffers, GraphRunner, no_graph
 from mini_engine.gpu.kv_pool import KvPool as PagePool
@@ -17,7 +18,6 @@ from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.gpu.staging import ALIGNMENT, NoEvent, Staging, Table, block_of, upload, uploaded
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.weights import load_model
 from tests.support import both
 
 FAMILY = "two, tied, wide heads"
@@ -43,7 +43,7 @@ class Copies(TorchDispatchMode):
 class Decoding:
     """The part of a request that a step reads."""
 
-    tells_prompt = False
+    needs_prompt_logprobs = False
 
     def __init__(self, length):
         self.token_ids = list(range(1, length + 1))
@@ -72,7 +72,7 @@ def test_a_decode_step_is_one_copy_of_the_bytes_that_its_rows_have(size):
     staging = Staging(host.tables, device.tables)
     with Copies() as copies, staging.filling(host.bytes_of(size)):
         host.fill(plan_step([chunk_of(5, 1 + 2 * i) for i in range(size)], 4, CPU), size)
-    header = sum(table.bytes for table in host.row_tables(8))
+    header = len(host.tables) - host.block_table.nbytes
     assert copies.bytes == [header + size * 6 * 4], "one copy: the short tables whole, and the block table's first rows"
 
 
@@ -101,7 +101,7 @@ def test_prefills_and_mixed_steps_are_one_copy_too():
 def test_the_runner_of_captured_steps_moves_each_step_once(monkeypatch):
     model = both(FAMILY)[0]
     pool = KvPool(model.config, 64, 4, load_kernel("torch"))
-    runner, calls = GraphRunner(model, pool, 8, no_graph), []
+    runner, calls = GraphRunner(ModelRunner(model, pool), 8, no_graph), []
     runner.staging.sent = Noting(calls)
     monkeypatch.setattr("mini_engine.gpu.graphs.uploaded", lambda step, device: calls.append("step") or step)
     runner.run([chunk_of(5, 1), chunk_of(2, 3)])
@@ -174,7 +174,8 @@ def test_a_step_that_cannot_be_planned_is_not_copied():
 def test_a_gpu_s_staging_is_pinned_and_the_copies_arrive():
     model = load_model(POCKET_DIR, torch.bfloat16, "cuda")
     kernel = load_kernel("triton", "cuda", torch.bfloat16)
-    runner = GraphRunner(model, KvPool(model.config, 64, 16, kernel, torch.bfloat16, "cuda"), 8, CudaCapture())
+    pool = KvPool(model.config, 64, 16, kernel, torch.bfloat16, "cuda")
+    runner = GraphRunner(ModelRunner(model, pool), 8, CudaCapture())
     assert runner.host.tables.is_pinned() and isinstance(runner.staging.sent, torch.cuda.Event)
     tensors = [torch.arange(1000), torch.arange(77).int()]
     moved = upload(tensors, torch.device("cuda"))

@@ -1,7 +1,14 @@
-"""Lesson 11. What the tests share: a pool whose states are the tokens they have seen, and nodes with names."""
+"""Lesson 11. Shared by the tests: a pool whose states are the tokens they have seen, and nodes with names."""
 
-from mini_engine.hybrid.manager import HybridCacheManager
+from functools import partial
+
+from mini_engine.hybrid.checkpoints import Checkpoints
+from mini_engine.hybrid.memory import StateHold, StateMemory
 from mini_engine.hybrid.track_slots import TrackSlots
+from mini_engine.kv.manager import KvCacheManager, no_store
+from mini_engine.kv.prefix_cache import PrefixCache
+from mini_engine.kv.radix import RadixTree
+from mini_engine.kv.radix_node import key_of
 
 EMPTY = ()
 
@@ -12,10 +19,10 @@ class Ledger(TrackSlots):
     Attributes:
         seen: slot -> tokens; a slot that was never written has none.
         log: what was asked for, such as ("copy", 1, 4) and ("reset", 1).
-        tree: the tree whose nodes own the checkpoints, if there is one.
+        checkpoints: whose they are, if anyone keeps some.
     """
 
-    tree = None
+    checkpoints: Checkpoints | None = None
 
     def __init__(self, max_reqs, max_track_slots=0):
         super().__init__(max_reqs, max_track_slots)
@@ -54,7 +61,7 @@ class Ledger(TrackSlots):
 
     def owner(self, slot):
         """Return the node whose checkpoint is in `slot`."""
-        owners = self.tree.checkpoints.items() if self.tree else ()
+        owners = self.checkpoints.slots.items() if self.checkpoints else ()
         return next((node for node, held in owners if held == slot), None)
 
     def advance(self, slot, tokens):
@@ -63,11 +70,45 @@ class Ledger(TrackSlots):
         self.seen[slot] = (*self.seen[slot], *tokens)
 
 
-def manager(slots=3, track=4, num_blocks=40, size=4, interval=8) -> HybridCacheManager:
-    """Return a manager over a Ledger; blocks of 4 tokens, a checkpoint every 8."""
-    kv = HybridCacheManager(num_blocks, size, states=Ledger(slots, track), checkpoint_interval=interval)
-    kv.states.tree = kv.tree
-    return kv
+class Hybrid:
+    """Lesson 5's manager with lesson 8's prefix cache and this lesson's memory, over a Ledger.
+
+    Other attributes are the manager's.
+    """
+
+    def __init__(self, slots=3, track=4, num_blocks=40, size=4, interval=8, copy=no_store, num_spare=0):
+        self.states = Ledger(slots, track)
+        self.memory = StateMemory(self.states, size, interval, num_spare)
+        self.checkpoints = self.states.checkpoints = self.memory.checkpoints
+        cache = partial(PrefixCache, capacity=None if track else 0, places=self.memory)
+        self.manager = KvCacheManager(num_blocks, size, copy, prefixes=cache, memories=[self.memory])
+
+    def __getattr__(self, name):
+        return getattr(self.manager, name)
+
+    @property
+    def tree(self) -> RadixTree:
+        return self.manager.prefixes.tree
+
+    @property
+    def free_slots(self) -> list[int]:
+        return self.memory.free_slots
+
+    def chunk_end(self, name, start, stop) -> int:
+        return self.memory.chunk_end(name, start, stop)
+
+    def hold(self, name) -> StateHold:
+        return self.memory.holds[name]
+
+    def slot_of(self, name) -> int:
+        return self.hold(name).slots[0]
+
+    def findable(self, tokens) -> int:
+        """Return how many leading tokens have K, V and a state at their end."""
+        return self.memory.last(self.tree, key_of(tokens), None)
+
+
+manager = Hybrid  # blocks of 4 tokens, a checkpoint every 8
 
 
 def admit(kv, name, tokens, namespace=None) -> int:
@@ -77,12 +118,12 @@ def admit(kv, name, tokens, namespace=None) -> int:
 
 def compute(kv, name, tokens, most=1000) -> list[int]:
     """Run a request's chunks to the end of `tokens`, at most `most` tokens each; return where they ended."""
-    ends, table = [], kv.tables[name]
-    while table.num_computed < len(tokens):
-        start = table.num_computed
+    ends, hold = [], kv.hold(name)
+    while hold.num_computed < len(tokens):
+        start = hold.num_computed
         stop = kv.chunk_end(name, start, min(len(tokens), start + most))
         kv.grow(name, stop)
-        kv.states.advance(table.slot, tokens[start:stop])
+        kv.states.advance(hold.slots[0], tokens[start:stop])
         kv.commit(name, tokens, stop)
         ends.append(stop)
     return ends
@@ -99,7 +140,7 @@ def serve(kv, name, tokens, namespace=None, most=1000) -> int:
 def places(kv) -> dict[tuple[int, ...], int]:
     """Return the tokens up to each checkpoint, and its slot."""
     found = {}
-    for node, slot in kv.tree.checkpoints.items():
+    for node, slot in kv.checkpoints.slots.items():
         key = b"".join(bytes(part.key) for part in reversed(list(node.path())))
         found[tuple(memoryview(key).cast("I"))] = slot
     return found

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from mini_engine.attention.registry import load_kernel
+from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import plan_step
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, SchedulerConfig
-from mini_engine.hybrid.build import hybrid_engine
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.model import HybridForCausalLM
 from mini_engine.hybrid.runner import with_states
@@ -97,12 +97,12 @@ def checkpoint(family: str) -> Path:
 
 
 @functools.cache
-def both(family: str) -> tuple[HybridForCausalLM, "Qwen3_5ForCausalLM"]:
-    """Return (our model, Hugging Face's) in float32 on the CPU, from the same checkpoint."""
+def both(family: str, dtype: torch.dtype = torch.float32) -> tuple[HybridForCausalLM, "Qwen3_5ForCausalLM"]:
+    """Return (our model, Hugging Face's) on the CPU, from the same checkpoint."""
     from transformers import AutoModelForCausalLM
 
     path = checkpoint(family)
-    return load_hybrid(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    return load_hybrid(path, dtype), AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
 
 
 @functools.cache
@@ -112,15 +112,15 @@ def greedy(family: str, prompt: tuple[int, ...], max_new_tokens: int) -> list[in
 
 
 @torch.inference_mode()
-def first_logits(family: str, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def first_logits(family: str, ids: list[int], dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (our logits, Hugging Face's) of all tokens of one prompt, computed in one step from an empty store."""
-    model, hf = both(family)
+    model, hf = both(family, dtype)
     size = 16
-    kv = KvPool(model.config.kv_config, 2 + len(ids) // size, size, load_kernel("reference"))
-    store = HybridKv(model.config, kv, GdnPool.for_model(model.config, 1))
+    kv = KvPool(model.config.kv_config, 2 + len(ids) // size, size, load_kernel("reference"), dtype)
+    store = HybridKv(model.config, kv, GdnPool.for_model(model.config, 1, dtype=dtype))
     request = Request("r", ids, SamplingParams(temperature=0, max_tokens=1))
     step = plan_step([Chunk(request, 0, len(ids), array("i", range(1, 2 + len(ids) // size)))], size, store.device)
-    logits = model(step.token_ids, store, with_states(step.meta, [1], [len(ids)]))
+    logits = model(step.token_ids, store, with_states(step.meta, [[1]], [len(ids)]))
     return logits, hf(torch.tensor([ids])).logits[0]
 
 
@@ -130,7 +130,7 @@ def hybrid(family: str, chunk: int = 512, budget: int = 512, max_num_seqs: int =
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs), chunked_prefill_size=chunk
     )
     defaults = dict(num_blocks=400, block_size=8, kernel="torch", max_track_slots=24, checkpoint_interval=32)
-    return hybrid_engine(both(family)[0], scheduler_config=limits, **defaults | options)
+    return build_engine(both(family)[0], backend="reference", scheduler_config=limits, **defaults | options)
 
 
 def ask(engine: Engine, prompts: Iterable[Sequence[int]], max_new_tokens: int, name: str = "r") -> list[Request]:
@@ -148,9 +148,10 @@ def drain(engine: Engine) -> None:
 def check_nothing_is_lost(engine: Engine) -> None:
     """Check that no slot, checkpoint or block is held by a request that has ended."""
     manager = engine.scheduler.manager
-    states = manager.states
-    assert sorted(manager.free_slots) == list(range(1, states.max_reqs + 1)), "working slots leaked"
-    assert set(manager.tree.checkpoints.values()) == states.held_track_slots, "a checkpoint slot belongs to no node"
+    [memory] = manager.memories
+    states = memory.states
+    assert sorted(memory.free_slots) == list(range(1, states.max_reqs + 1)), "working slots leaked"
+    assert set(memory.checkpoints.slots.values()) == states.held_track_slots, "a checkpoint slot belongs to no node"
     assert len(states.held_track_slots) + len(states.free_track_slots) == states.max_track_slots
     assert manager.blocks_by_state.held == 0, "blocks leaked"
     working = states.recurrent_state[:, 1 : states.max_reqs + 1]

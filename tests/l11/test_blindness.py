@@ -27,11 +27,11 @@ def num_changed(family, sabotage, at=4):
     """Run all prompts; call `sabotage(states, slots)` once, after `at` new tokens. Return how many answers change."""
     engine = hybrid(family)
     requests = ask(engine, prompts(), NEW)
-    manager = engine.scheduler.manager
+    [memory] = engine.scheduler.memories
     while engine.has_unfinished:
         engine.step()
         if len(requests[0].output_ids) == at:
-            sabotage(manager.states, [manager.slot_of(request.id) for request in requests])
+            sabotage(memory.states, [memory.slots_of(request.id)[0] for request in requests])
     wants = [greedy(family, tuple(request.prompt_ids), NEW) for request in requests]
     return sum(request.output_ids != want for request, want in zip(requests, wants, strict=True))
 
@@ -71,9 +71,10 @@ def test_a_checkpoint_one_block_too_late_changes_answers(family):
     engine, ids = hybrid(family), some_ids(41, 160)
     ask(engine, [ids], 1)
     drain(engine)
-    tree = engine.scheduler.manager.tree
-    slots = {sum(len(part.blocks) for part in node.path()) * 8: slot for node, slot in tree.checkpoints.items()}
-    engine.scheduler.manager.states.copy_states(slots[40], slots[32])
+    [memory] = engine.scheduler.memories
+    kept = memory.checkpoints.slots
+    slots = {sum(len(part.blocks) for part in node.path()) * 8: slot for node, slot in kept.items()}
+    memory.states.copy_states(slots[40], slots[32])
     changed = 0
     for seed in range(4):
         prompt = tuple(ids[:33] + some_ids(9, 160, seed=seed))

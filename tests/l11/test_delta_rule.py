@@ -114,16 +114,21 @@ def test_the_convolution_sees_the_inputs_before_it_and_none_after(taps):
     assert torch.allclose(causal_conv(window, weight), want, atol=1e-6)
 
 
-@pytest.mark.parametrize("taps", [1, 2, 4])
-@pytest.mark.parametrize("length", [1, 2, 3, 9])
+@pytest.mark.parametrize("taps", [4, 2, 1])  # the usual case first
+@pytest.mark.parametrize("length", [9, 3, 2, 1])
 def test_the_last_inputs_are_kept_for_the_next_step(taps, length):
     """Also when a step has fewer inputs than are kept: then some of the old ones stay."""
-    inputs, kept = torch.arange(1.0, 1 + length * 2).view(length, 2), torch.zeros(2, taps - 1)
-    window, after = advance_conv(kept, inputs)
+    inputs = torch.arange(1.0, 1 + length * 2).view(length, 2)  # 1 2, 3 4, …: two channels
+    kept = -torch.arange(1.0, 1 + (taps - 1) * 2).view(2, taps - 1)
+    both = torch.cat((kept.T, inputs))
+    window, after = advance_conv(kept.clone(), inputs.clone())
+    assert window.numel() == both.numel(), "return the window of all K - 1 + T inputs, then the last K - 1 of them"
     assert tuple(window.shape) == (taps - 1 + length, 2), "the window is [K - 1 + T, C]: channels last"
-    assert torch.equal(window, torch.cat((torch.zeros(taps - 1, 2), inputs))), "the kept inputs, then the step's own"
-    assert after.shape == (2, taps - 1), f"keep K - 1 = {taps - 1} inputs, as [C, K - 1]: channels first"
-    assert torch.equal(after.T, window[len(window) - taps + 1 :]), "keep the last inputs, the latest one last"
+    assert torch.equal(window, both), "the window: the kept inputs, then the step's own"
+    few = f"; a step of {length} has fewer, so some of the old ones stay" if length < taps - 1 else ""
+    assert after.numel() == 2 * (taps - 1), f"with K = {taps}, keep K - 1 = {taps - 1} inputs{few}"
+    assert tuple(after.shape) == (2, taps - 1), "what is kept is [C, K - 1], as before: channels first"
+    assert torch.equal(after, both[length:].T), f"keep the last {taps - 1} inputs of the window, the latest one last"
 
 
 def test_one_input_at_a_time_gives_what_all_at_once_give():
@@ -134,13 +139,13 @@ def test_one_input_at_a_time_gives_what_all_at_once_give():
     for x in inputs:
         window, kept = advance_conv(kept, x[None])
         outs.append(causal_conv(window, weight))
-    assert torch.allclose(torch.cat(outs), want, atol=1e-6), "the state must be the last inputs, not shifted by one"
-    assert torch.equal(kept, last)
+    assert torch.allclose(torch.cat(outs), want, atol=1e-6), "one input at a time sees what all at once see"
+    assert torch.equal(kept, last), "one input at a time leaves what all at once leave"
 
 
 def test_a_batch_of_conv_states():
     kept, inputs = torch.randn(5, 3, 2), torch.randn(5, 1, 3)
     window, after = advance_conv(kept, inputs)
-    assert window.shape == (5, 3, 3) and torch.equal(after[..., -1], inputs[:, 0]), (
-        "the latest input is the last column"
-    )
+    assert tuple(window.shape) == (5, 3, 3), "in a batch of 5, each sequence has a window of its own: [5, K - 1 + T, C]"
+    assert torch.equal(after[..., -1], inputs[:, 0]), "the latest input of a sequence is the last column of its state"
+    assert torch.equal(after[..., 0], kept[..., 1]), "with one new input, the older of the two kept before goes"

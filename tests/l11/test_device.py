@@ -6,10 +6,10 @@ import torch
 from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from mini_engine.gpu.kv_pool import KvPool
-from mini_engine.gpu.loop import generate_on_device
+from mini_engine.gpu.loop import DeviceKv, generate_on_device
 from mini_engine.gpu.req_to_token import ReqToTokenPool
 from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
-from mini_engine.hybrid.device import HybridDeviceKv, hybrid_device_kv
+from mini_engine.hybrid.device import hybrid_device_kv
 from mini_engine.hybrid.gdn_pool import GdnPool
 from tests.l11.models import SELECTED, both, greedy
 from tests.support import some_ids
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.reference  # no task is about this
 FAMILY = "every fourth attends"
 
 
-def storage(family, rows=6, slots=6, page=4) -> HybridDeviceKv:
+def storage(family, rows=6, slots=6, page=4) -> DeviceKv:
     config = both(family)[0].config
     kv = KvPool.for_model(config.kv_config, 128, page_size=page, kernel=load_kernel("torch"))
     states = GdnPool.for_model(config, slots)
@@ -45,7 +45,7 @@ def test_tokens_equal_hugging_face_s_and_rows_are_used_again(family):
 def test_a_row_is_its_state_s_slot():
     kv = storage(FAMILY)
     rows = [kv.take(5), kv.take(3)]
-    states = kv.pool.states
+    states = kv.memory.states
     assert not states.recurrent_state[:, rows].any() and not states.conv_state[:, rows].any()
     others = [slot for slot in range(states.num_slots) if slot not in rows]
     assert states.recurrent_state[:, others].isnan().all(), "taking a row changes no other row's state"
@@ -55,10 +55,10 @@ def test_padding_rows_write_into_slot_0_only():
     model, kv = both(FAMILY)[0], storage(FAMILY)
     row = kv.take(3)
     rows, lengths = torch.tensor([row, 0, 0]), torch.tensor([1, 0, 0], dtype=torch.int32)
-    meta = kv.complete(kv.table.plan_decode(rows, lengths, kv.allocator.page_size), rows, None)
+    meta = kv.memory.complete(kv.table.plan_decode(rows, lengths, kv.allocator.page_size), rows, None)
     with torch.inference_mode():
-        logits = model(torch.tensor([7, 0, 0]), kv.pool, meta)
-    states = kv.pool.states
+        logits = model(torch.tensor([7, 0, 0]), kv.memory.store(kv.pool), meta)
+    states = kv.memory.states
     written = [slot for slot in range(states.num_slots) if not states.recurrent_state[:, slot].isnan().any()]
     assert set(written) <= {0, row} and row in written
     assert int(logits[0].argmax()) == greedy(FAMILY, (7,), 1)[0], "padding must not change a request's token"

@@ -5,11 +5,13 @@ import random
 import pytest
 import torch
 
+from mini_engine.build import build_engine
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
-from mini_engine.hybrid.build import Slots, hybrid_engine, slots_in_budget
+from mini_engine.hybrid.runner import HybridPlan
+from mini_engine.hybrid.storage import Slots, slots_in_budget
 from tests.l11.models import SELECTED, ask, both, check_nothing_is_lost, drain, first_logits, greedy, hybrid
 from tests.support import some_ids
 
@@ -159,7 +161,7 @@ def test_twins_wait_for_the_checkpoint_and_start_from_it():
 
 def test_a_freed_slot_s_old_state_is_never_seen():
     engine = hybrid(FAMILY, max_num_seqs=2)
-    states = engine.scheduler.manager.states
+    states = engine.runner.pool.states
     states.recurrent_state[:, :] = float("nan")  # slot 0 and what was never written
     states.conv_state[:, :] = float("nan")
     requests = ask(engine, prompts_of(LENGTHS[2:6]), NEW)
@@ -178,9 +180,10 @@ def test_an_abort_in_mid_step_leaves_nothing_behind():
         return inner_once(chunks)
 
     def inner_once(chunks):
-        engine.runner.slot_of = lambda request_id: 1  # the aborted request's slot, already free
+        plan = engine.runner.plan
+        engine.runner.plan = HybridPlan(lambda request_id: [1])  # the aborted request's slot, already free
         out = inner(chunks)
-        engine.runner.run, engine.runner.slot_of = inner, engine.scheduler.manager.slot_of
+        engine.runner.run, engine.runner.plan = inner, plan
         return out
 
     engine.runner.run = abort_while_running
@@ -220,15 +223,16 @@ def test_a_failed_step_frees_its_slots():
 
 
 def test_more_requests_than_slots_wait_their_turn():
-    engine = hybrid_engine(
+    engine = build_engine(
         both(FAMILY)[0],
+        backend="reference",
         kv_bytes=6 * both(FAMILY)[0].config.state_bytes(torch.float32) * 2,
         block_size=8,
         kernel="torch",
         checkpoint_interval=32,
         scheduler_config=SchedulerConfig(max_num_seqs=16),
     )
-    assert engine.scheduler.manager.states.max_reqs == 3
+    assert engine.scheduler.memories[0].states.max_reqs == 3
     requests, most = ask(engine, prompts_of((5, 9, 3, 12, 7)), 4), 0
     while engine.has_unfinished:
         engine.step()

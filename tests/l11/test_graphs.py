@@ -1,18 +1,15 @@
 """Lesson 11. Replayed decode steps: the same tokens, and padding rows that touch no request's state."""
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
+from mini_engine.engine.runner import ModelRunner
 from mini_engine.gpu.graphs import no_graph
 from mini_engine.gpu.loop import generate_on_device
-from mini_engine.hybrid import graphs
-from mini_engine.hybrid.graphs import HybridGraphRunner, captured
-from mini_engine.hybrid.runner import HybridRunner
+from mini_engine.kv import pool_maker
 from tests.l10.gpu_helpers import Counting, TapeCapture, masked_attention
 from tests.l11.models import ask, both, check_nothing_is_lost, drain, greedy, hybrid
 from tests.l11.test_device import storage
@@ -32,12 +29,12 @@ def recordable(*inputs):
 
 def replaying(capture):
     """Return an engine over pools full of NaN whose decode steps are replayed, and the count of replays."""
-    engine, counting = hybrid(FAMILY, num_blocks=100), Counting(capture)
-    eager = engine.runner
-    eager.pool.kv.kernel = recordable
-    engine.runner = HybridGraphRunner(eager.model, eager.pool, eager.slot_of, 8, counting)
-    states = eager.pool.states
-    for tensor in (states.recurrent_state, states.conv_state, *eager.pool.kv.K, *eager.pool.kv.V):
+    counting = Counting(capture)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_maker, "load_kernel", lambda *which: recordable)
+        engine = hybrid(FAMILY, num_blocks=100, capture=counting)
+    pool = engine.runner.pool
+    for tensor in (pool.states.recurrent_state, pool.states.conv_state, *pool.kv.K, *pool.kv.V):
         tensor.fill_(float("nan"))
     return engine, counting
 
@@ -53,7 +50,7 @@ def test_tokens_equal_hugging_face_s_and_behind_checkpoints_too(make_capture):
             f"{name}: a replayed step must read each row's state slot from the buffer"
         )
     assert len(counting.replayed) > NEW, "decode steps must be replayed"
-    states = engine.scheduler.manager.states
+    states = engine.runner.pool.states
     states.recurrent_state.nan_to_num_(0)  # slots that were never handed out
     check_nothing_is_lost(engine)
 
@@ -63,32 +60,20 @@ def test_padding_rows_advance_slot_0_only():
     requests = ask(engine, [tuple(some_ids(length, 160)) for length in (3, 5, 6)], NEW)
     while any(len(request.output_ids) < 3 for request in requests):
         engine.step()
-    manager = engine.scheduler.manager
-    touched = {manager.slot_of(request.id) for request in requests} | manager.states.held_track_slots
-    others = [slot for slot in range(1, manager.states.num_slots) if slot not in touched]
-    assert manager.states.recurrent_state[:, others].isnan().all(), "three requests fill a size of four"
+    [memory] = engine.scheduler.memories
+    states = memory.states
+    touched = {memory.slots_of(request.id)[0] for request in requests} | states.held_track_slots
+    others = [slot for slot in range(1, states.num_slots) if slot not in touched]
+    assert states.recurrent_state[:, others].isnan().all(), "three requests fill a size of four"
 
 
 def test_a_captured_device_loop_gives_the_same_tokens():
     kv, prompts = storage(FAMILY), [tuple(some_ids(length, 160, seed=length)) for length in (1, 4, 11)]
-    kv.pool.kv.kernel = recordable
+    kv.pool.kernel = recordable
     want = [greedy(FAMILY, prompt, 8) for prompt in prompts]
     assert generate_on_device(both(FAMILY)[0], kv, prompts, 8, capture=TapeCapture(nullcontext)) == want
 
 
-@pytest.mark.parametrize(
-    "device, kernel, replays", [("cuda", "triton", True), ("cuda", "torch", False), ("cpu", "cpu", False)]
-)
-def test_only_a_gpu_with_triton_replays(monkeypatch, device, kernel, replays):
-    monkeypatch.setattr(graphs, "CudaCapture", lambda: "capture")
-    monkeypatch.setattr(graphs, "HybridGraphRunner", lambda *arguments: arguments)
-    runner = object.__new__(HybridRunner)
-    pool = SimpleNamespace(device=torch.device(device), kv=SimpleNamespace(kernel=SimpleNamespace(name=kernel)))
-    runner.model, runner.pool, runner.slot_of = "model", pool, "slot_of"
-    found = captured(runner, 8)
-    assert found == ("model", pool, "slot_of", 8, "capture") if replays else found is runner
-
-
 def test_the_composition_root_asks_for_captured_steps():
-    engine = build_engine(both(FAMILY)[0], backend="reference", num_blocks=20, cuda_graphs=True)
-    assert type(engine.runner) is HybridRunner, "without a GPU decode steps run as before"
+    engine = build_engine(both(FAMILY)[0], backend="reference", num_blocks=20)
+    assert type(engine.runner) is ModelRunner, "without a GPU decode steps run as before"

@@ -117,9 +117,9 @@ def test_the_oldest_checkpoint_makes_room_and_its_blocks_stay():
     kv = manager(track=2)
     for start in (0, 100, 200):
         serve(kv, f"r{start}", list(range(start, start + 6)))
-    assert [tokens[0] for tokens in places(kv)] == [100, 200] and kv.tree.num_states_evicted == 1
+    assert [tokens[0] for tokens in places(kv)] == [100, 200] and kv.checkpoints.num_evicted == 1
     assert kv.tree.peek(list(range(6))).num_tokens == 4, "K and V of an evicted checkpoint's node stay"
-    assert kv.tree.peek_state(list(range(6))).num_tokens == 0, "but no state leads there"
+    assert kv.findable(list(range(6))) == 0, "but no state leads there"
 
 
 def test_a_checkpoint_that_was_used_is_not_the_oldest():
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_was_used_is_not_the_oldest():
 def test_a_node_without_a_checkpoint_stays_useful_for_what_is_below_it():
     kv = manager()
     serve(kv, "a", PROMPT)
-    kv.tree.drop_checkpoint(next(node for node in kv.tree.checkpoints if len(list(node.path())) == 1))
+    kv.checkpoints.drop(next(node for node in kv.checkpoints.slots if len(list(node.path())) == 1))
     assert serve(kv, "b", PROMPT) == 20
 
 
@@ -142,7 +142,7 @@ def test_evicted_blocks_take_their_checkpoint_along():
     kv = manager(interval=40)
     serve(kv, "a", PROMPT)
     kv.tree.evict(1)
-    assert not kv.tree.checkpoints, "a node that has lost a block ends elsewhere: its state is that of more tokens"
+    assert not kv.checkpoints.slots, "a node that has lost a block ends elsewhere: its state is that of more tokens"
     assert len(kv.states.free_track_slots) == 4
     assert serve(kv, "b", PROMPT) == 0
 

@@ -7,12 +7,13 @@ import shutil
 import pytest
 import torch
 
-from mini_engine.build import load
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.errors import UserError
-from mini_engine.hybrid.config import FULL, LINEAR, HybridConfig
+from mini_engine.hybrid.hybrid_config import HybridConfig
+from mini_engine.hybrid.layer_types import FULL, LINEAR
 from mini_engine.hybrid.model import GatedRMSNorm, ZeroCentredRMSNorm, partial_rope
 from mini_engine.hybrid.weights import load_hybrid
-from mini_engine.weights import load_model
+from mini_engine.loading import load
 from tests.l11.models import FAMILIES, checkpoint, first_logits
 from tests.support import some_ids
 
@@ -39,13 +40,12 @@ def test_a_norm_s_weight_is_added_to_one():
     assert torch.equal(ours(x.bfloat16()), theirs(x.bfloat16())), "compute in float32 and cast once, at the end"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gated_norm_normalizes_before_it_gates(dtype):
+def test_the_gated_norm_normalizes_before_it_gates():
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
 
     torch.manual_seed(0)
-    ours, theirs = GatedRMSNorm(8, 1e-6).to(dtype), Qwen3_5RMSNormGated(8, 1e-6).to(dtype)
-    x, gate = torch.randn(2, 4, 8, dtype=dtype), torch.randn(2, 4, 8, dtype=dtype)
+    ours, theirs = GatedRMSNorm(8, 1e-6), Qwen3_5RMSNormGated(8, 1e-6)
+    x, gate = torch.randn(2, 4, 8), torch.randn(2, 4, 8)
     assert torch.equal(ours(x, gate), theirs(x, gate))
 
 
@@ -133,6 +133,16 @@ def test_a_rope_theta_beside_the_rotation_is_read(tmp_path):
     assert config.rope_theta == 500.0 and config.rotary_dim == 4
     config = HybridConfig.from_dir(write_config(tmp_path, **old | {"rope_scaling": {"rope_theta": 70.0}}))
     assert config.rope_theta == 70.0 and config.rotary_dim == 4 and config.max_model_len == 2048
+
+
+def test_a_quarter_of_a_head_is_rotated_unless_the_file_says_otherwise(tmp_path):
+    from transformers import AutoConfig
+
+    config = HybridConfig.from_dir(write_config(tmp_path, rope_parameters={"rope_type": "default"}))
+    assert config.rotary_dim == 4, "a quarter of head_dim = 16"
+    theirs = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    assert theirs["partial_rotary_factor"] == 0.25, "as transformers does"
+    assert config.rope_theta == theirs.get("rope_theta", 10_000.0)
 
 
 def test_the_text_part_of_a_qwen3_5_config_is_read(tmp_path):

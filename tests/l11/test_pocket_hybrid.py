@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mini_engine import LLM, SamplingParams
-from mini_engine.hybrid.model import HybridForCausalLM
+from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
 from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from tests.support import hf_greedy
@@ -35,7 +35,7 @@ def test_the_folder_is_under_12_mib_and_has_the_pocket_model_s_tokenizer():
 def test_it_is_a_hybrid_that_remembers(llm):
     model = llm.engine.runner.model
     config = json.loads((POCKET_HYBRID_DIR / "config.json").read_text(encoding="utf-8"))
-    assert isinstance(model, HybridForCausalLM) and config["model_type"] == "qwen3_5_text"
+    assert isinstance(model.config, HybridConfig) and config["model_type"] == "qwen3_5_text"
     assert config["layer_types"].count("linear_attention") == 6 and config["tie_word_embeddings"]
 
 

@@ -11,8 +11,8 @@ from mini_engine import LLM
 from mini_engine.engine.worker import EngineWorker
 from mini_engine.server.app import create_app
 from mini_engine.server.background import in_background
-from mini_engine.server.config import ServerConfig
 from mini_engine.server.metrics import Metrics
+from mini_engine.server.server_config import ServerConfig
 
 pytestmark = pytest.mark.reference  # no task is about this
 

@@ -1,4 +1,4 @@
-"""Lesson 12. What the tests share: a pool of one number per slot, and what each token's number must be."""
+"""Lesson 12. Shared by the tests: a pool of one number per slot, and what each token's number must be."""
 
 from array import array
 

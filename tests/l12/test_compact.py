@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.prefix_cache import caching_manager
 from mini_engine.tiers.compact import compact, moves, nodes
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 
@@ -21,7 +21,7 @@ class Pool:
 
     def __init__(self):
         self.cells = Cells()
-        self.manager = PrefixCacheManager(BLOCKS, SIZE, self.cells.copy)
+        self.manager = caching_manager(BLOCKS, SIZE, self.cells.copy)
 
     def fill(self, name, tokens):
         found = self.manager.allocate(name, tokens)
@@ -32,6 +32,15 @@ class Pool:
                 self.cells.slots[blocks[index // SIZE] * SIZE + index % SIZE] = digest
         self.manager.commit(name, tokens, len(tokens))
         return found
+
+    def contents(self):
+        """Return what the held blocks contain, in no order."""
+        return sorted(self.cells.read([block])[0].tobytes() for block in self.manager.allocator.held)
+
+    def named(self):
+        """Return the blocks that tables name, and those that the tree's nodes name."""
+        tables = {block for table in self.manager.tables.values() for block in table.blocks}
+        return tables, {block for node in nodes(self.manager.prefixes.tree.root) for block in node.blocks}
 
     def reads(self, name, tokens):
         """Whether the request's table leads to the KV of its tokens."""
@@ -54,7 +63,7 @@ def pool():
     pool.fill("other", OTHER)
     pool.manager.free("long", LONG)
     pool.manager.free("gone")
-    pool.manager.tree.evict(3)
+    pool.manager.prefixes.tree.evict(3)
     return pool
 
 
@@ -67,6 +76,21 @@ def test_the_held_blocks_become_the_first_ones(pool):
     assert sorted(allocator.free_blocks) == list(range(before + 1, BLOCKS)), "every other block is free, once"
     assert moved == behind, "return how many blocks were moved: those behind the first len(held)"
     assert compact(pool.manager) == 0, "a second time there are none to move"
+
+
+def test_what_is_in_the_blocks_moves_with_them(pool):
+    before = pool.contents()
+    compact(pool.manager)
+    assert pool.contents() == before, "K and V of each moved block must be copied to its new place, none over another"
+
+
+def test_what_names_a_block_names_its_new_place(pool):
+    compact(pool.manager)
+    tables, tree = pool.named()
+    held = set(pool.manager.allocator.held)
+    assert tables - held == set(), "the tables name blocks that are not held: rename them in `table.blocks`"
+    assert tree - held == set(), "the tree names blocks that are not held: rename them in its nodes' `blocks`"
+    assert held - tables - tree == set(), "blocks are held, and neither a table nor the tree names them"
 
 
 def test_running_requests_read_what_they_read_before(pool):
@@ -88,7 +112,7 @@ def test_each_block_takes_its_count_along(pool):
     for table in pool.manager.tables.values():
         for block in table.blocks:
             holders[block] += 1
-    for node in nodes(pool.manager.tree.root):
+    for node in nodes(pool.manager.prefixes.tree.root):
         for block in node.blocks:
             holders[block] += 1
     assert pool.manager.allocator.counts == holders, "a count is the number of tables and nodes that hold the block"

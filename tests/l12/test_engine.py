@@ -5,10 +5,11 @@ import json
 import pytest
 
 from mini_engine.__main__ import main
-from mini_engine.build import build_engine, load
+from mini_engine.build import build_engine
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
+from mini_engine.loading import load
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers.compact import compact, shrink
 
@@ -37,10 +38,10 @@ def with_tiers(model, folder, num_blocks=40, **sizes):
 def test_a_new_engine_on_the_same_directory_computes_only_what_is_new(model, cold, tmp_path):
     first = with_tiers(model, tmp_path)
     assert answers(first) == cold
-    first.scheduler.manager.block_store.tiers.close()
+    first.scheduler.manager.connector.block_store.tiers.close()
     second = with_tiers(model, tmp_path)
     assert answers(second) == cold, "KV from the disk must give the tokens of a cold run"
-    assert second.scheduler.manager.block_store.traffic.restored_tokens == 3 * 32, (
+    assert second.scheduler.manager.connector.block_store.traffic.restored_tokens == 3 * 32, (
         "two whole blocks of each prompt came back"
     )
 
@@ -49,25 +50,27 @@ def test_a_pool_that_evicts_everything_lives_from_the_host_tier(model, cold):
     engine = build_engine(model, backend="reference", num_blocks=7, kv_host_bytes=2**24, kv_always=True)
     for _ in range(2):
         assert [answers(engine, [prompt])[0] for prompt in PROMPTS] == cold
-    assert engine.scheduler.manager.block_store.traffic.restored_tokens > 0, "evicted blocks come back"
+    assert engine.scheduler.manager.connector.block_store.traffic.restored_tokens > 0, "evicted blocks come back"
 
 
 def test_another_models_blocks_are_never_served(model, cold, tmp_path):
     first = with_tiers(model, tmp_path)
     answers(first)
-    first.scheduler.manager.block_store.tiers.close()
+    first.scheduler.manager.connector.block_store.tiers.close()
     other = load(POCKET_DIR, "float32", "cpu")
     other.model.norm.weight[0] += 1.0
     second = with_tiers(other, tmp_path)
     answers(second)
-    assert second.scheduler.manager.block_store.traffic.restored_tokens == 0, "one weight differs, so every key does"
+    assert second.scheduler.manager.connector.block_store.traffic.restored_tokens == 0, (
+        "one weight differs, so every key does"
+    )
 
 
 def test_compaction_and_a_smaller_pool_in_mid_decode_change_no_token(model, cold):
     engine = build_engine(model, backend="reference", num_blocks=60)
     manager = engine.scheduler.manager
     answers(engine, [[9] * 70, [8] * 70])
-    manager.tree.evict(5)
+    manager.prefixes.tree.evict(5)
     requests = [engine.add_request(str(i), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
     moved = 0
     while engine.has_unfinished:
@@ -85,11 +88,34 @@ def test_a_pool_cannot_shrink_below_what_is_held(model):
     with pytest.raises(ValueError, match="10"):
         shrink(engine.scheduler.manager, engine.runner.pool, 10)
     assert engine.runner.pool.num_blocks == 20, "a call that cannot be carried out changes nothing"
+    with pytest.raises(ValueError, match="21"):
+        shrink(engine.scheduler.manager, engine.runner.pool, 21)
+
+
+def test_a_pool_shrinks_to_what_is_held_and_hands_out_no_block_beyond(model):
+    engine = build_engine(model, backend="reference", num_blocks=20)
+    manager, pool = engine.scheduler.manager, engine.runner.pool
+    in_front = manager.allocator.alloc_blocks(6)
+    manager.allocate("a", [7] * 40)
+    manager.grow("a", 40)
+    manager.allocator.free(in_front)
+    shrink(manager, pool, 4)
+    assert pool.num_blocks == manager.allocator.num_blocks == len(manager.allocator.counts) == 4
+    assert sorted(manager.tables["a"].blocks) == [1, 2, 3], "the held blocks move to the front first"
+    assert manager.allocator.num_free == 0, "a free block beyond the pool's end would be written out of bounds"
+    shrink(manager, pool, 4)
+    assert pool.num_blocks == 4, "a pool may keep its size"
+    manager.free("a")
+    assert sorted(manager.allocator.free_blocks) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("options", "param"),
-    [({"kv_host_bytes": -1}, "kv_host_bytes"), ({"kv_host_bytes": 100}, "kv_host_bytes"), ({"kv_disk_bytes": 5}, None)],
+    [
+        ({"kv_host_bytes": -1}, "kv_host_bytes"),
+        ({"kv_host_bytes": 100}, "kv_host_bytes"),
+        ({"kv_disk_bytes": 5}, "kv_disk_bytes"),
+    ],
 )
 def test_sizes_that_make_no_tier_are_refused_in_one_sentence(model, options, param):
     with pytest.raises(UserError) as caught:
@@ -108,7 +134,7 @@ def test_tiers_without_prefix_caching_are_refused(model, tmp_path):
 def test_the_cache_command_lists_verifies_and_clears(model, tmp_path, capsys):
     engine = with_tiers(model, tmp_path)
     answers(engine)
-    engine.scheduler.manager.block_store.tiers.close()
+    engine.scheduler.manager.connector.block_store.tiers.close()
     assert told(capsys, "list", tmp_path)["records"] == 6
     assert told(capsys, "verify", tmp_path)["bad"] == []
     path = next(iter(tmp_path.glob("??/*.kv")))

@@ -3,6 +3,7 @@
 import random
 import tempfile
 from array import array
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from mini_engine.build import tiers_for
 from mini_engine.hybrid.gdn_pool import GdnPool
-from mini_engine.tiers.hybrid import TieredHybridManager
+from mini_engine.hybrid.memory import StateMemory
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.prefix_cache import PrefixCache
+from mini_engine.tiers.blocks import StateBytes
+from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.records import Kind
-from mini_engine.tiers.states import StateBytes
-from mini_engine.tiers.store import BlockStore, Judges
+from mini_engine.tiers.states import StateRecords
+from mini_engine.tiers.store import BlockStore
 from mini_engine.tiers.tiers import Tiers
 from tests.l11.ledger import Ledger
-from tests.l11.models import ask, both, check_nothing_is_lost, drain, greedy, hybrid
+from tests.l11.models import ask, check_nothing_is_lost, drain, greedy, hybrid
 from tests.support import some_ids, thorough
 
 FAMILY = "every fourth attends"
@@ -30,10 +34,7 @@ PROMPTS = [tuple(some_ids(length, 160, seed=length)) for length in LENGTHS]
 
 
 def with_tiers(folder=None, **options):
-    engine = hybrid(FAMILY, **options)
-    tiers_for(both(FAMILY)[0], folder, 2**28, None)(engine)
-    engine.scheduler.manager.block_store.judges = Judges()
-    return engine
+    return hybrid(FAMILY, kv_cache_dir=folder, kv_host_bytes=2**28, kv_always=True, **options)
 
 
 def answered(engine, when):
@@ -50,7 +51,7 @@ def answered(engine, when):
 def test_evicted_states_come_back_from_host_memory():
     engine = with_tiers()
     assert answered(engine, "cold") == [0, 0, 0]
-    engine.scheduler.manager.clear()
+    engine.scheduler.manager.prefixes.clear()
     assert answered(engine, "from the host") == [(n - 1) // 8 * 8 for n in LENGTHS], "up to the last checkpoint"
     check_nothing_is_lost(engine)
 
@@ -58,11 +59,14 @@ def test_evicted_states_come_back_from_host_memory():
 def test_a_new_engine_on_the_same_directory_begins_with_the_states_of_the_last(tmp_path):
     first = with_tiers(tmp_path)
     answered(first, "cold")
-    first.scheduler.manager.block_store.tiers.close()
+    first.scheduler.manager.connector.block_store.tiers.close()
     second = with_tiers(tmp_path)
     assert all(answered(second, "from the disk")), "states and K and V are on the disk"
-    assert second.scheduler.manager.block_store.tiers.num_found["disk"] > 0
+    assert second.scheduler.manager.connector.block_store.tiers.num_found["disk"] > 0
+    traffic = second.scheduler.manager.connector.block_store.traffic
+    restored = traffic.restored_tokens
     assert answered(second, "from the tree") == [(n - 1) // 8 * 8 for n in LENGTHS], "a checkpoint is one again"
+    assert traffic.restored_tokens == restored, "the tree has it: nothing is copied"
     check_nothing_is_lost(second)
 
 
@@ -70,7 +74,7 @@ def test_a_new_engine_on_the_same_directory_begins_with_the_states_of_the_last(t
 def test_a_damaged_record_of_either_kind_is_a_miss(tmp_path, kind):
     first = with_tiers(tmp_path)
     answered(first, "cold")
-    first.scheduler.manager.block_store.tiers.close()
+    first.scheduler.manager.connector.block_store.tiers.close()
     for path in tmp_path.glob("??/*.kv"):
         content = bytearray(path.read_bytes())
         if content[10] == kind:
@@ -80,7 +84,7 @@ def test_a_damaged_record_of_either_kind_is_a_miss(tmp_path, kind):
     assert answered(second, "beside damage") == [0, 0, 0], (
         "K and V without their state are no use, nor is a state alone"
     )
-    assert second.scheduler.manager.block_store.tiers.disk.counts["damaged"] >= 1
+    assert second.scheduler.manager.connector.block_store.tiers.disk.counts["damaged"] >= 1
 
 
 def test_a_preempted_hybrid_comes_back_from_the_tiers():
@@ -90,9 +94,9 @@ def test_a_preempted_hybrid_comes_back_from_the_tiers():
         engine.step()
         if chance.random() < 0.3 and engine.scheduler.running:
             engine.scheduler.preempt(chance.choice(engine.scheduler.running))
-            engine.scheduler.manager.tree.evict(10)
+            engine.scheduler.manager.prefixes.tree.evict(10)
     assert [r.output_ids for r in requests] == [greedy(FAMILY, p, NEW) for p in PROMPTS]
-    assert engine.scheduler.num_preemptions and engine.scheduler.manager.block_store.traffic.restored_tokens
+    assert engine.scheduler.num_preemptions and engine.scheduler.manager.connector.block_store.traffic.restored_tokens
     check_nothing_is_lost(engine)
 
 
@@ -171,6 +175,59 @@ def test_a_state_is_saved_only_at_the_end_of_its_block():
     machine.teardown()
 
 
+def test_a_state_that_has_seen_more_tokens_is_not_saved_with_a_block():
+    machine = HybridMachine()
+    machine.start(10**7, False)
+    tokens, host = [1] * 5, machine.tiers.host
+    machine.manager.allocate("a", tokens)
+    machine.alive["a"] = tokens
+    machine.compute("a", 5)
+    tokens += [0] * 8  # an answer, which the tree gets when the request ends
+    machine.compute("a", 8)
+    states = [record.kind for record in host.records.values()].count(Kind.STATE)
+    machine.end("a")
+    kinds = [record.kind for record in host.records.values()]
+    assert kinds.count(Kind.KV) == 3, "all whole blocks are saved when the request ends"
+    assert kinds.count(Kind.STATE) == states, "the state has seen 13 tokens by then; the block ends after 12"
+    machine.teardown()
+
+
+def test_a_state_that_comes_back_is_a_checkpoint_again():
+    machine = HybridMachine()
+    machine.start(10**7, False)
+    tokens, manager = [1] * 30, machine.manager
+    manager.allocate("a", tokens)
+    machine.alive["a"] = tokens
+    machine.compute("a", 30)
+    machine.end("a")
+    manager.prefixes.clear()
+    assert manager.allocate("b", tokens) == 28, "up to the prompt's last whole block"
+    table, hold = manager.tables["b"], machine.memory.holds["b"]
+    slot = machine.memory.checkpoints.slots.get(table.shared.node)
+    assert slot is not None, "the next request needs no tier: the state that came back is a checkpoint of the tree"
+    assert machine.ledger.seen[slot] == tuple(tokens[:28]), "and it has seen the tokens up to its node's end"
+    assert hold.ends == [], "no place before token 28 is left to checkpoint"
+    assert manager.prefixes.stats.found_tokens == 28, "the tiers' tokens are counted once"
+    machine.alive["b"] = tokens
+    machine.end("b")
+    machine.teardown()
+
+
+@pytest.mark.parametrize("length, found", [(5, 4), (8, 4), (9, 8), (12, 8)])
+def test_a_state_at_any_block_s_end_comes_back(length, found):
+    machine = HybridMachine()
+    machine.start(10**7, False)
+    tokens, manager = [1] * length, machine.manager
+    manager.allocate("a", tokens)
+    machine.alive["a"] = tokens
+    machine.compute("a", length)
+    machine.end("a")
+    manager.prefixes.clear()
+    assert manager.allocate("b", tokens) == found, "up to the last whole block before the last token"
+    manager.free("b")
+    machine.teardown()
+
+
 class HybridMachine(RuleBasedStateMachine):
     """Requests begin, compute chunks and end; blocks and checkpoints are evicted; the process starts again."""
 
@@ -184,16 +241,17 @@ class HybridMachine(RuleBasedStateMachine):
     def set_up(self):
         self.cells, self.ledger, self.alive = Texts(), Ledger(3, 3), {}
         store = BlockStore(Tiers.of_size(self.directory, self.host, 10**8), self.cells, Identity("w", "c", "f", SIZE))
-        self.manager = TieredHybridManager(
+        self.memory = StateMemory(self.ledger, SIZE, 8)
+        self.ledger.checkpoints = self.memory.checkpoints
+        states = StateRecords(store.tiers, LedgerBytes(self.ledger), self.memory.slots_of)
+        self.manager = KvCacheManager(
             BLOCKS,
             SIZE,
             self.cells.copy,
-            states=self.ledger,
-            checkpoint_interval=8,
-            block_store=store,
-            state_bytes=LedgerBytes(self.ledger),
+            prefixes=partial(PrefixCache, places=self.memory),
+            memories=[self.memory],
+            connector=TierConnector(store, states),
         )
-        self.ledger.tree = self.manager.tree
         self.tiers = store.tiers
 
     @precondition(lambda self: len(self.alive) < 3)
@@ -207,24 +265,27 @@ class HybridMachine(RuleBasedStateMachine):
         name = f"r{self.count}"
         found = self.manager.allocate(name, tokens)
         self.alive[name] = tokens
-        seen = self.ledger.seen[self.manager.slot_of(name)]
+        seen = self.ledger.seen[self.slot_of(name)]
         assert found < length and seen == tuple(tokens[:found]), f"{found} tokens found, the state of {len(seen)}"
         self.check(name)
         self.compute(name, most)
 
+    def slot_of(self, name):
+        return self.memory.holds[name].slots[0]
+
     def compute(self, name, most):
-        tokens, table = self.alive[name], self.manager.tables[name]
-        stop = min(len(tokens), table.num_computed + most)
-        while table.num_computed < stop:
-            end = self.manager.chunk_end(name, table.num_computed, stop)
+        tokens, table, hold = self.alive[name], self.manager.tables[name], self.memory.holds[name]
+        stop = min(len(tokens), hold.num_computed + most)
+        while hold.num_computed < stop:
+            end = self.memory.chunk_end(name, hold.num_computed, stop)
             if self.manager.missing_blocks(name, end) > self.manager.num_free_blocks:
                 return self.end(name)
             self.manager.grow(name, end)
-            for index in range(table.num_computed, end):
+            for index in range(hold.num_computed, end):
                 self.cells.slots[table.blocks[index // SIZE] * SIZE + index % SIZE] = bytes(
                     b + 65 for b in tokens[: index + 1]
                 )
-            self.ledger.advance(table.slot, tokens[table.num_computed : end])
+            self.ledger.advance(hold.slots[0], tokens[hold.num_computed : end])
             self.manager.commit(name, tokens, end)
             self.tiers.flush()
         self.check(name)
@@ -241,7 +302,7 @@ class HybridMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, BLOCKS))
     def evict(self, count):
-        self.manager.tree.evict(count)
+        self.manager.prefixes.tree.evict(count)
 
     @rule()
     def restart(self):
@@ -252,13 +313,14 @@ class HybridMachine(RuleBasedStateMachine):
 
     def end(self, name):
         tokens = self.alive.pop(name)
-        self.manager.free(name, tokens[: self.manager.tables[name].num_computed])
+        self.manager.free(name, tokens[: self.memory.holds[name].num_computed])
         self.tiers.flush()
 
     def check(self, name):
         tokens, table = self.alive[name], self.manager.tables[name]
-        assert self.ledger.seen[table.slot] == tuple(tokens[: table.num_computed])
-        for index in range(table.num_computed):
+        num_computed = self.memory.holds[name].num_computed
+        assert self.ledger.seen[self.slot_of(name)] == tuple(tokens[:num_computed])
+        for index in range(num_computed):
             kv = self.cells.slots[table.blocks[index // SIZE] * SIZE + index % SIZE]
             assert kv == bytes(b + 65 for b in tokens[: index + 1]), (
                 f"{name} reads KV that a cold run would not compute"

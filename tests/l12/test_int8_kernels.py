@@ -193,5 +193,7 @@ def test_kernels_are_chosen_by_lesson_3s_names():
     with pytest.raises(UserError) as caught:
         load_kernel("cuda")
     assert "cuda" in str(caught.value) and "reference" in str(caught.value)
+    with pytest.raises(UserError, match="'blockwise' reads int8 rows; choose one of auto, reference, torch, cpu"):
+        load_kernel("blockwise")
     with pytest.raises(UserError):
         load_kernel("cpu", "cpu", torch.float16)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.int8.kernels import load_kernel
 from mini_engine.int8.pool import Int8KvPool, bytes_per_token
 from mini_engine.int8.rows import pack, quantize, row_bytes, unpack
@@ -45,6 +45,8 @@ def test_a_number_is_off_by_half_a_step_at_most(dim, exponent, seed):
     codes, scale = quantize(x)
     assert codes.dtype == torch.int8 and codes.shape == x.shape and scale.dtype == torch.float32
     assert scale.shape == x.shape[:-1], "one scale for each token and head"
+    largest = x.abs().amax(-1)
+    assert torch.allclose(scale * 127, largest, rtol=1e-5, atol=0.0), "a vector's scale is its largest |x| / 127"
     steps = ((codes * scale[..., None] - x).abs() / scale[..., None].clamp_min(1e-30)).max()
     assert steps <= 0.5001, f"off by {steps:.1f} steps of the scale; the nearest multiple is off by 0.5 at most"
     assert (codes.abs().amax(-1) == 127).all(), "the largest number of each vector takes the whole range"

@@ -4,6 +4,7 @@ The pool is an array of numbers. A token's KV is a digest of all tokens up to it
 the wrong text or of another namespace is noticed at once.
 """
 
+import math
 import random
 import tempfile
 import time
@@ -15,12 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mini_engine.errors import OutOfBlocks
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.radix_node import key_of
 from mini_engine.tiers.break_even import BreakEven
 from mini_engine.tiers.compact import compact, nodes
+from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import Identity
-from mini_engine.tiers.manager import TieredCacheManager
-from mini_engine.tiers.store import BlockStore, Judges
+from mini_engine.tiers.store import ALWAYS, BlockStore, MinTokens
 from mini_engine.tiers.tiers import Tiers
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 from tests.support import thorough
@@ -32,11 +35,12 @@ FAMILIES = [random.Random(seed).choices(range(2), k=60) for seed in range(3)]
 class World:
     """A manager with tiers, the pool's cells, and what each request has computed."""
 
-    def __init__(self, directory=None, host_bytes=10**6, judges=None):
+    def __init__(self, directory=None, host_bytes=10**6, min_tokens=ALWAYS):
         self.cells = Cells()
         self.tiers = Tiers.of_size(directory, host_bytes, 10**7)
-        self.store = BlockStore(self.tiers, self.cells, IDENTITY, judges)
-        self.manager = TieredCacheManager(BLOCKS, SIZE, self.cells.copy, block_store=self.store)
+        self.store = BlockStore(self.tiers, self.cells, IDENTITY, min_tokens)
+        connector = TierConnector(self.store)
+        self.manager = KvCacheManager(BLOCKS, SIZE, self.cells.copy, prefixes=PrefixCache, connector=connector)
         self.requests = {}
 
     def begin(self, name, tokens, namespace=None):
@@ -93,7 +97,7 @@ def world():
 
 
 def evict_all(world):
-    world.manager.tree.evict(BLOCKS)
+    world.manager.prefixes.tree.evict(BLOCKS)
 
 
 def test_an_evicted_prefix_comes_back_from_the_tier(world):
@@ -103,17 +107,46 @@ def test_an_evicted_prefix_comes_back_from_the_tier(world):
     evict_all(world)
     assert world.begin("b", tokens) == 12, "three whole blocks were in the tier; the last token is always computed"
     assert world.store.traffic.restored_tokens == 12
+    assert world.begin("twin", tokens) == 12, "b runs, and the tree has the blocks that came back"
+    assert world.store.traffic.restored_tokens == 12, "so they are not copied a second time"
+    world.end("twin")
     world.end("b")
     assert world.begin("c", tokens) == 12 and world.store.traffic.restored_tokens == 12, "now the tree has them again"
+
+
+def test_the_tree_holds_what_came_back_before_anything_is_computed(world):
+    tokens = list(range(14))
+    world.begin("a", tokens)
+    world.end("a")
+    evict_all(world)
+    assert world.manager.allocate("b", tokens) == 12
+    assert world.manager.prefixes.tree.peek(key_of(tokens[:12])).num_tokens == 12, (
+        "a request of the same step may share them"
+    )
+    world.manager.free("b")
 
 
 def test_the_tier_goes_on_where_the_tree_ends(world):
     tokens = list(range(17))
     world.begin("a", tokens)
     world.end("a")
-    world.manager.tree.evict(2)
+    world.manager.prefixes.tree.evict(2)
     assert world.begin("b", tokens) == 16
     assert world.store.traffic.restored_tokens == 8, "only what the tree lacks is copied"
+    told = world.manager.prefixes.stats
+    assert (told.asked_tokens, told.found_tokens) == (34, 16), "8 tokens from the tree and 8 from the tier, each once"
+    assert (told.num_lookups, told.num_hits) == (2, 1), "the second lookup was a hit, in the tree already"
+
+
+def test_a_hit_in_the_tiers_alone_is_counted_as_one(world):
+    world.begin("a", list(range(14)))
+    world.end("a")
+    evict_all(world)
+    world.begin("b", list(range(14)))
+    told = world.manager.prefixes.stats
+    assert (told.num_lookups, told.num_hits, told.found_tokens) == (2, 1, 12), "the tiers found what the tree had lost"
+    world.begin("c", [9] * 9)
+    assert (told.num_lookups, told.num_hits, told.found_tokens) == (3, 1, 12), "nothing is known of c's prompt"
 
 
 def test_computed_answers_are_kept_too(world):
@@ -175,8 +208,8 @@ def test_without_room_the_request_begins_with_what_the_tree_has():
 def test_what_does_not_pay_is_computed():
     never = BreakEven(prefill_rate=400.0, bytes_per_token=1000, bandwidth=1000.0)
     late = BreakEven(prefill_rate=400.0, bytes_per_token=1, bandwidth=1e9, latency=5 / 400)
-    assert not never.pays(10**9) and not late.pays(4) and late.pays(6)
-    world = World(judges=Judges(never, never))
+    assert never.num_tokens > 10**9 and 4 < late.num_tokens < 6
+    world = World(min_tokens=MinTokens(never.num_tokens, never.num_tokens))
     world.begin("a", list(range(14)))
     world.end("a")
     evict_all(world)
@@ -185,11 +218,10 @@ def test_what_does_not_pay_is_computed():
 
 
 def test_a_slow_disk_does_not_keep_host_memory_from_being_used(tmp_path):
-    never = BreakEven(prefill_rate=400.0, bytes_per_token=1000, bandwidth=1000.0)
     first = World(tmp_path)
     first.begin("a", list(range(14)))
     first.close()
-    world = World(tmp_path, judges=Judges(disk=never))
+    world = World(tmp_path, min_tokens=MinTokens(disk=math.inf))
     assert world.begin("b", list(range(14))) == 0, "only on the disk, which takes longer than computing"
     world.end("b")
     evict_all(world)
@@ -219,6 +251,51 @@ def test_others_run_while_the_disk_is_read(tmp_path):
     assert waited, "the step that others run in must not wait for the disk"
     assert world.begin("b", list(range(14))) == 12 and world.tiers.num_found == {"host": 3, "disk": 0}
     world.close()
+
+
+def on_disk_only(folder, tokens):
+    """Return a new world whose disk has the whole blocks of a text."""
+    first = World(folder)
+    first.begin("a", tokens)
+    first.close()
+    return World(folder)
+
+
+def test_a_request_that_is_alone_reads_the_disk_itself(tmp_path):
+    world = on_disk_only(tmp_path, list(range(14)))
+    assert world.begin("b", list(range(14))) == 12 and world.tiers.num_found == {"host": 0, "disk": 3}, (
+        "no other request waits for this step"
+    )
+    world.close()
+
+
+def test_a_request_beside_others_does_not_read_the_disk_in_its_step(tmp_path):
+    world = on_disk_only(tmp_path, list(range(14)))
+    world.begin("other", [9] * 5)
+    assert world.manager.allocate("b", list(range(14))) == 0, "the other request's step would wait for the disk"
+    world.manager.free("b")
+    world.close()
+
+
+def test_what_the_tree_has_is_not_read_ahead_and_what_is_behind_it_is(tmp_path):
+    world = on_disk_only(tmp_path, list(range(17)))
+    world.begin("other", [9] * 5)
+    world.begin("short", list(range(5)))
+    world.end("short")
+    asked = []
+    world.tiers.prefetch = lambda wanted: asked.extend(wanted) or True
+    assert world.manager.cost(list(range(17)), 17).should_wait
+    assert [one.tokens for one in asked] == [bytes(key_of(range(start, start + 4))) for start in (4, 8, 12)], (
+        "the tree has the first block; the three behind it are asked for"
+    )
+    world.close()
+
+
+def test_what_is_computed_is_shared_at_once_without_the_tiers(world):
+    world.begin("a", list(range(14)))
+    assert world.begin("b", list(range(14))) == 12, "a still runs, and the tree has its blocks"
+    assert world.store.traffic.restored_tokens == 0, "they are in the pool: nothing is copied"
+    assert world.manager.tables["b"].blocks[:3] == world.manager.tables["a"].blocks[:3]
 
 
 class Machine(RuleBasedStateMachine):
@@ -277,7 +354,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, BLOCKS))
     def evict(self, count):
-        self.world.manager.tree.evict(count)
+        self.world.manager.prefixes.tree.evict(count)
 
     @rule()
     def compact(self):
@@ -302,7 +379,7 @@ class Machine(RuleBasedStateMachine):
         for table in self.world.manager.tables.values():
             for block in table.blocks:
                 holders[block] += 1
-        for node in nodes(self.world.manager.tree.root):
+        for node in nodes(self.world.manager.prefixes.tree.root):
             for block in node.blocks:
                 holders[block] += 1
         assert holders == allocator.counts, "a block's count is the number of tables and tree nodes that hold it"

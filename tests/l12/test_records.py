@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mini_engine.tiers.keys import KEY_BYTES, Identity, chain
 from mini_engine.tiers.records import CRC, HEADER, MAGIC, VERSION, BadRecord, Kind, Record, Wanted, unpack
+from tests.support import must_raise
 
 ROOT = Path(__file__).resolve().parents[2]
 IDENTITY = Identity("weights", "config", "float32", 16)
@@ -40,19 +41,19 @@ def test_what_is_packed_is_parsed_again():
 def test_one_flipped_byte_anywhere_makes_it_unusable(position, flip):
     damaged = bytearray(stored())
     damaged[position] ^= flip
-    with pytest.raises(BadRecord):
+    with must_raise(BadRecord, f"byte {position} of {len(damaged)} is not as it was written: raise BadRecord"):
         WANTED.parse(damaged)
 
 
 @given(st.integers(0, RECORD.num_bytes - 1))
 def test_cut_off_anywhere_it_is_unusable(length):
-    with pytest.raises(BadRecord) as caught:
+    with must_raise(BadRecord, f"only {length} of {RECORD.num_bytes} bytes are there: raise BadRecord") as caught:
         WANTED.parse(stored()[:length])
     assert caught.value.reason == "truncated", "a record that ends too early says so"
 
 
 def test_bytes_behind_the_end_make_it_unusable():
-    with pytest.raises(BadRecord):
+    with must_raise(BadRecord, "a byte lies behind the record's end: raise BadRecord"):
         WANTED.parse(stored() + b"\x00")
 
 
@@ -68,7 +69,9 @@ def test_bytes_behind_the_end_make_it_unusable():
     ids=lambda change: next(iter(change)),
 )
 def test_an_intact_record_that_is_not_the_wanted_one_is_foreign(change):
-    with pytest.raises(BadRecord) as caught:
+    (field,) = change
+    why = f"the record is intact, but not the wanted one (other {field}): raise BadRecord"
+    with must_raise(BadRecord, why) as caught:
         dataclasses.replace(WANTED, **change).parse(stored())
     assert caught.value.reason == "foreign", "an intact record of something else must not be an answer"
 
@@ -111,7 +114,8 @@ def test_payloads_are_not_copied():
     ],
 )
 def test_a_header_of_another_kind_is_refused_even_with_the_right_crc(change, reason):
-    with pytest.raises(BadRecord) as caught:
+    ((field, value),) = change.items()
+    with must_raise(BadRecord, f"the header says {field} = {value!r}, and the CRC is right: raise BadRecord") as caught:
         unpack(intact(**change))
     assert caught.value.reason in reason.split(), "what cannot be read must be counted as what it is"
 
@@ -148,8 +152,9 @@ def test_namespaces_of_different_types_and_texts_are_apart():
 
 
 def test_a_namespace_without_bytes_is_refused():
-    with pytest.raises(TypeError):
-        IDENTITY.root(("a", object()))
+    for namespace in (("a", object()), ("a", "b"), 1.5, b"a"):
+        with must_raise(TypeError, f"{namespace!r} is neither None nor a string or an integer: raise TypeError"):
+            IDENTITY.root(namespace)
 
 
 def some_keys():

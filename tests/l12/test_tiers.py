@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from mini_engine.errors import UserError
 from mini_engine.tiers.background import Background
-from mini_engine.tiers.disk import ABANDONED_SECONDS, MOST_FAILURES, DiskTier
+from mini_engine.tiers.disk import ABANDONED_SECONDS, DiskTier
 from mini_engine.tiers.host import HostTier
+from mini_engine.tiers.outage import MOST_FAILURES
 from mini_engine.tiers.records import Record, Wanted
 from mini_engine.tiers.tiers import NoDisk, Tiers
 
@@ -38,7 +39,20 @@ def wanted(number: int) -> Wanted:
 SIZE = record(0).num_bytes
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 7)), max_size=60), st.integers(0, 5))
+def test_a_record_that_was_used_outlives_one_that_came_later():
+    tier = HostTier(2 * SIZE)
+    tier.put(record(1))
+    tier.put(record(2))
+    assert tier.get(record(1).key), "both fit"
+    tier.put(record(3))
+    kept = [number for number in (1, 2, 3) if record(number).key in tier]
+    assert kept == [1, 3], "record 1 came first, but record 2 is the least recently used: it goes"
+    assert tier.num_evicted == 1
+    tier.put(record(3))
+    assert (len(tier), tier.num_bytes) == (2, 2 * SIZE), "what is there already is not counted twice"
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=60), st.integers(0, 3))
 def test_the_host_tier_keeps_the_most_recently_used_within_its_size(calls, room):
     tier, model = HostTier(room * SIZE + SIZE // 2), []
     for is_put, number in calls:
@@ -51,7 +65,9 @@ def test_the_host_tier_keeps_the_most_recently_used_within_its_size(calls, room)
             assert (tier.get(key) is not None) == (number in model), "the least recently used record goes first"
             if number in model:
                 model = [*(n for n in model if n != number), number]
-    assert len(tier) == len(model) and tier.num_bytes == len(model) * SIZE <= tier.max_bytes
+        kept = {number for number in range(5) if record(number).key in tier}
+        assert kept == set(model), "the least recently used record goes first, and no other"
+        assert len(tier) == len(model) and tier.num_bytes == len(model) * SIZE <= tier.max_bytes
 
 
 def test_a_record_on_disk_is_found_by_a_new_process(tmp_path):
@@ -265,6 +281,32 @@ def test_a_host_tier_that_is_too_small_does_not_make_a_request_wait_forever(tmp_
         time.sleep(0.001)
     assert waits < 10_000, "each record is read ahead once; whatever is gone by then is computed"
     assert tiers.get(wanted(0), read_disk=False) is None
+    tiers.close()
+
+
+def test_what_was_read_from_the_disk_is_in_host_memory_then_and_may_be_read_ahead_again(tmp_path):
+    first = Tiers.of_size(tmp_path, 0, 10**6)
+    first.put(record(1))
+    first.close()
+    tiers = Tiers.of_size(tmp_path, 10**6, 10**6)
+    assert tiers.get(wanted(1)) and record(1).key in tiers.host, "the next request finds it in host memory"
+    for _ in range(2):
+        tiers.host.clear()
+        assert tiers.prefetch([wanted(1)]), "it is only on the disk again, and was asked for since it was read ahead"
+        tiers.reader.flush(10.0)
+        assert tiers.get(wanted(1), read_disk=False), "read ahead"
+    tiers.close()
+
+
+def test_what_is_on_the_disk_does_not_wait_to_be_written_again(tmp_path):
+    tiers = Tiers.of_size(tmp_path, 10**6, 10**6)
+    tiers.put(record(1))
+    assert tiers.flush()
+    offered = []
+    tiers.writer.offer = lambda one: offered.append(one.key) or True
+    tiers.put(record(1))
+    tiers.put(record(2))
+    assert offered == [record(2).key], "a place in the writer's queue is for what the disk lacks"
     tiers.close()
 
 

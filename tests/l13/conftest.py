@@ -1,4 +1,4 @@
-"""Lesson 13. What several of its tests share: one replica in this process, and what an engine alone answers."""
+"""Lesson 13. Shared by several of its tests: one replica in this process, and what an engine alone answers."""
 
 import pytest
 
@@ -7,7 +7,7 @@ import pytest
 def replica():
     """A replica with the pocket model and 59 blocks."""
     pytest.importorskip("fastapi", reason="needs the extra 'server'")
-    from mini_engine.replicas.replica import Replica
+    from mini_engine.distributed.replicas.replica import Replica
     from tests.l13.replicas import options
 
     replica = Replica(options(), max_waiting=8, name="0")

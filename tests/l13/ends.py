@@ -1,4 +1,4 @@
-"""Lesson 13. What the tests of ends share: a watchdog, and the end of processes."""
+"""Lesson 13. Shared by the tests of ends: a watchdog, and the end of processes."""
 
 import faulthandler
 import os

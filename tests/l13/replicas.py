@@ -2,11 +2,11 @@
 
 from argparse import Namespace
 
+from mini_engine.cli import serve
 from mini_engine.cli.parser import OneLineParser
+from mini_engine.distributed.replicas.cluster import Cluster
+from mini_engine.distributed.replicas.replica import Replica
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.replicas.cluster import Cluster
-from mini_engine.replicas.replica import Replica
-from mini_engine.server import serve
 
 PROMPT = list(range(100, 140))
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

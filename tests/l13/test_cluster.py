@@ -2,6 +2,8 @@
 
 import asyncio
 import pickle
+import threading
+import time
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -9,25 +11,32 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
-from mini_engine.engine.answers import Job
+from mini_engine.distributed.replicas.wire import FormGrammar, block_keys
+from mini_engine.distributed.routing.retry import ReplicaLost
+from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.grammar import ANYTHING
+from mini_engine.engine.jobs import Job
+from mini_engine.engine.mailbox import merge
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import EngineStopped, QueueFull
 from mini_engine.errors import UserError
-from mini_engine.replicas.wire import FormGrammar, block_keys
-from mini_engine.routing.retry import ReplicaLost
 from mini_engine.server.output_forms import OutputForm
 from tests.l13.replicas import GREEDY, PROMPT, cluster
 
 
+async def read_whole(answers):
+    """Read all answers. Return each as one delta."""
+    whole = [TextDelta("", []) for _ in answers.jobs]
+    async for index, delta in answers:
+        whole[index] = merge(whole[index], delta)
+    return whole
+
+
 async def read(answers):
     """Read all answers: tokens, reason and error of each."""
-    tokens, ends = [[] for _ in answers.ids], [None] * len(answers.ids)
-    async for index, delta in answers:
-        tokens[index] += delta.token_ids
-        ends[index] = (delta.finish_reason, delta.error)
-    return tokens, ends
+    whole = await read_whole(answers)
+    return [delta.token_ids for delta in whole], [(delta.finish_reason, delta.error) for delta in whole]
 
 
 def idle(replica) -> bool:
@@ -44,6 +53,27 @@ async def until_idle(replica) -> None:
     async with asyncio.timeout(30):
         while not idle(replica):
             await asyncio.sleep(0.01)
+
+
+def test_a_replica_whose_step_does_not_return_is_not_well(replica):
+    """Ray Serve asks, and starts another one in its place."""
+    worker = replica.worker
+    gate, step, limit = threading.Event(), worker.engine.step, worker.stuck_seconds
+    replica.check_health()
+    worker.engine.step, worker.stuck_seconds = lambda: gate.wait() and step(), 0.0  # any step that has not returned
+    try:
+        answers = worker.submit_sync([Job(PROMPT, replace(GREEDY, max_tokens=1))])
+        deadline = time.monotonic() + 30
+        while not worker.stuck and time.monotonic() < deadline:
+            time.sleep(0.001)
+        with pytest.raises(EngineStopped, match="step"):
+            replica.check_health()
+    finally:
+        gate.set()
+        worker.engine.step, worker.stuck_seconds = step, limit
+    list(answers)
+    asyncio.run(until_idle(replica))
+    replica.check_health()
 
 
 # ---------------------------------------------------------------- what travels
@@ -73,11 +103,14 @@ def test_answers_over_a_replica_are_those_of_the_engine(replica, expected):
     async def main():
         jobs = [Job(PROMPT, replace(GREEDY, logprobs=1, prompt_logprobs=0)), Job(PROMPT[:20], GREEDY)]
         answers = await cluster(replica).submit(jobs)
-        tokens, ends = await read(answers)
-        assert tokens[0] == expected and ends == [(FinishReason.LENGTH, None)] * 2
-        first, second = answers.requests
-        assert first.output_ids == expected and len(first.logprobs) == 12 and len(first.prompt_logprobs) == 39
-        assert len(second.output_ids) == 12 and second.logprobs == []
+        first, second = await read_whole(answers)
+        assert first.token_ids == expected and len(first.logprobs) == 12 and len(first.prompt_logprobs) == 39
+        assert len(second.token_ids) == 12 and second.logprobs == second.prompt_logprobs == ()
+        assert {(delta.finish_reason, delta.error) for delta in (first, second)} == {(FinishReason.LENGTH, None)}
+        here = await read_whole(await replica.worker.submit(jobs))
+        assert [delta._replace(num_cached_tokens=0) for delta in (first, second)] == [
+            delta._replace(num_cached_tokens=0) for delta in here
+        ], "a replica's answers are those of its engine, log probabilities and all"
 
     asyncio.run(main())
 
@@ -88,8 +121,8 @@ def test_what_was_found_is_reported_to_the_server_and_to_the_router(replica):
     async def main():
         for found in (0, 32):
             answers = await cluster(replica).submit([Job(prompt, GREEDY)])
-            await read(answers)
-            assert answers.requests[0].num_cached_tokens == found
+            (whole,) = await read_whole(answers)
+            assert whole.num_cached_tokens == found
         reports = replica.record_routing_stats()["reports"][-2:]
         assert [report.num_found for report in reports] == [0, 2], "in blocks"
         assert reports[1].number == reports[0].number + 1
@@ -185,6 +218,27 @@ def test_a_replica_lost_after_it_ends_the_answer_with_an_error(replica, expected
     asyncio.run(main())
 
 
+def test_a_replica_whose_engine_has_ended_is_as_good_as_lost(replica, expected):
+    """A rank that ends takes its engine along; until Ray replaces the replica, it refuses what it is sent."""
+
+    async def main():
+        left = [2]
+
+        async def ask(jobs, keys):
+            if left[0]:
+                left[0] -= 1
+                yield EngineStopped("rank 1 of 2 has ended")
+                return
+            async with aclosing(replica.answer(jobs, keys)) as items:
+                async for item in items:
+                    yield item
+
+        tokens, ends = await read(await cluster(replica, ask).submit([Job(PROMPT, GREEDY)]))
+        assert (tokens, ends, left) == ([expected], [(FinishReason.LENGTH, None)], [0])
+
+    asyncio.run(main())
+
+
 def test_an_answer_with_no_replica_left_is_refused(replica):
     async def main():
         async def ask(jobs, keys):
@@ -195,3 +249,14 @@ def test_an_answer_with_no_replica_left_is_refused(replica):
             await cluster(replica, ask).submit([Job(PROMPT, GREEDY)])
 
     asyncio.run(main())
+
+
+def test_a_schema_is_refused_before_it_is_sent_to_a_replica():
+    deep = {"type": "integer"}
+    for _ in range(900):
+        deep = {"type": "object", "properties": {"x": deep}}
+    with pytest.raises(UserError) as refused:
+        FormGrammar(OutputForm(deep))
+    assert refused.value.param == "response_format", "pickling what is nested so deeply would fail with a traceback"
+    small = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    assert pickle.loads(pickle.dumps(FormGrammar(OutputForm(small)))).form.schema == small

@@ -2,13 +2,13 @@
 
 import pytest
 
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
-from mini_engine.parallel.build import parallel_engine
-from mini_engine.parallel.ranks import Ranks
+from mini_engine.gpu.graphs import no_graph
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.weights import load_model
+from tests.l13.ranks import engine_over, started
 
 slow = pytest.mark.slow("mini_engine", "tests/l13")
 OPTIONS = {"num_blocks": 60, "block_size": 8}
@@ -29,7 +29,7 @@ def answers(engine, **params):
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(str(POCKET_DIR), 2) as ranks:
+    with started() as ranks:
         yield ranks
 
 
@@ -43,28 +43,24 @@ def expected():
 
 
 @slow
-def test_each_rank_holds_its_share(ranks):
-    whole = load_model(POCKET_DIR)
-    held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in ranks.model.parameters())
-    cut = sum(p.numel() for name, p in whole.named_parameters() if "_proj" in name)
-    assert held == sum(p.numel() for p in whole.parameters()) - cut // 2, "half of every matrix, all of the rest"
-    engine = parallel_engine(ranks, **OPTIONS)
-    assert 2 * engine.runner.pool.bytes == Engine.for_model(whole, **OPTIONS).runner.pool.bytes
+def test_the_pools_of_both_ranks_are_one_pool(ranks):
+    engine = engine_over(ranks, **OPTIONS)
+    assert 2 * engine.runner.pool.bytes == Engine.for_model(load_model(POCKET_DIR), **OPTIONS).runner.pool.bytes
 
 
 @slow
 @pytest.mark.parametrize("limits", [{}, {"chunked_prefill_size": 5}, {"max_num_seqs": 2}])
 def test_tokens_are_those_of_one_process(ranks, expected, limits):
-    engine = parallel_engine(ranks, **OPTIONS, scheduler_config=SchedulerConfig(**limits))
+    engine = engine_over(ranks, **OPTIONS, scheduler_config=SchedulerConfig(**limits))
     for _ in range(2):
         assert answers(engine) == (expected["greedy"], [None] * 4)
-    assert engine.scheduler.manager.stats.found_tokens > 0, "the second time prefixes are shared"
+    assert engine.scheduler.manager.prefixes.stats.found_tokens > 0, "the second time prefixes are shared"
 
 
 @slow
 def test_a_pool_that_is_too_small_preempts_and_changes_no_token(ranks):
     tight = {"num_blocks": 12, "block_size": 8, "scheduler_config": SchedulerConfig(watermark=0.0)}
-    engine = parallel_engine(ranks, **tight)
+    engine = engine_over(ranks, **tight)
     wide = Engine.for_model(load_model(POCKET_DIR), **OPTIONS)
     assert answers(engine, max_tokens=40) == answers(wide, max_tokens=40)
     assert engine.scheduler.num_preemptions > 0, "the pool was to be too small for all of them"
@@ -73,5 +69,12 @@ def test_a_pool_that_is_too_small_preempts_and_changes_no_token(ranks):
 @slow
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_seeded_sample_is_the_same_over_two_ranks(ranks, expected, seed):
-    engine = parallel_engine(ranks, **OPTIONS)
+    engine = engine_over(ranks, **OPTIONS)
     assert answers(engine, temperature=0.8, seed=seed)[0] == expected[seed], "rank 0 alone draws"
+
+
+@slow
+def test_captured_steps_are_padded_in_both_ranks(ranks, expected):
+    limits = SchedulerConfig(max_num_seqs=8)
+    engine = engine_over(ranks, capture=no_graph, scheduler_config=limits, **OPTIONS)
+    assert answers(engine)[0] == expected["greedy"] and engine.runner.replays, "four requests, eight rows at most"

@@ -8,16 +8,18 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.distributed.ranks.pools import SharedPools
+from mini_engine.distributed.ranks.processes import Ranks
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import EngineDead, UserError
-from mini_engine.parallel.build import parallel_engine
-from mini_engine.parallel.ranks import Ranks
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.weights import load_model
 from tests.l13.ends import WAIT_SECONDS, deadline, wait_until_gone
+from tests.l13.ranks import engine_over, started
 from tests.l13.test_parallel import OPTIONS, PROMPTS, answers, slow
 from tests.support import checkpoint
 
@@ -27,15 +29,15 @@ ROOT = Path(__file__).resolve().parents[2]
 @slow
 def test_biases_are_added_once_and_an_own_head_is_whole():
     path = str(checkpoint("four, with biases"))
-    with Ranks(path, 2) as ranks:
-        found = answers(parallel_engine(ranks, **OPTIONS))
+    with started(path) as ranks:
+        found = answers(engine_over(ranks, **OPTIONS))
     assert found == answers(Engine.for_model(load_model(path), **OPTIONS))
 
 
 @slow
 def test_when_a_rank_dies_every_request_ends_with_a_sentence_that_names_it():
-    with Ranks(str(POCKET_DIR), 2) as ranks:
-        engine = parallel_engine(ranks, **OPTIONS, scheduler_config=SchedulerConfig(max_num_seqs=2))
+    with started() as ranks:
+        engine = engine_over(ranks, **OPTIONS, scheduler_config=SchedulerConfig(max_num_seqs=2))
         assert answers(engine)[1] == [None] * 4
         chosen = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
         requests = [engine.add_request(f"late {i}", ids, chosen) for i, ids in enumerate(PROMPTS)]
@@ -54,7 +56,8 @@ def test_when_a_rank_dies_every_request_ends_with_a_sentence_that_names_it():
 @slow
 def test_a_rank_that_does_not_answer_is_given_up_in_time():
     with Ranks(str(POCKET_DIR), 2, patience=timedelta(seconds=20)) as ranks:
-        engine = parallel_engine(ranks, **OPTIONS)
+        ranks.join(load_model(POCKET_DIR))
+        engine = engine_over(ranks, **OPTIONS)
         answers(engine)
         os.kill(ranks.processes[0].pid, signal.SIGSTOP)
         with deadline(WAIT_SECONDS), pytest.raises(EngineDead):
@@ -65,8 +68,8 @@ def test_a_rank_that_does_not_answer_is_given_up_in_time():
 @slow
 def test_a_step_that_is_interrupted_ends_the_ranks_because_they_are_out_of_step():
     """Otherwise the next plan would meet ranks that still add up the layers of the last one."""
-    with Ranks(str(POCKET_DIR), 2) as ranks:
-        engine = parallel_engine(ranks, **OPTIONS)
+    with started() as ranks:
+        engine = engine_over(ranks, **OPTIONS)
         answers(engine)
         layer = ranks.model.model.layers[3]
         handle = layer.register_forward_pre_hook(lambda *_: signal.raise_signal(signal.SIGINT))
@@ -84,7 +87,7 @@ def test_a_step_that_is_interrupted_ends_the_ranks_because_they_are_out_of_step(
 def test_when_rank_0_dies_the_others_end():
     code = (
         "import os, signal\n"
-        "from mini_engine.parallel.ranks import Ranks\n"
+        "from mini_engine.distributed.ranks.processes import Ranks\n"
         "from mini_engine.pocket import POCKET_DIR\n"
         "if __name__ == '__main__':\n"
         "    ranks = Ranks(str(POCKET_DIR), 2)\n"
@@ -98,15 +101,45 @@ def test_when_rank_0_dies_the_others_end():
 
 @slow
 def test_a_checkpoint_that_the_other_ranks_cannot_read_is_an_error(tmp_path):
-    with pytest.raises(UserError):
-        Ranks(str(tmp_path), 2)
+    with pytest.raises(UserError), Ranks(str(tmp_path), 2) as ranks:
+        ranks.join(load_model(POCKET_DIR))
+
+
+@slow
+def test_layers_that_do_not_work_here_are_an_error_in_one_sentence():
+    with pytest.raises(UserError) as caught:
+        started(backend="packed", dtype=torch.float16)
+    assert "float16" in str(caught.value) and "could not finish a step" not in str(caught.value)
+
+
+@slow
+def test_a_rank_that_is_asked_for_bytes_and_does_not_answer_is_given_up_in_time():
+    with Ranks(str(POCKET_DIR), 2, patience=timedelta(seconds=20)) as ranks:
+        ranks.join(load_model(POCKET_DIR))
+        engine = engine_over(ranks, **OPTIONS)
+        answers(engine)
+        blocks = SharedPools(ranks).block_bytes(engine.runner.pool)
+        blocks.read([1, 2])
+        os.kill(ranks.processes[0].pid, signal.SIGSTOP)
+        with deadline(WAIT_SECONDS), pytest.raises(EngineDead):
+            blocks.read([1, 2])
+
+
+@slow
+def test_a_rank_that_dies_while_it_is_asked_for_bytes_is_named():
+    with started() as ranks:
+        engine = engine_over(ranks, **OPTIONS)
+        os.kill(ranks.processes[0].pid, signal.SIGKILL)
+        with deadline(WAIT_SECONDS), pytest.raises(EngineDead) as caught:
+            SharedPools(ranks).block_bytes(engine.runner.pool).read([1])
+        assert "rank 1 of 2 has ended" in str(caught.value)
 
 
 @slow
 def test_one_process_is_rank_0_once_at_a_time():
-    with Ranks(str(POCKET_DIR), 2), pytest.raises(UserError):
+    with started(), pytest.raises(UserError):
         Ranks(str(POCKET_DIR), 2)
-    with Ranks(str(POCKET_DIR), 2) as ranks:
+    with started() as ranks:
         processes = list(ranks.processes)
-        assert answers(parallel_engine(ranks, **OPTIONS))[1] == [None] * 4
+        assert answers(engine_over(ranks, **OPTIONS))[1] == [None] * 4
     assert not any(process.is_alive() for process in processes), "the others end with the block"

@@ -17,11 +17,13 @@ import pytest
 
 from mini_engine import LLM, SamplingParams
 from mini_engine.__main__ import main
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.distributed.ranks.limits import check_shareable
+from mini_engine.distributed.ranks.processes import PATIENCE, Ranks
 from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
-from mini_engine.parallel.ranks import Ranks
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.weights import load_model
 from tests.l13.ends import WAIT_SECONDS, deadline, wait_until_gone
 from tests.l13.test_parallel import slow
 
@@ -38,11 +40,9 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the P
     [
         ({"tensor_parallel_size": 3}, []),  # `share_of` refuses these two, in words of its own
         ({"tensor_parallel_size": 0}, []),
-        ({"model": "pocket-hybrid"}, ["pocket-hybrid", "hybrid"]),
-        ({"kv_dtype": "int8"}, ["kv_dtype", "int8"]),
-        ({"cuda_graphs": True}, ["cuda_graphs"]),
-        ({"backend": "packed"}, ["backend", "packed"]),
-        ({"kv_host_bytes": 1 << 20}, ["kv_host_bytes"]),
+        ({"model": "pocket-hybrid", "tensor_parallel_size": 8}, []),
+        ({"cuda_graphs": True}, ["cuda_graphs", "captured"]),
+        ({"backend": "fused"}, ["backend", "fused", "GPU"]),
         ({"device": "cuda"}, ["device", "cuda"]),
         ({"dtype": "float8"}, ["float8"]),
         ({"model": load_model(POCKET_DIR)}, ["loaded"]),
@@ -56,8 +56,12 @@ def test_what_ranks_cannot_do_is_refused_before_a_process_starts(monkeypatch, op
     assert all(word in str(caught.value) for word in words), caught.value
 
 
+def test_what_ranks_can_do_is_not_refused():
+    check_shareable(EngineConfig(num_blocks=40, backend="packed", cuda_graphs=False, kv_host_bytes=1 << 20))
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize("num_ranks", [0, 3])
+@pytest.mark.parametrize("num_ranks", [3, 4])
 def test_our_own_refusal_names_the_numbers_that_are_possible(num_ranks):
     with pytest.raises(UserError) as caught:
         LLM(tensor_parallel_size=num_ranks, device="cpu")
@@ -85,7 +89,7 @@ def test_an_llm_over_two_processes_does_what_an_llm_does():
         expected = [one.generate(PROMPTS, wishes, progress=False) for _ in range(2)][1]
     with LLM(tensor_parallel_size=2, **options) as two:
         found = [two.generate(PROMPTS, wishes, progress=False) for _ in range(2)][1]
-        processes = two.engine.runner.ranks.processes
+        processes = two.engine.runner.group.processes
         streamed = "".join(delta.text for delta in two.stream(PROMPTS[0], wishes[0]))
         assert [(a.token_ids, a.finish_reason) for a in found] == [(a.token_ids, a.finish_reason) for a in expected]
         assert streamed == expected[0].text
@@ -286,6 +290,36 @@ def test_serve_ends_by_itself_when_a_rank_is_killed(busy):
         _, err = process.communicate(timeout=WAIT_SECONDS)
     assert 503 in states, f"/health said {states}"
     assert process.returncode != 0 and "rank 1 of 2 has ended" in err and len(err.splitlines()) == 1, err
+
+
+@slow
+@posix
+def test_serve_ends_within_its_grace_when_a_rank_does_not_answer():
+    """A collective waits a minute for a rank that is alive; the grace may be shorter, and the rank must end, too."""
+    with running("serve", "--port", "0", "--grace-seconds", "5", "--step-seconds", "1") as process:
+        address = re.search(r"http://\S+(?=/v1)", process.stdout.readline())[0]
+        (rank,) = ranks_of(process)
+        asked = {"prompt": "Once upon a time", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+        with urllib.request.urlopen(request_to(address, asked)) as answer:
+            answer.readline()
+            os.kill(rank, signal.SIGSTOP)
+            while health_of(address) == 200:  # until the step has been running for a second
+                time.sleep(0.1)
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=PATIENCE.seconds / 2)
+    assert time.monotonic() - began < PATIENCE.seconds / 2 and process.returncode == 1, err
+    assert "did not return" in err.splitlines()[-1], err
+    wait_until_gone([rank])
+
+
+def health_of(address) -> int:
+    """Return the status of /health."""
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=WAIT_SECONDS) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def request_to(address, body):

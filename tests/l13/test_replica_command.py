@@ -1,5 +1,6 @@
 """Lesson 13. `serve --replicas` without Ray: the routes over a replica in this process, and the command's sentences."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -9,12 +10,13 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
+from mini_engine.cli import serve
+from mini_engine.distributed.replicas import service
+from mini_engine.distributed.replicas.service import LastKnown, ReplicaMetrics, ReplicaService
 from mini_engine.errors import UserError
-from mini_engine.replicas.service import ReplicaMetrics, ReplicaService
-from mini_engine.server import serve
 from mini_engine.server.app import ServerApp
 from mini_engine.server.background import in_background
-from mini_engine.server.config import ServerConfig
+from mini_engine.server.server_config import ServerConfig
 from tests.l7.service import Service as Client
 from tests.l7.service import read_answer
 from tests.l13.replicas import PROMPT, cluster, options
@@ -22,7 +24,7 @@ from tests.l13.replicas import PROMPT, cluster, options
 ONE_REPLICA = """
 import sys
 from unittest.mock import patch
-from mini_engine.server import serve
+from mini_engine.cli import serve
 from tests.l13.replicas import options
 
 def run(self, sockets):
@@ -45,8 +47,8 @@ def served(replica):
     async def num_alive():
         return 1
 
-    service = ReplicaService(cluster(replica), ServerConfig("tiny"), ReplicaMetrics(scrape), 2, num_alive)
-    with in_background(ServerApp(service)) as url:
+    routes = ReplicaService(cluster(replica), ServerConfig("tiny"), ReplicaMetrics(scrape), 2, num_alive)
+    with in_background(ServerApp(routes)) as url:
         client = Client.__new__(Client)
         client.address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
         yield client
@@ -61,6 +63,32 @@ def test_the_routes_are_those_of_one_engine(replica, expected):
         assert read_answer(streamed.body)["token_ids"] == expected
         assert client.post("/v1/completions", body | {"prompt": [99999]}).status == 400
         assert client.get("/health").body == {"status": "ok", "replicas": 2, "alive": 1}
+
+
+def test_health_is_the_last_known_state_while_the_new_one_is_not_known(monkeypatch):
+    monkeypatch.setattr(service, "ANSWER_SECONDS", 0.02)
+
+    async def scene() -> list[int | None]:
+        asked, goes_on = 0, asyncio.Event()
+
+        async def num_alive() -> int:
+            nonlocal asked
+            asked += 1
+            if asked == 2:
+                await goes_on.wait()
+                raise ConnectionError("Ray's controller has gone")
+            return asked
+
+        known = LastKnown(num_alive)
+        found = [await known() for _ in range(3)]
+        assert asked == 2, "a question that hangs is not asked again and again"
+        goes_on.set()
+        found += [await known(), await known()]
+        monkeypatch.setattr(service, "STALE_SECONDS", 0.0)
+        return [*found, await known()]
+
+    found = asyncio.run(asyncio.wait_for(scene(), 10))
+    assert found == [1, 1, 1, 1, 3, None], f"{found}: a probe hangs, or is told what is no longer known"
 
 
 def test_a_schema_is_compiled_by_the_replica(replica):
@@ -90,15 +118,9 @@ def test_a_wrong_option_is_one_line(argv, capsys):
     assert caught.value.code == 2 and capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_replica_is_one_process():
-    with pytest.raises(UserError) as caught:
-        serve.run(options("--replicas", "2", "--tp", "2"))
-    assert "--replicas 2 with --tp 2" in str(caught.value)
-
-
 def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "mini_engine.replicas.fleet", raising=False)
+    monkeypatch.delitem(sys.modules, "mini_engine.distributed.replicas.fleet", raising=False)
     with pytest.raises(UserError) as caught:
         serve.run(options("--replicas", "2"))
     assert '.[distributed]"' in str(caught.value) and "make setup" in str(caught.value)
@@ -107,3 +129,16 @@ def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch):
 def test_one_replica_is_lesson_7s_server_and_needs_no_ray():
     done = subprocess.run([sys.executable, "-c", ONE_REPLICA], capture_output=True, encoding="utf-8", timeout=300)
     assert done.stdout.split()[-2:] == ["EngineWorker", "False"], done.stderr
+
+
+def test_two_scrapes_at_once_do_not_mix():
+    async def ask():
+        await asyncio.sleep(0.01)
+        return [("0", b"# TYPE a counter\na_total 1.0\n")]
+
+    async def both():
+        metrics = ReplicaMetrics(ask)
+        return await asyncio.gather(metrics.scrape(), metrics.scrape())
+
+    for text in asyncio.run(both()):
+        assert text.count(b"a_total{") == 1, "each sample appears once"

@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 
-from mini_engine.routing.retry import ReplicaLost, with_retries
+from mini_engine.distributed.routing.retry import ReplicaLost, with_retries
 
 
 class Attempts:
@@ -54,12 +54,14 @@ def read(attempts, **options):
 
 def test_an_answer_is_passed_on_as_it_is():
     attempts = Attempts(["a", None, "", "b"])
-    assert read(attempts) == (["a", None, "", "b"], None) and attempts.begun == 1
+    assert read(attempts) == (["a", None, "", "b"], None), "every item, in order, whatever it is; and no error"
+    assert attempts.begun == 1, "the first attempt succeeded"
 
 
 def test_a_replica_that_is_lost_before_the_first_item_is_replaced():
     attempts = Attempts([ReplicaLost()], [ReplicaLost()], ["a", "b"])
-    assert read(attempts) == (["a", "b"], None) and attempts.begun == 3
+    assert read(attempts) == (["a", "b"], None), "two replicas were lost before their first item, the third answered"
+    assert attempts.begun == 3, "two attempts failed, the third succeeded"
 
 
 @pytest.mark.parametrize("first", ["a", "", None, 0])
@@ -68,12 +70,14 @@ def test_after_the_first_item_nothing_is_sent_again(first):
     attempts = Attempts([first, lost], ["b", "c"])
     items, error = read(attempts)
     assert items == [first], "the reader has seen an item: a second answer would begin from the start, or be another"
-    assert error is lost and attempts.begun == 1
+    assert error is lost, "the reader is told that the replica was lost"
+    assert attempts.begun == 1, "nothing is sent again"
 
 
 def test_an_answer_without_items_is_complete():
     attempts = Attempts([], ["b"])
-    assert read(attempts) == ([], None) and attempts.begun == 1, "it has ended, it was not lost"
+    assert read(attempts) == ([], None), "the first answer had no items: it has ended, it was not lost"
+    assert attempts.begun == 1, "nothing is sent again"
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
@@ -89,7 +93,7 @@ def test_another_error_is_not_tried_again():
     fault = ValueError("a bad request is bad everywhere")
     attempts = Attempts([fault], ["a"])
     assert read(attempts) == ([], fault), "an error that is the request's own is passed on"
-    assert attempts.begun == 1
+    assert attempts.begun == 1, "nothing is sent again"
 
 
 def test_an_item_is_passed_on_before_the_next_one_is_there():
@@ -125,4 +129,5 @@ def test_when_the_reader_leaves_the_attempt_is_closed():
 def test_without_an_attempt_there_is_an_error():
     attempts = Attempts(["a"])
     items, error = read(attempts, most=0)
-    assert (items, attempts.begun) == ([], 0) and isinstance(error, ValueError)
+    assert isinstance(error, ValueError), "most = 0 allows no attempt: ValueError, and not an empty answer"
+    assert (items, attempts.begun) == ([], 0), "nothing was sent"

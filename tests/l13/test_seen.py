@@ -1,4 +1,4 @@
-"""Lesson 13. What a router believes of a replica: prefixes only, the oldest forgotten, corrected by reports."""
+"""Lesson 13. A router's belief about a replica: prefixes only, the oldest forgotten, corrected by reports."""
 
 from collections import OrderedDict
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_engine.routing.seen import SeenBlocks
+from mini_engine.distributed.routing.seen import SeenBlocks
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 PROMPTS = st.lists(IDS.map(lambda ids: chained(ids)), max_size=12)
@@ -42,14 +42,21 @@ def texts(seen):
     return sorted("".join(map(str, key)) for key in seen.keys)
 
 
+def following(seen):
+    """The known blocks behind each key, without keys that have none."""
+    return {before: keys for before, keys in seen.behind.items() if keys}
+
+
 # ---------------------------------------------------------------- matched
 
 
 def test_a_prefix_counts_up_to_its_first_unknown_block():
     seen = view_of([1, 2, 3])
-    assert seen.matched(chained([1, 2, 4, 5])) == 2
+    assert seen.matched(chained([1, 2, 4, 5])) == 2, "blocks 1 and 2 are known, and 4 is not"
     assert seen.matched(chained([2, 3])) == 0, "a block behind another prefix is another block"
-    assert seen.matched([]) == 0 and SeenBlocks(1).matched(chained([1])) == 0
+    assert seen.matched(chained([1, 2, 3])) == 3, "all blocks of the prompt are known"
+    assert seen.matched([]) == 0, "an empty prompt has no block"
+    assert SeenBlocks(1).matched(chained([1])) == 0, "a replica that was sent nothing has nothing"
 
 
 def test_known_blocks_behind_a_gap_do_not_count():
@@ -62,19 +69,38 @@ def test_known_blocks_behind_a_gap_do_not_count():
 
 def test_a_prompts_end_is_forgotten_before_its_beginning():
     seen = view_of([1, 2, 3], [7, 8], capacity=4)
-    assert seen.matched(chained([7, 8])) == 2, "the newest prompt is there as a whole"
+    assert len(seen) == 4, "it was sent 5 blocks, and its capacity is 4"
+    assert seen.matched(chained([7, 8])) == 2, "it forgets what is oldest: the newest prompt is there as a whole"
     assert seen.matched(chained([1, 2, 3])) == 2, "of the older one the end went: without its start nothing is found"
+
+
+def test_each_block_is_noted_with_the_one_before_it():
+    seen = view_of([1, 2], [1, 3])
+    assert dict(seen.keys) == {(1,): None, (1, 2): (1,), (1, 3): (1,)}, (
+        "keys: each block's key, with the key of the block before it; None for a prompt's first block"
+    )
+    assert following(seen) == {None: {(1,)}, (1,): {(1, 2), (1, 3)}}, (
+        "behind: for each key, the blocks that directly follow it; when it is lost, `correct` forgets them too"
+    )
+
+
+def test_a_forgotten_block_is_behind_no_other():
+    seen = view_of([1, 2, 3], [7, 8], capacity=4)
+    assert following(seen) == {None: {(1,), (7,)}, (1,): {(1, 2)}, (7,): {(7, 8)}}, (
+        "the third block was forgotten, so it is not behind the second one any more: `_drop` sees to both"
+    )
 
 
 def test_a_prompt_that_comes_again_is_young_again():
     seen = view_of([1, 2], [3, 4], [1, 2], [5, 6], capacity=4)
     assert seen.matched(chained([1, 2])) == 2, "it was the latest but one, so it stays"
-    assert seen.matched(chained([3, 4])) == 0
+    assert seen.matched(chained([3, 4])) == 0, "the other one is the oldest now, so it went"
 
 
 def test_a_prompt_that_is_too_long_is_known_as_far_as_it_fits():
     seen = view_of([1, 2, 3, 4, 5], capacity=3)
-    assert len(seen) == 3 and seen.matched(chained([1, 2, 3, 4, 5])) == 3, "its beginning stays, not its end"
+    assert len(seen) == 3, "a prompt of 5 blocks, and a capacity of 3"
+    assert seen.matched(chained([1, 2, 3, 4, 5])) == 3, "its beginning stays, not its end"
 
 
 def test_a_replica_without_blocks_is_refused():
@@ -92,7 +118,7 @@ def test_it_holds_the_latest_keys_and_no_more(prompts, capacity):
             expected[key] = None
         expected = OrderedDict(list(expected.items())[-capacity:])
         assert list(seen.keys) == list(expected), "the least recently used first, and a prompt's end before its start"
-        assert len(seen) == len(expected)
+        assert len(seen) == len(expected), f"at most {capacity} keys"
         assert seen.matched(keys) == len(keys[:capacity]), "a prompt that was just sent is found, as far as it fits"
 
 
@@ -102,12 +128,15 @@ def test_it_holds_the_latest_keys_and_no_more(prompts, capacity):
 def test_what_the_replica_did_not_find_is_forgotten():
     seen = holding([1, 2, 3, 4])
     seen.correct(chained([1, 2, 3, 4]), 1)
-    assert texts(seen) == ["1"], "the replica has evicted block 1, so it has nothing behind it"
+    assert "1" in texts(seen), "the replica found block 1, so it has it"
+    assert "12" not in texts(seen), "it did not find block 12, so it has evicted it"
+    assert texts(seen) == ["1"], "the replica has evicted block 12, so it has nothing behind it"
 
 
 def test_all_that_lies_behind_a_lost_block_is_forgotten_too():
     seen = holding([1, 2, 3, 4], [1, 2, 5], [1, 6])
     seen.correct(chained([1, 2, 7, 8]), 1)
+    assert "16" in texts(seen), "block 16 is not behind the lost block 12: what is beside it stays"
     assert texts(seen) == ["1", "16"], "another prompt's blocks behind the lost one are lost; what is beside it stays"
 
 
@@ -151,5 +180,6 @@ def test_a_view_holds_whole_prefixes_only(prompts, capacity, reports):
         seen.add(keys)
         seen.correct(chained(ids), num_found)
         assert all(len(key) == 1 or key[:-1] in seen.keys for key in seen.keys), "a block without the one before it"
+        assert set(seen.behind) <= {None, *seen.keys}, "a block that was forgotten is still noted in `behind`"
         seen.add(keys)
         assert seen.matched(keys) == len(keys[:capacity])

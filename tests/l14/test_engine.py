@@ -5,10 +5,8 @@ import torch
 
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.speculation.config import Speculation
-from mini_engine.speculation.engine import speculating
+from mini_engine.speculation.options import Speculation
 from tests.l14.toys import (
     ANY_LOAD,
     EOS,
@@ -89,7 +87,7 @@ def test_an_end_token_among_accepted_guesses_ends_the_answer(at):
     assert request.finish_reason == FinishReason.STOP
     assert request.num_computed_tokens == len(request.token_ids) - 1, "the KV behind the end was not given up"
     assert not held(engine)
-    cached = engine.scheduler.manager.tree.num_blocks
+    cached = engine.scheduler.manager.prefixes.tree.num_blocks
     assert cached == request.num_computed_tokens // 4, "the tree has the whole blocks before the end token, no more"
 
 
@@ -111,9 +109,9 @@ def test_the_tree_learns_only_tokens_of_the_answer(drafter):
     request = engine.add_request("a", PROMPT, greedy(21))
     drain(engine)
     manager = engine.scheduler.manager
-    found = manager.tree.peek(request.token_ids).num_tokens
+    found = manager.prefixes.tree.peek(request.token_ids).num_tokens
     assert found == (len(request.token_ids) - 1) // 4 * 4, "all whole blocks with KV are found again"
-    assert manager.tree.num_blocks == found // 4, "the tree has blocks of tokens that no answer contains"
+    assert manager.prefixes.tree.num_blocks == found // 4, "the tree has blocks of tokens that no answer contains"
 
 
 def test_a_second_question_behind_a_cached_answer_is_right():
@@ -129,12 +127,17 @@ def test_no_step_is_larger_than_its_budget():
     for name in "abcd":
         engine.add_request(name, PROMPT, greedy(20))
     while engine.has_unfinished:
-        chunks, step = [], engine.scheduler.schedule
-        engine.scheduler.schedule = lambda step=step, chunks=chunks: chunks.extend(step()) or chunks
-        engine.step()
-        engine.scheduler.schedule = step
-        fed = sum(chunk.stop - chunk.start for chunk in chunks) + engine.scheduler.num_drafted
+        stats = engine.step().stats
+        fed = stats.prefill_tokens + stats.decode_tokens + stats.num_drafted
         assert fed <= 9, f"{fed} tokens in a step of at most 9"
+
+
+def test_the_last_token_of_the_budget_is_used():
+    engine = engine_of(cycle(), drafter=Always(right), max_num_seqs=2, max_num_batched_tokens=10)
+    for name in "ab":
+        engine.add_request(name, PROMPT, greedy(20))
+    _, first, *_ = [one.num_drafted for one in drain(engine)]
+    assert first == 2 * 4, "2 tokens and 4 guesses for each request fit into a step of 10 tokens"
 
 
 def test_prompts_come_before_guesses():
@@ -155,6 +158,41 @@ def test_a_busy_engine_guesses_nothing():
     assert sum(one.num_drafted for one in drain(engine)) > 0
 
 
+def test_the_last_free_rows_are_used():
+    engine = engine_of(cycle(), Speculation(8, max_rows=8), Always(right), num_blocks=200)
+    for name in "abcd":
+        engine.add_request(name, PROMPT, greedy(20))
+    most = max(one.num_drafted for one in drain(engine))
+    assert most >= 4, f"4 requests and 8 rows: a guess for each, and no step had more than {most}"
+
+
+def test_the_last_free_block_is_used():
+    engine = engine_of(cycle(), drafter=Always(right), num_blocks=1 + 2)
+    engine.add_request("a", PROMPT, greedy(6))
+    counts = [(one.num_drafted, one.num_accepted) for one in drain(engine)]
+    assert counts == [(0, 0), (4, 4)], "the prompt and 5 tokens of the answer fit into 2 blocks exactly, guesses too"
+
+
+def test_a_drafter_is_asked_for_what_there_is_room_for_and_not_if_there_is_none():
+    asked = []
+    engine = engine_of(cycle(), drafter=Always(lambda request, count: asked.append(count) or right(request, count)))
+    engine.add_request("a", PROMPT, greedy(9))
+    drain(engine)
+    assert asked == [4, 2], "k is 4; then 6 of 9 tokens are there, and behind the last one nothing is guessed"
+    engine.add_request("b", PROMPT, greedy(2))
+    drain(engine)
+    assert asked == [4, 2], "of 2 tokens the first comes with the prompt, and the other one is the last"
+
+
+def test_a_step_without_a_guess_is_an_ordinary_step():
+    engine = engine_of(cycle(), drafter=Always(lambda request, count: []))
+    engine.add_request("a", PROMPT, greedy(6))
+    while engine.has_unfinished:
+        [chunk] = chunks = engine.scheduler.schedule()
+        assert not chunk.drafts, "lesson 10's captured steps are replayed only in steps without drafts"
+        engine.scheduler.update(chunks, engine._run(chunks))
+
+
 @pytest.mark.parametrize("num_blocks", range(9, 14))
 def test_guesses_take_no_block_that_is_promised(num_blocks):
     """One request decodes, another one's prompt is read in chunks: the rest of it has been promised room."""
@@ -162,13 +200,14 @@ def test_guesses_take_no_block_that_is_promised(num_blocks):
     scheduler, left = engine.scheduler, []
     engine.add_request("a", PROMPT, greedy(14))
     engine.step()
-    engine.add_request("b", [1, 2, 3, 4] * 7, greedy(2))
-    promised = scheduler.promised_blocks
+    long = engine.add_request("b", [1, 2, 3, 4] * 7, greedy(2))
+    promised = scheduler.reserved_blocks
     engine.runner.during = lambda: left.append(
         scheduler.manager.num_free_blocks - sum(map(promised, scheduler.running))
     )
     drain(engine)
     assert min(left) >= 0, "a guess took a block that the other request's prompt was promised"
+    assert (long.output_ids, long.error) == ([1, 2], None), "a chunk that samples nothing beside one with guesses"
 
 
 def test_an_abort_during_the_step_drops_the_guesses():
@@ -207,52 +246,23 @@ def test_a_drafter_may_return_nothing_or_too_little():
     assert answers(engine, [PROMPT] * 3, greedy(20)) == [[4, 1, 2, 3] * 5] * 3
 
 
-class OddOnly:
-    """A grammar and its matcher: any token but 0, and it counts what it took."""
-
-    is_over, error = False, None
-
-    def __init__(self):
-        self.taken = []
-
-    def matcher(self):
-        return self
-
-    def mask(self):
-        return bytes([0b11111110, 0b1111])
-
-    def push(self, token_id):
-        self.taken.append(token_id)
-
-
-def test_a_request_with_a_grammar_is_not_guessed_for_and_its_neighbour_is():
-    grammar, engine = OddOnly(), engine_of(cycle(), drafter=Always(right))
-    strict = engine.add_request("a", PROMPT, greedy(12, grammar=grammar))
-    engine.add_request("b", PROMPT, greedy(12))
-    stats = drain(engine)
-    assert strict.output_ids == grammar.taken == [4, 1, 2, 3] * 3
-    assert sum(one.num_accepted for one in stats) == 12 - 1 - sum(one.num_drafted > 0 for one in stats)
-
-
-def test_log_probabilities_of_a_prompt_are_told_beside_guesses():
-    logits = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1))
-    params = [greedy(12, prompt_logprobs=1, ignore_eos=True), greedy(12, logprobs=2, ignore_eos=True)]
-    found = []
-    for engine in (plain_engine(logits), engine_of(logits, drafter=Always(lambda request, count: [1] * count))):
-        requests = [engine.add_request("b", [1, 2, 1, 2, 1], params[1])]
-        engine.step()
-        requests.append(engine.add_request("a", [3, 4, 3, 4], params[0]))
+@pytest.mark.parametrize("drafter", [Always(right), Always(wrong), Always(lambda r, n: [*right(r, n)[:2], 9, 9][:n])])
+def test_log_probabilities_of_a_prompt_are_computed_beside_guesses(drafter):
+    """In chunks of 3 tokens, each beside a request that decodes, with drafts."""
+    logits = cycle() + torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(1)) / 10
+    params = [greedy(30, logprobs=2, ignore_eos=True), greedy(12, prompt_logprobs=1, ignore_eos=True)]
+    limits, found = dict(chunked_prefill_size=3), []
+    for engine in (plain_engine(logits, **limits), engine_of(logits, drafter=drafter, **limits)):
+        requests = [engine.add_request("b", [1, 2, 3, 4, 1], params[0])]
+        while not requests[0].output_ids:
+            engine.step()
+        requests.append(engine.add_request("a", [3, 4, 3, 4, 5, 6, 7, 8, 9, 1], params[1]))
+        stats = [engine.step().stats for _ in range(3)]
+        beside = sum(one.num_drafted for one in stats if one.prefill_tokens)
         drain(engine)
         found.append([(r.output_ids, r.logprobs, r.prompt_logprobs) for r in requests])
     assert found[0] == found[1]
-
-
-def test_a_hybrid_is_refused():
-    engine = plain_engine(cycle())
-    engine.config = type("Hybrid", (), {"num_gdn_layers": 3})()
-    with pytest.raises(UserError) as error:
-        speculating(engine, Speculation())
-    assert error.value.param == "speculate"
+    assert beside > 0, "no guess was verified beside the prompt's chunks"
 
 
 def test_cached_prefixes_are_evicted_for_guesses_only_if_nothing_else_is_promised_them():

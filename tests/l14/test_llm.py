@@ -10,10 +10,11 @@ import pytest
 from mini_engine import LLM, SamplingParams
 from mini_engine.cli.parser import OneLineParser
 from mini_engine.engine.request import FinishReason
+from mini_engine.engine.scheduler import NO_DRAFTS
 from mini_engine.engine.stats import StepStats, Summary
 from mini_engine.engine.worker import EngineWorker, Observer
 from mini_engine.errors import UserError
-from mini_engine.speculation.config import Speculation
+from mini_engine.speculation.options import Speculation
 
 QUESTION = asked_twice("What is a KV cache?")
 
@@ -35,13 +36,17 @@ def test_a_setting_that_cannot_be_used_is_refused(wrong):
 
 
 def test_nothing_is_guessed_unless_asked_for():
-    assert type(llm(None).engine).__name__ == "Engine"
+    assert llm(None).engine.scheduler.drafting is NO_DRAFTS
 
 
-def test_a_hybrid_is_refused_in_one_sentence():
-    with pytest.raises(UserError) as error:
-        LLM("pocket-hybrid", speculate=4, num_blocks=8)
-    assert error.value.param == "speculate"
+def test_a_hybrid_guesses_too():
+    answers = {}
+    for speculate in (None, 4):
+        with LLM("pocket-hybrid", speculate=speculate, num_blocks=64) as llm:
+            answers[speculate] = [
+                found.token_ids for found in llm.generate([QUESTION, "1, 2, 3, 1, 2, 3, 1,"], params())
+            ]
+    assert answers[4] == answers[None], "a state that has seen a wrong guess was kept"
 
 
 @pytest.mark.parametrize("stop", ["values", "keys and", " of all", "tokens.", "not there"])
@@ -126,8 +131,7 @@ def test_metrics_count_guesses():
 @pytest.mark.parametrize("command", ["generate", "chat", "serve"])
 @pytest.mark.parametrize(("given", "k"), [([], None), (["--speculate"], 8), (["--speculate", "3"], 3)])
 def test_every_command_takes_the_option(command, given, k):
-    from mini_engine.cli import chat, generate
-    from mini_engine.server import serve
+    from mini_engine.cli import chat, generate, serve
 
     parser = OneLineParser()
     {"generate": generate, "chat": chat, "serve": serve}[command].add_arguments(parser)

@@ -9,18 +9,18 @@ import pytest
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import GraphRunner, no_graph
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.prefix_cache import caching_manager
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.speculation.config import Speculation
-from mini_engine.speculation.engine import speculating
-from mini_engine.tokenizer import Tokenizer
-from mini_engine.weights import load_model
+from mini_engine.speculation.options import Speculation
+from mini_engine.speculation.speculator import Speculator
+from mini_engine.text.tokenizer import Tokenizer
 from tests.l14.toys import ANY_LOAD, Always, drain
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
@@ -49,15 +49,16 @@ def mostly_right(family):
     return Always(guess)
 
 
-def engine_for(k=5, family=FAMILY, num_blocks=64, block_size=8, kernel="torch", manager=PrefixCacheManager, **limits):
+def engine_for(k=5, family=FAMILY, num_blocks=64, block_size=8, kernel="torch", manager=caching_manager, **limits):
     limits = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "watermark": 0} | limits
     engine = Engine.for_model(
         both(family)[0], num_blocks=num_blocks, block_size=block_size, kernel=kernel, manager=manager,
         scheduler_config=SchedulerConfig(**limits),
+        drafting=Speculator(Speculation(k, max_rows=ANY_LOAD), mostly_right(family)),
     )  # fmt: skip
     for tensor in (*engine.runner.pool.K, *engine.runner.pool.V):
         tensor.fill_(float("nan"))  # the null block and every unwritten slot
-    return speculating(engine, Speculation(k, max_rows=ANY_LOAD), mostly_right(family))
+    return engine
 
 
 def check(engine, lengths=LENGTHS, family=FAMILY, together=True):
@@ -88,7 +89,7 @@ def test_beside_prompts_in_chunks(size):
     check(engine_for(max_num_batched_tokens=22, chunked_prefill_size=size))
 
 
-@pytest.mark.parametrize("manager", [KvCacheManager, PrefixCacheManager])
+@pytest.mark.parametrize("manager", [KvCacheManager, caching_manager])
 def test_in_a_pool_so_small_that_requests_are_preempted(manager):
     engine = engine_for(num_blocks=1 + 9, manager=manager)
     check(engine)
@@ -99,7 +100,7 @@ def test_behind_a_cached_prefix():
     engine = engine_for()
     check(engine)
     check(engine)
-    assert engine.scheduler.manager.stats.num_hits
+    assert engine.scheduler.manager.prefixes.stats.num_hits
 
 
 @pytest.mark.parametrize("kernel", ["reference", "torch", "cpu"])
@@ -113,8 +114,7 @@ def test_with_every_attention_kernel_of_a_cpu(kernel):
 
 def test_beside_replayed_decode_steps():
     engine = engine_for()
-    engine.runner = GraphRunner(engine.runner.model, engine.runner.pool, 16, no_graph)
-    check(engine)
+    check(Engine(engine.config, engine.scheduler, GraphRunner(engine.runner, 16, no_graph)))
 
 
 @pytest.mark.slow("mini_engine", "tests/l14")

@@ -1,12 +1,14 @@
 """Lesson 14. The tree's continuation of a text: only behind the whole text, in its namespace, touching nothing."""
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_manager import PrefixCacheManager
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
+from mini_engine.speculation.lookup import LookupDrafter
+from mini_engine.speculation.options import Speculation
+from mini_engine.speculation.speculator import drafting_of
 from mini_engine.speculation.tree_lookup import TreeDrafter, continuation
 from tests.l14.toys import Always, request_of
 
@@ -29,13 +31,14 @@ def next_tokens(tree, text, count=8, namespace=None):
 
 
 @given(TEXTS, st.lists(st.integers(0, 1), max_size=5 * SIZE), st.integers(0, 12))
+@example([[0] * 8], [0, 0, 0, 0, 1], 3)  # begins as the stored text, and leaves it within a block
 def test_what_is_found_continues_a_stored_text_and_is_found_if_there_is_one(texts, text, count):
     stored = [one[: len(one) // SIZE * SIZE] for one in texts]
     rests = [one[len(text) :] for one in stored if one[: len(text)] == text and len(one) > len(text)]
     found = next_tokens(tree_of(texts), text, count)
-    assert bool(found) == bool(rests and count)
-    assert not found or any(rest[: len(found)] == found for rest in rests)
-    assert len(found) <= count
+    assert bool(found) == bool(rests and count), f"{text} is continued by {found}, and the tree has behind it {rests}"
+    assert not found or any(rest[: len(found)] == found for rest in rests), f"{found} continues no text of {rests}"
+    assert len(found) <= count, f"at most {count} tokens"
 
 
 def test_it_stops_where_the_tree_ends():
@@ -64,7 +67,13 @@ def test_looking_up_changes_nothing():
 
 
 def test_where_the_tree_knows_nothing_the_text_itself_is_looked_up():
-    managers = [PrefixCacheManager(8, SIZE), KvCacheManager(8, SIZE)]
-    for manager in managers:
-        drafter = TreeDrafter(lambda manager=manager: manager, Always(lambda request, count: [7] * count))
-        assert drafter.propose(request_of([1, 2, 3]), 2) == [7, 7]
+    drafter = TreeDrafter(tree_of([[1, 2, 3, 4]]), Always(lambda request, count: [7] * count))
+    assert drafter.propose(request_of([1, 2, 3]), 1) == [4]
+    assert drafter.propose(request_of([2, 3, 1]), 2) == [7, 7]
+
+
+@pytest.mark.parametrize(("use_tree", "tree", "kind"), [
+    (True, RadixTree(SIZE), TreeDrafter), (True, None, LookupDrafter), (False, RadixTree(SIZE), LookupDrafter)
+])  # fmt: skip
+def test_the_tree_is_asked_if_that_is_wanted_and_there_is_one(use_tree, tree, kind):
+    assert type(drafting_of(Speculation(use_tree=use_tree), tree).drafter) is kind

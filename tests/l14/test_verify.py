@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from array import array
 from collections import Counter
 
 import pytest
@@ -14,8 +15,8 @@ from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampler import sample
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
-from mini_engine.speculation.config import Speculation
-from mini_engine.speculation.verify import num_standing, sample_rows, with_drafts
+from mini_engine.speculation.options import Speculation
+from mini_engine.speculation.verify import num_emitted, sample_rows, with_drafts
 from tests.l14.toys import EOS, VOCAB, Always, answers, cycle, engine_of, greedy, plain_engine, request_of
 
 TOKENS = st.lists(st.integers(0, 2), max_size=6)
@@ -26,35 +27,47 @@ ANY_LOAD = 2**20
 def test_the_tokens_up_to_the_first_wrong_draft_stand_and_the_one_chosen_instead(drafts, more):
     chosen = (more + [0] * 7)[: len(drafts) + 1]
     equal = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(drafts, chosen, strict=False))))
-    assert num_standing(drafts, chosen) == equal + 1
+    assert num_emitted(drafts, chosen) == equal + 1, (
+        f"{equal} of {len(drafts)} drafts come before the first wrong one; with the token chosen next {equal + 1} stand"
+    )
 
 
 def test_without_a_right_draft_a_step_still_yields_a_token():
-    assert num_standing([], [5]) == 1, "row 0 has seen no draft, so its token is right whatever was guessed"
-    assert num_standing([7, 8], [5, 8, 9]) == 1, "the second draft was seen behind a wrong one"
-    assert num_standing([5, 8], [5, 8, 9]) == 3, "the last row's token is right too: the bonus"
+    assert num_emitted([], [5]) == 1, "row 0 has seen no draft, so its token is right whatever was guessed"
+    assert num_emitted([7, 8], [5, 8, 9]) == 1, "the second draft was seen behind a wrong one"
+    assert num_emitted([5, 8], [5, 7, 9]) == 2, (
+        "draft 5 is what row 0 chose, so row 1's token stands too; draft 8 is not what row 1 chose"
+    )
+    assert num_emitted([5, 8], [5, 8, 9]) == 3, "the last row's token is right too: the bonus"
 
 
 def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
     request = request_of([1, 2, 3], [4])
-    chunk = with_drafts(Chunk(request, 3, 4, [1, 2]), [5, 6])
+    chunk = with_drafts(Chunk(request, 3, 4, array("i", [1, 2])), [5, 6])
     assert (chunk.start, chunk.stop) == (3, 6), "the chunk begins where it began, and ends 2 drafts later"
-    assert chunk.request.token_ids == [1, 2, 3, 4, 5, 6], "the runner reads the drafts as tokens of the chunk's request"
-    assert chunk.request.tells_prompt and chunk.samples
-    assert request.token_ids == [1, 2, 3, 4], "a guess is no token of the request"
+    assert list(chunk.token_ids) == [4, 5, 6], "the runner feeds the newest token, and the drafts behind it"
+    assert chunk.num_logits == 3, "a row of logits at each token that it feeds"
+    assert chunk.samples, "behind its drafts, it still feeds its request's newest token"
+    assert list(chunk.blocks) == [1, 2], "the same blocks: the drafts' slots are in them already"
+    assert chunk.request is request and request.token_ids == [1, 2, 3, 4], "a guess is no token of the request"
 
 
 def test_each_row_samples_for_the_answer_that_it_saw():
     request = request_of([1, 2, 3], [4], seed=7)
     rows = sample_rows(request, [5, 6])
+    assert len(rows) == 3, "2 drafts have 3 rows: the request's own, and one behind each draft"
     assert [row.output_ids for row in rows] == [[4], [4, 5], [4, 5, 6]], "row i's answer has the first i drafts"
     assert [row.seed for row in rows] == [request.seed] * 3, "all rows have the seed of the request"
-    assert all(row.prompt_ids == [1, 2, 3] for row in rows)
+    assert [row.prompt_ids for row in rows] == [[1, 2, 3]] * 3, "the prompt is what it was"
+    assert request.output_ids == [4], "the request's own answer does not change: what was guessed may be wrong"
 
 
 def test_without_drafts_a_chunk_stays_as_it_is():
-    chunk = Chunk(request_of([1, 2, 3], [4]), 3, 4, [1, 2])
-    assert with_drafts(chunk, []) == chunk, "a prompt's chunk samples one row, or none"
+    chunk = Chunk(request_of([1, 2, 3], [4]), 3, 4, array("i", [1, 2]))
+    same = with_drafts(chunk, [])
+    assert (same.start, same.stop, same.num_logits, list(same.drafts)) == (3, 4, 1, []), (
+        "without drafts it feeds its own token, and samples one row"
+    )
 
 
 @pytest.mark.parametrize("params", [dict(temperature=1, seed=3), dict(temperature=0, frequency_penalty=1.5)])

@@ -2,16 +2,15 @@
 
 import torch
 
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.prompt_logprobs import num_rows
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
-from mini_engine.kv.prefix_manager import PrefixCacheManager
-from mini_engine.speculation.config import Speculation
-from mini_engine.speculation.engine import speculating
+from mini_engine.engine.scheduler import NO_DRAFTS, Scheduler, SchedulerConfig
+from mini_engine.kv.prefix_cache import caching_manager
+from mini_engine.speculation.options import Speculation
+from mini_engine.speculation.speculator import Speculator, drafting_of
 
 VOCAB = 12
 EOS = 0
@@ -31,12 +30,12 @@ class ChainRunner:
     def run(self, chunks):
         tokens = []
         for chunk in chunks:
-            ids = chunk.request.token_ids[: chunk.stop]
+            ids = [*chunk.request.token_ids[: chunk.start], *chunk.token_ids]
             for position in range(chunk.start, chunk.stop):
                 self.slots[self.slot(chunk, position)] = ids[position]
             held = [self.slots.get(self.slot(chunk, position)) for position in range(chunk.stop)]
             assert held == ids, "the KV of an earlier token is missing, or another token's: was wrong KV kept?"
-            rows = num_rows(chunk)
+            rows = chunk.num_logits
             tokens += ids[len(ids) - rows :] if rows else []
         self.during()
         return self.logits[tokens].clone()
@@ -68,16 +67,17 @@ def cycle(length=4, vocab=VOCAB):
     return logits
 
 
-def plain_engine(logits, num_blocks=64, manager=PrefixCacheManager, **limits):
+def plain_engine(logits, num_blocks=64, manager=caching_manager, drafting=NO_DRAFTS, **limits):
     """Return lesson 5's engine over a ChainRunner."""
-    scheduler = Scheduler(manager(num_blocks, 4), SchedulerConfig(**{"watermark": 0.0} | limits))
+    scheduler = Scheduler(manager(num_blocks, 4), SchedulerConfig(**{"watermark": 0.0} | limits), drafting=drafting)
     return Engine(config_of(len(logits)), scheduler, ChainRunner(logits))
 
 
 def engine_of(logits, speculation=None, drafter=None, **options):
     """Return an engine with speculation over a ChainRunner."""
     speculation = speculation or Speculation(max_rows=ANY_LOAD)
-    return speculating(plain_engine(logits, **options), speculation, drafter)
+    drafting = Speculator(speculation, drafter) if drafter else drafting_of(speculation, None)
+    return plain_engine(logits, drafting=drafting, **options)
 
 
 def greedy(max_tokens=24, **more):

@@ -8,7 +8,7 @@ import torch
 from mini_engine.engine.loop import generate
 from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.allocator import BlockAllocator
-from mini_engine.kv.token_flat import KvPool, PagedSequence, Request
+from mini_engine.kv.token_flat import FlatRequest, KvPool, PagedSequence
 from tests.support import FAMILIES, both, hf_greedy, must_raise, some_ids
 
 
@@ -25,7 +25,7 @@ def run(model, prompt, new_tokens, block_size, num_blocks, shuffle=None):
     pool, allocator = poisoned(model.config, num_slots), BlockAllocator.for_slots(num_slots, block_size)
     if shuffle is not None:
         random.Random(shuffle).shuffle(allocator.free_blocks)
-    sequence = PagedSequence(Request(prompt), pool, allocator)
+    sequence = PagedSequence(FlatRequest(prompt), pool, allocator)
     output = generate(model, pool, sequence, prompt, new_tokens)
     sequence.release()
     assert allocator.num_free == num_blocks, "not every block was returned"
@@ -81,7 +81,7 @@ def test_consecutive_requests_reuse_blocks():
     pool, allocator = poisoned(ours.config, 64), BlockAllocator(4, 16, reserved=0)
     for seed in range(4):
         prompt = some_ids(20 + seed, ours.config.vocab_size, seed)
-        sequence = PagedSequence(Request(prompt), pool, allocator)
+        sequence = PagedSequence(FlatRequest(prompt), pool, allocator)
         assert generate(ours, pool, sequence, prompt, 8) == hf_greedy(hf, prompt, 8), f"request {seed}"
         sequence.release()
 
@@ -89,10 +89,10 @@ def test_consecutive_requests_reuse_blocks():
 def test_a_sequence_that_has_already_run_or_has_another_prompt_is_refused():
     ours, _ = both("two, tied, wide heads")
     pool, allocator = KvPool(ours.config, 64), BlockAllocator(4, reserved=0)
-    sequence = PagedSequence(Request([1, 2, 3]), pool, allocator)
+    sequence = PagedSequence(FlatRequest([1, 2, 3]), pool, allocator)
     generate(ours, pool, sequence, [1, 2, 3], 4)
     free = allocator.num_free
-    fresh = PagedSequence(Request([1, 2, 3]), pool, allocator)
+    fresh = PagedSequence(FlatRequest([1, 2, 3]), pool, allocator)
     for used, prompt in ((sequence, [1, 2, 3]), (sequence, [9] * 7), (fresh, [1, 2, 3, 4]), (fresh, [9] * 3)):
         with pytest.raises(ValueError, match="make a new one for each answer"):
             generate(ours, pool, used, prompt, 4)
@@ -103,7 +103,7 @@ def test_two_requests_interleaved_do_not_touch_each_other():
     ours, hf = both("two, tied, wide heads")
     pool, allocator = poisoned(ours.config, 128), BlockAllocator(32, 4, reserved=0)
     prompts = [some_ids(10, ours.config.vocab_size, 1), some_ids(13, ours.config.vocab_size, 2)]
-    sequences = [PagedSequence(Request(p), pool, allocator) for p in prompts]
+    sequences = [PagedSequence(FlatRequest(p), pool, allocator) for p in prompts]
     tokens = [list(p) for p in prompts]
     with torch.inference_mode():
         for _ in range(10):

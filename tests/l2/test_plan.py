@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.allocator import BlockAllocator
-from mini_engine.kv.token_flat import ForwardMeta, PagedSequence, Request, plan_decode, plan_prefill, reserve
+from mini_engine.kv.token_flat import FlatRequest, ForwardMeta, PagedSequence, plan_decode, plan_prefill, reserve
 from tests.support import must_raise
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ class FixedBlocks(BlockAllocator):
 def holding(prompt_len, blocks, cur_len=0, block_size=4):
     """Return a request with `blocks` reserved, built by hand."""
     slots = [b * block_size + offset for b in blocks for offset in range(block_size)]
-    return Request([1] * prompt_len, blocks=list(blocks), slot_indices=slots, cur_len=cur_len)
+    return FlatRequest([1] * prompt_len, blocks=list(blocks), slot_indices=slots, cur_len=cur_len)
 
 
 def holds(request, *, blocks, slots, why):
@@ -42,14 +42,14 @@ def holds(request, *, blocks, slots, why):
 
 
 def test_reserve_takes_whole_blocks_and_lists_all_their_slots_in_order():
-    request = Request([1] * 6)
+    request = FlatRequest([1] * 6)
     reserve(request, FixedBlocks([5, 2, 9]), 6)
     why = "six tokens need two blocks of four, here blocks 5 and 2"
     holds(request, blocks=[5, 2], slots=[20, 21, 22, 23, 8, 9, 10, 11], why=why)
 
 
 def test_reserve_asks_only_for_what_is_missing():
-    request, allocator = Request([1] * 6), FixedBlocks([5, 2, 9])
+    request, allocator = FlatRequest([1] * 6), FixedBlocks([5, 2, 9])
     for target in (3, 4):
         reserve(request, allocator, target)
         why = f"{target} tokens fit in one block of four"
@@ -71,7 +71,7 @@ def test_reserve_of_less_than_is_held_changes_nothing():
 
 
 def test_reserve_changes_nothing_when_the_pool_is_exhausted():
-    request, allocator = Request([1] * 9), FixedBlocks([5, 2])
+    request, allocator = FlatRequest([1] * 9), FixedBlocks([5, 2])
     reserve(request, allocator, 4)
     with must_raise(OutOfBlocks, "13 tokens need three more blocks of four, and one is free"):
         reserve(request, allocator, 13)
@@ -82,7 +82,7 @@ def test_reserve_changes_nothing_when_the_pool_is_exhausted():
 
 @given(size=st.integers(1, 9), lengths=st.lists(st.integers(0, 60), max_size=8))
 def test_slots_follow_from_blocks_whatever_the_block_size(size, lengths):
-    request, allocator = Request([1]), FixedBlocks(range(100, 0, -1), size)
+    request, allocator = FlatRequest([1]), FixedBlocks(range(100, 0, -1), size)
     for length in lengths:
         reserve(request, allocator, length)
     longest = max(lengths, default=0)

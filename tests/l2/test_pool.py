@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.kv.token_flat import ForwardMeta, KvPool, pool_slots
 from tests.support import must_raise, oracle
 

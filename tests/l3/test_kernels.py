@@ -8,15 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_engine.attention.contract import check_inputs
+from mini_engine.attention import blockwise, cpu
+from mini_engine.attention.contract import Kernel, check_inputs
 from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from tests.l3.kernel_cases import NAN, int32, make_case, relative_error
+from tests.l3.new_memory import NewMemory
 from tests.l3.pickled import Worker
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-IN_PROCESS = ("reference", "torch", "cpu")
+IN_PROCESS = ("reference", "blockwise", "torch", "scalar C++", "cpu")
 ON_GPU = ("triton on cuda", "torch on cuda") if torch.cuda.is_available() else ()
 EVERYWHERE = (*IN_PROCESS, "interpreted triton", *ON_GPU)
 
@@ -37,6 +39,8 @@ def attend_with(name, case, request):
     name, _, device = name.partition(" on ")
     inputs = [x.to(device or "cpu") if torch.is_tensor(x) else x for x in case.inputs]
     try:
+        if name == "scalar C++":
+            return Kernel(name, cpu.scalar_attention)(*inputs)
         kernel = load_kernel(name, device or "cpu", case.q.dtype)
     except UserError as why:
         pytest.skip(f"NOT CHECKED: the {name} kernel; {why}")
@@ -225,6 +229,40 @@ def test_a_needed_block_that_does_not_exist_is_refused(attend_fast, block):
         attend_fast(case)
 
 
+# ---------------------------------------------------------------- in place, block by block
+
+
+def test_the_blockwise_kernel_allocates_no_more_for_a_longer_history():
+    peaks = {name: [peak_of(load_kernel(name), kv_len) for kv_len in (64, 1024)] for name in ("blockwise", "reference")}
+    assert len(set(peaks["blockwise"])) == 1, (
+        f"bytes for 64 and for 1,024 keys: {peaks['blockwise']}; something is kept"
+    )
+    assert peaks["reference"][1] > 8 * peaks["reference"][0], (
+        "the reference gathers; if this does not show, nothing does"
+    )
+
+
+def peak_of(kernel, kv_len):
+    case = make_case([(1, kv_len)])
+    tables = (case.q, case.k_cache, case.v_cache, case.cu_seqlens_q, case.seq_lens_kv, case.block_table)
+    with NewMemory(*tables) as new:
+        kernel(*case.inputs)
+    return new.peak
+
+
+def test_a_caller_may_watch_each_block():
+    case, seen = make_case([(2, 9)]), []
+    blocks = case.block_table[0].tolist()
+    q = case.q[case.rows[0]]
+    out = blockwise.attend_blocks(
+        q, case.k_cache, case.v_cache, blocks, 9, 0.5, lambda *kept: seen.append([x.clone() for x in kept])
+    )
+    assert [scores.shape[-1] for scores, *_ in seen] == [4, 4, 1], "the scores of each block's keys, in order"
+    _, largest, total, sums = seen[-1]
+    assert torch.equal((sums / total).flatten(1, 2), out), "what is left after the last block is the answer"
+    assert torch.equal(largest[..., 0], torch.cat([scores for scores, *_ in seen], -1).amax(-1)), "over all blocks"
+
+
 # ---------------------------------------------------------------- the C++ kernel: the same bits in any batch
 
 LONG = [(1, kv_len) for kv_len in (1, 15, 16, 17, 511, 512, 513, 1100)]
@@ -320,7 +358,7 @@ def test_a_sequence_may_reach_to_the_end_of_its_row_of_the_table_and_no_further(
 
 def test_an_unknown_kernel_is_refused_with_the_names_there_are():
     with pytest.raises(
-        UserError, match="no attention kernel 'cuda'; choose one of auto, reference, torch, cpu, triton"
+        UserError, match="no attention kernel 'cuda'; choose one of auto, reference, blockwise, torch, cpu, triton"
     ):
         load_kernel("cuda")
 
@@ -349,3 +387,11 @@ def test_auto_on_a_cpu_says_once_where_it_settles_for_less(capfd):
     names = {load_kernel("auto", "cpu", torch.float16).name for _ in range(2)}
     assert names == {"torch"}, "the C++ kernel has no float16; torch does"
     assert capfd.readouterr().err.count("Using the torch kernel") == 1
+
+
+@DTYPES
+@pytest.mark.parametrize("lengths", [MIXED, [(1, 600)], [(40, 530)]], ids=str)
+def test_the_vectorised_c_kernel_computes_what_the_scalar_one_does(lengths, dtype, request):
+    case = make_case(lengths, heads=6, kv_heads=3, dim=40, block_size=16, dtype=dtype)
+    scalar, fast = (attend_with(name, case, request) for name in ("scalar C++", "cpu"))
+    assert relative_error(fast, scalar.double()) < TOLERANCE[dtype], "tiles, vectors and splits change only rounding"

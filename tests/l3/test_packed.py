@@ -10,7 +10,7 @@ from mini_engine.engine.packed import generate_packed
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
-from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
+from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
 from tests.support import FAMILIES, both, hf_greedy, some_ids
 
 CPU = torch.device("cpu")
@@ -18,9 +18,9 @@ LENGTHS = [1, 2, 7, 15, 16, 17, 33, 63]
 
 
 GIVEN = [
-    pytest.param(name, marks=pytest.mark.slow("mini_engine", "tests/l3")) for name in ("torch", "cpu")
+    pytest.param(name, marks=pytest.mark.slow("mini_engine", "tests/l3")) for name in ("reference", "torch", "cpu")
 ]  # kernels that no student writes
-KERNELS = ["reference", *GIVEN]
+KERNELS = ["blockwise", *GIVEN]
 
 
 def the_kernel(name):
@@ -41,7 +41,7 @@ def holding(prompt_len, blocks, cur_len=0, output_ids=(), block_size=4):
     """Return a request with room reserved for all its tokens, built by hand."""
     table = HandMadeTable(BlockAllocator(2, block_size))
     table.blocks, table.num_tokens = list(blocks), prompt_len + len(output_ids)
-    return Request(list(range(10, 10 + prompt_len)), table, cur_len, list(output_ids))
+    return PackedRequest(list(range(10, 10 + prompt_len)), table, cur_len, list(output_ids))
 
 
 def test_prefill_and_decode_share_one_packed_plan():
@@ -98,7 +98,7 @@ def test_a_plan_is_on_the_device_it_was_made_for():
 
 def test_reserve_all_takes_all_or_nothing():
     allocator = BlockAllocator(5, 4)
-    requests = [Request([1] * 5, BlockTable(allocator)) for _ in range(3)]
+    requests = [PackedRequest([1] * 5, BlockTable(allocator)) for _ in range(3)]
     with pytest.raises(OutOfBlocks):
         reserve_all(requests)
     assert allocator.num_free == 4, "the third request does not fit, so the first two must hold nothing either"
@@ -107,7 +107,7 @@ def test_reserve_all_takes_all_or_nothing():
 
 def test_a_reserve_all_that_fails_keeps_the_blocks_held_before():
     allocator = BlockAllocator(4, 4)
-    running, late = (Request([1] * length, BlockTable(allocator)) for length in (5, 8))
+    running, late = (PackedRequest([1] * length, BlockTable(allocator)) for length in (5, 8))
     reserve_all([running])
     blocks = list(running.table.blocks)
     running.output_ids += [2, 3, 4, 5]
@@ -166,15 +166,15 @@ def test_a_pool_of_exactly_the_needed_size_is_enough():
     ours, hf = both("four, with biases")
     prompts = [some_ids(9, ours.config.vocab_size), some_ids(8, ours.config.vocab_size)]
     # 9 + 8 and 8 + 8 tokens, but the last token's KV is never written: 16 and 15 slots, one block each
-    assert run(ours, prompts, 8, "reference", num_blocks=3) == [hf_greedy(hf, p, 8) for p in prompts]
+    assert run(ours, prompts, 8, "blockwise", num_blocks=3) == [hf_greedy(hf, p, 8) for p in prompts]
     with pytest.raises(OutOfBlocks):
-        run(ours, prompts, 9, "reference", num_blocks=3)
+        run(ours, prompts, 9, "blockwise", num_blocks=3)
 
 
 def test_a_prompt_that_cannot_run_is_refused_before_any_block_is_taken():
     ours, _ = both("four, with biases")
     with pytest.raises(UserError, match="empty"):
-        run(ours, [[1, 2], []], 4, "reference", num_blocks=4)
+        run(ours, [[1, 2], []], 4, "blockwise", num_blocks=4)
 
 
 def test_a_stop_token_ends_its_own_answer_and_no_other():
@@ -182,7 +182,7 @@ def test_a_stop_token_ends_its_own_answer_and_no_other():
     prompts = [some_ids(5, ours.config.vocab_size, seed=1), some_ids(9, ours.config.vocab_size, seed=2)]
     free = [hf_greedy(hf, p, 12) for p in prompts]
     stop = free[0][2]
-    pool = KvPool(ours.config, 8, 16, the_kernel("reference"))
+    pool = KvPool(ours.config, 8, 16, the_kernel("blockwise"))
     got = generate_packed(ours, pool, BlockAllocator(8, 16), prompts, 12, {stop})
     want = [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in free]
     assert got == want
@@ -191,7 +191,7 @@ def test_a_stop_token_ends_its_own_answer_and_no_other():
 @pytest.mark.parametrize("size", [(8, 8), (8, 32), (9, 16)])
 def test_an_allocator_for_another_pool_is_refused(size):
     ours, _ = both("two, tied, wide heads")
-    pool, allocator = KvPool(ours.config, 8, 16, the_kernel("reference")), BlockAllocator(*size)
+    pool, allocator = KvPool(ours.config, 8, 16, the_kernel("blockwise")), BlockAllocator(*size)
     with pytest.raises(UserError, match="the pool 8 of 16"):
         generate_packed(ours, pool, allocator, [some_ids(20, ours.config.vocab_size)], 4)
     assert allocator.num_free == allocator.num_blocks - 1

@@ -18,7 +18,7 @@ def smoke(*arguments):
         return stop.code
 
 
-@pytest.mark.parametrize("kernel", ["reference", "torch", "auto"])
+@pytest.mark.parametrize("kernel", ["reference", "blockwise", "torch", "auto"])
 def test_tokens_are_equal_and_every_block_is_returned(capsys, kernel):
     code = smoke("--kernel", kernel, "--block-size", "7", "--num-slots", "140", "--json")
     report = json.loads(capsys.readouterr().out)

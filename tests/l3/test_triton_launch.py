@@ -1,4 +1,4 @@
-"""Lesson 3. How the Triton kernel's work is cut into programs: tiles for any batch, splits for any length."""
+"""Lesson 3. The Triton kernel's work, cut into programs: tiles for any batch, splits for any length."""
 
 import pytest
 from hypothesis import given

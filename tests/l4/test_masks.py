@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from mini_engine.engine.masks import add_bias, keep_what_fits
+from mini_engine.engine.masks import add_bias, apply_grammar_mask
 from mini_engine.engine.sampling_params import Row, SamplingParams
 
 NEVER = float("-inf")
@@ -40,7 +40,7 @@ def test_a_token_stays_if_its_bit_is_one(vocab, count):
         [value if mask[token // 8] >> token % 8 & 1 else NEVER for token, value in enumerate(values)]
         for mask, values in zip(masks, logits.tolist(), strict=True)
     ]
-    keep_what_fits(logits, [row(mask) for mask in masks])
+    apply_grammar_mask(logits, [row(mask) for mask in masks])
     assert logits.tolist() == expected, "token t is bit t % 8, the lowest first, of byte t // 8"
 
 

@@ -76,6 +76,15 @@ def test_repetition_penalty_counts_the_prompt_and_the_answer_and_each_token_once
     )
 
 
+def test_a_token_counts_as_seen_however_long_ago_it_was():
+    logits = torch.full((1, 4), 8.0)
+    long = [row([0] + [1] * 20_000, [2] + [1] * 20_000, repetition_penalty=2)]
+    processors.penalise_repetition(logits, long)
+    assert float(logits[0, 0]) == 4, "token 0 was the first of a long prompt: all of the prompt counts, not its end"
+    assert float(logits[0, 2]) == 4, "token 2 was the first of a long answer: all of the answer counts, not its end"
+    assert logits[0].tolist() == [4, 4, 4, 8], "tokens 0, 1 and 2 were seen, and token 3 was not"
+
+
 def test_each_row_is_penalised_for_its_own_history_only():
     logits = torch.full((3, 6), 8.0)
     rows = [row([0], repetition_penalty=2), row([1, 2, 3], repetition_penalty=4), row([5], [4], repetition_penalty=8)]
@@ -102,6 +111,14 @@ def test_an_empty_history_changes_nothing():
     assert logits.tolist() == [[8, 8, 8], [8, 8, 7]]
 
 
+def test_the_output_penalties_count_all_of_a_long_answer():
+    logits = torch.full((2, 3), 8.0)
+    said = [0] + [1] * 20_000
+    processors.penalise_output(logits, [row([2], said, presence_penalty=2), row([2], said, frequency_penalty=2**-6)])
+    assert logits[0].tolist() == [6, 6, 8]
+    assert logits[1].tolist() == [8 - 2**-6, 8 - 20_000 * 2**-6, 8]
+
+
 def test_presence_counts_once_frequency_each_time_and_the_prompt_not_at_all():
     logits = torch.full((3, 4), 8.0)
     seen = ([0, 0, 0], [1, 2, 2, 2])
@@ -118,14 +135,14 @@ def test_presence_counts_once_frequency_each_time_and_the_prompt_not_at_all():
 def test_stop_ids_are_held_back_until_the_answer_has_min_tokens():
     rows = [row(output=[3] * done, stop_ids={1, 2}, min_tokens=2) for done in (0, 1, 2, 3)]
     logits = torch.zeros(4, 4)
-    processors.hold_back_stops(logits, rows)
+    processors.apply_min_tokens(logits, rows)
     assert kept(logits[:2]) == [[0, 3], [0, 3]], "with 0 or 1 of 2 tokens, no stop id may be chosen yet"
     assert kept(logits[2:]) == [[0, 1, 2, 3]] * 2, "after 2 tokens the answer may end: token 3 may be a stop id"
 
 
 def test_an_end_token_cannot_come_first_when_min_tokens_is_1():
     logits = torch.tensor([[0.0, 9.0], [0.0, 9.0]])
-    processors.hold_back_stops(logits, [row((), stop_ids={1}, min_tokens=least) for least in (1, 2)])
+    processors.apply_min_tokens(logits, [row((), stop_ids={1}, min_tokens=least) for least in (1, 2)])
     why = "the answers are empty and min_tokens is 1 and 2: stop id 1 is held back in both rows"
     if kept(logits) == [[0, 1], [0]]:
         why = "min_tokens is 1 and the answer is empty: the end token was let through"
@@ -134,19 +151,19 @@ def test_an_end_token_cannot_come_first_when_min_tokens_is_1():
 
 def test_the_prompt_does_not_count_towards_min_tokens():
     logits = torch.zeros(1, 3)
-    processors.hold_back_stops(logits, [row([0] * 9, [0], stop_ids={1}, min_tokens=2)])
+    processors.apply_min_tokens(logits, [row([0] * 9, [0], stop_ids={1}, min_tokens=2)])
     assert kept(logits) == [[0, 2]], "the answer has 1 token of 2, however long the prompt is; stop id 1 must wait"
 
 
 def test_other_logits_keep_their_values_while_stop_ids_are_held_back():
     logits = torch.tensor([[3.0, 2.0, -1.0]])
-    processors.hold_back_stops(logits, [row(stop_ids={1}, min_tokens=1)])
+    processors.apply_min_tokens(logits, [row(stop_ids={1}, min_tokens=1)])
     assert logits.tolist() == [[3, NEVER, -1]], "only the stop id becomes NEVER, minus infinity"
 
 
 def test_each_row_holds_back_its_own_stop_ids():
     logits = torch.zeros(3, 4)
-    processors.hold_back_stops(logits, [row(stop_ids={0}, min_tokens=1), row(stop_ids={2, 3}, min_tokens=1), row()])
+    processors.apply_min_tokens(logits, [row(stop_ids={0}, min_tokens=1), row(stop_ids={2, 3}, min_tokens=1), row()])
     assert kept(logits) == [[1, 2, 3], [0, 1], [0, 1, 2, 3]], (
         "rows hold back {0}, {2, 3} and nothing: each its own stop ids, and none without min_tokens"
     )
@@ -262,7 +279,7 @@ def test_min_tokens_equals_transformers(seed, vocab, asked):
 
     rows = [row([1, 2], [0] * done, stop_ids=(0, 2), min_tokens=least) for least, done in asked]
     check_against(
-        processors.hold_back_stops,
+        processors.apply_min_tokens,
         some_logits(seed, len(rows), vocab, 0),
         rows,
         lambda one: MinNewTokensLengthLogitsProcessor(2, one.params.min_tokens, [0, 2]),

@@ -172,7 +172,7 @@ def test_a_step_runs_when_it_is_the_only_one_asked_for(asked, expected):
 
 def test_steps_come_in_transformers_order():
     names = [change.__name__ for change, _ in PENALTIES + FILTERS]
-    assert names.index("penalise_repetition") < names.index("hold_back_stops") < names.index("divide_by_temperature")
+    assert names.index("penalise_repetition") < names.index("apply_min_tokens") < names.index("divide_by_temperature")
     assert names[-4:] == ["divide_by_temperature", "keep_top_k", "keep_top_p", "keep_min_p"], f"the steps are {names}"
 
 

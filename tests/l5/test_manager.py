@@ -6,7 +6,7 @@ from array import array
 import pytest
 import torch
 
-from mini_engine.config import Qwen3Config
+from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.manager import BlocksByState, KvCacheManager, RequestTable, blocks_in_budget

@@ -88,7 +88,7 @@ def test_a_reader_ends_its_own_answer_and_no_other():
             self.request = request
 
         def read(self):
-            return self.request.prompt_ids == [1] and len(self.request.output_ids) == 3
+            return self.request.ending(stopped=self.request.prompt_ids == [1] and len(self.request.output_ids) == 3)
 
     ended, other = generate_all(make_engine(), [[1], [2]], greedy(9), progress=False, reader=AfterThree)
     assert (len(ended.token_ids), ended.finish_reason, ended.text) == (3, "stop", "three")

@@ -12,7 +12,7 @@ from mini_engine.engine.runner import ModelRunner, plan_step
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
-from mini_engine.kv.block_tensor import Request, plan_packed
+from mini_engine.kv.block_tensor import PackedRequest, plan_packed
 from tests.l5.helpers import request_of
 
 CPU = torch.device("cpu")
@@ -133,7 +133,7 @@ def test_the_plan_equals_lesson_3_s(size, spans, seed):
     for start, count in spans:
         table = BlockTable(allocator)
         table.append(start + count)
-        simple.append(Request(list(range(1, start + count + 1)), table, cur_len=start))
+        simple.append(PackedRequest(list(range(1, start + count + 1)), table, cur_len=start))
         chunks.append(chunk(start + count, start, start + count, table.blocks))
     want, got = plan_packed(simple, size, CPU), plan_step(chunks, size, CPU).meta
     for name, tensor in vars(want).items():

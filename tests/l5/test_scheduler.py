@@ -247,7 +247,7 @@ def test_the_cost_is_that_of_all_its_tokens_and_of_its_namespace():
     again.namespace = "tenant"
     scheduler_with(manager, waiting=[again]).admit(budget=16, spare=8)
     assert manager.asked[-1:] == [([1, 2, 3, 4, 9, 8], 6, "tenant")], (
-        "cost gets all known tokens (after a preemption the answer so far is among them), promised_tokens and the "
+        "cost gets all known tokens (after a preemption the answer so far is among them), reserved_tokens and the "
         "request's namespace: lesson 8's manager looks for cached prefixes with them"
     )
 

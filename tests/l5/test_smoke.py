@@ -31,7 +31,13 @@ def test_prompts_through_a_pool_too_small_for_all(capsys):
     assert code == 0 and report["match"] and len(report["requests"]) == NUM_PROMPTS
     kv = report["kv"]
     assert kv["preemptions"] > 0, "no request was preempted: the pool was not too small"
+    assert report["not_exercised"] == []
     assert kv["free_at_end"] == kv["blocks"] and kv["most_running"] > 1
+
+
+def test_a_pool_for_all_passes_and_says_that_nothing_was_preempted(capsys):
+    code, report = smoke(capsys, "--max-new-tokens", "3", "--num-blocks", "200")
+    assert code == 0 and report["not_exercised"] == ["no request was preempted"]
 
 
 @pytest.mark.slow("mini_engine", "scripts", "tests/l5")

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from mini_engine.engine.answer import AnswerText
-from mini_engine.engine.detokenizer import Checked
+from mini_engine.text.detokenizer import Checked
 
 TOKENIZER = SimpleNamespace(token_bytes=[b"a", b"END"], special_ids=())
 

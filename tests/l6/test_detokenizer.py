@@ -11,9 +11,9 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from tokenizers.decoders import DecodeStream
 
-from mini_engine.engine.detokenizer import Detokenizer
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.tokenizer import Tokenizer, byte_of_character, bytes_of_token
+from mini_engine.text.detokenizer import Detokenizer
+from mini_engine.text.tokenizer import Tokenizer, byte_of_character, bytes_of_token
 
 CORPUS = [
     "Plain text, and a line\nthen another.\n\n\tTabs too.",

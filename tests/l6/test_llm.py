@@ -2,14 +2,15 @@
 
 import pytest
 
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
+from mini_engine.engine.grammar import Anything
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
 from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.tokenizer import Tokenizer
-from mini_engine.weights import load_model
+from mini_engine.text.tokenizer import Tokenizer
 
 PROMPT = "The capital of France is"
 
@@ -61,6 +62,45 @@ def test_a_stop_string_ends_the_answer_and_is_not_shown(llm):
         f"expected the text up to {stop!r} and no further"
     )
     assert deltas[-1].finish_reason == FinishReason.STOP
+
+
+@pytest.mark.parametrize("spare", [0, 1, 5])
+def test_whole_answers_and_streams_agree_why_an_answer_ended(llm, spare):
+    ids = llm.generate(PROMPT, greedy(), progress=False)[0].token_ids
+    stop, length = llm.tokenizer.decode(ids[2:4]), 4  # token number 4 completes it
+    params = greedy(length + spare, stop=[stop])
+    whole, *_, last = llm.generate(PROMPT, params, progress=False)[0], *llm.stream(PROMPT, params)
+    assert last.finish_reason == FinishReason.STOP
+    assert whole.finish_reason == FinishReason.STOP, (
+        "the token that completes the stop string is the last one allowed; the stop string ended the answer still"
+    )
+    assert len(whole.token_ids) == length
+
+
+class OneWord(Anything):
+    """A grammar that allows anything and is over, or broken, after three tokens."""
+
+    def __init__(self, failure):
+        self.failure, self.left = failure, 3
+
+    def matcher(self):
+        return OneWord(self.failure)
+
+    def mask(self):
+        return b"\xff" * 256
+
+    def push(self, token_id):
+        self.left -= 1
+        self.is_over, self.error = self.left <= 0, self.failure if self.left <= 0 else None
+
+
+@pytest.mark.parametrize("spare", [0, 4])
+@pytest.mark.parametrize("failure, reason", [(None, FinishReason.STOP), ("it is broken", FinishReason.GRAMMAR)])
+def test_the_end_of_a_grammar_counts_before_the_limit_of_tokens(llm, spare, failure, reason):
+    params = greedy(3 + spare, grammar=OneWord(failure))
+    whole, *_, last = llm.generate(PROMPT, params, progress=False)[0], *llm.stream(PROMPT, params)
+    assert (last.finish_reason, last.error) == (reason, failure)
+    assert (whole.finish_reason, whole.error, len(whole.token_ids)) == (reason, failure, 3)
 
 
 def test_streams_read_in_turn_share_steps_but_not_tokens(llm):

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from mini_engine.engine.detokenizer import StopChecker
+from mini_engine.text.detokenizer import StopChecker
 
 
 def run(stops, pieces):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 
 import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from mini_engine.errors import UserError
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 
 TEXTS = [
     "The capital of France is Paris. 1, 2, 3.",
@@ -292,3 +293,19 @@ def test_a_template_may_refuse_a_conversation(directory):
 def test_a_template_is_a_stranger_s_program_and_runs_in_a_sandbox(directory, source, words):
     (directory / "chat_template.jinja").write_text(source, encoding="utf-8")
     refused(words, Tokenizer(directory).encode_chat, CHATS[0])
+
+
+@pytest.mark.reference
+def test_other_threads_run_while_a_long_text_is_encoded():
+    tokenizer, turns, done = Tokenizer(POCKET_DIR), 0, threading.Event()
+
+    def encode():
+        tokenizer.encode("abcdefghij" * 40_000)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not done.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 20, f"{turns} turns: the tokenizer kept Python's lock, and a server answers nothing meanwhile"

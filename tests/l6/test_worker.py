@@ -11,18 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.answer import TextDelta
-from mini_engine.engine.answers import Job
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.mailbox import Mailbox, ring
+from mini_engine.engine.jobs import Job
+from mini_engine.engine.mailbox import Mailbox, wake_readers
 from mini_engine.engine.request import FinishReason
+from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine.worker import EngineStopped, EngineWorker, Observer, QueueFull
 from mini_engine.errors import UserError
+from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.tokenizer import Tokenizer
-from mini_engine.weights import load_model
+from mini_engine.text.tokenizer import Tokenizer
 from tests.support import hf_greedy, write_checkpoint
 
 PATIENCE = 15.0
@@ -114,12 +116,20 @@ def test_waiting_deltas_are_merged_for_a_slow_reader():
     assert box.take() == [], "taken deltas must be gone"
 
 
+def test_a_merged_delta_has_the_numbers_of_both():
+    one, two, of_prompt = (TokenLogprobs(value, []) for value in (-1.0, -2.0, -3.0))
+    box = Mailbox()
+    box.put(0, TextDelta("a", [1], None, None, (one,), (of_prompt,), 16))
+    box.put(0, TextDelta("b", [2], FinishReason.LENGTH, None, (two,)))
+    assert box.take() == [(0, TextDelta("ab", [1, 2], FinishReason.LENGTH, None, (one, two), (of_prompt,), 16))]
+
+
 def test_a_mailbox_is_due_when_its_time_has_come_or_an_answer_has_ended():
     box = Mailbox()
     assert not box.is_due(0.0, 0.1), "nothing has arrived"
     box.put(0, TextDelta("a", [1]))
     assert box.is_due(0.0, 0.1), "the first token must be delivered at once"
-    ring([box], 0.0)
+    wake_readers([box], 0.0)
     assert box.ready.is_set() and not box.is_due(0.05, 0.1) and box.is_due(0.1, 0.1)
     box.put(0, TextDelta("b", [2], FinishReason.STOP))
     assert box.is_due(0.05, 0.1), "an answer has ended: its reader must be woken at once"
@@ -129,7 +139,7 @@ def test_ringing_for_a_closed_loop_does_nothing():
     loop = asyncio.new_event_loop()
     box = Mailbox(loop)
     loop.close()
-    ring([box], 0.0)
+    wake_readers([box], 0.0)
 
 
 # Streams
@@ -248,7 +258,26 @@ def test_jobs_submitted_together_are_accepted_all_or_none(worker):
     for index, delta in answers:
         found[index] += delta.token_ids
     assert found == {0: greedy((1, 2), 8), 1: greedy((3, 4), 8)}
-    assert [request.prompt_ids for request in answers.requests] == [[1, 2], [3, 4]]
+    assert [job.prompt_ids for job in answers.jobs] == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("reads_late", [False, True])
+def test_deltas_carry_the_log_probabilities_that_the_engine_computed(worker, reads_late):
+    """Speculation or not, at a stop string or at its limit, read token by token or all at once."""
+    prompt, wanted = list(range(300, 320)), params(24, logprobs=2, prompt_logprobs=1)
+    whole = LLM.for_engine(make_worker().engine, tokenizer()).generate([prompt], wanted, progress=False)[0]
+    cut = params(24, logprobs=2, prompt_logprobs=1, stop=whole.text[8:10])
+    (expected,) = LLM.for_engine(make_worker().engine, tokenizer()).generate([prompt], cut, progress=False)
+    assert expected.finish_reason == FinishReason.STOP and len(expected.token_ids) < 24
+    for asked, want in ((wanted, whole), (cut, expected)):
+        answers = worker.submit_sync([Job(prompt, asked)])
+        if reads_late:
+            wait_until(lambda: worker.num_open == 0, "the answer is complete")
+        deltas = [delta for _, delta in answers]
+        assert reads_late == (len(deltas) == 1)
+        assert [token for delta in deltas for token in delta.token_ids] == want.token_ids
+        assert [one for delta in deltas for one in delta.logprobs] == want.logprobs
+        assert [one for delta in deltas for one in delta.prompt_logprobs] == want.prompt_logprobs
 
 
 def test_too_many_waiting_jobs_are_refused_and_change_nothing():
@@ -261,8 +290,10 @@ def test_too_many_waiting_jobs_are_refused_and_change_nothing():
         assert worker.num_open == 3
         waiting.close()
         wait_until(lambda: worker.num_open == 1, "the waiting requests are gone")
-        reasons = [request.finish_reason for request in waiting.requests]
-        assert reasons == [FinishReason.ABORT] * 2, f"{reasons}: a request aborted while waiting must never be computed"
+        ends = [delta for _, delta in waiting.mailbox.take()]
+        assert ends == [TextDelta("", [], FinishReason.ABORT)] * 2, (
+            f"{ends}: a request aborted while waiting must never be computed"
+        )
         running.close()
         assert is_idle(worker)
 
@@ -356,6 +387,22 @@ def test_closing_ends_open_answers_with_an_error_and_takes_no_more_jobs():
     with pytest.raises(EngineStopped):
         worker.submit_sync([Job([1], params())])
     worker.close()
+
+
+def test_a_step_that_does_not_return_is_reported_and_close_gives_up_in_time():
+    worker = make_worker()
+    worker.stuck_seconds = 0.0  # any step that has not returned
+    gate, step = threading.Event(), worker.engine.step
+    worker.engine.step = lambda: gate.wait() and step()
+    with worker:
+        try:
+            worker.submit_sync([Job([5, 6, 7], params(1))])
+            wait_until(lambda: worker.stuck, "a step that runs for longer than `stuck_seconds` is reported")
+            assert "seconds" in worker.stuck and worker.is_alive
+            assert worker.close(0.01) is False, "close must come back from a thread that does not"
+        finally:
+            gate.set()
+        assert worker.close(PATIENCE) is True and worker.stuck == "", "and a step that has returned is not reported"
 
 
 def test_an_observer_is_told_first_tokens_from_later_ones(worker):

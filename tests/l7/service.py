@@ -23,9 +23,9 @@ from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.server.app import create_app
 from mini_engine.server.background import in_background
-from mini_engine.server.config import ServerConfig
 from mini_engine.server.metrics import Metrics
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.server.server_config import ServerConfig
+from mini_engine.text.tokenizer import Tokenizer
 from tests.support import BASE, random_model
 
 WATCHED = ("", "uvicorn.error", "mini_engine.engine.engine", "mini_engine.engine.worker")
@@ -165,7 +165,7 @@ class Service:
             connection.request(method, path, data, headers)
             response = connection.getresponse()
             content = response.read()
-            is_json = response.headers.get_content_type() == "application/json"
+            is_json = content and response.headers.get_content_type() == "application/json"
             body = json.loads(content) if is_json else content.decode()
             return Answered(response.status, {k.lower(): v for k, v in response.getheaders()}, body)
         finally:
@@ -228,8 +228,9 @@ def read_events(text: str) -> list[str]:
 def read_answer(text: str) -> dict[str, Any]:
     """A streamed completion put together: text, token_ids, finish_reason, and the usage where it was asked for."""
     *events, last = read_events(text)
-    assert last == "[DONE]", f"the stream ends with {last!r}; OpenAI's end with [DONE]"
-    chunks = [json.loads(event) for event in events]
+    failed = '"error"' in last
+    assert failed or last == "[DONE]", f"the stream ends with {last!r}; OpenAI's end with [DONE]"
+    chunks = [json.loads(event) for event in (*events, *([last] if failed else []))]
     choices = [choice for chunk in chunks for choice in chunk.get("choices", ())]
     return {
         "text": "".join(choice["text"] for choice in choices),

@@ -1,4 +1,4 @@
-"""Lesson 7. What an answer is told to have cost and why it ended, and both forms, whole and streamed."""
+"""Lesson 7. An answer's usage and finish reason, whole and streamed."""
 
 import asyncio
 import json
@@ -6,26 +6,23 @@ import json
 import pytest
 
 from mini_engine.engine.answer import TextDelta
-from mini_engine.engine.request import FinishReason, Request
-from mini_engine.engine.sampled import Sampled, TokenLogprobs
+from mini_engine.engine.jobs import Job
+from mini_engine.engine.request import FinishReason
+from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.server.answers import Reply, finish_reason, usage
 from mini_engine.server.errors import ApiError
 from mini_engine.server.protocol import ChatRequest, CompletionRequest
-from mini_engine.server.response_formats import ChatFormat, CompletionFormat
+from mini_engine.server.reply import AnswerTokens, Reply, finish_reason, usage
+from mini_engine.server.reply_formats import ChatFormat, CompletionFormat
 from tests.l7.service import flat, tokenizer
 from tests.support import must_raise
 
 PARIS, DOT = tokenizer().encode(" Paris.")
 
 
-def done(prompt_ids, output_ids, cached=0, logprobs=None) -> Request:
-    """A request as the engine leaves it: the last token was chosen and never fed."""
-    request = Request("r", list(prompt_ids), SamplingParams(logprobs=logprobs))
-    for token in output_ids:
-        request.append(Sampled(token, None if logprobs is None else TokenLogprobs(-0.5, [(token, -0.5), (9, -1.5)])))
-    request.num_computed_tokens, request.num_cached_tokens = len(request.token_ids) - 1, cached
-    return request
+def done(prompt_ids, output_ids, cached=0) -> AnswerTokens:
+    """An answer that has been read to its end."""
+    return AnswerTokens(list(prompt_ids), list(output_ids), cached)
 
 
 def test_every_token_of_the_answer_is_counted_the_last_one_too():
@@ -76,10 +73,10 @@ def test_an_answer_that_ended_badly_is_an_error_and_no_reason(reason):
 
 
 class Fixed:
-    """Answers that are there already: deltas of one or several requests."""
+    """Answers that are there already: deltas of one or several jobs."""
 
-    def __init__(self, requests, deltas):
-        self.requests, self.deltas, self.closed = requests, deltas, 0
+    def __init__(self, jobs, deltas):
+        self.jobs, self.deltas, self.closed = jobs, deltas, 0
         self.tokenizer = tokenizer()
 
     async def __aiter__(self):
@@ -93,14 +90,19 @@ class Fixed:
 TWO = [(0, TextDelta("Pa", [PARIS])), (0, TextDelta("ris", [DOT], FinishReason.LENGTH))]
 
 
+def scored(delta: TextDelta) -> TextDelta:
+    return delta._replace(logprobs=tuple(TokenLogprobs(-0.5, [(id, -0.5), (9, -1.5)]) for id in delta.token_ids))
+
+
 def reply(form, model, body, deltas=TWO, logprobs=None):
-    ids = [token for _, delta in deltas for token in delta.token_ids]
-    answers = Fixed([done([1, 2], ids, logprobs=logprobs)], deltas)
+    if logprobs is not None:
+        deltas = [(index, scored(delta)) for index, delta in deltas]
+    answers = Fixed([Job([1, 2], SamplingParams(logprobs=logprobs))], deltas)
     return Reply(form, model.model_validate(body), "tiny", answers), answers
 
 
 def whole(*args, **more):
-    return asyncio.run(reply(*args, **more)[0].whole())
+    return json.loads(asyncio.run(reply(*args, **more)[0].whole()))
 
 
 def chunks(*args, **more):
@@ -169,11 +171,18 @@ def test_a_token_that_completes_no_character_is_no_chunk():
     assert [chunk["choices"][0]["token_ids"] for chunk in found] == [[1], [2], [3]], "but its id is wanted here"
 
 
-def test_a_failure_in_mid_stream_is_the_last_piece():
+def test_a_failure_in_mid_stream_is_raised_behind_the_pieces_before_it():
     deltas = [(0, TextDelta("Pa", [PARIS])), (0, TextDelta("", [], FinishReason.ERROR, "lost"))]
-    first, last = chunks(CompletionFormat(), CompletionRequest, {"prompt": "x"}, deltas)
-    assert first["choices"][0]["text"] == "Pa"
-    assert last["error"]["type"] == "server_error" and "lost" in last["error"]["message"]
+    made, answers = reply(CompletionFormat(), CompletionRequest, {"prompt": "x"}, deltas)
+    found = []
+
+    async def read():
+        async for chunk in made.chunks():
+            found.append(json.loads(chunk)["choices"][0]["text"])
+
+    with pytest.raises(ApiError, match="lost"):
+        asyncio.run(read())
+    assert found == ["Pa"] and answers.closed
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -185,6 +194,43 @@ def test_logprobs_of_a_completion(streamed):
     assert flat(part["token_logprobs"] for part in found) == [-0.5, -0.5]
     assert flat(part["text_offset"] for part in found) == [0, 6]
     assert all(len(top) == 2 for part in found for top in part["top_logprobs"])
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_each_of_several_answers_has_its_own_logprobs_behind_the_prompt_s(streamed):
+    """Their deltas come in any order. The prompt's are those of the first delta, and come once."""
+    score = {token: TokenLogprobs(-token / 8, []) for token in (1, 2, 5, 6, 7)}
+    deltas = [
+        (1, TextDelta("b", [6], None, None, (score[6],), (score[2],), 1)),
+        (0, TextDelta("a", [5], FinishReason.STOP, None, (score[5],), (score[2],), 0)),
+        (1, TextDelta("c", [7], FinishReason.STOP, None, (score[7],))),
+    ]
+    answers = Fixed([Job([1, 2], SamplingParams())] * 2, deltas)
+    body = {"prompt": [1, 2], "n": 2, "echo": True, "logprobs": 0, "stream_options": {"include_usage": True}}
+    made = Reply(CompletionFormat(), CompletionRequest.model_validate(body), "tiny", answers)
+
+    async def read():
+        return [json.loads(chunk) async for chunk in made.chunks()] if streamed else [json.loads(await made.whole())]
+
+    found = asyncio.run(read())
+    for index, tokens in enumerate(([5], [6, 7])):
+        parts = [
+            one["logprobs"]["token_logprobs"] for part in found for one in part["choices"] if one["index"] == index
+        ]
+        assert flat(parts) == [None, *(score[token].chosen for token in [2, *tokens])]
+    spent = found[-1]["usage"]
+    assert (spent["prompt_tokens"], spent["completion_tokens"], spent["prompt_tokens_details"]["cached_tokens"]) == (
+        2, 3, 0,
+    ), "of a prompt with two answers, the first one's cached tokens count"  # fmt: skip
+
+
+def test_a_token_that_was_generated_only_to_score_a_prompt_is_neither_shown_nor_counted():
+    delta = TextDelta("b", [6], FinishReason.LENGTH, None, (TokenLogprobs(-1.0, []),), (TokenLogprobs(-2.0, []),), 1)
+    body = {"prompt": [1, 2], "echo": True, "logprobs": 0, "max_tokens": 0, "return_token_ids": True}
+    found = whole(CompletionFormat(), CompletionRequest, body, [(0, delta)])
+    (choice,) = found["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -2.0] and choice["token_ids"] == []
+    assert choice["text"] == tokenizer().text_of([1, 2]) and found["usage"]["completion_tokens"] == 0
 
 
 def test_logprobs_of_a_chat_have_bytes():

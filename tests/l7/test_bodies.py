@@ -50,7 +50,7 @@ def test_few_values_of_it_are_looked_at(name, monkeypatch):
     """Time would be a poor judge. What costs time is counted: values that json makes, errors that pydantic makes."""
     seen = []
     loads = json.loads
-    monkeypatch.setattr(bodies.json, "loads", lambda data: seen.append(bodies.num_values(data)) or loads(data))
+    monkeypatch.setattr(bodies.json, "loads", lambda text: seen.append(bodies.num_values(text.encode())) or loads(text))
     for model in (CompletionRequest, ChatRequest):
         with pytest.raises((ApiError, RequestValidationError)) as caught:
             bodies.parsed(SHAPES[name], model)
@@ -150,3 +150,10 @@ def test_messages_are_left_at_the_first_wrong_one():
     with pytest.raises(ValidationError) as caught:
         ChatRequest.model_validate({"messages": [{}] * 1000})
     assert caught.value.error_count() < 5
+
+
+def test_a_body_in_another_encoding_is_refused(server: Service):
+    """json reads UTF-16 too, but the count of values and the look for half characters read UTF-8."""
+    body = json.dumps({"prompt": "x", "max_tokens": 1})
+    found = server.post("/v1/completions", body.encode("utf-16"))
+    assert found.status == 400 and "utf-8" in found.body["error"]["message"], found.body

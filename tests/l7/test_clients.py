@@ -4,8 +4,11 @@ Each script in tests/l7/clients runs in a process of its own, with the Python th
 one, and is skipped where its library is not installed:
 
     python -m venv clients
-    clients/bin/pip install openai instructor langchain-openai litellm llm lm-eval[api] guidellm
-    KV_COURSE_CLIENTS=clients/bin/python pytest tests/l7/test_clients.py
+    clients/bin/pip install openai instructor langchain-openai litellm llm lm-eval[api] guidellm pydantic-ai-slim
+    KV_COURSE_CLIENTS=clients/bin/python pytest -m slow tests/l7/test_clients.py
+
+vLLM's benchmark, Aider and Open WebUI are large programs: their scripts send what the programs send, and read what they
+read, and name the file and the commit that this was taken from.
 """
 
 import os
@@ -29,6 +32,10 @@ MODULES = {
     "llm": "llm",
     "lm_eval": "lm_eval",
     "guidellm": "guidellm",
+    "pydantic_ai": "pydantic_ai",
+    "aider": "litellm",
+    "vllm_bench": "json",
+    "open_webui": "json",
 }
 pytestmark = pytest.mark.slow
 

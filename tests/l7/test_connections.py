@@ -99,20 +99,17 @@ def test_a_slow_answer_is_not_timed():
 
 
 def test_one_connection_too_many_is_told_so():
+    asked = {"prompt": [1, 2], "max_tokens": 150, "stream": True}
     with Service(max_connections=3) as service, ExitStack() as stack:
-        held = [stack.enter_context(connect(service)) for _ in range(3)]
-        for client in held:
-            client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        held = [stack.enter_context(service.connect(asked)) for _ in range(3)]
+        service.wait_until("all three wait for their answers", lambda: service.worker.num_running == 3)
         with connect(service) as more:
             content = read_all(more)
         assert content.startswith(b"HTTP/1.1 503"), content
         head, _, body = content.partition(b"\r\n\r\n")
         assert b"retry-after" in head.lower() and b"connection: close" in head.lower()
         assert "3 connections" in json.loads(body)["error"]["message"]
-        held[0].sendall(b"\r\n")
-        assert held[0].recv(65536).startswith(b"HTTP/1.1 200"), "those inside are served"
-        for client in held:
-            client.close()
+        assert all(b"[DONE]" in read_all(client) for client in held), "those inside are served"
         service.wait_until("there is room again", lambda: service.get("/health").status == 200)
 
 
@@ -166,13 +163,13 @@ def test_with_256_files_900_half_requests_leave_the_server_well():
             held = []
             for _ in range(900):
                 client = socket.create_connection((address[0], int(address[1])), timeout=PATIENCE)
-                client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+                client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
                 held.append(client)
             inside = [client for client in held if is_open(client)]
             assert 10 < len(inside) < 256, f"{len(inside)} of 900 are held"
-            inside[0].sendall(b"\r\n")
-            inside[0].settimeout(PATIENCE)
-            assert inside[0].recv(65536).startswith(b"HTTP/1.1 200")
+            inside[-1].sendall(b"\r\n")  # the youngest: those before it make room
+            inside[-1].settimeout(PATIENCE)
+            assert inside[-1].recv(65536).startswith(b"HTTP/1.1 200")
             for client in held:
                 client.close()
         finally:

@@ -17,7 +17,7 @@ import pytest
 from tests.l7.service import LONG, PATIENCE, Service, exchange, read_answer
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVE = "from mini_engine.server import serve; from mini_engine.cli.parser import OneLineParser, guard; import sys;" + (
+SERVE = "from mini_engine.cli import serve; from mini_engine.cli.parser import OneLineParser, guard; import sys;" + (
     "parser = OneLineParser(prog='serve'); serve.add_arguments(parser); sys.exit(guard(parser, serve.run, None))"
 )
 

@@ -179,7 +179,7 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def server():
-    with Service(api_key=None, max_body_bytes=200_000) as service:
+    with Service(max_body_bytes=200_000) as service:
         yield service
 
 

@@ -1,4 +1,4 @@
-"""Lesson 7. What client libraries send out of habit: neutral values, biases, echoed prompts, ids, and running usage."""
+"""Lesson 7. Fields that client libraries send by default: neutral values, biases, echo, ids, and running usage."""
 
 import json
 
@@ -10,8 +10,8 @@ from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
-from mini_engine.server.answers import to_json
 from mini_engine.server.errors import ApiError
+from mini_engine.server.json_text import to_json
 from tests.l7.service import Service, greedy, read_events, their_model, tokenizer
 
 pytestmark = pytest.mark.reference  # no task is about this
@@ -175,9 +175,58 @@ def test_no_page_may_ask_by_default():
         assert "access-control-allow-origin" not in found.headers
 
 
-def test_the_responses_api_is_refused_with_a_way_out(server: Service):
-    found = server.post("/v1/responses", {"model": "tiny", "input": "Hi"})
-    assert found.status == 404 and "/v1/chat/completions" in found.body["error"]["message"]
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
+PART = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+TURN = {"role": "assistant", "content": "Yes?", "reasoning_content": "They greet me.", "reasoning": "They greet me."}
+SENT = {
+    "cache_control in a part": {"messages": [{"role": "user", "content": [PART]}]},
+    "cache_control of a turn": {
+        "messages": [{"role": "user", "content": "Hi", "cache_control": {"type": "ephemeral"}}]
+    },
+    "include_obfuscation": {"stream": True, "stream_options": {"include_obfuscation": False, "include_usage": True}},
+    "best_of": {"best_of": 1},
+    "echo": {"echo": False},
+    "skip_special_tokens": {"skip_special_tokens": True},
+    "chat_template_kwargs": {"chat_template_kwargs": {}},
+}
+CHANGES = {
+    "best_of": {"best_of": 2},
+    "echo": {"echo": True},
+    "skip_special_tokens": {"skip_special_tokens": False},
+    "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_what_real_clients_send_and_what_changes_nothing_is_accepted(server: Service, name):
+    plain = server.post("/v1/chat/completions", CHAT).body["choices"][0]["message"]["content"]
+    found = server.post("/v1/chat/completions", CHAT | SENT[name])
+    assert found.status == 200, found
+    if "stream" not in SENT[name]:
+        assert found.body["choices"][0]["message"]["content"] == plain, "it was to change nothing"
+
+
+def test_what_an_earlier_turn_thought_changes_nothing(server: Service):
+    plain = {"role": "assistant", "content": "Yes?"}
+    asked = [
+        CHAT | {"messages": [*CHAT["messages"], turn, {"role": "user", "content": "No"}]} for turn in (plain, TURN)
+    ]
+    first, second = (server.post("/v1/chat/completions", body).body["usage"]["prompt_tokens"] for body in asked)
+    assert first == second
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_would_change_the_answer_is_refused_by_name(server: Service, name):
+    found = server.post("/v1/chat/completions", CHAT | CHANGES[name])
+    assert found.status == 400 and found.body["error"]["param"] == name, found
+    assert "supports only" in found.body["error"]["message"], "say what is supported"
+
+
+def test_a_cached_tool_is_described_as_any_other(server: Service):
+    tool = {"type": "function", "function": {"name": "f", "description": "A tool."}}
+    bodies = [CHAT | {"tools": [tool | more]} for more in ({}, {"cache_control": {"type": "ephemeral"}})]
+    first, second = (server.post("/v1/chat/completions", body).body["usage"]["prompt_tokens"] for body in bodies)
+    assert first == second, "the model must not read what it is not told"
 
 
 # Numbers that JSON does not have
@@ -200,7 +249,7 @@ def test_a_model_of_nan_is_an_error_and_no_invalid_json(stream):
         service.wait_until_idle()
     assert "NaN" not in str(found.body).replace("are not finite", "")
     if stream:
-        assert '"type":"server_error"' in found.body and found.body.rstrip().endswith("[DONE]")
+        assert '"type":"server_error"' in found.body and "[DONE]" not in found.body
     else:
         assert found.status == 500 and found.body["error"]["type"] == "server_error"
 

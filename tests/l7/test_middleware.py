@@ -7,11 +7,13 @@ import threading
 
 import pytest
 
+from mini_engine.cli import serve
+from mini_engine.cli.parser import OneLineParser
 from mini_engine.errors import UserError
 from mini_engine.server import background
 from mini_engine.server.background import DrainingServer, listen, url_of
-from mini_engine.server.config import ServerConfig
 from mini_engine.server.middleware import ApiKey, BodyLimit, Drain
+from mini_engine.server.server_config import ServerConfig
 from tests.l7.service import PATIENCE, Service, exchange, read_answer
 
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
@@ -109,20 +111,21 @@ def test_a_draining_server_refuses_new_requests_and_says_when_to_retry():
 def test_health_and_metrics_pass_every_middleware():
     drain, inner = draining()
     drain.begin()
-    assert call(ApiKey(drain, "secret"), SCOPE | {"path": "/health"})[0] == 200 and len(inner.seen) == 1
+    assert call(ApiKey(drain, ["secret"]), SCOPE | {"path": "/health"})[0] == 200 and len(inner.seen) == 1
 
 
 @pytest.mark.parametrize("header", [b"", b"Bearer wrong", b"secret", b"Basic secret", b"Bearer secret ", b"\xff\xfe"])
 def test_a_wrong_key_is_401(header):
     scope = SCOPE | {"headers": [(b"authorization", header)]}
-    status, _, body = call(ApiKey(Inner(), "secret"), scope)
+    status, _, body = call(ApiKey(Inner(), ["other", "secret"]), scope)
     assert status == 401 and body["error"]["code"] == "invalid_api_key"
 
 
 def test_the_right_key_opens_and_none_is_asked_for_by_default():
     for header in (b"Bearer secret", b"bearer secret", b"BEARER  secret"):  # a scheme's name has no case
-        assert call(ApiKey(Inner(), "secret"), SCOPE | {"headers": [(b"authorization", header)]})[0] == 200, header
-    assert call(ApiKey(Inner(), None))[0] == 200
+        for keys in (["secret"], ["secret", "other"], ["other", "secret"]):
+            assert call(ApiKey(Inner(), keys), SCOPE | {"headers": [(b"authorization", header)]})[0] == 200, header
+    assert call(ApiKey(Inner(), []))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -147,8 +150,24 @@ def test_a_body_is_counted_as_it_comes():
 
 @pytest.mark.parametrize("key", ["", " ", "secret\n", " secret", "two words", "schlüssel", "\x7f"])
 def test_a_key_that_no_client_could_send_is_refused(key):
-    with pytest.raises(UserError, match="the API key"):
-        ServerConfig(api_key=key)
+    with pytest.raises(UserError, match="an API key"):
+        ServerConfig(api_keys=("good", key))
+
+
+def test_keys_come_from_the_options_or_else_from_the_environment(monkeypatch):
+    def keys(*argv):
+        parser = OneLineParser(prog="serve")
+        serve.add_arguments(parser)
+        return serve.server_config(parser.parse_args(argv)).api_keys
+
+    monkeypatch.delenv("MINI_ENGINE_API_KEY", raising=False)
+    assert keys() == ()
+    monkeypatch.setenv("MINI_ENGINE_API_KEY", "of-the-environment")
+    assert keys() == ("of-the-environment",)
+    assert keys("--api-key", "one", "--api-key", "two") == ("one", "two")
+    monkeypatch.setenv("MINI_ENGINE_API_KEY", "")
+    with pytest.raises(UserError, match="an API key"):  # a variable that was meant to hold a key must not open the door
+        keys()
 
 
 @pytest.mark.parametrize("host", ["ä..b", "ä" * 70])
@@ -169,7 +188,7 @@ def test_more_answers_than_may_wait_are_refused_for_good():
 
 
 def test_with_a_key_set_only_its_owner_is_served():
-    with Service(api_key="secret") as service:
+    with Service(api_keys=("secret",)) as service:
         assert service.get("/v1/models").status == 401 and service.get("/health").status == 200
         assert service.get("/v1/models", Authorization="Bearer secret").status == 200
 

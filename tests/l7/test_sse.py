@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mini_engine.server.errors import ApiError
 from mini_engine.server.sse import EventStream, event
 from tests.l7.service import read_events
 
@@ -58,6 +59,24 @@ def test_a_stream_is_its_events_and_done():
     assert dict(start["headers"])[b"content-type"].startswith(b"text/event-stream")
     assert b"".join(body["body"] for body in bodies) == b"data: one\n\ndata: two\n\ndata: [DONE]\n\n"
     assert [body.get("more_body", False) for body in bodies] == [True, True, False]
+
+
+def test_a_stream_that_breaks_off_ends_with_its_error_and_is_not_done():
+    sent = []
+
+    async def chunks():
+        yield "one"
+        raise ApiError(500, "the engine fell over")
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(EventStream(chunks())({}, stays, send))
+    content = b"".join(message["body"] for message in sent[1:]).decode()
+    first, last = read_events(content)
+    assert first == "one" and "the engine fell over" in last, "whoever reads it must learn that it is not complete"
+    assert "[DONE]" not in content, "clients that look for [DONE] alone would take it for complete"
+    assert not sent[-1].get("more_body", False)
 
 
 def test_the_chunks_of_a_client_that_has_gone_are_closed():

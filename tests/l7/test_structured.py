@@ -217,6 +217,11 @@ def nested(depth):
     return {} if depth == 0 else {"type": "object", "properties": {"a": nested(depth - 1)}}
 
 
+def optional(count):
+    return {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(count)}}
+
+
+ITSELF = {"$ref": "#/$defs/a"}
 BAD_SCHEMAS = {
     "unknown type": {"type": "objekt"},
     "unknown keyword": {"type": "string", "not": {"const": "x"}},
@@ -227,6 +232,10 @@ BAD_SCHEMAS = {
     "too wide": {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(3000)}},
     "too long": {"type": "string", "description": "x" * 40_000},
     "nothing fits": {"allOf": [{"type": "string"}, {"type": "integer"}]},
+    "refers to itself": ITSELF | {"$defs": {"a": ITSELF}},
+    "has no end": ITSELF | {"$defs": {"a": {"type": "object", "properties": {"x": ITSELF}, "required": ["x"]}}},
+    "too many optional properties": optional(550),
+    "too large a pattern": {"type": "string", "pattern": "^((a{100}){100}){100}$"},
 }
 
 
@@ -239,7 +248,23 @@ def test_a_schema_that_cannot_be_used_is_refused_before_anything_runs(server: Se
     tool = {"type": "function", "function": {"name": "f", "parameters": BAD_SCHEMAS[name]}}
     found = server.post(CHAT, ASK | {"tools": [tool]})
     assert found.status == 400 and found.body["error"]["param"] == "tools", found
-    assert server.metrics.steps._value.get() == steps and server.worker.num_open == 0
+    assert server.metrics.steps._value.get() == steps and server.worker.num_open == 0, "the engine must not find out"
+
+
+@pytest.mark.parametrize("name", ["too many optional properties", "too large a pattern", "has no end"])
+def test_a_form_that_fails_in_the_middle_of_an_answer_is_the_client_s_mistake(server: Service, name):
+    parts = {"a": {"type": "string", "minLength": 3, "maxLength": 9}, "b": BAD_SCHEMAS[name]}
+    named = BAD_SCHEMAS[name].get("$defs", {})
+    schema = {"type": "object", "properties": parts, "required": ["a", "b"], "$defs": named}
+    body = ASK | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    found = server.post(CHAT, body)
+    assert found.status == 400 and "in the form asked for" in found.body["error"]["message"], found
+    assert len(found.body["error"]["message"]) < 300 and "\n" not in found.body["error"]["message"]
+    events = read_events(server.post(CHAT, body | {"stream": True}).body)
+    (error,) = [json.loads(event)["error"] for event in events if '"error"' in event]
+    assert error["type"] == "invalid_request_error", error
+    server.wait_until_idle()
+    assert choice_of(server.post(CHAT, ASK | AS_TOWN))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, SchedulerConfig
 from mini_engine.kv.block_tensor import KvPool
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.prefix_cache import caching_manager
 from tests.l8.trees import contents
 from tests.support import both, hf_greedy, some_ids
 
@@ -31,7 +31,7 @@ class Driver:
     def __init__(self, usable=40, kernel="auto"):
         self.model, self.hf = both(FAMILY)
         self.pool = KvPool(self.model.config, usable + 1, SIZE, load_kernel(kernel, torch.device("cpu"), torch.float32))
-        self.manager = PrefixCacheManager(usable + 1, SIZE, self.pool.copy_blocks)
+        self.manager = caching_manager(usable + 1, SIZE, self.pool.copy_blocks)
         self.runner = ModelRunner(self.model, self.pool)
         self.requests, self.written = {}, {}
 
@@ -86,7 +86,7 @@ class Driver:
 
     def check(self):
         """Assert that stored blocks hold rows computed for their tokens, bit for bit, and near a cold run's."""
-        stored = contents(self.manager.tree)
+        stored = contents(self.manager.prefixes.tree)
         longest = [key for _, key in stored if not any(o != key and o.startswith(key) for _, o in stored)]
         for key in longest:
             tokens = memoryview(key).cast("I").tolist()
@@ -167,7 +167,7 @@ def test_stored_blocks_hold_what_was_computed_after_splits_evictions_and_reuse()
             close(logits, driver.cold(prompt)[0])
             driver.check()
     driver.check()
-    assert driver.manager.tree.num_evicted > 20 and driver.manager.stats.num_hits > 10
+    assert driver.manager.prefixes.tree.num_evicted > 20 and driver.manager.prefixes.stats.num_hits > 10
 
 
 def test_stored_blocks_survive_a_write_behind_a_fork_and_behind_a_truncation():
@@ -208,7 +208,7 @@ def test_answers_are_hugging_face_s_in_chats_branches_and_small_pools(blocks, ch
     model, hf = both(FAMILY)
     limits = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, chunked_prefill_size=chunk)
     engine = Engine.for_model(
-        model, num_blocks=blocks, block_size=SIZE, scheduler_config=limits, manager=PrefixCacheManager
+        model, num_blocks=blocks, block_size=SIZE, scheduler_config=limits, manager=caching_manager
     )
     common = some_ids(18, 160, 50)
     asked = turns(engine)
@@ -221,16 +221,16 @@ def test_answers_are_hugging_face_s_in_chats_branches_and_small_pools(blocks, ch
     for prompt, answer in asked:
         assert answer == hf_greedy(hf, prompt, 9), "behind a cached prefix, the tokens must equal a cold run's"
     manager = engine.scheduler.manager
-    assert manager.stats.num_hits >= 6 and manager.blocks_by_state.held == 0
+    assert manager.prefixes.stats.num_hits >= 6 and manager.blocks_by_state.held == 0
 
 
 def test_the_last_token_of_an_answer_is_not_cached():
     model, hf = both(FAMILY)
-    engine = Engine.for_model(model, num_blocks=40, block_size=SIZE, manager=PrefixCacheManager)
+    engine = Engine.for_model(model, num_blocks=40, block_size=SIZE, manager=caching_manager)
     prompt = some_ids(5, 160)
     [done] = generate_all(engine, [prompt], greedy(7), progress=False)  # 12 tokens in all: three whole blocks
     answer = done.token_ids
-    assert engine.scheduler.manager.tree.peek(prompt + answer).num_tokens == 8, (
+    assert engine.scheduler.manager.prefixes.tree.peek(prompt + answer).num_tokens == 8, (
         "the last token was sampled but never fed: its KV was never written, so its block must not be cached"
     )
     follow = prompt + answer + [3]
@@ -240,12 +240,10 @@ def test_the_last_token_of_an_answer_is_not_cached():
 def test_a_preempted_request_finds_what_it_had_computed():
     model, hf = both(FAMILY)
     limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, watermark=0)
-    engine = Engine.for_model(
-        model, num_blocks=12, block_size=SIZE, scheduler_config=limits, manager=PrefixCacheManager
-    )
+    engine = Engine.for_model(model, num_blocks=12, block_size=SIZE, scheduler_config=limits, manager=caching_manager)
     prompts = [some_ids(9, 160, seed) for seed in range(4)]
     done = generate_all(engine, prompts, greedy(14), progress=False)
     assert sum(each.num_preemptions for each in done) > 0
     for prompt, each in zip(prompts, done, strict=True):
         assert each.token_ids == hf_greedy(hf, prompt, 14)
-    assert engine.scheduler.manager.stats.num_hits > 0, "its blocks were stored when it was preempted"
+    assert engine.scheduler.manager.prefixes.stats.num_hits > 0, "its blocks were stored when it was preempted"

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.eviction import FIFO, LFU, LRU
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.prefix_cache import caching_manager
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
 from tests.l8.trees import check_tree, contents, nodes
@@ -60,9 +60,9 @@ class World:
     """A manager, what it should have stored, and what its blocks should hold. `calls` counts the manager's calls."""
 
     def __init__(self, policy=None):
-        self.manager = PrefixCacheManager(USABLE + 1, SIZE, self.copy, policy=policy)
-        self.manager.tree = WatchedTree(SIZE, self.manager.allocator, policy=policy)
-        self.manager.tree.world = self
+        self.manager = caching_manager(USABLE + 1, SIZE, self.copy, policy=policy)
+        self.manager.prefixes.tree = WatchedTree(SIZE, self.manager.allocator, policy=policy)
+        self.manager.prefixes.tree.world = self
         self.slots, self.stored, self.alive = {}, {}, {}
         self.calls, self.names, self.evicted, self.waits = 0, 0, 0, 0
 
@@ -145,11 +145,11 @@ class World:
         return end < len(one.tokens) and any(
             other.namespace == one.namespace and other.tokens[:end] == one.tokens[:end]
             for other, table in tables
-            if table.num_tokens > end - SIZE and table.num_whole > index
+            if table.num_tokens > end - SIZE and table.shared.num_whole > index
         )
 
     def books(self):
-        tree, allocator = self.manager.tree, self.manager.allocator
+        tree, allocator = self.manager.prefixes.tree, self.manager.allocator
         return (
             list(allocator.counts),
             set(allocator.free_blocks),
@@ -193,7 +193,7 @@ class World:
         one.computed = one.stop
         self.manager.commit(one.name, one.tokens, one.stop)
         self.calls += 1
-        whole = min(one.computed, self.manager.tables[one.name].num_whole * SIZE)
+        whole = min(one.computed, self.manager.tables[one.name].shared.num_whole * SIZE)
         one.is_landing = True
         self.store(one, whole // SIZE * SIZE)
         one.is_landing = False
@@ -206,7 +206,7 @@ class World:
         table = self.manager.tables[one.name]
         others = {b for name, other in self.manager.tables.items() if name != one.name for b in other.blocks}
         for index, (prefix, block) in enumerate(zip(one.prefixes(num_tokens), table.blocks, strict=False)):
-            if index >= table.num_stored and block in others and not one.is_landing:
+            if index >= table.shared.num_stored and block in others and not one.is_landing:
                 break
             self.stored.setdefault(prefix, block)
 
@@ -241,11 +241,11 @@ class World:
 
     def clear(self):
         self.calls += 1
-        if self.manager.tree.num_protected:
+        if self.manager.prefixes.tree.num_protected:
             with pytest.raises(ValueError):
-                self.manager.clear()
+                self.manager.prefixes.clear()
         else:
-            self.manager.clear()
+            self.manager.prefixes.clear()
             assert not self.stored
 
     def some(self, seed, calls):
@@ -277,12 +277,12 @@ class World:
         """Check everything, by walking all of it."""
         manager = self.manager
         self.check_counts()
-        check_tree(manager.tree)
-        locked = Counter(part for table in manager.tables.values() for part in table.node.path())
-        assert all(node.locks == locked[node] for node in nodes(manager.tree)), (
+        check_tree(manager.prefixes.tree)
+        locked = Counter(part for table in manager.tables.values() for part in table.shared.node.path())
+        assert all(node.locks == locked[node] for node in nodes(manager.prefixes.tree)), (
             "each request must have exactly one lock on its path"
         )
-        assert contents(manager.tree) == self.stored, "the tree must hold what the dictionary holds"
+        assert contents(manager.prefixes.tree) == self.stored, "the tree must hold what the dictionary holds"
         tables = [block for table in manager.tables.values() for block in table.blocks]
         for block in range(1, USABLE + 1):
             holders = tables.count(block) + (block in self.stored.values())
@@ -313,7 +313,7 @@ class World:
         for one in list(self.alive.values()):
             self.drop(one, computed=True)
         self.check()
-        self.manager.clear()
+        self.manager.prefixes.clear()
         assert self.manager.allocator.num_free == USABLE, "blocks leaked"
 
 
@@ -379,4 +379,4 @@ def test_100_000_calls_keep_tree_manager_pool_and_dictionary_equal():
     worlds = play(120)
     assert sum(world.calls for world in worlds) >= 100_000
     assert sum(world.evicted for world in worlds) > 1000 and sum(world.waits for world in worlds) > 1000
-    assert sum(world.manager.stats.num_hits for world in worlds) > 1000
+    assert sum(world.manager.prefixes.stats.num_hits for world in worlds) > 1000

@@ -6,10 +6,12 @@ import pytest
 
 from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.manager import BlocksByState
-from mini_engine.kv.prefix_manager import PrefixCacheManager, PrefixTable
+from mini_engine.kv.prefix_cache import caching_manager
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import TOKEN_BYTES, Match, Node, key_of
 from mini_engine.kv.refcount import RefCountedAllocator
+from mini_engine.kv.request_table import RequestTable
+from mini_engine.kv.shared_prefix import SharedPrefix
 from tests.l8.trees import SIZE, contents, hang, refused, tokens
 
 
@@ -53,7 +55,7 @@ class StubTree:
 
 def manager_of(usable=12, cached=(), **options):
     """Return a manager whose tree has each prompt of `cached`, stored by requests that have ended."""
-    manager = PrefixCacheManager(usable + 1, SIZE, **options)
+    manager = caching_manager(usable + 1, SIZE, **options)
     for prompt in cached:
         serve(manager, "before", prompt)
     return manager
@@ -90,7 +92,8 @@ class PlainCounts(RefCountedAllocator):
 def by_hand(counts, found=(), stored=None):
     """Return a manager over a stub tree, with blocks that have the reference counts of `counts`."""
     manager = manager_of()
-    manager.allocator, manager.tree = PlainCounts(13, SIZE), StubTree(found, stored)
+    manager.allocator = manager.prefixes.allocator = PlainCounts(13, SIZE)
+    manager.prefixes.tree = StubTree(found, stored)
     manager.allocator.tables = manager.tables
     for block, count in counts.items():
         manager.allocator.counts[block] = count
@@ -101,7 +104,9 @@ def by_hand(counts, found=(), stored=None):
 
 def table_of(manager, name, blocks, *names, namespace=None):
     """Return a table built by hand that holds `blocks`; it was admitted with the tokens of `names`."""
-    table = PrefixTable(manager.allocator, key_of(tokens(*names)), namespace, manager.tree.node)
+    table, node = RequestTable(manager.allocator), manager.prefixes.tree.node
+    num_stored = sum(len(part.blocks) for part in node.path())
+    table.shared = SharedPrefix(key_of(tokens(*names)), namespace, node, num_stored, len(names))
     table.blocks, table.num_tokens = list(blocks), len(blocks) * SIZE
     table.row.fromlist(table.blocks)
     manager.tables[name] = table
@@ -115,7 +120,7 @@ def test_a_request_begins_with_the_blocks_that_are_found():
     manager = by_hand({5: 1, 6: 1}, found=[5, 6])
     assert manager.allocate("a", tokens(1, 2, 3)) == 8, "two blocks of four tokens need not be computed"
     table = manager.tables["a"]
-    assert isinstance(table, PrefixTable), "the request's table must be a PrefixTable: it knows what is shared"
+    assert isinstance(table.shared, SharedPrefix), "table.shared must be a SharedPrefix: it says what is shared"
     assert (table.blocks, table.row.tolist(), table.num_tokens) == ([5, 6], [5, 6], 8), (
         "the table must begin with the two blocks that were found, and count their eight tokens"
     )
@@ -125,10 +130,10 @@ def test_a_request_begins_with_the_blocks_that_are_found():
 def test_what_is_found_is_locked_by_the_same_call():
     manager = by_hand({5: 1}, found=[5])
     manager.allocate("a", tokens(1, 2, 3))
-    assert manager.tree.locks == [("match", True)], (
+    assert manager.prefixes.tree.locks == [("match", True)], (
         "match with lock=True, once: between a match and a later lock, an eviction may take the blocks"
     )
-    assert manager.tables["a"].node is manager.tree.node, (
+    assert manager.tables["a"].shared.node is manager.prefixes.tree.node, (
         "the table must remember the node that was locked, to unlock it"
     )
 
@@ -147,26 +152,28 @@ def test_the_table_s_key_has_all_whole_blocks_of_the_prompt():
     for name, length in (("a", 12), ("b", 14)):
         manager.allocate(name, tokens(1, 2, 3, 4)[:length])
         table = manager.tables[name]
-        assert (len(table.key) // TOKEN_BYTES, table.num_whole) == (12, 3), (
+        assert (len(table.shared.key) // TOKEN_BYTES, table.shared.num_whole) == (12, 3), (
             f"{length} tokens fill three blocks. The key says what the request will store, and all three will be full; "
             "only the lookup leaves out the last token"
         )
-        assert table.key == key_of(tokens(1, 2, 3)), "the key is the prompt's whole blocks"
-        assert table.num_stored == 1, "the tree has one of these blocks"
+        assert table.shared.key == key_of(tokens(1, 2, 3)), "the key is the prompt's whole blocks"
+        assert table.shared.num_stored == 1, "the tree has one of these blocks"
 
 
 def test_a_request_looks_only_in_its_namespace():
     manager = by_hand({})
     manager.allocate("a", tokens(1, 2), "ours")
-    assert [namespace for _, namespace in manager.tree.asked] == ["ours"], "match must be told the request's namespace"
-    assert manager.tables["a"].namespace == "ours", "the table stores under the same namespace later"
+    assert [namespace for _, namespace in manager.prefixes.tree.asked] == ["ours"], (
+        "match must be told the request's namespace"
+    )
+    assert manager.tables["a"].shared.namespace == "ours", "the table stores under the same namespace later"
 
 
 def test_an_admission_is_counted():
     manager = by_hand({5: 1, 6: 1}, found=[5, 6])
     manager.allocate("a", tokens(1, 2, 3))
     manager.allocate("b", tokens(1, 2)[:5])
-    stats = manager.stats
+    stats = manager.prefixes.stats
     assert (stats.num_lookups, stats.asked_tokens, stats.found_tokens) == (2, 17, 12), (
         "12 + 5 prompt tokens were asked for, and 8 + 4 of them found; self.stats counts every admission"
     )
@@ -182,10 +189,20 @@ def test_at_least_one_token_of_a_cached_prompt_is_computed(length, most):
 def test_an_id_in_use_is_refused():
     manager = by_hand({5: 1}, found=[5])
     manager.allocate("a", tokens(1, 2))
-    before = manager.tables["a"], list(manager.tree.locks), list(manager.allocator.counts), manager.stats.num_lookups
+    before = (
+        manager.tables["a"],
+        list(manager.prefixes.tree.locks),
+        list(manager.allocator.counts),
+        manager.prefixes.stats.num_lookups,
+    )
     with refused("allocate must raise ValueError: request 'a' has a table, and its blocks would be lost"):
         manager.allocate("a", tokens(1, 2))
-    after = manager.tables["a"], list(manager.tree.locks), list(manager.allocator.counts), manager.stats.num_lookups
+    after = (
+        manager.tables["a"],
+        list(manager.prefixes.tree.locks),
+        list(manager.allocator.counts),
+        manager.prefixes.stats.num_lookups,
+    )
     assert after == before, "a refused call must change nothing: no table, no lock, no count, no statistics"
 
 
@@ -205,10 +222,20 @@ def test_an_eviction_between_match_and_allocation_spares_what_was_matched():
 @pytest.mark.parametrize("prompt", [tokens(1, 2, 6), tokens(3, 3), tokens(8)])
 def test_asking_for_the_cost_changes_nothing(prompt):
     manager = manager_of(6, cached=[tokens(1, 2, 5), tokens(3)])
-    before = contents(manager.tree), list(manager.allocator.counts), manager.blocks_by_state, manager.tree.now
+    before = (
+        contents(manager.prefixes.tree),
+        list(manager.allocator.counts),
+        manager.blocks_by_state,
+        manager.prefixes.tree.now,
+    )
     manager.cost(prompt, len(prompt))
-    assert (contents(manager.tree), list(manager.allocator.counts), manager.blocks_by_state, manager.tree.now) == before
-    assert manager.tables == {} and manager.stats.num_lookups == 2, (
+    assert (
+        contents(manager.prefixes.tree),
+        list(manager.allocator.counts),
+        manager.blocks_by_state,
+        manager.prefixes.tree.now,
+    ) == before
+    assert manager.tables == {} and manager.prefixes.stats.num_lookups == 2, (
         "a request that was not admitted does not count as a lookup"
     )
 
@@ -244,8 +271,12 @@ def test_the_hit_rate_counts_admitted_requests():
     manager = manager_of()
     serve(manager, "a", tokens(1, 2, 3))
     serve(manager, "b", tokens(1, 2, 4, 5))
-    assert (manager.stats.num_lookups, manager.stats.asked_tokens, manager.stats.found_tokens) == (2, 28, 8)
-    assert manager.stats.hit_rate == 8 / 28
+    assert (
+        manager.prefixes.stats.num_lookups,
+        manager.prefixes.stats.asked_tokens,
+        manager.prefixes.stats.found_tokens,
+    ) == (2, 28, 8)
+    assert manager.prefixes.stats.hit_rate == 8 / 28
 
 
 # What a request leaves
@@ -256,11 +287,11 @@ def test_chunks_are_stored_as_they_are_computed():
     manager.allocate("a", prompt)
     manager.grow("a", 6)
     manager.commit("a", prompt, 6)
-    assert len(contents(manager.tree)) == 1, "six computed tokens fill one block, which can be shared"
+    assert len(contents(manager.prefixes.tree)) == 1, "six computed tokens fill one block, which can be shared"
     assert manager.allocate("b", prompt) == 4, "a request that arrives during a's prefill finds a's first chunk"
     manager.grow("a", 12)
     manager.commit("a", prompt, 12)
-    assert len(contents(manager.tree)) == 3
+    assert len(contents(manager.prefixes.tree)) == 3
 
 
 def test_a_block_that_is_not_full_yet_is_not_stored():
@@ -268,7 +299,9 @@ def test_a_block_that_is_not_full_yet_is_not_stored():
     manager.allocate("a", prompt)
     manager.grow("a", 7)
     manager.commit("a", prompt, 7)
-    assert len(contents(manager.tree)) == 1, "the eighth token's KV is not written yet, so its block must not be found"
+    assert len(contents(manager.prefixes.tree)) == 1, (
+        "the eighth token's KV is not written yet, so its block must not be found"
+    )
 
 
 def test_on_finish_only_tokens_with_kv_are_stored():
@@ -277,7 +310,7 @@ def test_on_finish_only_tokens_with_kv_are_stored():
     answer = tokens(2)
     manager.grow("a", 7)
     manager.free("a", [*prompt, *answer[:3]])
-    assert manager.tree.peek([*prompt, *answer]).num_tokens == 4, (
+    assert manager.prefixes.tree.peek([*prompt, *answer]).num_tokens == 4, (
         "the last token of the answer has no KV: its block is not full"
     )
 
@@ -287,13 +320,13 @@ def test_a_request_that_failed_leaves_nothing_new():
     manager.allocate("a", prompt)
     manager.grow("a", 8)
     manager.free("a", ())
-    assert contents(manager.tree) == {} and manager.blocks_by_state == BlocksByState(12, 0, 0)
+    assert contents(manager.prefixes.tree) == {} and manager.blocks_by_state == BlocksByState(12, 0, 0)
 
 
 def test_duplicates_are_given_back_and_the_table_points_at_what_the_tree_has():
     manager = by_hand({5: 1, 6: 1, 7: 1, 8: 1}, stored=[5, 6])
     table = table_of(manager, "b", [7, 8], 1, 2)
-    manager.store(table, 2)
+    manager.prefixes.store(table, 2)
     assert table.blocks == [5, 6], "the table must point at the blocks that stay"
     assert table.row.tolist() == [5, 6], "table.row, which attention reads, must point at the blocks that stay as well"
     assert manager.allocator.counts[5:9] == [2, 2, 0, 0], "b must hold the tree's blocks now, and its own must be free"
@@ -303,7 +336,7 @@ def test_duplicates_are_given_back_and_the_table_points_at_what_the_tree_has():
 def test_only_duplicates_are_replaced():
     manager = by_hand({5: 1, 6: 1, 7: 1}, stored=[5, 6])
     table = table_of(manager, "b", [7, 6], 1, 2)
-    manager.store(table, 2)
+    manager.prefixes.store(table, 2)
     assert table.blocks == [5, 6] and manager.allocator.counts[5:8] == [2, 1, 0], (
         "block 7 is a duplicate of the tree's block 5; block 6 is the tree's own, and its count stays as it is"
     )
@@ -312,10 +345,12 @@ def test_only_duplicates_are_replaced():
 def test_a_store_without_duplicates_keeps_the_table_s_blocks():
     manager = by_hand({7: 1, 8: 1})
     table = table_of(manager, "b", [7, 8], 1, 2)
-    manager.store(table, 2)
+    manager.prefixes.store(table, 2)
     assert (table.blocks, manager.allocator.counts[7:9]) == ([7, 8], [1, 1]), "the tree took b's own blocks: keep them"
-    assert manager.tree.inserted == [(tokens(1, 2), [7, 8], None)], "store must insert the tokens and their blocks"
-    assert table.node is manager.tree.new and table.num_stored == 2, (
+    assert manager.prefixes.tree.inserted == [(tokens(1, 2), [7, 8], None)], (
+        "store must insert the tokens and their blocks"
+    )
+    assert table.shared.node is manager.prefixes.tree.new and table.shared.num_stored == 2, (
         "the table must remember the node that it has locked now, and that two of its blocks are stored"
     )
 
@@ -323,19 +358,21 @@ def test_a_store_without_duplicates_keeps_the_table_s_blocks():
 def test_only_the_first_blocks_are_stored():
     manager = by_hand({6: 1, 7: 1, 8: 1})
     table = table_of(manager, "b", [6, 7, 8], 1, 2, 3, namespace="ours")
-    manager.store(table, 2)
-    assert manager.tree.inserted == [(tokens(1, 2), [6, 7], "ours")], (
+    manager.prefixes.store(table, 2)
+    assert manager.prefixes.tree.inserted == [(tokens(1, 2), [6, 7], "ours")], (
         "store(table, 2) must insert two blocks, their tokens, under the table's namespace: the third is not full yet"
     )
-    assert (table.num_stored, table.num_whole) == (2, 3), "two blocks are stored; the third will be stored later"
+    assert (table.shared.num_stored, table.shared.num_whole) == (2, 3), (
+        "two blocks are stored; the third will be stored later"
+    )
 
 
 def test_the_new_path_is_locked_before_the_old_one_is_unlocked():
     manager = by_hand({5: 2, 8: 1}, found=[5], stored=[5, 8])
     table = table_of(manager, "b", [5, 8], 1, 2)
-    before = table.node
-    manager.store(table, 2)
-    assert manager.tree.locks == [("insert", True), ("unlock", before)], (
+    before = table.shared.node
+    manager.prefixes.store(table, 2)
+    assert manager.prefixes.tree.locks == [("insert", True), ("unlock", before)], (
         "insert with lock=True, then unlock the node that the table had locked, once: "
         "while the path has no lock, an eviction may take its blocks"
     )
@@ -344,8 +381,8 @@ def test_the_new_path_is_locked_before_the_old_one_is_unlocked():
 def test_what_the_tree_has_no_room_for_is_not_tried_again():
     manager = by_hand({5: 1, 7: 1, 8: 1}, stored=[5])
     table = table_of(manager, "b", [7, 8], 1, 2)
-    manager.store(table, 2)
-    assert (table.blocks, table.num_stored, table.num_whole) == ([5, 8], 1, 1), (
+    manager.prefixes.store(table, 2)
+    assert (table.blocks, table.shared.num_stored, table.shared.num_whole) == ([5, 8], 1, 1), (
         "the tree took one block of two: num_stored and num_whole must say so, and b keeps its second block"
     )
 
@@ -461,17 +498,17 @@ def test_a_pool_full_of_cached_prefixes_still_admits():
     manager = manager_of(6, cached=[tokens(1, 2, 3), tokens(4, 5, 6)])
     assert manager.blocks_by_state == BlocksByState(free=0, held=0, cached=6) and manager.num_free_blocks == 6
     assert serve(manager, "a", tokens(7, 8, 9, 10, 11, 12)) == 0
-    assert manager.tree.peek(tokens(7, 8, 9, 10, 11, 12)).num_tokens == 24
+    assert manager.prefixes.tree.peek(tokens(7, 8, 9, 10, 11, 12)).num_tokens == 24
 
 
 def test_growth_beyond_the_pool_is_refused_and_evicts_nothing():
     manager = manager_of(6, cached=[tokens(1, 2), tokens(3)])
     serve(manager, "a", tokens(4, 5), end=False)
     manager.allocate("b", tokens(6, 7, 8, 9, 10, 11))
-    before = contents(manager.tree)
+    before = contents(manager.prefixes.tree)
     with pytest.raises(OutOfBlocks):
         manager.grow("b", 20)
-    assert contents(manager.tree) == before and manager.blocks_by_state == BlocksByState(1, 2, 3)
+    assert contents(manager.prefixes.tree) == before and manager.blocks_by_state == BlocksByState(1, 2, 3)
 
 
 def test_evicted_blocks_are_handed_out_again():
@@ -479,16 +516,17 @@ def test_evicted_blocks_are_handed_out_again():
     manager.allocate("a", tokens(5, 6, 7))
     assert len(set(manager.grow("a", 12))) == 3
     assert manager.blocks_by_state == BlocksByState(free=0, held=3, cached=1)
-    assert manager.tree.peek(tokens(1, 2)).num_tokens == 0 and manager.tree.peek(tokens(3, 4)).num_tokens == 4, (
-        "the oldest prefix goes first, from its end"
-    )
+    assert (
+        manager.prefixes.tree.peek(tokens(1, 2)).num_tokens == 0
+        and manager.prefixes.tree.peek(tokens(3, 4)).num_tokens == 4
+    ), "the oldest prefix goes first, from its end"
 
 
 def test_no_more_is_evicted_than_a_request_lacks():
     manager = manager_of(6, cached=[tokens(1, 2), tokens(3, 4)])  # two blocks are free, four are cached
     manager.allocate("a", tokens(5, 6, 7))
     manager.grow("a", 12)
-    assert manager.tree.num_evicted == 1, "two of the three blocks were free: one cached block had to go"
+    assert manager.prefixes.tree.num_evicted == 1, "two of the three blocks were free: one cached block had to go"
 
 
 def test_the_capacity_limits_what_is_kept():
@@ -500,10 +538,10 @@ def test_clear_is_refused_while_a_request_uses_a_prefix():
     manager = manager_of(cached=[tokens(1, 2, 3)])
     manager.allocate("a", tokens(1, 2, 3))
     with pytest.raises(ValueError):
-        manager.clear()
-    assert manager.tree.peek(tokens(1, 2, 3)).num_tokens == 12
+        manager.prefixes.clear()
+    assert manager.prefixes.tree.peek(tokens(1, 2, 3)).num_tokens == 12
     manager.free("a")
-    manager.clear()
+    manager.prefixes.clear()
     assert manager.blocks_by_state == BlocksByState(12, 0, 0)
 
 
@@ -534,14 +572,16 @@ def test_a_fork_shares_until_one_of_the_two_writes():
 def test_a_request_truncated_into_a_stored_block_writes_into_a_copy():
     manager = manager_of(copy=(copies := Copies()))
     serve(manager, "a", tokens(1, 2, 3), end=False)
-    stored = contents(manager.tree)
+    stored = contents(manager.prefixes.tree)
     manager.truncate("a", 6)
     manager.grow("a", 7)
     assert len(copies) == 1 and manager.tables["a"].blocks[1] not in stored.values(), (
         "block 2 is in the tree: other requests would read what a writes into it"
     )
-    assert contents(manager.tree) == stored
-    assert manager.tree.num_protected == 1 and manager.blocks_by_state == BlocksByState(free=8, held=2, cached=2)
+    assert contents(manager.prefixes.tree) == stored
+    assert manager.prefixes.tree.num_protected == 1 and manager.blocks_by_state == BlocksByState(
+        free=8, held=2, cached=2
+    )
 
 
 def test_a_fork_to_an_id_in_use_is_refused():

@@ -1,8 +1,8 @@
-"""Lesson 8. What a client of lesson 7's server sees of prefix sharing: cached tokens, the hit rate, its own salt."""
+"""Lesson 8. Prefix sharing as a client of lesson 7's server sees it: cached tokens, the hit rate, its own salt."""
 
 import pytest
 
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.prefix_cache import caching_manager
 
 pytest.importorskip("fastapi", reason="needs the server's packages")
 
@@ -13,14 +13,14 @@ PROMPT = list(range(100, 120))  # five blocks of 4 tokens; the last block is alw
 
 @pytest.fixture
 def service():
-    with Service(engine_options={"manager": PrefixCacheManager}) as service:
+    with Service(engine_options={"manager": caching_manager}) as service:
         yield service
 
 
-def ask(service, prompt=PROMPT, **options):
+def ask(service, prompt=PROMPT, headers=None, **options):
     """Return (cached tokens, new token ids) of an answer."""
     body = {"prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    answer = service.post("/v1/completions", body | options).body
+    answer = service.post("/v1/completions", body | options, **headers or {}).body
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["token_ids"]
 
 
@@ -44,12 +44,35 @@ def test_with_a_salt_only_requests_of_the_same_salt_share(service):
     assert ask(service, cache_salt="ours") == (16, expected)
 
 
+def test_clients_of_different_keys_share_nothing():
+    """How soon an answer begins would tell one client what another has sent."""
+    expected = greedy(tuple(PROMPT), 5)
+    with Service(engine_options={"manager": caching_manager}, api_keys=("one", "two")) as service:
+
+        def asked_by(key, **options):
+            return ask(service, headers={"Authorization": f"Bearer {key}"}, **options)
+
+        assert asked_by("one") == (0, expected)
+        assert asked_by("two") == (0, expected), "a request with another key must not find it"
+        assert asked_by("one", cache_salt="ours") == (0, expected)
+        assert asked_by("two", cache_salt="ours") == (0, expected), "nor with the same salt: a salt is its key's own"
+        assert asked_by("two") == asked_by("one") == asked_by("two", cache_salt="ours") == (16, expected)
+
+
+def test_no_salt_leads_into_another_namespace():
+    from mini_engine.server.app import namespace
+
+    names = [None, "", "x", "null", '["x", null]']
+    found = {namespace(tenant, salt) for tenant in names for salt in names}
+    assert len(found) == len(names) ** 2, "each pair of tenant and salt is a namespace of its own"
+
+
 def test_answers_of_one_request_share_its_prompt(service):
     body = {"prompt": PROMPT, "max_tokens": 2, "n": 3, "temperature": 0, "ignore_eos": True}
     service.post("/v1/completions", body)
     service.wait_until_idle()
     manager = service.worker.engine.scheduler.manager
-    assert manager.stats.found_tokens == 2 * 16, "the twins wait a step and find the first one's blocks"
+    assert manager.prefixes.stats.found_tokens == 2 * 16, "the twins wait a step and find the first one's blocks"
 
 
 def test_a_prompt_that_is_scored_is_computed_whole(service):

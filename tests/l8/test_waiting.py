@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.prefix_cache import caching_manager
 from tests.l5.helpers import VOCAB, StubRunner, drain, expected_answer, greedy, spans, stub_config
 from tests.l8.with_sharing import check_books
 
@@ -46,9 +46,9 @@ class Watched(Scheduler):
 
 
 def engine_of(usable=40, **limits):
-    """Return a real engine, scheduler and PrefixCacheManager around lesson 5's stub model."""
+    """Return a real engine, scheduler and caching_manager around lesson 5's stub model."""
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "chunked_prefill_size": 64, "watermark": 0} | limits
-    scheduler = Watched(PrefixCacheManager(usable + 1, SIZE), SchedulerConfig(**limits))
+    scheduler = Watched(caching_manager(usable + 1, SIZE), SchedulerConfig(**limits))
     return Engine(stub_config(), scheduler, StubRunner(SIZE))
 
 
@@ -74,7 +74,7 @@ def test_twins_compute_their_prefix_once():
     assert step(engine) == [("a", 22, 23), ("b", 20, 22), ("c", 20, 22)], "one step later, five blocks of six are there"
     for request in drain(engine).values():
         assert request.output_ids == expected_answer(PROMPT, 3, ()), "b and c must read what a wrote"
-    assert engine.scheduler.manager.stats.found_tokens == 40
+    assert engine.scheduler.manager.prefixes.stats.found_tokens == 40
 
 
 def test_later_requests_go_on_and_the_waiting_one_keeps_its_place():
@@ -154,7 +154,7 @@ def test_a_failed_request_leaves_nothing_of_its_answer():
     [request] = engine.scheduler.running
     engine.runner.during = fail
     step(engine)
-    assert request.error and engine.scheduler.manager.tree.peek(request.token_ids).num_tokens == 20, (
+    assert request.error and engine.scheduler.manager.prefixes.tree.peek(request.token_ids).num_tokens == 20, (
         "the prompt's five blocks were stored while it ran; after a failure, no block of the answer can be trusted"
     )
 
@@ -238,7 +238,7 @@ class World:
             before = [each for each in scheduler.waiting if scheduler.order(each) < scheduler.order(request)]
             overtaken = [each.id for each in before if each not in scheduler.held]
             assert not overtaken, f"{request.id} overtook {overtaken}, which did not wait for a twin"
-            promised = sum(map(scheduler.promised_blocks, scheduler.running)) + sum(map(scheduler.held.get, before))
+            promised = sum(map(scheduler.reserved_blocks, scheduler.running)) + sum(map(scheduler.held.get, before))
             assert promised <= scheduler.manager.num_free_blocks, (
                 f"{request.id} took room that is set aside for {before}"
             )

@@ -1,4 +1,4 @@
-"""Lesson 8. What the tests share: trees built by hand, and the invariants of every tree."""
+"""Lesson 8. Shared by the tests: trees built by hand, and the invariants of every tree."""
 
 from contextlib import contextmanager
 

@@ -1,11 +1,11 @@
 """Lesson 8. A pytest plugin that runs the tests of lessons 5 to 7, unchanged, over a manager that shares prefixes.
 
-The engines that these tests build get a PrefixCacheManager. Only one check differs: where the tests require that each
+The engines that these tests build get a caching_manager. Only one check differs: where the tests require that each
 block belongs to one request, this plugin requires that each block's count equals its number of holders.
 """
 
 from mini_engine.engine.engine import Engine
-from mini_engine.kv.prefix_manager import PrefixCacheManager
+from mini_engine.kv.prefix_cache import caching_manager
 from tests.l5 import helpers
 from tests.l8.trees import check_tree, nodes
 
@@ -13,9 +13,9 @@ from tests.l8.trees import check_tree, nodes
 def check_books(engine):
     """Make lesson 5's check of the books, with reference counts."""
     scheduler, manager = engine.scheduler, engine.scheduler.manager
-    check_tree(manager.tree)
+    check_tree(manager.prefixes.tree)
     holders = [block for table in manager.tables.values() for block in table.blocks]
-    holders += [block for node in nodes(manager.tree) for block in node.blocks]
+    holders += [block for node in nodes(manager.prefixes.tree) for block in node.blocks]
     counts = manager.allocator.counts
     assert all(counts[block] == holders.count(block) for block in range(len(counts))), (
         "a count must equal the number of holders"
@@ -35,6 +35,6 @@ def check_books(engine):
 
 
 def pytest_configure(config):
-    helpers.KvCacheManager = PrefixCacheManager
+    helpers.KvCacheManager = caching_manager
     helpers.check_books = check_books
-    Engine.for_model.__func__.__kwdefaults__["manager"] = PrefixCacheManager
+    Engine.for_model.__func__.__kwdefaults__["manager"] = caching_manager

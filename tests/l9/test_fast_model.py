@@ -7,22 +7,21 @@ import pytest
 import torch
 
 from mini_engine.attention.registry import load_kernel
-from mini_engine.cpu import native, speed_up, torch_layers
-from mini_engine.cpu.packed_step import starts_of
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
-from mini_engine.kv.block_tensor import KvPool, Request, plan_packed, reserve_all
+from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
 from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
 from mini_engine.kv.no_cache import NoCache, Recompute
+from mini_engine.kv.token_flat import FlatRequest, PagedSequence
 from mini_engine.kv.token_flat import KvPool as FlatPool
-from mini_engine.kv.token_flat import PagedSequence
-from mini_engine.kv.token_flat import Request as FlatRequest
+from mini_engine.layers import native, speed_up, torch_layers
+from mini_engine.layers.packed_step import starts_of
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
-from mini_engine.weights import load_model
 from tests.support import FAMILIES, both, checkpoint, hf_greedy, some_ids, write_checkpoint
 
 FAMILY = "two, tied, wide heads"
@@ -160,7 +159,7 @@ def forward(model, requests, pool, allocator):
 def alone(model, prompt, tokens):
     """Return the logits after a prompt and after each of `tokens`, `[1 + len(tokens), vocab]`, in a batch of one."""
     pool, allocator = make_pool(model)
-    request = Request(list(prompt), BlockTable(allocator))
+    request = PackedRequest(list(prompt), BlockTable(allocator))
     rows = [forward(model, [request], pool, allocator)]
     for token in tokens:
         request.output_ids.append(token)
@@ -180,7 +179,7 @@ def test_a_row_has_the_same_bits_in_every_batch(family, dtype):
     requests = []
     for step in range(len(LENGTHS) + 3):  # one more joins at every step: decodes and whole prompts side by side
         if step < len(LENGTHS):
-            requests.append(Request(list(prompts[step]), BlockTable(allocator)))
+            requests.append(PackedRequest(list(prompts[step]), BlockTable(allocator)))
         logits = forward(model, requests, pool, allocator)
         for i, (request, row) in enumerate(zip(requests, logits, strict=True)):
             at = len(request.output_ids)
@@ -218,7 +217,7 @@ def test_a_timed_step_gives_the_same_logits_and_its_parts_take_no_longer_than_it
 def test_padded_rows_change_nothing():
     model = fast_model()
     pool, allocator = make_pool(model)
-    request = Request(some_ids(9, model.config.vocab_size), BlockTable(allocator))
+    request = PackedRequest(some_ids(9, model.config.vocab_size), BlockTable(allocator))
     reserve_all([request])
     meta = plan_packed([request], 8, pool.device)
     with torch.inference_mode():
@@ -240,7 +239,7 @@ def test_rows_that_are_not_sampled_skip_the_last_layer_and_nothing_else(dtype):
     results = []
     for chosen in ([0, 1, 2], [1, 2], [0], [], None):
         pool, allocator = make_pool(model)
-        requests = [Request(list(prompt), BlockTable(allocator)) for prompt in prompts]
+        requests = [PackedRequest(list(prompt), BlockTable(allocator)) for prompt in prompts]
         reserve_all(requests)
         meta = plan_packed(requests, allocator.block_size, pool.device)
         rows = None if chosen is None else meta.cu_seqlens_q[1:].long()[chosen] - 1
@@ -268,7 +267,7 @@ def test_rows_inside_a_sequence_or_in_any_order_may_be_requested(rows):
     model = fast_model()
     pool, allocator = make_pool(model)
     prompts = [some_ids(length, model.config.vocab_size, seed=length) for length in (9, 1, 14)]
-    requests = [Request(prompt, BlockTable(allocator)) for prompt in prompts]
+    requests = [PackedRequest(prompt, BlockTable(allocator)) for prompt in prompts]
     reserve_all(requests)
     meta = plan_packed(requests, allocator.block_size, pool.device)
     with torch.inference_mode():
@@ -284,7 +283,7 @@ def step():
     """Return a fast model, a pool, a plan for 9 tokens, and the tokens."""
     model = fast_model()
     pool, allocator = make_pool(model)
-    request = Request(some_ids(9, model.config.vocab_size), BlockTable(allocator))
+    request = PackedRequest(some_ids(9, model.config.vocab_size), BlockTable(allocator))
     reserve_all([request])
     return model, pool, plan_packed([request], 8, pool.device), fed([request])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mini_engine.cpu.torch_layers import TorchLinear, join
+from mini_engine.layers.torch_layers import TorchLinear, join
 
 
 def linears_of(*outputs, inputs=6, bias=False, dtype=torch.float32):

@@ -3,14 +3,14 @@
 import pytest
 
 from mini_engine.build import build_engine
-from mini_engine.cpu.model import FastQwen3ForCausalLM
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
+from mini_engine.layers.fast_model import FastQwen3ForCausalLM
 from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
-from mini_engine.tokenizer import Tokenizer
-from mini_engine.weights import load_model
+from mini_engine.text.tokenizer import Tokenizer
 
 PROMPTS = ["The capital of France is", "A cow says"]
 

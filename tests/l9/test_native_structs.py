@@ -8,17 +8,17 @@ import pytest
 
 import mini_engine
 from mini_engine.attention.cpu import AttentionSizes
-from mini_engine.cpu import native
+from mini_engine.layers import native
 
 PACKAGE = Path(mini_engine.__file__).parent
 STRUCTS = {
     AttentionSizes: "attention/paged_cpu.h",
-    native.Matrix: "cpu/linear.h",
-    native.Shape: "cpu/layers.cpp",
-    native.Layer: "cpu/layers.cpp",
-    native.Memory: "cpu/layers.cpp",
-    native.Step: "cpu/layers.cpp",
-    native.Pool: "cpu/layers.cpp",
+    native.Matrix: "layers/linear.h",
+    native.Shape: "layers/layers.cpp",
+    native.Layer: "layers/layers.cpp",
+    native.Memory: "layers/layers.cpp",
+    native.Step: "layers/layers.cpp",
+    native.Pool: "layers/layers.cpp",
 }
 NUMBERS = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}
 

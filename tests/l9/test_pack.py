@@ -5,8 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mini_engine.cpu import pack
-from mini_engine.cpu.pack import TILE, PackedWeight, interleave
+from mini_engine.layers import pack
+from mini_engine.layers.pack import TILE, PackedWeight, interleave
 from tests.support import must_raise
 
 DTYPES = [torch.float32, torch.bfloat16]

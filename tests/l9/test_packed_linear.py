@@ -5,10 +5,10 @@ import functools
 import pytest
 import torch
 
-from mini_engine.cpu import native
-from mini_engine.cpu.packed_layers import PackedLinear
-from mini_engine.cpu.packed_step import apart
 from mini_engine.errors import UserError
+from mini_engine.layers import native
+from mini_engine.layers.packed_layers import PackedLinear
+from mini_engine.layers.packed_step import alloc_padded
 from mini_engine.native_build import find_compiler
 from tests.l9.test_pack import DTYPES, SHAPES
 
@@ -90,7 +90,7 @@ def test_blocks_of_rows_leave_none_out_and_change_no_bit(rows, inputs, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [5, 96, 1024, 2048, 3072])
 def test_rows_of_activations_begin_an_odd_number_of_cache_lines_apart(width, dtype):
-    rows = apart(torch.zeros(3, 1, dtype=dtype), width)
+    rows = alloc_padded(torch.zeros(3, 1, dtype=dtype), width)
     assert rows.shape == (3, width) and rows.dtype == dtype
     lines, rest = divmod(rows.stride(0) * rows.element_size(), 64)
     assert (lines % 2, rest) == (1, 0), "rows a power of two apart evict each other from the first-level cache"

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mini_engine.attention import cpu
-from mini_engine.cpu import native
 from mini_engine.errors import UserError
+from mini_engine.layers import native
 from tests.l9.test_fast_model import needs_compiler
 from tests.support import checkpoint
 

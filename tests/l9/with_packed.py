@@ -5,8 +5,8 @@
 
 import os
 
-from mini_engine import weights
-from mini_engine.cpu import speed_up
+from mini_engine.checkpoint import weights
+from mini_engine.layers import speed_up
 
 load_slow_model = weights.load_model
 

@@ -36,8 +36,22 @@ def where(stack: traceback.StackSummary, node) -> dict:
     return {
         "frames": [(frame.filename, frame.lineno, frame.name, frame.line) for frame in stack[ours:]],
         "did": what_it_did(stack, node),
+        "statement": innermost_statement(stack[ours:], node),
         "parameters": parameters(node),
     }
+
+
+def innermost_statement(stack: list[traceback.FrameSummary], node) -> str:
+    """Return the source of the innermost failing statement in the course's files."""
+    mine = [frame for frame in stack if is_ours(Path(frame.filename), node.config.rootpath)]
+    if not mine:
+        return ""
+    source = linecache.getlines(mine[-1].filename)
+    try:
+        _, first, last = span(parse("".join(source)), mine[-1].lineno or 0)
+    except (SyntaxError, SystemError, ValueError):
+        return ""
+    return textwrap.dedent("".join(source[first - 1 : last])).strip()[:LONGEST_VALUE]
 
 
 def is_ours(path: Path, root: Path) -> bool:

@@ -12,8 +12,10 @@ from time import process_time
 
 import course_overlay
 import pytest
+from _pytest.runner import runtestprotocol
 from course_deadline import HUNG, Deadline, TookTooLong
 from course_failure import compared, describe, where
+from course_swaps import Experiments, as_found
 from course_tensors import LastPair
 
 REPORT = "KV_COURSE_REPORT"
@@ -34,9 +36,14 @@ class Reporter:
         self.groups = groups
         self.hangs = 0
         self.unequal = LastPair()
+        self.experiments = Experiments()
+        self.doubtful: set[str] = set()  # failed tests of which the cause may be found by experiment
+        self.is_experiment = False
         self.dumps, self.open, self.exit = json.dumps, open, os._exit  # whatever the student's code replaces
 
     def write(self, event: str, **fields) -> None:
+        if self.is_experiment:
+            return
         with self.open(self.path, "a", encoding="utf-8", newline="\n") as file:
             file.write(self.dumps({"event": event, **fields}) + "\n")
 
@@ -46,10 +53,31 @@ class Reporter:
             found = {"type": TookTooLong.__name__, "message": "", **where(stack, node)}
             self.write("exception", test=node.nodeid, **found)
             self.write("result", test=node.nodeid, outcome="failed", seconds=self.seconds, reason="")
+            self.is_experiment = False
             self.write("end", exit=HUNG, unused=[])
             self.exit(HUNG)
 
         return Deadline(self.seconds, give_up)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        """After a test that failed: find out which function is the cause."""
+        is_done = yield
+        if item.nodeid in self.doubtful:
+
+            def passes() -> bool:
+                return all(report.passed for report in runtestprotocol(item, log=False, nextitem=nextitem))
+
+            self.is_experiment, seconds, self.seconds = True, self.seconds, AFTER_A_HANG_SECONDS
+            try:
+                owns = lambda swap: any(is_named(item.nodeid, name) for name in swap.tests)  # noqa: E731
+                with as_found(item):
+                    cause = self.experiments.cause_of(owns, passes)
+            finally:
+                self.is_experiment, self.seconds = False, seconds
+            if cause:
+                self.write("cause", test=item.nodeid, task=cause.task, symbol=cause.symbol)
+        return is_done
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item):
@@ -80,12 +108,16 @@ class Reporter:
         return compared(op, left, right)
 
     def pytest_exception_interact(self, node, call, report) -> None:
+        if self.is_experiment:
+            return
         error = call.excinfo.value
         found = describe(error, node)
         found["tensors"] = self.unequal.shown(found["message"])
         self.write("exception", test=node.nodeid, stdout=report.capstdout[-MOST_OUTPUT:], **found)
         if isinstance(error, TookTooLong):
             self._after_a_hang(node.session)
+        elif call.when == "call" and not found["task"]:
+            self.doubtful.add(node.nodeid)
 
     def _after_a_hang(self, session) -> None:
         """Wait less for the next test, because code that hangs once usually hangs again; stop after a few."""

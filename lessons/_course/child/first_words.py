@@ -37,10 +37,10 @@ def compiler() -> None:
 def pocket_model() -> None:
     from tokenizers import Tokenizer
 
+    from mini_engine.checkpoint.weights import load_model
     from mini_engine.engine.loop import generate
     from mini_engine.kv.no_cache import NoCache, Recompute
     from mini_engine.pocket import POCKET_DIR
-    from mini_engine.weights import load_model
 
     tokenizer = Tokenizer.from_file(str(POCKET_DIR / "tokenizer.json"))
     model = load_model(POCKET_DIR)

@@ -1,4 +1,4 @@
-"""Course machinery. What happens in a lab, as text that fits into an address: `+A=Once upon a time;.;.;-A`.
+"""Course machinery. The events of a lab as text that fits into an address: `+A=Once upon a time;.;.;-A`.
 
 `+A=…` a request arrives, `-A` it ends or is aborted, `!A=3` its table is cut to 3 tokens, `.` one step, `*` steps until
 no request is left.

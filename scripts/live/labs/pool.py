@@ -46,13 +46,13 @@ class Pool:
         """Nothing is left to show."""
 
     def arrive(self, name: str, words: list[str]) -> None:
-        from mini_engine.kv.token_flat import Request
+        from mini_engine.kv.token_flat import FlatRequest
 
         if name in self.requests:
             raise UserError(f"request {name} is in the pool already; let it end first")
         if not words:
             raise UserError(f"request {name} has no words; type a prompt")
-        self.requests[name], self.words[name] = Request(list(range(len(words)))), list(words)
+        self.requests[name], self.words[name] = FlatRequest(list(range(len(words)))), list(words)
         self.fill(name, f"Request {name} arrives with {plural(len(words), 'token')}:")
 
     def fill(self, name: str, begins: str) -> bool:

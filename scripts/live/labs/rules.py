@@ -1,4 +1,4 @@
-"""Course machinery. What must hold in every frame of a lab, and which task keeps it.
+"""Course machinery. Rules that hold in every frame of a lab, and the task that keeps each.
 
 A reader's own code can break a rule. The lab ends at the event that did it and links to the task.
 """

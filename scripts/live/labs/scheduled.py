@@ -1,4 +1,4 @@
-"""Course machinery. What the labs with a scheduler share: its events, and which requests are left."""
+"""Course machinery. Shared by the labs with a scheduler: its events, and which requests are left."""
 
 from typing import TYPE_CHECKING
 

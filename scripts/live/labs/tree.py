@@ -49,7 +49,7 @@ class LabStory(Story):
         split = " An edge is split where the two diverge." if was_split else ""
         where = f", in {plural(len(blocks), 'block')} that are locked now" if found else ": all are computed"
         said = f"{name} is admitted. {found} of its {tokens} tokens are in the tree{where}.{split}"
-        self.show(said, marked=blocks, code=SPLIT if was_split else f"{TREE}.match" if found else f"{MANAGER}.allocate")
+        self.show(said, marked=blocks, code=SPLIT if was_split else f"{TREE}.match" if found else f"{MANAGER}.begin")
 
     def waits(self, token_ids: Sequence[int]) -> None:
         text = self.tokenizer.decode(token_ids)
@@ -57,7 +57,7 @@ class LabStory(Story):
             (name for name, prompt in self.prompts.items() if prompt == text and name not in self.manager.tables), ""
         )
         said = f"{name} waits a step: a running request is computing what it needs, and will share it."
-        self.show(said, code=f"{MANAGER}.cost")
+        self.show(said, code=f"{MANAGER}.peek")
 
 
 class Tree(Scheduled):
@@ -119,7 +119,7 @@ class Tree(Scheduled):
 
     def counters(self) -> dict[str, Any]:
         manager = self.story.manager
-        stats, states = manager.stats, manager.blocks_by_state
+        stats, states = manager.prefixes.stats, manager.blocks_by_state
         return {
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
@@ -154,11 +154,11 @@ LAB = Lab(
         Preset("What do small blocks save?",
                f"+A={SYSTEM}What is hot ?;*;+B={SYSTEM}What is cold ?;*", {"size": 1, "blocks": 24}),
     ),
-    modules=("mini_engine/kv/refcount.py", "mini_engine/kv/radix.py", "mini_engine/kv/prefix_manager.py",
+    modules=("mini_engine/kv/refcount.py", "mini_engine/kv/radix.py", "mini_engine/kv/prefix_cache.py",
              "mini_engine/kv/radix_node.py"),
     world=Tree,
     lesson="l8_radix",
     rules=tree_rules,
     code=(TREE, f"{TREE}.match", f"{TREE}.evict", SPLIT, f"{SCHEDULER}.add", f"{SCHEDULER}.schedule",
-          *(f"{MANAGER}.{name}" for name in ("allocate", "cost", "store", "free"))),
+          *(f"{MANAGER}.{name}" for name in ("begin", "peek", "store", "release"))),
 )  # fmt: skip

@@ -51,10 +51,10 @@ neutral = dict(store=False, metadata={"a": "b"}, service_tier="auto", logit_bias
 client.chat.completions.create(**(asked | {"messages": developer}), **neutral, max_tokens=5)
 scored = client.completions.create(model="pocket", prompt="Paris is", echo=True, logprobs=1, max_tokens=0)
 assert scored.choices[0].logprobs.token_logprobs[0] is None and scored.choices[0].text == "Paris is"
-try:
-    client.responses.create(model="pocket", input="x")
-except openai.NotFoundError as error:
-    assert "Responses API" in str(error)
-else:
-    raise AssertionError("the Responses API should be refused")
+respond = dict(model="pocket", input=ASK, temperature=0, instructions="Be brief.", store=False)
+answered = client.responses.create(**respond)
+assert "Paris" in answered.output_text and answered.status == "completed" and answered.usage.output_tokens
+with client.responses.stream(**respond) as stream:
+    pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(pieces) == stream.get_final_response().output_text == answered.output_text
 print("PASS", openai.__version__)

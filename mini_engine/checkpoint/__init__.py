@@ -1,0 +1,1 @@
+"""Lesson 0. Reads a checkpoint directory: configuration and weights."""

@@ -1,0 +1,184 @@
+"""Lesson 0. The shape of a Qwen3 model: config.json as a frozen dataclass.
+
+Two layouts of config.json are in use: older files have `rope_theta` (and perhaps `rope_scaling`) at the top level,
+files written by transformers 5 have `rope_parameters`. Both are read into the same fields. `config_schema` says what
+the files may hold.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from mini_engine.errors import UserError, warn_once
+from mini_engine.values import shown
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How RoPE is stretched beyond the context that a model was trained with. Fields as in config.json.
+
+    rope_type: "default" (not at all), "linear", "dynamic", "yarn" or "llama3"; `model/rope.py` has the formulas.
+    """
+
+    rope_type: str = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+
+@dataclass(frozen=True)
+class Qwen3Config:
+    """The shape of a dense Qwen3 model. Fields have the names they have in config.json.
+
+    has_states: whether some layers keep a state instead of K and V, as lesson 11's do.
+    """
+
+    has_states: ClassVar[bool] = False
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int = 128
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    max_position_embeddings: int = 32_768
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    rope_scaling: RopeScaling = RopeScaling()
+
+    @property
+    def group_size(self) -> int:
+        """How many query heads share one key/value head."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+    @property
+    def trained_length(self) -> int:
+        """The context, in tokens, that the model was trained with before RoPE was stretched."""
+        return self.rope_scaling.original_max_position_embeddings or self.max_position_embeddings
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence in tokens. "linear" and "yarn" multiply the trained length, as in vLLM.
+
+        "dynamic" does not: beyond its trained length every step would turn new keys by other angles than those in the
+        cache, so an answer would depend on how its prompt was cut into steps.
+        """
+        stretched = self.rope_scaling.rope_type in ("linear", "yarn")
+        reach = int(self.trained_length * self.rope_scaling.factor) if stretched else 0
+        return max(self.max_position_embeddings, reach)
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Return the bytes of one token's K and V in all layers: 2 * H_kv * D * layers * itemsize."""
+        return 2 * self.num_key_value_heads * self.head_dim * self.num_hidden_layers * dtype.itemsize
+
+    def check_prompt(self, prompt_ids: Sequence[int], max_new_tokens: int = 0) -> None:
+        """Raise UserError if this model cannot continue `prompt_ids` by `max_new_tokens` tokens."""
+        if max_new_tokens < 0:
+            raise UserError(f"max_new_tokens is {max_new_tokens}; it must be 0 or more")
+        if isinstance(prompt_ids, str) or not isinstance(prompt_ids, Sequence):
+            raise UserError(f"the prompt is of type {type(prompt_ids).__name__}; give a list of token ids")
+        if not prompt_ids:
+            raise UserError("the prompt is empty; give at least one token")
+        strays = [t for t in prompt_ids if not (isinstance(t, (int, Integral)) and 0 <= t < self.vocab_size)]
+        if strays:
+            raise UserError(
+                f"token id {shown(strays[0])} is not in the vocabulary; ids run from 0 to {self.vocab_size - 1}"
+            )
+        wanted = len(prompt_ids) + max_new_tokens
+        if wanted > self.max_model_len:
+            beyond = " and cannot use dynamic RoPE beyond them" if self.rope_scaling.rope_type == "dynamic" else ""
+            raise UserError(
+                f"{len(prompt_ids)} prompt tokens and {max_new_tokens} new ones need {wanted} positions; "
+                f"the model has {self.max_model_len}{beyond}, so shorten the prompt or ask for fewer tokens"
+            )
+
+    @classmethod
+    def from_dir(cls, directory: Path) -> "Qwen3Config":
+        """Read config.json of a checkpoint directory, and the end tokens of generation_config.json if it exists.
+
+        As in transformers, a generation_config.json replaces the end tokens of config.json even if it names none, and
+        an end token outside the vocabulary never comes, which is worth a warning and no error.
+
+        Raises:
+            UserError: a file is missing or malformed, or describes a model that cannot run here.
+        """
+        from mini_engine.checkpoint.config_schema import read_config, read_rope  # its library is needed only here
+
+        path = directory / "config.json"
+        raw = read_json(path)
+        settings = read_config(raw, path)
+        rope = read_rope(settings, path)
+        _warn_of_lost_theta(settings, rope, path)
+        settings |= {
+            "rope_theta": rope["rope_theta"],
+            "rope_scaling": RopeScaling(**fields_of(RopeScaling, rope)),
+            "eos_token_ids": end_tokens(directory, raw, settings["vocab_size"]),
+        }
+        return cls(**fields_of(cls, settings))
+
+
+def fields_of(cls: type, values: dict) -> dict:
+    """Return the entries of `values` that are fields of a dataclass."""
+    return {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
+
+
+def read_json(path: Path) -> dict:
+    """Return the JSON object in `path`; raise a UserError that names the file if there is none."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; a checkpoint directory has one") from None
+    except RecursionError:
+        raise UserError(f"{path} cannot be read as JSON: it is nested too deeply") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path} holds a {type(data).__name__}, not a JSON object")
+    return data
+
+
+def end_tokens(directory: Path, raw: dict, vocab_size: int) -> tuple[int, ...]:
+    """Return the end tokens that are in the vocabulary, and warn of what is missing."""
+    from mini_engine.checkpoint.config_schema import read_end_tokens
+
+    path, other = directory / "config.json", directory / "generation_config.json"
+    ids = read_end_tokens(raw, path)
+    if other.is_file():
+        replaced, path = ids, other
+        ids = read_end_tokens(read_json(other), other)
+        if replaced and not ids:
+            warn_once(f"{other} names no eos_token_id, so answers end only at max_tokens, as in transformers")
+    known = tuple(token for token in ids if 0 <= token < vocab_size)
+    if strays := [shown(token) for token in ids if token not in known]:
+        warn_once(
+            f"{path} has eos_token_id {strays[0]}, which is not in the vocabulary of {vocab_size} and never comes"
+        )
+    return known
+
+
+def _warn_of_lost_theta(settings: dict, rope: dict, path: Path) -> None:
+    """Warn if `rope_scaling` replaces `rope_parameters` with another rope_theta, as it does in transformers."""
+    theta = settings.get("rope_parameters", {}).get("rope_theta")
+    if settings.get("rope_scaling") and theta not in (None, rope["rope_theta"]):
+        warn_once(
+            f"{path}: rope_scaling replaces rope_parameters, as in transformers, so rope_theta is "
+            f"{rope['rope_theta']:g}; put the other one into rope_scaling if it is meant"
+        )

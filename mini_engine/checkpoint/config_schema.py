@@ -1,0 +1,164 @@
+"""Lesson 0. The schemas of a checkpoint's JSON files: config.json, the end tokens, and the index of the shards.
+
+The validator is pydantic's core. Its schemas are written as function calls, because importing pydantic's classes would
+take a tenth of the engine's start-up.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from pydantic_core import SchemaValidator, ValidationError
+from pydantic_core import core_schema as s
+
+from mini_engine.errors import UserError
+from mini_engine.values import shown
+
+WIDTH = s.int_schema(ge=1, le=2**24)  # far beyond any model, and products of three are still sizes that torch can hold
+HEADS = s.int_schema(ge=1, le=2**16)
+LAYERS = s.int_schema(ge=1, le=2**20)
+POSITIONS = s.int_schema(ge=1, le=2**31 - 1)
+POSITIVE = s.float_schema(gt=0, le=1e6, allow_inf_nan=False)  # larger ones overflow somewhere in float32
+FROM_ZERO = s.float_schema(ge=0, allow_inf_nan=False)
+ANGLE_BASE = s.float_schema(gt=1, allow_inf_nan=False)
+WHOLE_HEAD = s.float_schema(ge=1, le=1)  # Qwen3 rotates every element of a head
+FLAG = s.bool_schema()
+OBJECT = s.dict_schema()
+TOKEN_IDS = s.union_schema(
+    [s.int_schema(), s.list_schema(s.int_schema())],
+    custom_error_type="token_ids",
+    custom_error_message="Input should be a token id or a list of token ids",
+)
+
+
+def validator(required: Mapping[str, s.CoreSchema], optional: Mapping[str, s.CoreSchema]) -> SchemaValidator:
+    """Return a validator for JSON objects. Its result has only the keys named here."""
+    fields = {name: s.typed_dict_field(schema, required=True) for name, schema in required.items()}
+    fields |= {name: s.typed_dict_field(schema, required=False) for name, schema in optional.items()}
+    return SchemaValidator(s.typed_dict_schema(fields, extra_behavior="ignore"))
+
+
+SHAPE = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), WIDTH)
+SHAPE |= dict(num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=HEADS)
+LENGTHS = dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings"), POSITIONS)
+ROTATION = dict(rope_theta=ANGLE_BASE, partial_rotary_factor=WHOLE_HEAD)
+WINDOW = dict(use_sliding_window=FLAG, sliding_window=s.int_schema(), max_window_layers=s.int_schema())
+SETTINGS = dict(
+    head_dim=s.int_schema(ge=2, le=2**16, multiple_of=2),  # RoPE rotates pairs
+    rms_norm_eps=POSITIVE,
+    hidden_act=s.literal_schema(["silu"]),
+    tie_word_embeddings=FLAG,
+    attention_bias=FLAG,
+    rope_scaling=OBJECT,
+    rope_parameters=OBJECT,
+    layer_types=s.list_schema(s.str_schema()),
+)
+CONFIG = validator(SHAPE, SETTINGS | LENGTHS | ROTATION | WINDOW)
+
+TRAINED = dict(original_max_position_embeddings=POSITIONS)
+ATTENTION = dict(attention_factor=POSITIVE, mscale=FROM_ZERO, mscale_all_dim=FROM_ZERO)
+RAMP = dict(beta_fast=POSITIVE, beta_slow=POSITIVE, truncate=FLAG)
+BANDS = dict(low_freq_factor=POSITIVE, high_freq_factor=POSITIVE)
+ROPE = {
+    "default": validator({}, ROTATION),
+    "linear": validator(dict(factor=POSITIVE), ROTATION),
+    "dynamic": validator(dict(factor=POSITIVE), ROTATION),
+    "yarn": validator(dict(factor=POSITIVE), ROTATION | TRAINED | ATTENTION | RAMP),
+    "llama3": validator(dict(factor=POSITIVE) | BANDS, ROTATION | TRAINED),
+}
+TRAINED_ELSEWHERE = ("yarn", "llama3")  # these may be configured with the length after stretching
+END_TOKENS = validator({}, dict(eos_token_id=TOKEN_IDS))
+VOCABULARY = validator({}, dict(vocab_size=WIDTH))
+INDEX = validator(dict(weight_map=s.dict_schema(s.str_schema(), s.str_schema(min_length=1, max_length=255))), {})
+
+
+def read_config(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the validated settings of config.json; UserError if they are malformed or another kind of model's."""
+    if is_hybrid(raw):
+        raise UserError(
+            f"{path.parent} holds a hybrid model ({shown(raw['model_type'])}), which lessons 0 to 10 cannot run; "
+            "lesson 11 does: use LLM, mini-engine or scripts/l11_smoke.py"
+        )
+    if raw.get("model_type") != "qwen3":
+        what = shown(raw.get("model_type"))
+        raise UserError(f"{path} describes a model of type {what}; this engine runs only dense 'qwen3' models")
+    if raw.get("quantization_config") is not None:
+        raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
+    config = check(CONFIG, raw, path)
+    if config["num_attention_heads"] % config["num_key_value_heads"]:
+        raise UserError(
+            f"{path} has {config['num_attention_heads']} query heads on {config['num_key_value_heads']} key/value "
+            "heads; the first must be a multiple of the second"
+        )
+    if other := next((kind for kind in layer_types(raw) if kind != "full_attention"), None):
+        raise UserError(f"{path} has layers of type {shown(other)}; every layer here attends to the whole history")
+    return config
+
+
+def is_hybrid(raw: Mapping[str, Any]) -> bool:
+    """Return whether a config.json describes a model of lesson 11's family, whether or not that lesson can run it."""
+    return str(raw.get("model_type")).startswith(("qwen3_5", "qwen3_next"))
+
+
+def layer_types(config: Mapping[str, Any]) -> Iterable[str]:
+    """Return the types of layers. Without a list, a window slides from layer `max_window_layers` on, unless null."""
+    if config.get("layer_types") is not None:
+        return config["layer_types"]
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    slides = window is not None and config.get("max_window_layers", 28) < config["num_hidden_layers"]
+    return ["sliding_attention"] if slides else ["full_attention"]
+
+
+def read_rope(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the validated RoPE settings of either layout, with `rope_type` and perhaps `rope_theta`.
+
+    As in transformers, a `rope_scaling` that is not empty replaces `rope_parameters` as a whole, and a `rope_theta` at
+    the top level counts only if the chosen object has none; `original_max_position_embeddings` there always counts.
+    """
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given = config.get(key, {})
+    kind = given.get("rope_type", given.get("type", "default"))
+    if not isinstance(kind, str) or kind not in ROPE:
+        raise UserError(f"{path} uses RoPE of type {shown(kind)}; this engine supports {', '.join(ROPE)}")
+    if nested := next((name for name, value in given.items() if isinstance(value, dict)), None):
+        raise UserError(f"{path} has RoPE settings of its own for {shown(nested)}; all layers must share them")
+    settings = {"rope_theta": config.get("rope_theta", 10_000.0)} | check(ROPE[kind], given, path, f"{key}.")
+    if kind in TRAINED_ELSEWHERE and "original_max_position_embeddings" in config:
+        settings["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    return settings | {"rope_type": kind}
+
+
+def read_end_tokens(raw: Mapping[str, Any], path: Path) -> tuple[int, ...]:
+    """Return the `eos_token_id` of config.json or generation_config.json: none, one, or several."""
+    ids = check(END_TOKENS, raw, path).get("eos_token_id", [])
+    return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def read_vocab_size(raw: Mapping[str, Any], path: Path) -> int:
+    """Return the `vocab_size` of a config.json, whichever model it describes; 0 if it has none."""
+    return check(VOCABULARY, raw, path).get("vocab_size", 0)
+
+
+def read_weight_map(raw: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Return the file of each tensor; UserError for a file outside the index's own directory."""
+    files = check(INDEX, raw, path)["weight_map"]
+    for name, file in files.items():
+        if PurePosixPath(file).is_absolute() or PureWindowsPath(file).anchor or ".." in PureWindowsPath(file).parts:
+            raise UserError(f"{path} places {shown(name)} in {shown(file)}, outside the checkpoint's directory")
+    return files
+
+
+def check(schema: SchemaValidator, raw: Mapping[str, Any], path: Path, parent: str = "") -> dict[str, Any]:
+    """Validate an object, in which null means absent; UserError with one sentence about the first mistake.
+
+    parent: the place of the object in the file, with a dot, if it is not the whole file.
+    """
+    try:
+        return schema.validate_python({k: v for k, v in raw.items() if v is not None}, strict=True)
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False)
+    if missing := [parent + ".".join(map(str, m["loc"])) for m in mistakes if m["type"] == "missing"]:
+        raise UserError(f"{path} is incomplete: it lacks {', '.join(missing)}")
+    first = mistakes[0]
+    where, value = parent + ".".join(map(str, first["loc"])), shown(first["input"])
+    raise UserError(f"{path} has {where} = {value}; it {first['msg'].split(' ', 1)[1]}")

@@ -1,0 +1,198 @@
+"""Lesson 7. The command `serve`: OpenAI's routes on this machine. SIGTERM, SIGHUP or Ctrl-C drains, then ends."""
+
+import argparse
+import gc
+import ipaddress
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mini_engine.cli.arguments import add_engine_options, add_scheduler_options, load_llm, scheduler_config
+from mini_engine.cli.parser import at_least, whole_number
+from mini_engine.errors import EngineDead, UserError
+
+if TYPE_CHECKING:
+    from mini_engine.server.server_config import ServerConfig
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+log = logging.getLogger(__name__)
+
+NEEDED = "serve needs the extra 'server': pip install -e '.[server]', or make setup ARGS=\"--extras server\""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `serve`."""
+    add_engine_options(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
+    parser.add_argument("--port", type=whole_number(0), default=8000, metavar="N", help="default: 8000; 0: a free one")
+    parser.add_argument("--model-name", metavar="NAME", help="what clients call the model (default: its folder's name)")
+    add_key_option(parser)
+    add_limits(parser)
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages from here use the server (CORS); repeatable, * is any",
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that clients may have in their Host header, as behind a proxy; repeatable",
+    )
+    add_scheduler_options(parser)
+    parser.add_argument(
+        "--grace-seconds", type=whole_number(1), default=30, metavar="N", help="from SIGTERM to the end (default: 30)"
+    )
+    add_replica_options(parser)
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """The options that bound what clients can make grow or take for ever."""
+    parser.add_argument(
+        "--max-waiting", type=whole_number(1), default=256, metavar="N", help="more get 429 (default: 256)"
+    )
+    parser.add_argument("--max-body-bytes", type=whole_number(1), default=2**20, metavar="N", help="default: 1048576")
+    parser.add_argument(
+        "--header-seconds",
+        type=whole_number(1),
+        default=10,
+        metavar="N",
+        help="for a request's headers to arrive (default: 10)",
+    )
+    parser.add_argument(
+        "--body-seconds", type=whole_number(1), default=60, metavar="N", help="for a body to arrive (default: 60)"
+    )
+    parser.add_argument(
+        "--write-seconds",
+        type=whole_number(1),
+        default=60,
+        metavar="N",
+        help="close a connection whose client reads less than 16 KiB in this time (default: 60)",
+    )
+    parser.add_argument(
+        "--max-connections", type=whole_number(1), default=1024, metavar="N", help="open at a time (default: 1024)"
+    )
+    parser.add_argument(
+        "--step-seconds",
+        type=whole_number(1),
+        default=60,
+        metavar="N",
+        help="/health is 503 once a step takes longer (default: 60)",
+    )
+
+
+def add_key_option(parser: argparse.ArgumentParser) -> None:
+    """The option for what clients must send; `api_keys` reads it."""
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="repeatable; clients of different keys share no prefixes (default: $MINI_ENGINE_API_KEY)",
+    )
+
+
+def add_replica_options(parser: argparse.ArgumentParser) -> None:
+    """The options for several engines behind one server (lesson 13)."""
+    parser.add_argument(
+        "--replicas",
+        type=whole_number(1, 64),
+        default=1,
+        metavar="N",
+        help="engines, each in a process of its own; SIGHUP replaces them one by one (default: 1, in this process)",
+    )
+    parser.add_argument(
+        "--router",
+        choices=["score", "round-robin", "default"],
+        default="score",
+        help="which replica answers: by known prefix and load, in turns, or as Ray Serve does (default: score)",
+    )
+    parser.add_argument(
+        "--beta", type=at_least(0), default=0.3, metavar="X", help="what load costs in the score (default: 0.3)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal arrives. Returns 0 once everything has drained or been cut off in time.
+
+    Raises:
+        UserError: an option is invalid. EngineDead: the engine could not go on.
+    """
+    try:
+        from mini_engine.server.app import create_app
+        from mini_engine.server.background import DrainingServer, draining_on_hangup, listen, url_of
+        from mini_engine.server.ending import end_in_time
+        from mini_engine.server.metrics import Metrics
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("mini_engine"):
+            raise
+        raise UserError(f"{NEEDED} ({error.name} is missing)") from None
+    from mini_engine.engine.worker import EngineWorker
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    config = server_config(args)
+    if not is_loopback(args.host) and not config.api_keys:
+        log.warning("%s can be reached from other machines, and all may use the model; set --api-key", args.host)
+    if args.replicas > 1:
+        from mini_engine.distributed.replicas import front_server
+
+        return front_server.run(args, config)
+    with listen(args.host, args.port) as listener:
+        llm, metrics = load_llm(args, scheduler_config=scheduler_config(args)), Metrics()
+        with llm, EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics, args.step_seconds) as worker:
+            metrics.watch(worker)
+            app = create_app(worker, config, metrics)
+            gc.collect()
+            gc.freeze()  # later collections search what requests leave, not all of torch: 0.1 s without a token
+            print(f"serving {config.model_name} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
+            server = DrainingServer(app, config.grace_seconds)
+            with draining_on_hangup(server):
+                server.run([listener])
+            end_in_time(worker, server.seconds_left)
+            if worker.fault:
+                raise EngineDead(worker.fault)
+    return 0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def allowed_hosts(host: str, others: Sequence[str]) -> tuple[str, ...]:
+    """Return what clients may have in their Host header: any name, if other machines can reach the server."""
+    return (*LOCAL, host, *others) if is_loopback(host) else tuple(others)
+
+
+def server_config(args: argparse.Namespace) -> "ServerConfig":
+    """Return the server's limits and names, from the options."""
+    from mini_engine.server.server_config import ServerConfig
+
+    name = args.model_name or (Path(args.model).name if args.model else "pocket")
+    return ServerConfig(
+        model_name=name,
+        api_keys=api_keys(args),
+        max_body_bytes=args.max_body_bytes,
+        header_seconds=args.header_seconds,
+        body_seconds=args.body_seconds,
+        write_seconds=args.write_seconds,
+        max_connections=args.max_connections,
+        allow_origins=tuple(args.allow_origin),
+        allow_hosts=allowed_hosts(args.host, args.allow_host),
+        max_waiting=args.max_waiting,
+        grace_seconds=args.grace_seconds,
+    )
+
+
+def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the keys of the options, or else the one of the environment: also an empty one, which is refused later."""
+    if args.api_key:
+        return tuple(args.api_key)
+    return (os.environ["MINI_ENGINE_API_KEY"],) if "MINI_ENGINE_API_KEY" in os.environ else ()

@@ -1,0 +1,128 @@
+"""Lesson 13. A replica: one engine in a process of its own. Ray Serve makes it and calls its methods."""
+
+from argparse import Namespace
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, closing
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from mini_engine.cli.arguments import load_llm, scheduler_config
+from mini_engine.distributed.replicas.wire import FormGrammar
+from mini_engine.engine.answer import TextDelta
+from mini_engine.engine.jobs import Job
+from mini_engine.engine.worker import EngineStopped, EngineWorker, ModelLimits, QueueFull
+from mini_engine.errors import UserError
+from mini_engine.server.grammars import GrammarCompiler
+from mini_engine.server.metrics import Metrics
+
+REPORTS = 256  # the latest prompts that a report names
+
+
+class Report(NamedTuple):
+    """What a replica found of one prompt. number: counts its reports. num_found: blocks that were in its cache."""
+
+    number: int
+    keys: Sequence[bytes]
+    num_found: int
+
+
+class Replica:
+    """An engine and its thread.
+
+    Args:
+        args: the options of `serve`.
+        max_waiting: requests that may wait here.
+        name: what metrics call this replica; None asks Ray Serve for its rank.
+    """
+
+    def __init__(self, args: Namespace, max_waiting: int, name: str | None = None) -> None:
+        self.name = rank() if name is None else name
+        self.reports: deque[Report] = deque(maxlen=REPORTS)
+        self.num_reports = 0
+        self.metrics = Metrics()
+        self.refusal: UserError | None = None
+        try:
+            llm = load_llm(args, scheduler_config=scheduler_config(args))
+        except UserError as error:  # starting again would not help; `limits` tells the operator
+            self.refusal = error
+            return
+        self.worker = EngineWorker(llm.engine, llm.tokenizer, max_waiting, self.metrics, args.step_seconds)
+        self.metrics.watch(self.worker)
+        self.worker.__enter__()
+        limits = self.worker.limits
+        self.grammars = GrammarCompiler(llm.tokenizer, limits.vocab_size, limits.eos_token_ids)
+
+    def limits(self) -> ModelLimits | UserError:
+        """What model and pool can take, or why there is no engine."""
+        return self.refusal or self.worker.limits
+
+    async def answer(
+        self, jobs: Sequence[Job], keys: Sequence[bytes]
+    ) -> AsyncGenerator[tuple[int, TextDelta] | UserError | QueueFull | EngineStopped | None, None]:
+        """Answer jobs together. Closing the generator, or cancelling its task, aborts them.
+
+        Args:
+            keys: of the first prompt's blocks, for the report to the router.
+
+        Yields:
+            None once all jobs are accepted, then (index of a job, delta); or one error, and none was accepted.
+        """
+        try:
+            answers = await self.worker.submit(await self.compiled(jobs))
+        except (UserError, QueueFull, EngineStopped) as error:
+            yield error
+            return
+        with closing(answers):
+            yield None
+            reported = False
+            async with aclosing(answers.__aiter__()) as deltas:
+                async for index, delta in deltas:
+                    if index == 0 and delta.token_ids and not reported:
+                        reported = True
+                        self.report(keys, delta.num_cached_tokens // self.worker.limits.block_size)
+                    yield index, delta
+
+    async def compiled(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return the jobs with their grammars compiled, each of them once."""
+        forms = {id(job.params.grammar): job.params.grammar for job in jobs}
+        made = {
+            key: await self.grammars.compile(grammar.form) if isinstance(grammar, FormGrammar) else grammar
+            for key, grammar in forms.items()
+        }
+        return [job._replace(params=replace(job.params, grammar=made[id(job.params.grammar)])) for job in jobs]
+
+    def report(self, keys: Sequence[bytes], num_found: int) -> None:
+        """Note what was found of a prompt, for the router."""
+        self.num_reports += 1
+        self.reports.append(Report(self.num_reports, keys, num_found))
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Return the latest reports; Ray Serve asks now and then, and tells the router."""
+        return {"reports": list(self.reports)}
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Return what the router must know of every replica; Ray Serve asks once."""
+        return {"num_blocks": 1 if self.refusal else self.worker.limits.num_blocks}
+
+    def check_health(self) -> None:
+        """Raise if the engine's thread has ended or a step does not return; Ray Serve then starts another replica."""
+        if self.refusal is not None:
+            return
+        if trouble := self.worker.stuck if self.worker.is_alive else "the engine's thread has ended":
+            raise EngineStopped(trouble)
+
+    def scrape(self) -> tuple[str, bytes]:
+        """Return this replica's name and metrics."""
+        return self.name, self.metrics.text()
+
+    def __del__(self) -> None:
+        if hasattr(self, "worker"):
+            self.worker.close()
+
+
+def rank() -> str:
+    """Return the number that Ray Serve gives this replica: from 0 on, and again to its successor."""
+    from ray import serve  # pyright: ignore[reportMissingImports]
+
+    return str(serve.get_replica_context().rank.rank)

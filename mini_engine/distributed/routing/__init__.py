@@ -1,0 +1,1 @@
+"""Lesson 13. Chooses the replica that answers a prompt."""

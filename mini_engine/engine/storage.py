@@ -1,0 +1,45 @@
+"""Lesson 5. The storage of an engine: the pool that the model reads, and the parts that go with it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mini_engine.engine.runner import Plan, plan_rows
+from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.seams import CacheMemory, CopyBlocks, NoPrefixes, Prefixes
+
+
+def no_slots(request_id: str) -> Sequence[int]:
+    """Return none: the request has no state."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The memories of a model with K and V alone; other models have more (lesson 11).
+
+    store: what the model reads and writes. kv: its blocks. copy: copies blocks, in every process of the model.
+    plan: plans a step over it. probe: plans one for no request, to measure what a step takes.
+    memories: what requests need besides blocks. prefixes: makes the prefix cache.
+    states: the pool of states, if the model has any. slots_of: names a request's slots in it.
+    """
+
+    store: Any
+    kv: KvPool
+    copy: CopyBlocks
+    plan: Plan = plan_rows
+    probe: Plan = plan_rows
+    memories: Sequence[CacheMemory] = ()
+    prefixes: Callable[[int, int], Prefixes] = NoPrefixes
+    states: Any = None
+    slots_of: Callable[[str], Sequence[int]] = no_slots
+
+
+def plain_storage(kv: KvPool, copy: CopyBlocks, enable_prefix_caching: bool) -> Storage:
+    """Return the storage of a model with K and V alone."""
+    if not enable_prefix_caching:
+        return Storage(kv, kv, copy)
+    from mini_engine.kv.prefix_cache import PrefixCache  # without prefix caching, lesson 8 is not needed
+
+    return Storage(kv, kv, copy, prefixes=partial(PrefixCache))

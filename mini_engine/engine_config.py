@@ -1,0 +1,158 @@
+"""Course machinery. Every option of an engine, checked once. `LLM`, the commands and lesson 13's ranks build it."""
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, cast
+
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.errors import UserError
+from mini_engine.values import shown, whole
+
+if TYPE_CHECKING:
+    from mini_engine.speculation.options import Speculation
+
+BACKENDS = ("auto", "packed", "torch", "fused", "reference")
+KV_DTYPES = ("auto", "int8")
+LEAST = {
+    "kv_bytes": 1,
+    "num_blocks": 2,  # block 0 is the null block
+    "block_size": 1,
+    "kv_host_bytes": 0,
+    "kv_disk_bytes": 0,
+    "tensor_parallel_size": 1,
+    "max_track_slots": 0,
+    "checkpoint_interval": 1,
+}
+SWITCHES = ("enable_prefix_caching", "kv_always")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How an engine for a model is built. None means: chosen to fit.
+
+    backend: which code runs the layers: on a CPU "packed" or "torch" (lesson 9), on a GPU "fused" (lesson 10),
+        anywhere "reference" (lesson 0's own layers). "auto" is the first of these that works.
+    cuda_graphs: replay captured decode steps (lesson 10). None: where device, kernel and pool allow it and the capture
+        succeeds. True: the same, but refuse a device or a pool that cannot be captured. False: never.
+    kv_bytes: memory of the pool; by default 80% of a GPU's free memory, 1 GiB on a CPU.
+    num_blocks: size of the pool in blocks, the null block included; takes precedence over kv_bytes.
+    block_size: slots in a block (lesson 3).
+    kernel: the attention kernel: "auto", or a name that lesson 3's `load_kernel` knows.
+    scheduler_config: the limits of a step (lesson 5).
+    enable_prefix_caching: share prefixes between requests (lesson 8).
+    max_track_slots, checkpoint_interval: how many checkpoints of states a hybrid keeps, and how many tokens apart
+        (lesson 11).
+    kv_dtype: "int8" stores K and V as int8 with a scale for each token and head (lesson 12): about twice the tokens in
+        the same memory, and answers that are close to those of "auto", the model's own dtype, but not the same.
+    kv_cache_dir, kv_host_bytes, kv_disk_bytes: keep evicted prefixes in host memory and in this directory (lesson 12).
+        With none of them there are no tiers; without prefix caching there can be none.
+    kv_cache_key_file: holds at least 32 bytes with which records in the directory are sealed: one that was not sealed
+        with them is not believed.
+    kv_always: bring KV back whenever it is found, not only where a measurement at the start says that it pays.
+    tensor_parallel_size: processes that share the model's heads (lesson 13).
+    speculate: guess up to this many tokens for each request and step, and verify them together (lesson 14); a
+        `Speculation` sets more. None guesses nothing.
+
+    Raises:
+        UserError: a value is of the wrong type or out of range, or two options exclude each other; `param` names it.
+    """
+
+    backend: str = "auto"
+    cuda_graphs: bool | None = None
+    kv_bytes: int | None = None
+    num_blocks: int | None = None
+    block_size: int = 16
+    kernel: str = "auto"
+    scheduler_config: SchedulerConfig | None = None
+    enable_prefix_caching: bool = True
+    max_track_slots: int | None = None
+    checkpoint_interval: int | None = None
+    kv_dtype: str = "auto"
+    kv_cache_dir: str | os.PathLike[str] | None = None
+    kv_host_bytes: int | None = None
+    kv_disk_bytes: int | None = None
+    kv_cache_key_file: str | os.PathLike[str] | None = None
+    kv_always: bool = False
+    tensor_parallel_size: int = 1
+    speculate: "int | Speculation | None" = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "EngineConfig":
+        """Return the config with these options. UserError if there is no option of one of the names."""
+        names = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in names:
+                close = difflib.get_close_matches(name, names, 1)
+                advice = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names)}"
+                raise UserError(f"there is no option {shown(name)}; {advice}", param=name)
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            self._check_whole(name, least)
+        for name in SWITCHES:
+            if type(getattr(self, name)) is not bool:
+                raise UserError(f"{name} is {shown(getattr(self, name))}; give True or False", param=name)
+        if self.cuda_graphs not in (None, True, False):
+            raise UserError(f"cuda_graphs is {shown(self.cuda_graphs)}; give True, False or None", param="cuda_graphs")
+        for name, choices in (("backend", BACKENDS), ("kv_dtype", KV_DTYPES)):
+            if getattr(self, name) not in choices:
+                wrong = shown(getattr(self, name))
+                raise UserError(f"{name} is {wrong}; choose one of {', '.join(choices)}", param=name)
+        if self.scheduler_config is not None and not isinstance(self.scheduler_config, SchedulerConfig):
+            wrong = shown(self.scheduler_config)
+            raise UserError(f"scheduler_config is {wrong}; give a SchedulerConfig", param="scheduler_config")
+        self._check_tiers()
+        if self.speculate is not None:
+            from mini_engine.speculation.options import Speculation
+
+            object.__setattr__(self, "speculate", Speculation.of(self.speculate))
+
+    def _check_whole(self, name: str, least: int) -> None:
+        value: Any = getattr(self, name)
+        if value is None and type(self).__dataclass_fields__[name].default is None:
+            return
+        number = whole(value)
+        if number is None and isinstance(value, float) and value.is_integer() and name.endswith("_bytes"):
+            number = int(value)  # 2e9, for example
+        if number is None or number < least:
+            raise UserError(f"{name} is {shown(value)}; give a whole number of {least} or more", param=name)
+        object.__setattr__(self, name, number)  # the only way to set a frozen field
+
+    def _check_tiers(self) -> None:
+        for name, what in (("kv_cache_dir", "directory"), ("kv_cache_key_file", "file")):
+            path = getattr(self, name)
+            if path is not None and not isinstance(path, str | os.PathLike):
+                raise UserError(f"{name} is {shown(path)}; name a {what}", param=name)
+        for name in ("kv_disk_bytes", "kv_cache_key_file"):
+            value = getattr(self, name)
+            if value is not None and self.kv_cache_dir is None:
+                raise UserError(
+                    f"{name} is {shown(str(value))}, but there is no kv_cache_dir; name a directory", param=name
+                )
+        if self.has_tiers and not self.enable_prefix_caching:
+            raise UserError(
+                "tiers keep the prefixes of lesson 8's tree, and prefix caching is off; turn it on, or leave out "
+                "kv_cache_dir, kv_host_bytes and kv_disk_bytes",
+                param="enable_prefix_caching",
+            )
+
+    @property
+    def max_num_seqs(self) -> int:
+        """How many requests may run at once."""
+        return (self.scheduler_config or SchedulerConfig()).max_num_seqs
+
+    @property
+    def max_drafts(self) -> int:
+        """The most tokens that are guessed in a step, for all requests (lesson 14)."""
+        if self.speculate is None:
+            return 0
+        speculation = cast("Speculation", self.speculate)  # `__post_init__` makes one of a number
+        return min(speculation.max_rows, self.max_num_seqs * speculation.max_drafts)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether evicted prefixes are kept in host memory or on a disk (lesson 12)."""
+        return self.kv_cache_dir is not None or self.kv_host_bytes is not None

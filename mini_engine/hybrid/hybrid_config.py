@@ -1,0 +1,89 @@
+"""Lesson 11. The shape of a hybrid model (Qwen3.5's text model): which layers attend, and which keep a state.
+
+`layer_types` names every layer. Attention layers keep K and V of every token. Linear-attention layers are gated delta
+nets: each keeps a matrix per value head, and the last few inputs of a short convolution, however long the text is.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from mini_engine.checkpoint.config import Qwen3Config, end_tokens, fields_of, read_json
+from mini_engine.hybrid.layer_types import FULL, LINEAR
+
+
+@dataclass(frozen=True)
+class HybridConfig(Qwen3Config):
+    """The shape of a dense hybrid model. Fields have the names they have in config.json.
+
+    rotary_dim: how many dimensions of a head RoPE rotates, `head_dim * partial_rotary_factor`; the rest pass unchanged.
+    """
+
+    has_states: ClassVar[bool] = True
+
+    head_dim: int = 256
+    linear_conv_kernel_dim: int = 4
+    linear_key_head_dim: int = 128
+    linear_value_head_dim: int = 128
+    linear_num_key_heads: int = 16
+    linear_num_value_heads: int = 32
+    layer_types: tuple[str, ...] = ()
+    rotary_dim: int = 64
+
+    @property
+    def num_full_layers(self) -> int:
+        """Layers with K and V."""
+        return self.layer_types.count(FULL)
+
+    @property
+    def num_gdn_layers(self) -> int:
+        """Layers with a state: gated delta nets."""
+        return self.layer_types.count(LINEAR)
+
+    @property
+    def key_dim(self) -> int:
+        """Numbers in all of a token's keys in a delta net: H_k * D_k."""
+        return self.linear_num_key_heads * self.linear_key_head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers in all of a token's values in a delta net: H_v * D_v."""
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: queries, keys and values, which all pass through it."""
+        return 2 * self.key_dim + self.value_dim
+
+    @property
+    def kv_config(self) -> Qwen3Config:
+        """The shape as a KV pool sees it: only the layers with K and V."""
+        return dataclasses.replace(self, num_hidden_layers=self.num_full_layers)
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Return the bytes of one token's K and V: 2 * H_kv * D * attention layers * itemsize."""
+        return 2 * self.num_key_value_heads * self.head_dim * self.num_full_layers * dtype.itemsize
+
+    def state_bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes of one request's states, however long it is: recurrent in float32, conv in `dtype`."""
+        recurrent = self.value_dim * self.linear_key_head_dim * torch.float32.itemsize
+        conv = self.conv_dim * (self.linear_conv_kernel_dim - 1) * dtype.itemsize
+        return self.num_gdn_layers * (recurrent + conv)
+
+    @classmethod
+    def from_dir(cls, directory: Path) -> "HybridConfig":
+        """Read config.json of a checkpoint directory, and the end tokens of generation_config.json if it exists.
+
+        Raises:
+            UserError: it is not a dense hybrid text model, or a value is missing or impossible.
+        """
+        from mini_engine.hybrid.schema import read_hybrid, text_settings  # its library is needed only here
+
+        path = directory / "config.json"
+        text = text_settings(read_json(path), path)
+        settings = read_hybrid(text, path, defaults={field.name: field.default for field in dataclasses.fields(cls)})
+        settings["eos_token_ids"] = end_tokens(directory, text, settings["vocab_size"])
+        return cls(**fields_of(cls, settings))

@@ -1,0 +1,304 @@
+"""Lesson 5. The parts that a manager can be given later, and the null objects that stand in their places here.
+
+    prefixes     keeps KV after a request has ended, for prompts that begin alike: none here, lesson 8's radix tree
+    memories     what a request needs besides blocks: nothing here, a state in lesson 11
+    connector    other places where KV may be: none here, host memory and a disk in lesson 12
+
+The manager asks them in turn and knows the rules of none. Their names are those of vLLM's KV connectors where it has
+such a thing.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.request_table import RequestTable
+
+CopyBlocks = Callable[[Sequence[int], Sequence[int]], None]
+
+
+class Found(NamedTuple):
+    """A prompt's prefix that a request would begin with now.
+
+    num_tokens: its length. num_evictable: its blocks that count as free until a request shares them.
+    prefix_in_flight: a running request is about to make it longer, so that waiting a step is worth more.
+    """
+
+    num_tokens: int = 0
+    num_evictable: int = 0
+    prefix_in_flight: bool = False
+
+
+class Stored(NamedTuple):
+    """Blocks that a prefix cache has taken: `blocks` hold the tokens of `key`, and those from index `start` on are new.
+
+    key: the tokens, 4 bytes each. namespace: who may find them.
+    """
+
+    key: bytes
+    namespace: Hashable
+    blocks: Sequence[int]
+    start: int
+
+
+class Prefixes(Protocol):
+    """A cache of prefixes: `NoPrefixes`, or lesson 8's PrefixCache. What it notes of a request is in `table.shared`."""
+
+    tree: Any
+    """Lesson 8's radix tree; None where nothing is cached."""
+
+    stats: Any
+    """Hits and misses so far, lesson 8's HitStats; None where nothing is cached."""
+
+    @property
+    def allocator(self) -> BlockAllocator:
+        """Hands out the pool's blocks."""
+        ...
+
+    @property
+    def num_evictable(self) -> int:
+        """Blocks that only the cache holds: it gives them up when they are needed."""
+        ...
+
+    def peek(self, token_ids: Sequence[int], namespace: Hashable, running: Mapping[str, RequestTable]) -> Found:
+        """Return what `begin` would find. Changes nothing."""
+        ...
+
+    def begin(self, table: RequestTable, token_ids: Sequence[int], namespace: Hashable) -> int:
+        """Begin an empty table with the blocks of the longest cached prefix; return how many tokens they hold."""
+        ...
+
+    def num_known(self, table: RequestTable) -> int:
+        """Return how many tokens of the request's prompt are cached, even if it could not begin behind all of them."""
+        ...
+
+    def num_shared(self, table: RequestTable, num_tokens: int) -> int:
+        """Return how many shared blocks must be copied before the table can grow to `num_tokens` tokens."""
+        ...
+
+    def prepare(self, table: RequestTable, num_tokens: int, copy: CopyBlocks) -> None:
+        """Ensure that the table can grow to `num_tokens` tokens: evict, and copy what it may not write."""
+        ...
+
+    def commit(
+        self, table: RequestTable, token_ids: Sequence[int], num_computed: int, to_the_end: bool
+    ) -> Stored | None:
+        """Take the blocks that are full by now. Return them, or None if there is nothing new.
+
+        Args:
+            to_the_end: the request's memories are worth keeping here, so take every block, and return them.
+        """
+        ...
+
+    def extend(self, table: RequestTable, num_tokens: int) -> None:
+        """Take the blocks up to `num_tokens` tokens, which a connector has just filled."""
+        ...
+
+    def truncate(self, table: RequestTable) -> None:
+        """Note that the table has become shorter: other tokens may follow now."""
+        ...
+
+    def release(self, table: RequestTable, computed_ids: Sequence[int]) -> Stored | None:
+        """Take the whole blocks of a request that ends; return them. Its table is freed next."""
+        ...
+
+    def fork(self, parent: RequestTable, child: RequestTable, copy: CopyBlocks) -> None:
+        """Begin an empty table with the parent's tokens."""
+        ...
+
+    def shared(self, blocks: Collection[int]) -> list[int]:
+        """Return those of `blocks` that have several holders."""
+        ...
+
+    def clear(self) -> None:
+        """Give up all that is cached. Raises ValueError, and gives up nothing, while a request uses some of it."""
+        ...
+
+
+class NoPrefixes:
+    """The prefix cache of a manager that caches nothing."""
+
+    tree = stats = None
+    num_evictable = 0
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.allocator = BlockAllocator(num_blocks, block_size)
+
+    def peek(self, token_ids: Sequence[int], namespace: Hashable, running: Mapping[str, RequestTable]) -> Found:
+        """Find nothing."""
+        return Found()
+
+    def begin(self, table: RequestTable, token_ids: Sequence[int], namespace: Hashable) -> int:
+        """Find nothing."""
+        return 0
+
+    def num_known(self, table: RequestTable) -> int:
+        """Return 0."""
+        return 0
+
+    def num_shared(self, table: RequestTable, num_tokens: int) -> int:
+        """Return 0: each block has one holder."""
+        return 0
+
+    def prepare(self, table: RequestTable, num_tokens: int, copy: CopyBlocks) -> None:
+        """Do nothing: there is nothing to evict or to copy."""
+
+    def commit(
+        self, table: RequestTable, token_ids: Sequence[int], num_computed: int, to_the_end: bool
+    ) -> Stored | None:
+        """Take nothing."""
+
+    def extend(self, table: RequestTable, num_tokens: int) -> None:
+        """Take nothing."""
+
+    def truncate(self, table: RequestTable) -> None:
+        """Note nothing."""
+
+    def release(self, table: RequestTable, computed_ids: Sequence[int]) -> Stored | None:
+        """Take nothing."""
+
+    def fork(self, parent: RequestTable, child: RequestTable, copy: CopyBlocks) -> None:
+        """Copy the parent's blocks: neither sees what the other writes afterwards."""
+        child.append(parent.num_tokens)
+        copy(parent.blocks, child.blocks)
+
+    def shared(self, blocks: Collection[int]) -> list[int]:
+        """Return none."""
+        return []
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+
+class CacheMemory(Protocol):
+    """What a request needs besides blocks: lesson 11's StateMemory. It knows requests by their ids."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request can begin."""
+        ...
+
+    def check_room(self) -> None:
+        """Raise OutOfBlocks unless one more request can begin."""
+        ...
+
+    def begin(self, request_id: str, num_tokens: int, table: RequestTable, num_known: int) -> None:
+        """Begin a prompt of `num_tokens` tokens behind those of its table. The cache has K and V of `num_known`."""
+        ...
+
+    def resume(self, request_id: str, table: RequestTable) -> None:
+        """Go on behind the table's tokens: a connector has filled this memory too."""
+        ...
+
+    def chunk_end(self, request_id: str, start: int, stop: int) -> int:
+        """Return where a chunk from `start` to at most `stop` should end, to be worth keeping there."""
+        ...
+
+    def commit(self, request_id: str, num_computed: int) -> bool:
+        """Note how many tokens have been computed. Return whether it is worth keeping as it is now."""
+        ...
+
+    def keep(self, request_id: str, table: RequestTable) -> None:
+        """Keep it in the prefix cache, at the end of the table's stored blocks."""
+        ...
+
+    def announce_drafts(self, request_id: str, num_drafts: int) -> None:
+        """Prepare for tokens that may be taken back after the next step."""
+        ...
+
+    def truncate(self, request_id: str, num_tokens: int) -> None:
+        """Go back to `num_tokens` tokens. Raises ValueError if that is impossible, and changes nothing."""
+        ...
+
+    def free(self, request_id: str) -> None:
+        """Release what the request has of it."""
+        ...
+
+    def fork(self, parent_id: str, child_id: str) -> None:
+        """Copy the parent's for a child."""
+        ...
+
+
+class TierStats(NamedTuple):
+    """Statistics of a place behind the pool, since the start.
+
+    name: of the place. num_bytes: that it holds now. events: how often each has happened; the names are its own.
+    """
+
+    name: str
+    num_bytes: int
+    events: Mapping[str, int]
+
+    def plus(self, **more: int) -> "TierStats":
+        """Return these statistics with more events counted, of names that are here already."""
+        return self._replace(events={name: count + more.get(name, 0) for name, count in self.events.items()})
+
+
+class Load(Protocol):
+    """KV that a connector has found: `num_tokens` tokens, whole blocks."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def into(self, request_id: str, blocks: Sequence[int]) -> None:
+        """Write it into these blocks, and what belongs to it into the request's memories."""
+        ...
+
+
+class KvConnector(Protocol):
+    """Other places where KV may be: `NO_CONNECTOR`, or lesson 12's tiers."""
+
+    @property
+    def stats(self) -> Sequence[TierStats]:
+        """Statistics of each place."""
+        ...
+
+    def prefix_in_flight(self, token_ids: Sequence[int], namespace: Hashable, num_found: int) -> bool:
+        """Whether KV behind the first `num_found` tokens is on its way, and will be at hand soon."""
+        ...
+
+    def find(self, token_ids: Sequence[int], namespace: Hashable, num_found: int, may_wait: bool) -> Load:
+        """Return the KV that is at hand behind the first `num_found` tokens.
+
+        Args:
+            may_wait: no other request runs, so it may be waited for.
+        """
+        ...
+
+    def save(self, request_id: str, stored: Stored, is_kept: bool) -> None:
+        """Save blocks that the prefix cache has taken.
+
+        Args:
+            is_kept: the request's memories are at the end of these blocks, and worth saving with them.
+        """
+        ...
+
+
+class Nothing:
+    """A load of no tokens."""
+
+    num_tokens = 0
+
+    def into(self, request_id: str, blocks: Sequence[int]) -> None:
+        """Do nothing."""
+
+
+class NoConnector:
+    """The connector of a manager whose KV is in the pool or nowhere."""
+
+    stats: Sequence[TierStats] = ()
+
+    def prefix_in_flight(self, token_ids: Sequence[int], namespace: Hashable, num_found: int) -> bool:
+        """Return False."""
+        return False
+
+    def find(self, token_ids: Sequence[int], namespace: Hashable, num_found: int, may_wait: bool) -> Load:
+        """Find nothing."""
+        return NOTHING
+
+    def save(self, request_id: str, stored: Stored, is_kept: bool) -> None:
+        """Save nothing."""
+
+
+NOTHING = Nothing()
+NO_CONNECTOR = NoConnector()

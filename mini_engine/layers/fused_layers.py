@@ -1,0 +1,190 @@
+"""Lesson 10. Decoder layers in few launches: four joined matrices, attention, and three kernels between them.
+
+Lesson 0's layer is some fifty operations, and most of them only pass numbers on to the next one. Here q, k and v are
+one matrix, gate and up another, and what lies between two matrices is one kernel. Adding a layer's result to x happens
+in the next norm, which reads x anyway; k and v are written into the pool's slots by the kernel that rotates them.
+"""
+
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.errors import UserError
+from mini_engine.gpu import kv_pool
+from mini_engine.kv import block_tensor
+from mini_engine.model.causal_lm import CausalLM
+from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
+
+STORES_ROWS_AS_THEY_ARE = (block_tensor.KvPool.set_kv, kv_pool.KvPool.set_kv)
+
+
+class LayerKernels(Protocol):
+    """The functions of `layer_kernels`, where their arguments are described."""
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor: ...
+
+    def norm_rope(
+        self,
+        qkv: Tensor,
+        weights: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        eps: float,
+        rows: Tensor,
+        k_out: Tensor,
+        v_out: Tensor,
+    ) -> Tensor: ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+
+
+def join(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of one layer whose outputs are those of `linears` in turn. Their weights are released."""
+    weight = torch.cat([linear.weight.data for linear in linears])
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
+    for linear in linears:
+        del linear.weight
+    return weight, bias
+
+
+class FusedNorm(nn.Module):
+    """RMSNorm of x + delta, `[T, hidden_size]`; the sum replaces x."""
+
+    def __init__(self, weight: Tensor, eps: float, kernels: LayerKernels) -> None:
+        super().__init__()
+        self.weight, self.eps, self.kernels = weight.data, eps, kernels
+
+    def forward(self, x: Tensor, delta: Tensor | None) -> Tensor:
+        return self.kernels.add_norm(x, delta, self.weight, self.eps)
+
+
+class FusedDecoderLayer(nn.Module):
+    """Lesson 0's decoder layer. Takes x and what is still to be added to it; returns what the next layer has to add."""
+
+    def __init__(self, layer: Qwen3DecoderLayer, config: Qwen3Config, kernels: LayerKernels) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer_idx, self.eps, self.kernels = attention.layer_idx, config.rms_norm_eps, kernels
+        self.kv_shape = (config.num_key_value_heads, config.head_dim)
+        self.qkv, self.o = join(attention.q_proj, attention.k_proj, attention.v_proj), join(attention.o_proj)
+        self.gate_up, self.down = join(mlp.gate_proj, mlp.up_proj), join(mlp.down_proj)
+        self.head_norms = torch.stack([attention.q_norm.weight.data, attention.k_norm.weight.data])
+        self.input_norm = FusedNorm(layer.input_layernorm.weight, self.eps, kernels)
+        self.post_norm = FusedNorm(layer.post_attention_layernorm.weight, self.eps, kernels)
+
+    def forward(self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
+        qkv = F.linear(self.input_norm(x, delta), *self.qkv)
+        q = self.place(qkv, cos, sin, kv, meta)
+        out = kv.attend(self.layer_idx, q, meta).reshape(len(x), -1)
+        normed = self.post_norm(x, F.linear(out, *self.o))
+        return F.linear(self.kernels.silu_mul(F.linear(normed, *self.gate_up)), *self.down)
+
+    def place(self, qkv: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
+        """Return q; write k and v into the store, directly if it keeps rows of this dtype as they are."""
+        if type(kv).set_kv in STORES_ROWS_AS_THEY_ARE:
+            pool = cast(block_tensor.KvPool, kv)
+            k, v = pool.K[self.layer_idx], pool.V[self.layer_idx]
+            if k.dtype == qkv.dtype:
+                return self.kernels.norm_rope(qkv, self.head_norms, cos, sin, self.eps, meta.slot_mapping, k, v)
+        k, v = (qkv.new_empty(len(qkv), *self.kv_shape) for _ in range(2))
+        rows = torch.arange(len(qkv), device=qkv.device)
+        q = self.kernels.norm_rope(qkv, self.head_norms, cos, sin, self.eps, rows, k, v)
+        kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
+        return q
+
+
+class FusedModel(nn.Module):
+    """Decoder layers and the last norm of a loaded model, whose weights it takes over."""
+
+    def __init__(self, model: Qwen3ForCausalLM, kernels: LayerKernels) -> None:
+        super().__init__()
+        loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)
+        self.layers = nn.ModuleList(FusedDecoderLayer(layer, model.config, kernels) for layer in loaded)
+        self.rope = model.model.rope
+        self.norm = FusedNorm(model.model.norm.weight, model.config.rms_norm_eps, kernels)
+
+    def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
+        """Run embedded tokens x `[T, hidden_size]`, which is written over; return the normed `rows`, or all."""
+        cos, sin = self.rope(meta.positions, x.dtype)
+        delta = None
+        for layer in self.layers:
+            delta = layer(x, delta, cos, sin, kv, meta)
+        if rows is not None and delta is not None:
+            x, delta = x[rows], delta[rows]
+        return self.norm(x, delta)
+
+
+class FusedQwen3ForCausalLM(CausalLM):
+    """The model that `fuse` returns."""
+
+    def __init__(
+        self, config: Qwen3Config, layers: FusedModel, embed: Callable[[Tensor], Tensor], head: Tensor
+    ) -> None:
+        super().__init__(config, layers)
+        self.embed, self.head = embed, head
+
+    def forward(self, token_ids: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
+        """Run one packed step; return logits `[R, vocab_size]` of `rows` `[R]`, or of all fed tokens."""
+        return F.linear(self.model(self.embed(token_ids), kv, meta, rows), self.head)
+
+
+def fuse(
+    model: Qwen3ForCausalLM | FusedQwen3ForCausalLM, kernels: LayerKernels | ModuleType | None = None
+) -> FusedQwen3ForCausalLM:
+    """Return a model with fused layers that takes over the weights of `model`, which cannot run afterwards.
+
+    Args:
+        kernels: None for the Triton kernels, which are tried on the model's shapes first.
+
+    Raises:
+        UserError: the kernels cannot run here; `model` is unchanged.
+    """
+    if isinstance(model, FusedQwen3ForCausalLM):
+        return model
+    kernels = cast(LayerKernels, kernels or triton_kernels(model))
+    embed, head = model.model.embed_tokens, model.head_weight.data
+    return FusedQwen3ForCausalLM(model.config, FusedModel(model, kernels), embed, head)
+
+
+def triton_kernels(model: Qwen3ForCausalLM) -> ModuleType:
+    """Return the Triton kernels, once each has run on a row of zeros in this model's shapes."""
+    try:
+        from triton import knobs
+
+        from mini_engine.layers import layer_kernels
+    except ImportError as error:
+        raise UserError(f"fused layers need Triton, which cannot be imported ({error})", param="backend") from error
+    if model.device.type != "cuda" and not knobs.runtime.interpret:
+        raise UserError(
+            f"fused layers need a GPU, and this model is on {model.device}; choose another backend", param="backend"
+        )
+    try:
+        try_out(cast(LayerKernels, layer_kernels), model)
+    except Exception as error:  # Triton's compiler has many kinds
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"fused layers do not run here ({why}); choose another backend", param="backend") from error
+    return layer_kernels
+
+
+@torch.inference_mode()
+def try_out(kernels: LayerKernels, model: Qwen3ForCausalLM) -> None:
+    """Run each kernel on one row, as the model will: that compiles it."""
+    config = model.config
+    heads, dim = config.num_attention_heads + 2 * config.num_key_value_heads, config.head_dim
+
+    def zeros(*shape: int, dtype: torch.dtype = model.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=model.device)
+
+    x, angles, cache = zeros(1, config.hidden_size), zeros(1, dim), zeros(1, config.num_key_value_heads, dim)
+    for delta in (None, x):
+        kernels.add_norm(x, delta, x[0], config.rms_norm_eps)
+    rows = zeros(1, dtype=torch.int64)
+    kernels.norm_rope(zeros(1, heads * dim), zeros(2, dim), angles, angles, config.rms_norm_eps, rows, cache, cache)
+    kernels.silu_mul(zeros(1, 2 * config.intermediate_size))
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,181 @@
+"""Lesson 9. Decoder layers and vocabulary head over packed weights, run by `layers.cpp`.
+
+The layers compute what lesson 0's do. With lesson 3's pool and its C++ kernel one call runs all of them; any other
+store is called between the two halves of each layer.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from mini_engine.attention.contract import Kernel, check_inputs
+from mini_engine.kv.block_tensor import ForwardMeta, KvPool
+from mini_engine.layers import native
+from mini_engine.layers.pack import PackedWeight
+from mini_engine.layers.packed_step import Activations, Tables, alloc_padded, pool_struct, starts_of
+from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` over a packed weight, whose memory it takes over."""
+
+    def __init__(self, functions: native.Functions, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.packed = PackedWeight(weight)
+        self.bias = bias
+        self.linear = functions.linear
+
+    @property
+    def weight(self) -> Tensor:
+        """The packed tiles."""
+        return self.packed.tiles
+
+    @property
+    def matrix(self) -> native.Matrix:
+        """The struct that describes it to C++."""
+        bias = None if self.bias is None else self.bias.data_ptr()
+        return native.Matrix(tiles=self.packed.tiles.data_ptr(), bias=bias, outputs=self.packed.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `[T, in_features]` in the weight's dtype -> `[T, out_features]`; rows do not affect each other's bits."""
+        if x.shape[1:] != (self.packed.in_features,) or x.dtype != self.packed.tiles.dtype:
+            raise ValueError(
+                f"x is {x.dtype} {list(x.shape)}; this layer takes {self.packed.tiles.dtype} "
+                f"[T, {self.packed.in_features}]"
+            )
+        x = alloc_padded(x, x.shape[1]).copy_(x)
+        out = x.new_empty(len(x), self.packed.out_features)
+        size = (len(x), x.shape[1], x.stride(0))
+        self.linear(x.data_ptr(), *size, self.matrix, out.data_ptr(), torch.get_num_threads())
+        return out
+
+
+def take_linear(functions: native.Functions, owner: nn.Module, name: str) -> PackedLinear:
+    """Remove the linear layer `name` from `owner` and pack its weight, which no longer holds its rows."""
+    linear: nn.Linear = getattr(owner, name)
+    delattr(owner, name)
+    return PackedLinear(functions, linear.weight.data, linear.bias)
+
+
+class PackedDecoderLayer(nn.Module):
+    """Lesson 0's decoder layer in two calls; the store is called in between."""
+
+    def __init__(self, functions: native.Functions, layer: Qwen3DecoderLayer, shape: native.Shape) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer_idx, self.functions, self.shape = attention.layer_idx, functions, shape
+        norms = dict(
+            input_norm=layer.input_layernorm,
+            post_norm=layer.post_attention_layernorm,
+            q_norm=attention.q_norm,
+            k_norm=attention.k_norm,
+        )
+        owners = dict.fromkeys(("q", "k", "v", "o"), attention) | dict.fromkeys(("gate", "up", "down"), mlp)
+        linears = {name: take_linear(functions, owner, f"{name}_proj") for name, owner in owners.items()}
+        self.norms, self.linears = nn.ModuleDict(norms), nn.ModuleDict(linears)  # keeps alive what the struct points to
+        matrices = {name: linear.matrix for name, linear in linears.items()}
+        self.struct = native.Layer(**matrices, **{name: norm.weight.data_ptr() for name, norm in norms.items()})
+
+    def forward(self, step: Activations, kv: KvStore, meta: Any) -> None:
+        """Run `step.x` through the layer, in place."""
+        arguments = (self.shape, self.struct, step.struct, torch.get_num_threads())
+        self.functions.before_attention(*arguments)
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
+        q, k, v = step.qkv.view(len(step.x), -1, self.shape.dim).split((heads, kv_heads, kv_heads), dim=1)
+        kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
+        step.attended.copy_(kv.attend(self.layer_idx, q, meta).reshape(step.attended.shape))
+        self.functions.after_attention(*arguments)
+
+
+class PackedModel(nn.Module):
+    """Decoder layers and the last norm of a loaded model, whose weights it takes over."""
+
+    def __init__(self, functions: native.Functions, model: Qwen3ForCausalLM) -> None:
+        super().__init__()
+        config = self.config = model.config
+        self.functions = functions
+        self.shape = native.Shape(
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            dim=config.head_dim,
+            intermediate=config.intermediate_size,
+            eps=config.rms_norm_eps,
+        )
+        loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)  # ModuleList has no element type
+        layers = [PackedDecoderLayer(functions, layer, self.shape) for layer in loaded]
+        self.layers = nn.ModuleList(layers)
+        self.structs = (native.Layer * len(layers))(*(layer.struct for layer in layers))
+        self.rope, self.norm = model.model.rope, model.model.norm
+        self.seconds = torch.empty(0, native.NUM_TIMES, dtype=torch.float64)
+
+    @contextmanager
+    def timed(self) -> Iterator[Tensor]:
+        """Yield seconds `[threads, len(native.PARTS)]` float64; each step in the `with` block adds its parts' to them.
+
+        Only steps that run all layers in one call are timed; one that another number of threads runs is refused.
+        """
+        self.seconds = torch.zeros(torch.get_num_threads(), native.NUM_TIMES, dtype=torch.float64)
+        try:
+            yield self.seconds[:, : len(native.PARTS)]
+        finally:
+            self.seconds = self.seconds[:0]
+
+    def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
+        """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return the given `rows`, or all."""
+        step = self.activations(x, meta)
+        rows = torch.arange(len(x)) if rows is None else rows.long()
+        if isinstance(kv, KvPool) and kv.direct and isinstance(kv.kernel, Kernel) and kv.kernel.name == "cpu":
+            return self.run_layers(step, kv, meta, rows)
+        for layer in self.layers:
+            layer(step, kv, meta)
+        return x[rows]
+
+    def activations(self, x: Tensor, meta: Any) -> Activations:
+        """Allocate the step's memory; ValueError if the plan is for another number of tokens."""
+        if not len(meta.positions) == len(meta.slot_mapping) == len(x):
+            raise ValueError(
+                f"{len(x)} tokens, {len(meta.positions)} positions and {len(meta.slot_mapping)} slots; "
+                "a plan has one of each for every token"
+            )
+        cos, sin = self.rope(meta.positions, x.dtype)
+        return Activations(x, cos, sin, meta.slot_mapping, self.shape)
+
+    def run_layers(self, step: Activations, kv: KvPool, meta: ForwardMeta, rows: Tensor) -> Tensor:
+        """Run all layers in one call and return `rows`. Everything that C++ relies on is checked before it starts.
+
+        If each row is the last of its sequence, the last layer computes only K and V for all others.
+
+        Raises:
+            ValueError: the tables do not fit the pool.
+        """
+        q = step.qkv.view(len(step.x), -1, self.shape.dim)[:, : self.shape.heads]
+        starts, kv_lens, block_table = (x.contiguous() for x in (meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table))
+        check_inputs(q, kv.K[0], kv.V[0], starts, kv_lens, block_table)
+        self.check_pool(kv, step.slots)
+        sampled_starts = None if len(rows) == len(step.x) else starts_of(rows, starts)
+        step.keep(torch.arange(len(step.x)) if sampled_starts is None else rows)
+        tables = Tables(starts, starts if sampled_starts is None else sampled_starts, kv_lens, block_table)
+        pool = pool_struct(kv, q, step.attended, tables)
+        threads = torch.get_num_threads()
+        if len(self.seconds) not in (0, threads):
+            raise ValueError(f"{threads} threads; `timed` has room for {len(self.seconds)}")
+        step.struct.seconds = self.seconds.data_ptr() if len(self.seconds) else None
+        bad_seq = self.functions.run_layers(self.shape, self.structs, len(self.layers), step.struct, pool, threads)
+        if bad_seq >= 0:
+            raise ValueError(f"block_table row {bad_seq} names a block outside the cache's 0 … {kv.num_blocks - 1}")
+        return step.x[rows] if sampled_starts is None else step.x[: len(rows)]
+
+    def check_pool(self, kv: KvPool, slots: Tensor) -> None:
+        """Raise ValueError unless the pool fits this model and contains all slots."""
+        (num_blocks, block_size, *found), rest = kv.K[0].shape, [self.shape.kv_heads, self.shape.dim]
+        num_slots = num_blocks * block_size
+        if len(kv.K) != len(self.layers) or found != rest:
+            raise ValueError(f"the pool has {len(kv.K)} layers of {found}; this model has {len(self.layers)} of {rest}")
+        if slots.dtype != torch.int64:
+            raise ValueError(f"slot_mapping is {slots.dtype}; slots are int64")
+        if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
+            raise ValueError(f"slots {int(slots.min())} … {int(slots.max())} are not all in 0 … {num_slots - 1}")

@@ -1,0 +1,129 @@
+"""Lesson 9. Fast layers without a compiler, from what torch alone offers.
+
+q, k and v are one matrix, gate and up another, so a layer makes four matrix calls instead of seven. In bfloat16 oneDNN
+packs the weights. Norm and RoPE treat the heads of q and k as one tensor. A long prompt takes the small operations
+piece by piece, so that each finds in the cache what the previous one wrote.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mini_engine.attention.folded import multiplies_bfloat16
+from mini_engine.layers.exchange import Exchange, whole
+from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
+from mini_engine.model.rope import apply_rope
+
+FEWEST_ROWS = 4  # with fewer, oneDNN is slower, and a single row has other bits than the same row in a batch
+PIECE = 256  # rows; results for more do not fit in the cache, and each is written to memory that is mapped for it alone
+
+
+class TorchLinear(nn.Module):
+    """`nn.Linear`, with a bfloat16 weight in oneDNN's own layout if oneDNN supports this processor."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        pack = weight.dtype == torch.bfloat16 and multiplies_bfloat16()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if pack else weight
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `[T, in_features]` -> `[T, out_features]`."""
+        if not self.weight.is_mkldnn:
+            return F.linear(x, self.weight, self.bias)
+        filled = F.pad(x, (0, 0, 0, max(0, FEWEST_ROWS - len(x))))
+        return torch.ops.mkldnn._linear_pointwise(filled, self.weight, self.bias, "none", [], "")[: len(x)]
+
+
+def join(*linears: nn.Linear) -> TorchLinear:
+    """Return one layer whose outputs are those of `linears`, one after the other.
+
+    All take the same input, and either all have a bias or none has. Their own weights are released: afterwards only the
+    joined layer holds them, even while the model that they came from is still referenced.
+    """
+    weight = torch.cat([linear.weight.data for linear in linears])
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
+    for linear in linears:
+        del linear.weight
+    return TorchLinear(weight, bias)
+
+
+Join = Callable[..., nn.Module]  # one layer in place of several that take the same input: `join`
+
+
+class TorchDecoderLayer(nn.Module):
+    """Lesson 0's decoder layer in fewer, larger operations.
+
+    Args:
+        heads: query heads and key heads. matrix: makes each of the four matrices. exchange: completes the sums of the
+            two that a process may have a part of.
+    """
+
+    def __init__(
+        self, layer: Qwen3DecoderLayer, heads: tuple[int, int], matrix: Join = join, exchange: Exchange = whole
+    ) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer_idx, self.heads, self.eps = attention.layer_idx, heads, layer.input_layernorm.eps
+        self.qkv, self.o = matrix(attention.q_proj, attention.k_proj, attention.v_proj), matrix(attention.o_proj)
+        self.gate_up, self.down = matrix(mlp.gate_proj, mlp.up_proj), matrix(mlp.down_proj)
+        self.exchange = exchange
+        norms = (attention.q_norm.weight.data, attention.k_norm.weight.data)
+        self.head_norm = torch.cat([w.expand(n, -1) for w, n in zip(norms, heads, strict=True)])  # [H_q + H_kv, D]
+        self.input_norm, self.post_norm = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None
+    ) -> Tensor:
+        """Write K and V of every row of x `[T, hidden_size]`; return the given `rows` of the result, or all."""
+        qkv = in_pieces(self.project, x, cos, sin)
+        q, k, v = qkv.split((*self.heads, self.heads[1]), dim=1)
+        kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
+        attended = kv.attend(self.layer_idx, q, meta).flatten(1)
+        if rows is not None:
+            x, attended = x[rows], attended[rows]
+        return in_pieces(self.finish, x, attended)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return q, k and v of these rows side by side, `[T, H_q + 2 * H_kv, D]`: q and k normed and rotated."""
+        qkv = self.qkv(F.rms_norm(x, x.shape[1:], self.input_norm, self.eps))
+        qkv = qkv.unflatten(1, (-1, self.head_norm.shape[1]))
+        qk = qkv[:, : sum(self.heads)]
+        qk.copy_(apply_rope(F.rms_norm(qk, qk.shape[2:], eps=self.eps) * self.head_norm, cos, sin))
+        return qkv
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add to these rows the outputs of attention and of the feed-forward block."""
+        x = x + self.exchange(self.o(attended))
+        gate, up = self.gate_up(F.rms_norm(x, x.shape[1:], self.post_norm, self.eps)).chunk(2, dim=-1)
+        return x + self.exchange(self.down(F.silu(gate) * up))
+
+
+def in_pieces(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return `run(*tensors)`, computed for at most PIECE rows of every tensor at a time."""
+    if len(tensors[0]) <= PIECE:
+        return run(*tensors)
+    return torch.cat([run(*piece) for piece in zip(*(x.split(PIECE) for x in tensors), strict=True)])
+
+
+class TorchModel(nn.Module):
+    """Decoder layers and the last norm of a loaded model, whose weights it takes over."""
+
+    def __init__(self, model: Qwen3ForCausalLM, matrix: Join = join, exchange: Exchange = whole) -> None:
+        super().__init__()
+        self.config = model.config
+        heads = (self.config.num_attention_heads, self.config.num_key_value_heads)
+        loaded = cast(Iterable[Qwen3DecoderLayer], model.model.layers)  # a ModuleList does not say of what
+        self.layers = nn.ModuleList(TorchDecoderLayer(layer, heads, matrix, exchange) for layer in loaded)
+        self.rope, self.norm = model.model.rope, model.model.norm
+
+    def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
+        """Run embedded tokens x `[T, hidden_size]` through the layers; return the given `rows`, or all."""
+        cos, sin = self.rope(meta.positions, x.dtype)
+        *layers, last = self.layers
+        for layer in layers:
+            x = layer(x, cos, sin, kv, meta)
+        return last(x, cos, sin, kv, meta, rows)

@@ -1,0 +1,148 @@
+"""Course machinery. The parts of an engine that its config chooses: layers, pools, tiers, guesses, runner.
+
+Only this module and `build` know which parts the lessons have added. Each is imported when it is chosen, so an engine
+without lesson 9's layers or lesson 8's tree does not need their files.
+"""
+
+import sys
+import weakref
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from mini_engine.engine.pools import Pools
+from mini_engine.engine.request import Request
+from mini_engine.engine.runner import Group, ModelRunner, Runner
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import NO_DRAFTS, Chunk, Drafting
+from mini_engine.engine.storage import Storage
+from mini_engine.engine_config import EngineConfig
+from mini_engine.errors import UserError
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.pool_maker import PoolMaker
+from mini_engine.kv.seams import KvConnector
+
+
+def pool_maker(config: EngineConfig) -> type[PoolMaker]:
+    """Return what makes a pool that stores K and V in this way."""
+    if config.kv_dtype == "auto":
+        return PoolMaker
+    from mini_engine.int8.pool_maker import Int8PoolMaker
+
+    return Int8PoolMaker
+
+
+def with_layers(model: Any, backend: str) -> Any:
+    """Return the model with the layers of this backend. It takes over the weights of `model`.
+
+    Raises:
+        UserError: the backend does not work for this model or on this machine.
+    """
+    return with_hybrid_layers(model, backend) if model.config.has_states else with_backend(model, backend)
+
+
+def with_backend(model: Any, backend: str) -> Any:
+    """Return the model with the layers of this backend."""
+    if backend == "fused" or (backend == "auto" and model.device.type == "cuda"):
+        return with_fused_layers(model, backend)
+    if backend == "reference" or (backend == "auto" and model.device.type != "cpu"):
+        return model
+    from mini_engine.layers import speed_up
+
+    return speed_up(model, backend)
+
+
+def with_hybrid_layers(model: Any, backend: str) -> Any:
+    """Return lesson 11's model with the layers of this backend."""
+    if backend == "reference" or (backend == "auto" and model.device.type != "cpu"):
+        return model
+    from mini_engine.hybrid.fast import speed_up_hybrid
+
+    return speed_up_hybrid(model, backend)
+
+
+def with_fused_layers(model: Any, backend: str) -> Any:
+    """Return the model with lesson 10's layers. If they do not work here, "auto" keeps the model and says so."""
+    from mini_engine.layers.fused_layers import fuse
+
+    try:
+        return fuse(model)
+    except UserError as why:
+        if backend == "fused":
+            raise
+        sys.stderr.write(f"layers: {why}. Using the reference layers: the same tokens, but more launches per step.\n")
+        return model
+
+
+def identity_of(model: Any, config: EngineConfig) -> Any:
+    """Return what tiers call this model's records; None without tiers. Layers are replaced later: it hashes weights."""
+    if not config.has_tiers:
+        return None
+    from mini_engine.tiers import opening as tiers
+
+    return tiers.identity_of(model, config)
+
+
+def tier_connector(model: Any, storage: Storage, config: EngineConfig, identity: Any, pools: Pools) -> KvConnector:
+    """Return lesson 12's connector. Its tiers are closed when it is gone or the process ends."""
+    from mini_engine.tiers.connector import TierConnector
+    from mini_engine.tiers.opening import open_tiers
+    from mini_engine.tiers.states import NO_STATES, StateRecords
+
+    slots = None if storage.states is None else pools.state_bytes(storage.states)
+    state_bytes = slots.payload_bytes if slots else 0
+    prefill = prober(model, storage, pools.group)
+    store = open_tiers(config, identity, pools.block_bytes(storage.kv), state_bytes, prefill)
+    states = StateRecords(store.tiers, slots, storage.slots_of) if slots else NO_STATES
+    connector = TierConnector(store, states)
+    weakref.finalize(connector, store.tiers.close)
+    return connector
+
+
+def prober(model: Any, storage: Storage, group: Group) -> Callable[[int], None]:
+    """Return what computes so many tokens, as many as fit, in a pool that no request uses yet."""
+    runner = ModelRunner(model, storage.store, storage.probe, group)
+
+    def prefill(num_tokens: int) -> None:
+        num_tokens = min(num_tokens, (storage.kv.num_blocks - 1) * runner.block_size)
+        request = Request("probe", [0] * num_tokens, SamplingParams(max_tokens=1))
+        blocks = array("i", range(1, 1 + -(-num_tokens // runner.block_size)))
+        runner.run([Chunk(request, 0, num_tokens, blocks)])
+
+    return prefill
+
+
+def drafting_of(config: EngineConfig, manager: KvCacheManager) -> Drafting:
+    """Return lesson 14's part that guesses, or the one that guesses nothing."""
+    if config.speculate is None:
+        return NO_DRAFTS
+    from mini_engine.speculation.speculator import drafting_of
+
+    return drafting_of(config.speculate, manager.prefixes.tree)
+
+
+def runner_of(model: Any, storage: Storage, config: EngineConfig, group: Group, capture: Any) -> Runner:
+    """Return lesson 10's runner where device and kernel allow it, otherwise lesson 5's.
+
+    Raises:
+        UserError: captured steps are asked for, and this kernel cannot be recorded.
+    """
+    eager = ModelRunner(model, storage.store, storage.plan, group)
+    if capture is None and (config.cuda_graphs is False or storage.kv.device.type != "cuda"):
+        return eager
+    from mini_engine.gpu.graphs import NO_EXTRAS, GraphRunner, can_record, runner_for
+
+    extras = NO_EXTRAS
+    if storage.states is not None:
+        from mini_engine.hybrid.graphs import SlotRows
+
+        extras = SlotRows(storage.slots_of)
+    if capture is not None:
+        return GraphRunner(eager, config.max_num_seqs, capture, extras)
+    if config.cuda_graphs and not can_record(storage.kv):
+        raise UserError(
+            f"cuda_graphs is True, but the kernel {storage.kv.kernel.name} reads lengths on the host, which cannot be "
+            "captured; use kernel triton, or leave it out",
+            param="cuda_graphs",
+        )
+    return runner_for(eager, config.max_num_seqs, extras)

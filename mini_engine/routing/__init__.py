@@ -1,1 +1,0 @@
-"""Lesson 13. Which of several replicas answers a prompt."""

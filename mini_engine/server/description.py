@@ -1,0 +1,91 @@
+"""Lesson 7. /openapi.json: what the routes take and give. They read and write by hand, so FastAPI cannot see it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from mini_engine.server.answer_models import Error
+
+JsonObject = dict[str, Any]
+
+REFUSALS = {
+    400: "The request is invalid; the message says why, `param` says where.",
+    401: "The API key is missing or wrong.",
+    403: "The `Host` header has a name that this server is not called by.",
+    404: "There is no such model.",
+    405: "The path has no such method.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "Too many requests are waiting; come back after `Retry-After` seconds.",
+    500: "The engine failed.",
+    503: "The server is shutting down, or too many connections are open; try again after `Retry-After` seconds.",
+}
+WITH_RETRY = (429, 503)
+SECONDS = {"description": "Seconds after which to try again.", "schema": {"type": "string", "pattern": "^[0-9]+$"}}
+REQUEST_ID = {"description": "The request's id: the client's, or a new one.", "schema": {"type": "string"}}
+KEY = {"ApiKey": {"type": "http", "scheme": "bearer", "description": "The key that `--api-key` names."}}
+
+
+def refusals(*statuses: int) -> dict[int | str, JsonObject]:
+    """The refusals of a route, as FastAPI's `responses`."""
+    retry = {"headers": {"Retry-After": SECONDS}}
+    return {
+        status: {"model": Error, "description": REFUSALS[status]} | (retry if status in WITH_RETRY else {})
+        for status in statuses
+    }
+
+
+def gives(model: type[BaseModel], events: str) -> dict[int | str, JsonObject]:
+    """What a route gives that runs the model: a whole answer, a stream of events, or a refusal."""
+    event = {
+        "type": "object",
+        "description": events,
+        "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+        "required": ["data"],
+    }
+    answer = {"model": model, "description": "The answer: whole, or with `stream` as events."}
+    return {200: answer | {"content": {"text/event-stream": {"schema": event}}}} | refusals(*REFUSALS)
+
+
+def takes(model: type[BaseModel]) -> JsonObject:
+    """The description of a route's body, for FastAPI's `openapi_extra`."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def describe(app: FastAPI, bodies: tuple[type[BaseModel], ...], behind_key: Callable[[str], bool]) -> None:
+    """Add to /openapi.json what FastAPI does not know.
+
+    Args:
+        bodies: the models that routes read by hand.
+        behind_key: says of a path whether it asks for the API key.
+    """
+    _, found = models_json_schema(
+        [(model, "validation") for model in bodies], ref_template="#/components/schemas/{model}"
+    )
+    made = app.openapi
+
+    def openapi() -> JsonObject:
+        description = made()
+        components = description.setdefault("components", {})
+        components.setdefault("schemas", {}).update(found["$defs"])
+        components["securitySchemes"] = KEY
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors, which this server does not give
+            components["schemas"].pop(name, None)
+        for path, routes in description["paths"].items():
+            for route in routes.values():
+                finish(route, [{"ApiKey": []}] if behind_key(path) else [])
+        return description
+
+    app.openapi = openapi
+
+
+def finish(route: JsonObject, security: list[JsonObject]) -> None:
+    """Add to a route's description what is alike in all of them."""
+    route["security"] = security
+    route["responses"].pop("422", None)
+    for response in route["responses"].values():
+        response.setdefault("headers", {})["x-request-id"] = REQUEST_ID

@@ -1,0 +1,217 @@
+"""Lesson 7. Guards one client's connection: bounds what the client could make grow or take forever.
+
+| what a client does | bound |
+| --- | --- |
+| sends headers slowly | `header_seconds`, from the connection's beginning or the last response |
+| sends a body in tiny chunks | `max_body_bytes` of what comes over the wire, framing included |
+| sends a body that has been refused | LINGER_BYTES of it are read and dropped, within LINGER_SECONDS |
+| does not read its answer | LEAST_BYTES of it in each `write_seconds` |
+| opens connections and says nothing | one too many closes the one that has been silent longest |
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mini_engine.server.errors import RETRY, ApiError
+from mini_engine.server.server_config import ServerConfig
+
+PIECE = 2**13  # bytes read at a time: as one-byte chunks they take h11 5 ms, then others have their turn
+MAX_HEAD = 2**14  # h11's limit for headers; they count as part of what comes over the wire
+LEAST_BYTES = 2**14
+LINGER_SECONDS = 1.0
+LINGER_BYTES = 2**16
+
+
+class Guard:
+    """What the connections of one server share.
+
+    Args:
+        limits: the server's; `max_connections` as `room_for_connections` has allowed it.
+
+    Attributes:
+        silent: the connections whose client has to send something next, the longest silent first.
+        buffer: what was just read; each connection takes it out before the next one reads.
+    """
+
+    def __init__(self, limits: ServerConfig) -> None:
+        self.limits = limits
+        self.silent: dict[GuardedProtocol, None] = {}
+        self.buffer = memoryview(bytearray(PIECE))
+
+
+class Lingering:
+    """A transport that closes in two steps if part of a request is unread, as nginx's `lingering_close` does.
+
+    Closing a socket with unread bytes resets the connection, and the reset may overtake the answer. So only this
+    server's half is closed at first, and what comes is dropped. The other half follows when the client closes, or
+    after LINGER_SECONDS.
+
+    Args:
+        is_unread: whether part of a request is unread.
+    """
+
+    def __init__(self, transport: asyncio.Transport, is_unread: Callable[[], bool]) -> None:
+        self.transport, self.is_unread = transport, is_unread
+        self.lingers = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+    def is_closing(self) -> bool:
+        """Whether `close` was called."""
+        return self.lingers or self.transport.is_closing()
+
+    def close(self) -> None:
+        """Close, at once or in two steps."""
+        if self.is_closing():
+            return
+        if not self.is_unread():
+            self.transport.close()
+            return
+        self.lingers = True
+        self.transport.write_eof()
+        self.transport.resume_reading()
+        asyncio.get_running_loop().call_later(LINGER_SECONDS, self.transport.abort)
+
+
+class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
+    """uvicorn's connection within the module's bounds. Being a BufferedProtocol bounds what it reads at a time."""
+
+    def __init__(self, *args: Any, guard: Guard, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.guard, self.limits = guard, guard.limits
+        self.header_timer: asyncio.TimerHandle | None = None
+        self.write_timer: asyncio.TimerHandle | None = None
+        self.num_received = 0  # bytes since the last response
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection. If it is one too many, close the one that has been silent longest, or else this one."""
+        transport.set_write_buffer_limits(high=0)  # whatever waits for the client is timed, also the last few bytes
+        self.lingering = Lingering(transport, self.is_unread)
+        super().connection_made(self.lingering)  # type: ignore[arg-type]
+        most = self.limits.max_connections
+        if len(self.connections) > most:
+            silent = next(iter(self.guard.silent), self)
+            silent.refuse(503, f"this server serves {most} connections at a time; try again soon")
+        self.watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timers."""
+        self.guard.silent.pop(self, None)
+        stop(self.header_timer, self.write_timer)
+        super().connection_lost(exc)
+
+    def is_unread(self) -> bool:
+        """Whether part of a request is unread, or the client has sent what is no HTTP."""
+        return self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
+
+    # What the client sends
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where asyncio puts what it reads."""
+        return self.guard.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was read."""
+        self.data_received(bytes(self.guard.buffer[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, unless the connection is being closed or it is too much."""
+        self.num_received += len(data)
+        if self.transport.is_closing():
+            if self.num_received > LINGER_BYTES:
+                self.transport.pause_reading()
+            return
+        if self.num_received > self.limits.max_body_bytes + MAX_HEAD:
+            most = self.limits.max_body_bytes
+            self.refuse(413, f"the body is larger than {most} bytes, with what frames it on the wire", "body_too_large")
+            return
+        super().data_received(data)
+        self.watch()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self.num_received = 0
+        super().on_response_complete()
+        self.watch()
+
+    def watch(self) -> None:
+        """Note whether the client has to send something next, and time its headers."""
+        their_state = self.conn.their_state
+        is_silent = self.lingering.lingers or their_state in (h11.IDLE, h11.SEND_BODY)
+        if is_silent and not self.lingering.transport.is_closing():
+            if their_state is h11.SEND_BODY:  # a body on its way: `body_seconds` bounds it
+                self.guard.silent.pop(self, None)
+            self.guard.silent.setdefault(self)
+        else:
+            self.guard.silent.pop(self, None)
+        if their_state is not h11.IDLE or self.transport.is_closing():
+            stop(self.header_timer)
+            self.header_timer = None
+        elif self.header_timer is None:
+            self.header_timer = self.loop.call_later(self.limits.header_seconds, self.too_late)
+
+    def too_late(self) -> None:
+        """Close a connection whose request did not come."""
+        self.header_timer = None
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.refuse(408, f"the request's headers did not arrive within {self.limits.header_seconds:g} seconds")
+
+    def refuse(self, status: int, message: str, code: str | None = None) -> None:
+        """Answer with an error, if no answer has begun, and close."""
+        self.guard.silent.pop(self, None)
+        if self.transport.is_closing():
+            self.transport.abort()
+            return
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.send_error(ApiError(status, message, code=code, headers=RETRY if status == 503 else None))
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # for the app, the client has gone
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    def send_error(self, error: ApiError) -> None:
+        """Write a whole response."""
+        body = json.dumps(error.body).encode()
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        head = h11.Response(status_code=error.status_code, headers=[*(headers | dict(error.headers or {})).items()])
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+
+    # What the client reads
+
+    def pause_writing(self) -> None:
+        """asyncio holds more of the answer than it likes to: from now on, the client must read."""
+        super().pause_writing()
+        self.time_reading()
+
+    def resume_writing(self) -> None:
+        """The client has read enough."""
+        super().resume_writing()
+        stop(self.write_timer)
+
+    def time_reading(self) -> None:
+        """Look at what has been read after `write_seconds`."""
+        unread = self.transport.get_write_buffer_size()
+        self.write_timer = self.loop.call_later(self.limits.write_seconds, self.check_reading, unread)
+
+    def check_reading(self, unread: int) -> None:
+        """Cut off a client that has read too little."""
+        if unread - self.transport.get_write_buffer_size() < LEAST_BYTES:
+            self.transport.abort()
+        else:
+            self.time_reading()
+
+
+def stop(*timers: asyncio.TimerHandle | None) -> None:
+    """Cancel the timers that run."""
+    for timer in timers:
+        if timer is not None:
+            timer.cancel()

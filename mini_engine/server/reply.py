@@ -1,0 +1,206 @@
+"""Lesson 7. Answers in OpenAI's two reply formats, whole or in chunks, and their usage."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from mini_engine.engine.answer import TextDelta
+from mini_engine.engine.jobs import Answers
+from mini_engine.engine.request import FinishReason
+from mini_engine.engine.sampled import TokenLogprobs
+from mini_engine.server.errors import ApiError
+from mini_engine.server.json_text import written
+from mini_engine.server.protocol import Sampling
+from mini_engine.server.reply_formats import ReplyFormat, TokenLogprob, token_text
+from mini_engine.text.tokenizer import Tokenizer
+
+JsonObject = dict[str, Any]
+
+
+@dataclass
+class AnswerTokens:
+    """The tokens of one answer, as far as its deltas have been read.
+
+    num_cached_tokens: tokens of the prompt that were found in the prefix cache (lesson 8).
+    """
+
+    prompt_ids: Sequence[int]
+    output_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+
+    def add(self, delta: TextDelta) -> None:
+        """Count the answer's next delta."""
+        self.output_ids += delta.token_ids
+        self.num_cached_tokens += delta.num_cached_tokens
+
+
+def usage(answers: Sequence[AnswerTokens], n: int) -> JsonObject:
+    """What the answers cost, as OpenAI's `usage`. `answers`: n answers to the first prompt, then those to the next.
+
+    A prompt counts once, however many answers it has, and so do its cached tokens: those that its first answer found.
+    Every token of an answer counts, including the last one, which is never fed back and so never gets KV.
+
+    Returns:
+        the four keys of "usage" on the lesson's page, under "Shapes".
+    """
+    prompts = answers[::n]
+    prompt_tokens = sum(len(answer.prompt_ids) for answer in prompts)
+    completion_tokens = sum(len(answer.output_ids) for answer in answers)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(answer.num_cached_tokens for answer in prompts)},
+    }
+
+
+def finish_reason(delta: TextDelta) -> str | None:
+    """OpenAI's word for why an answer ended, "stop" or "length"; None while it goes on.
+
+    Raises:
+        ApiError: 500, the answer was aborted or failed, for which there is no such word. Its message has `delta.error`,
+            where there is one.
+    """
+    if delta.finish_reason in (None, FinishReason.STOP, FinishReason.LENGTH):
+        return delta.finish_reason
+    raise ApiError(500, f"the engine could not finish this answer: {delta.error or delta.finish_reason}")
+
+
+@dataclass
+class Choice:
+    """One of a reply's answers, as far as its deltas have been read.
+
+    reader: takes its text and returns what to show.
+    scored: tokens with logprobs that have not been sent yet; an echoed prompt's come first.
+    num_sent, offset: tokens of the answer, and characters of those with logprobs, that have been sent.
+    """
+
+    index: int
+    tokens: AnswerTokens
+    reader: Any
+    reason: str | None = None
+    scored: list[tuple[int, TokenLogprobs | None]] = field(default_factory=list)
+    num_sent: int = 0
+    offset: int = 0
+    has_begun: bool = False
+
+    def add(self, delta: TextDelta, wanted: Sampling, tokenizer: Tokenizer) -> str:
+        """Take a delta. Return what it adds to the text: its own, after the prompt if the client wants that echoed."""
+        prompt_ids, opening = self.tokens.prompt_ids, ""
+        if wanted.wants_echo and not self.has_begun:
+            opening = tokenizer.text_of(prompt_ids)
+            if wanted.wanted_prompt_logprobs is not None:
+                self.scored += zip(prompt_ids, [None, *delta.prompt_logprobs], strict=True)
+        self.has_begun = True
+        self.tokens.add(delta)
+        if wanted.wanted_logprobs is not None:
+            self.scored += zip(delta.token_ids, delta.logprobs, strict=True)
+        return opening + delta.text
+
+    def take_tokens(self, wanted: Sampling, reply_format: ReplyFormat, tokenizer: Tokenizer) -> JsonObject:
+        """Return the tokens that have not been sent: their ids and logprobs, if the client asked for them."""
+        token_ids = self.tokens.output_ids[self.num_sent :]
+        self.num_sent += len(token_ids)
+        found: JsonObject = {"logprobs": None}
+        if wanted.wanted_logprobs is not None:
+            scored, self.scored = self.scored, []
+            found["logprobs"] = reply_format.logprobs([self._next(*one, tokenizer) for one in scored], tokenizer)
+        return found | ({"token_ids": token_ids} if wanted.return_token_ids else {})
+
+    def _next(self, token_id: int, logprobs: TokenLogprobs | None, tokenizer: Tokenizer) -> TokenLogprob:
+        offset, self.offset = self.offset, self.offset + len(token_text(token_id, tokenizer))
+        return TokenLogprob(token_id, logprobs, offset)
+
+
+class Reply:
+    """One HTTP response being written: `whole`, or in `chunks`.
+
+    Args:
+        reply_format: the shape of completions or of chats.
+        wanted: the client's request.
+        model: the model's name.
+        answers: `wanted.n` for each prompt.
+    """
+
+    def __init__(self, reply_format: ReplyFormat, wanted: Sampling, model: str, answers: Answers) -> None:
+        self.reply_format, self.wanted, self.answers = reply_format, wanted, answers
+        self.tokenizer = answers.tokenizer
+        self.choices = [
+            Choice(index, AnswerTokens(job.prompt_ids), reply_format.reader()) for index, job in enumerate(answers.jobs)
+        ]
+        self.head = {
+            "id": f"{reply_format.id_prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    async def whole(self) -> str:
+        """The complete response body, as JSON. ApiError if an answer fails."""
+        with closing(self.answers):
+            async for index, delta in self.answers:
+                self._read(self.choices[index], delta)
+        return await written(sum(map(self._num_logprobs, self.choices)), self._whole)
+
+    def _whole(self) -> JsonObject:
+        choices = [self._choice(choice, choice.reader.message, choice.reason) for choice in self.choices]
+        return self._body(self.reply_format.kind, choices) | {"usage": self._usage()}
+
+    async def chunks(self) -> AsyncGenerator[str, None]:
+        """The response in chunks of JSON. ApiError if an answer fails."""
+        with closing(self.answers):
+            if (opening := self.reply_format.opening) is not None:
+                for choice in self.choices:
+                    yield await self._chunk(choice, opening)
+            async with aclosing(self.answers.__aiter__()) as deltas:
+                async for index, delta in deltas:
+                    choice = self.choices[index]
+                    said = self._read(choice, delta)
+                    if any(said.values()) or choice.reason or self.tells_tokens:
+                        yield await self._chunk(choice, said, choice.reason)
+            if self.wanted.include_usage:
+                yield await written(0, lambda: self._chunk_of([], self._usage()))
+
+    def _read(self, choice: Choice, delta: TextDelta) -> JsonObject:
+        """Read a delta; return what it adds to the choice. ApiError if the answer failed."""
+        if delta.finish_reason == FinishReason.GRAMMAR:
+            raise ApiError(400, str(delta.error))
+        reason = finish_reason(delta)
+        if self.wanted.only_echo:  # the token was generated only to score the prompt: neither shown nor counted
+            delta = delta._replace(text="", token_ids=[], logprobs=())
+        text = choice.add(delta, self.wanted, self.tokenizer)
+        said = choice.reader.push(text, reason is not None, reason == FinishReason.LENGTH)
+        choice.reason = choice.reader.reason(reason)
+        return said
+
+    def _usage(self) -> JsonObject:
+        """What all answers cost, as far as they have been read."""
+        return usage([choice.tokens for choice in self.choices], self.wanted.n)
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Every token gets a chunk, even one that completes no character."""
+        wanted = self.wanted
+        return wanted.return_token_ids or wanted.continuous_usage or wanted.wanted_logprobs is not None
+
+    def _choice(self, choice: Choice, said: JsonObject, reason: str | None) -> JsonObject:
+        tokens = choice.take_tokens(self.wanted, self.reply_format, self.tokenizer)
+        return {"index": choice.index, **said, **tokens, "finish_reason": reason}
+
+    async def _chunk(self, choice: Choice, said: JsonObject, reason: str | None = None) -> str:
+        return await written(self._num_logprobs(choice), lambda: self._chunk_of([self._choice(choice, said, reason)]))
+
+    def _chunk_of(self, choices: list[JsonObject], used: JsonObject | None = None) -> JsonObject:
+        if self.wanted.continuous_usage:
+            used = used or self._usage()
+        asked = {"usage": used} if self.wanted.include_usage or self.wanted.continuous_usage else {}
+        return self._body(self.reply_format.chunk_kind, choices) | asked
+
+    def _num_logprobs(self, choice: Choice) -> int:
+        """How many log probabilities of a choice have not been sent yet."""
+        return len(choice.scored) * (1 + (self.wanted.wanted_logprobs or 0))
+
+    def _body(self, kind: str, choices: list[JsonObject]) -> JsonObject:
+        return self.head | {"object": kind, "choices": choices}

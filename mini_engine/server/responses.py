@@ -1,0 +1,165 @@
+"""Lesson 7. Answers as OpenAI's Responses API has them: one object with a list of outputs, or a stream of typed events.
+
+Here the list has one message, and the message one text. A stream opens those three, adds to the text, and closes them
+in reverse; each event that opens or closes something holds all of it.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, closing
+from typing import Any
+
+from starlette.types import Send
+
+from mini_engine.engine.jobs import Answers
+from mini_engine.server.errors import ApiError
+from mini_engine.server.json_text import to_json
+from mini_engine.server.protocol import Sampling
+from mini_engine.server.reply import AnswerTokens, finish_reason, usage
+from mini_engine.server.responses_protocol import ResponsesRequest
+from mini_engine.server.sse import EventStream, event
+
+JsonObject = dict[str, Any]
+
+ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "tools")
+INCOMPLETE = {"length": {"reason": "max_output_tokens"}}
+PLACE = {"output_index": 0, "content_index": 0}
+
+
+class ResponsesReply:
+    """One HTTP response being written: `whole`, or in `chunks`.
+
+    Args:
+        asked: the client's request. wanted: the same as a chat.
+        model: the model's name.
+        answers: the one answer.
+
+    Attributes:
+        text: the answer so far. status: "in_progress", then "completed", "incomplete" or "failed".
+    """
+
+    def __init__(self, asked: ResponsesRequest, wanted: Sampling, model: str, answers: Answers) -> None:
+        self.answers, self.tokens = answers, AnswerTokens(answers.jobs[0].prompt_ids)
+        self.text, self.status = "", "in_progress"
+        self.incomplete: JsonObject | None = None
+        self.error: JsonObject | None = None
+        self.item_id = f"msg_{secrets.token_hex(12)}"
+        self.head = {
+            "id": f"resp_{secrets.token_hex(12)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            **asked.model_dump(include={*ECHOED, "top_p", "truncation"}),
+            "text": {"format": {"type": "text"}},
+            "previous_response_id": None,
+            "store": False,
+        }
+
+    async def whole(self) -> str:
+        """The complete response body, as JSON. ApiError if the answer fails."""
+        async with aclosing(self._texts()) as texts:
+            async for _ in texts:
+                pass
+        return to_json(self._response())
+
+    async def chunks(self) -> AsyncGenerator[str, None]:
+        """The response as events in JSON. A failure becomes the last one, since the status has already been sent."""
+        numbers = iter(range(2**63))
+        with closing(self.answers):
+            async with aclosing(self._events()) as events:
+                async for kind, content in events:
+                    yield to_json({"type": kind, "sequence_number": next(numbers), **content})
+
+    async def _events(self) -> AsyncGenerator[tuple[str, JsonObject], None]:
+        for opening in self._openings():
+            yield opening
+        try:
+            async with aclosing(self._texts()) as texts:
+                async for text in texts:
+                    yield "response.output_text.delta", self._place(delta=text, logprobs=[])
+        except ApiError as error:
+            self.status = "failed"
+            self.error = {
+                "code": "server_error" if error.status_code >= 500 else "invalid_prompt",
+                "message": error.detail,
+            }
+        for closing_event in self._closings():
+            yield closing_event
+
+    def _openings(self) -> Iterator[tuple[str, JsonObject]]:
+        yield "response.created", {"response": self._response()}
+        yield "response.in_progress", {"response": self._response()}
+        yield "response.output_item.added", {"output_index": 0, "item": self._item() | {"content": []}}
+        yield "response.content_part.added", self._place(part=self._part())
+
+    def _closings(self) -> Iterator[tuple[str, JsonObject]]:
+        if self.error is None:
+            yield "response.output_text.done", self._place(text=self.text, logprobs=[])
+            yield "response.content_part.done", self._place(part=self._part())
+            yield "response.output_item.done", {"output_index": 0, "item": self._item()}
+        yield f"response.{self.status}", {"response": self._response()}
+
+    async def _texts(self) -> AsyncGenerator[str, None]:
+        """Read the answer to its end; give each text that it gains."""
+        with closing(self.answers):
+            async with aclosing(self.answers.__aiter__()) as deltas:
+                async for _, delta in deltas:
+                    self.tokens.add(delta)
+                    reason = finish_reason(delta)
+                    self.text += delta.text
+                    if reason is not None:
+                        self.incomplete = INCOMPLETE.get(reason)
+                        self.status = "incomplete" if self.incomplete else "completed"
+                    if delta.text:
+                        yield delta.text
+
+    def _response(self) -> JsonObject:
+        """The response as it is now."""
+        return self.head | {
+            "status": self.status,
+            "error": self.error,
+            "incomplete_details": self.incomplete,
+            "output": [] if self.status == "in_progress" else [self._item()],
+            "usage": None if self.status == "in_progress" else self._usage(),
+        }
+
+    def _item(self) -> JsonObject:
+        status = "incomplete" if self.status == "failed" else self.status
+        return {
+            "id": self.item_id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": [self._part()],
+        }
+
+    def _part(self) -> JsonObject:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+
+    def _place(self, **content: Any) -> JsonObject:
+        return {"item_id": self.item_id, **PLACE, **content}
+
+    def _usage(self) -> JsonObject:
+        """What the answer cost, by this API's names."""
+        found = usage([self.tokens], 1)
+        return {
+            "input_tokens": found["prompt_tokens"],
+            "input_tokens_details": found["prompt_tokens_details"] | {"cache_write_tokens": 0},
+            "output_tokens": found["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": found["total_tokens"],
+        }
+
+
+class TypedEvents(EventStream):
+    """Sends each event under its type's name. No `[DONE]` follows: the last event says how the response ended."""
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self.chunks) as chunks:
+            async for chunk in chunks:
+                name = f"event: {json.loads(chunk)['type']}\n".encode()
+                await send({"type": "http.response.body", "body": name + event(chunk), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,47 @@
+"""Lesson 14. The limits of guessing ahead."""
+
+from dataclasses import dataclass
+
+from mini_engine.errors import UserError
+from mini_engine.values import shown
+
+MAX_DRAFTS = 64
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """The limits of guessing.
+
+    max_drafts: the most tokens that are guessed for a request in one step, k.
+    max_ngram, min_ngram: how many of the last tokens are looked up, the longest first.
+    max_rows: the most rows a step may have because of guesses. Below it a row is nearly free, since a step's time goes
+        into reading the weights; with this many requests decoding, nothing is guessed.
+    use_tree: also guess that an answer goes on as an earlier one with the same beginning did (lesson 8's tree).
+
+    Raises:
+        UserError: a value is out of range.
+    """
+
+    max_drafts: int = 8
+    max_ngram: int = 4
+    min_ngram: int = 2
+    max_rows: int = 16
+    use_tree: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("max_drafts", 1, MAX_DRAFTS),
+            ("min_ngram", 1, self.max_ngram),
+            ("max_rows", 1, None),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or value < least or (most is not None and value > most):
+                span = f"of {least} or more" if most is None else f"from {least} to {most}"
+                raise UserError(f"{name} is {shown(value)}; give a whole number {span}", param="speculate")
+        if type(self.use_tree) is not bool:
+            raise UserError(f"use_tree is {shown(self.use_tree)}; give True or False", param="speculate")
+
+    @classmethod
+    def of(cls, speculate: "int | Speculation") -> "Speculation":
+        """Return the settings that `LLM(speculate=…)` means: themselves, or the most tokens to guess in a step."""
+        return speculate if isinstance(speculate, Speculation) else cls(speculate)

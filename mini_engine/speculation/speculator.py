@@ -1,0 +1,132 @@
+"""Lesson 14. Lesson 5's drafting: adds guesses to decode steps and takes back what was wrong.
+
+Drafts get what is left over. Chunks, promises and admissions are decided as in lesson 5; only then may drafts use the
+rest of the token budget and free blocks that are promised to no request. A wrong draft's KV is truncated in the same
+step, so the next step begins as if it had never been guessed.
+"""
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from mini_engine.engine.request import Request
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampling_params import SampleRow
+from mini_engine.engine.scheduler import Chunk, Scheduler
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.radix import RadixTree
+from mini_engine.speculation.adapt import Adaptive, share_of_rows
+from mini_engine.speculation.lookup import Drafter, LookupDrafter
+from mini_engine.speculation.options import Speculation
+from mini_engine.speculation.tree_lookup import TreeDrafter
+from mini_engine.speculation.verify import num_emitted, sample_rows, with_drafts
+
+
+def drafting_of(speculate: int | Speculation, tree: RadixTree | None) -> "Speculator":
+    """Return drafting for one scheduler: prompt lookup, with the tree before it if that is asked for.
+
+    Args:
+        speculate: the settings, or the most tokens to guess in a step.
+        tree: the manager's; None without prefix caching.
+
+    Raises:
+        UserError: a setting is out of range.
+    """
+    speculation = Speculation.of(speculate)
+    lookup = LookupDrafter(speculation)
+    if tree is None or not speculation.use_tree:
+        return Speculator(speculation, lookup)
+    return Speculator(speculation, TreeDrafter(tree, lookup))
+
+
+class Speculator:
+    """Guesses the next tokens of decoding requests and verifies them. One scheduler calls it, in the order of a step.
+
+    Attributes:
+        num_drafted, num_accepted: guesses of the latest step, and the steps that they saved: the tokens that answers
+            gained beyond the one that a step yields in any case.
+    """
+
+    def __init__(self, speculation: Speculation, drafter: Drafter) -> None:
+        self.speculation, self.drafter = speculation, drafter
+        self.adaptive: WeakKeyDictionary[Request, Adaptive] = WeakKeyDictionary()
+        self.num_drafted = self.num_accepted = 0
+
+    def extend(self, scheduler: Scheduler, chunks: list[Chunk]) -> list[Chunk]:
+        """Return the chunks with drafts for requests that decode, and slots for them.
+
+        Drafts take what is left of the step's token budget, and free blocks that are promised to no request.
+        """
+        self.num_drafted = self.num_accepted = 0
+        decoding = [chunk for chunk in chunks if chunk.samples and not chunk.request.is_prefilling]
+        share = share_of_rows(self.speculation.max_rows, len(decoding))
+        budget = scheduler.config.max_num_batched_tokens - sum(chunk.stop - chunk.start for chunk in chunks)
+        if min(share, budget) <= 0:
+            return chunks
+        manager = scheduler.manager
+        spare = manager.num_free_blocks - sum(map(scheduler.reserved_blocks, scheduler.running))
+        extended = {}
+        for chunk in decoding:
+            request = chunk.request
+            drafts = self.propose(request, min(share, budget))
+            drafts = drafts[: self.num_fitting(manager, chunk, len(drafts), spare)]
+            if drafts:
+                spare -= manager.missing_blocks(request.id, chunk.stop + len(drafts))
+                blocks = manager.grow(request.id, chunk.stop + len(drafts))
+                manager.announce_drafts(request.id, len(drafts))
+                extended[request] = with_drafts(chunk._replace(blocks=blocks), drafts)
+                budget -= len(drafts)
+        return [extended.get(chunk.request, chunk) for chunk in chunks]
+
+    def propose(self, request: Request, most: int) -> list[int]:
+        """Return at most `most` drafts. The last token of an answer is never fed, so none could follow it.
+
+        They end before the first one that the request's grammar forbids, or that would end the answer.
+        """
+        room = request.params.max_tokens - len(request.output_ids) - 1
+        wanted = min(self.adaptive_of(request).next(), most, room)
+        drafts = self.drafter.propose(request, wanted) if wanted > 0 else []
+        return drafts[: request.matcher.num_valid(drafts)]
+
+    def adaptive_of(self, request: Request) -> Adaptive:
+        """Return how much is guessed for a request."""
+        return self.adaptive.setdefault(request, Adaptive(self.speculation.max_drafts))
+
+    def num_fitting(self, manager: KvCacheManager, chunk: Chunk, count: int, spare: int) -> int:
+        """Return how many of `count` drafts have room in the request's own blocks and `spare` more."""
+        while count > 0 and manager.missing_blocks(chunk.request.id, chunk.stop + count) > spare:
+            count -= 1
+        return count
+
+    def sample_rows(self, chunks: Sequence[Chunk]) -> list[SampleRow]:
+        """Return what the sampler reads of each row, in the order of the chunks."""
+        return [row for chunk in chunks if chunk.samples for row in sample_rows(chunk.request, chunk.drafts)]
+
+    def accept(self, scheduler: Scheduler, chunk: Chunk, rows: Sequence[Sampled]) -> dict[str, Sampled]:
+        """Append one request's tokens that stand, one after the other, and truncate the KV of its other drafts.
+
+        `scheduler.update` records the tokens, as a step each, ends the answer where it has to end, and drops what
+        follows. A request that has ended or was aborted has no table any more; other tables end up with slots for
+        `num_computed_tokens` tokens.
+
+        `num_drafted` grows by the number of drafts, `num_accepted` by what the answer gained, less one token: a first
+        draft that is the end token saved no step, and does not count. The request's Adaptive records how many were
+        guessed, and how many of them the rows chose, up to the first that they did not.
+
+        Args:
+            chunk: it feeds the request's newest token and its drafts.
+            rows: one for the newest token, and one for each draft.
+
+        Returns:
+            request id to newest token, as `update` does; empty if the request was aborted.
+        """
+        request, drafts, before = chunk.request, chunk.drafts, len(chunk.request.output_ids)
+        standing = num_emitted(drafts, [row.token_id for row in rows])
+        ends = range(chunk.start + 1, chunk.start + 1 + standing)
+        steps = [chunk._replace(start=end - 1, stop=end, drafts=()) for end in ends]
+        new_tokens = scheduler.update(steps, rows[:standing])
+        self.num_drafted += len(drafts)
+        self.num_accepted += max(0, len(request.output_ids) - before - 1)
+        self.adaptive_of(request).record(len(drafts), standing - 1)
+        if not request.is_finished and standing <= len(drafts):
+            scheduler.manager.truncate(request.id, request.num_computed_tokens)
+        return new_tokens

@@ -1,0 +1,1 @@
+"""Course machinery. Text: tokens of a text and text of tokens, chats, prompts."""

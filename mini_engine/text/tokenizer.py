@@ -1,0 +1,185 @@
+"""Lesson 6. A checkpoint's tokenizer: text to ids, a conversation to ids, and the bytes behind each id.
+
+Qwen3's vocabulary is byte-level: a token is a sequence of bytes, not of characters, and may end in the middle of a
+character. tokenizer.json spells each byte as one printable character (Radford et al. 2019, GPT-2).
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+from mini_engine.checkpoint.config import read_json
+from mini_engine.checkpoint.weights import resolve_checkpoint
+from mini_engine.errors import UserError, first_line
+from mini_engine.text.control_tokens import StandIns
+from mini_engine.text.tool_messages import tools_as_text
+
+if TYPE_CHECKING:  # Jinja is imported at the first conversation
+    from mini_engine.text.chat_template import ChatTemplate
+
+
+@cache
+def byte_of_character() -> dict[str, int]:
+    """Map the 256 printable stand-ins to bytes: printable bytes stand for themselves, the others from U+0100 on."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def bytes_of_token(token: str) -> bytes:
+    """Return the bytes of one vocabulary entry, spelled with `byte_of_character`'s stand-ins.
+
+    An entry with any character that is no stand-in is plain text, all of it: its bytes are its UTF-8.
+    """
+    table = byte_of_character()
+    if all(character in table for character in token):
+        return bytes(table[character] for character in token)
+    return token.encode("utf-8")
+
+
+def open_backend(directory: Path) -> tokenizers.Tokenizer:
+    """The tokenizer in a checkpoint directory's tokenizer.json.
+
+    Raises:
+        UserError: there is none, it cannot be read, or it is not byte-level.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"{directory} has no tokenizer.json; give token ids, or a checkpoint that has one")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more exact
+        raise UserError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from error
+    if "ByteLevel" not in repr(backend.decoder):
+        raise UserError(f"{directory} has a tokenizer that is not byte-level; Qwen3's are, and this engine expects it")
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """The special tokens in tokenizer_config.json: those with a name, such as `eos_token`, and the others."""
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    named = {name: entry for name, entry in config.items() if name.endswith("_token")}
+    if isinstance(extra, dict):
+        named, extra = named | extra, []
+    if not isinstance(extra, list):
+        raise UserError(f"tokenizer_config.json has extra special tokens of type {type(extra).__name__}; give a list")
+    texts = {name: _text_of(entry) for name, entry in named.items()}
+    return {name: text for name, text in texts.items() if text}, [text for text in map(_text_of, extra) if text]
+
+
+def _text_of(entry: Any) -> str | None:
+    """A special token's text: older files hold it as it is, or in an object beside its settings."""
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else None
+
+
+class Tokenizer:
+    """What the engine needs of a checkpoint's tokenizer; the tokenizers library does the work.
+
+    Attributes:
+        token_bytes: for each id, the bytes it stands for.
+        special_ids: ids of control tokens for the model, such as <|im_end|>, which are not shown; `special_texts` are
+            their texts.
+        named_tokens: name to text of the special tokens that have a name, such as `eos_token`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.backend = open_backend(directory)
+        path = directory / "tokenizer_config.json"
+        self.config = read_json(path) if path.is_file() else {}
+        self.named_tokens, others = special_tokens(self.config)
+        self._mark_special([*self.named_tokens.values(), *others])
+        added = self.backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.special_texts = [token.content for token in added.values() if token.special]
+        self.token_bytes = self._bytes_by_id()
+
+    @classmethod
+    def load(cls, path_or_hub_id: str | Path) -> "Tokenizer":
+        """Load the tokenizer of a checkpoint directory or hub id; UserError if it has none."""
+        return cls(resolve_checkpoint(path_or_hub_id))
+
+    def _mark_special(self, texts: Sequence[str]) -> None:
+        """Mark these tokens as special. In files that transformers wrote, tokenizer.json has marked them already."""
+        known = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.special}
+        self.backend.add_special_tokens([text for text in texts if text not in known])
+
+    def _bytes_by_id(self) -> list[bytes]:
+        """The bytes of every id that the tokenizer or the model has; b"" where the tokenizer has no such token."""
+        ids = self.backend.get_vocab(with_added_tokens=True)
+        from mini_engine.checkpoint.config_schema import read_vocab_size
+
+        config = self.directory / "config.json"
+        rows = read_vocab_size(read_json(config), config) if config.is_file() else 0
+        token_bytes = [b""] * max(rows, 1 + max(ids.values(), default=-1))
+        for token, index in ids.items():
+            token_bytes[index] = bytes_of_token(token)
+        return token_bytes
+
+    @cached_property
+    def chat_template(self) -> "ChatTemplate":
+        """The checkpoint's chat template; UserError where it has none."""
+        from mini_engine.text.chat_template import ChatTemplate, find_template
+
+        source = find_template(self.directory, self.config)
+        if not source:
+            raise UserError("this checkpoint has no chat template; use plain text instead of a conversation")
+        return ChatTemplate(source, self.named_tokens)
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text as it stands, without adding special tokens.
+
+        Raises:
+            UserError: it is no text, or contains a lone surrogate, which is half a character and has no bytes.
+        """
+        if not isinstance(text, str):
+            raise UserError(f"the text is of type {type(text).__name__}; give a string", param="prompt")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(f"the text contains {text[error.start]!r}, half a character; remove it") from None
+        return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids  # `encode` keeps Python's lock
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """All of `token_ids` as text, control tokens included. Bytes that form no character become U+FFFD."""
+        return b"".join(self.token_bytes[index] for index in token_ids).decode("utf-8", errors="replace")
+
+    def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
+        """All of `token_ids` as text at once."""
+        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Encode a text in which nothing is a control token: `<|im_end|>` becomes the tokens of its letters."""
+        self.backend.encode_special_tokens = True
+        try:
+            return self.encode(text)
+        finally:
+            self.backend.encode_special_tokens = False
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Encode a conversation with the checkpoint's chat template, up to the start of the assistant's reply.
+
+        Control tokens come from the template alone; in a message, `<|im_end|>` is ten characters like any others.
+
+        Args:
+            messages: dicts with `role` (system, user, assistant, tool) and `content`; `tool_calls` as in OpenAI's API.
+            tools: functions that the assistant may call, in OpenAI's form.
+
+        Raises:
+            UserError: the checkpoint has no chat template, or the template refuses these messages.
+        """
+        if not self.chat_template.takes_tools:
+            messages, tools = tools_as_text(messages, tools), None
+        stand_ins = StandIns(self.special_texts)
+        text = self.chat_template.render(stand_ins.hide(messages), stand_ins.hide(tools))
+        if not stand_ins.used:
+            return self.encode(text)
+        return stand_ins.encode(text, self.encode, self.encode_plain)

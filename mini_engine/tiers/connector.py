@@ -1,0 +1,88 @@
+"""Lesson 12. Tiers behind the prefix cache of lesson 8: evicted prefixes come back instead of being computed again.
+
+A block goes to the tiers when it enters the tree, so evicting it later costs nothing, and preempting a request neither:
+what it has computed is in the tree, and in a tier. A request begins with the prefix that the tree has, and goes on with
+what the tiers have behind it, copied into blocks that the tree then holds.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
+from mini_engine.kv.seams import NOTHING, Load, Stored, TierStats
+from mini_engine.tiers.records import Kind, Record, Wanted
+from mini_engine.tiers.states import NO_STATES, States
+from mini_engine.tiers.store import BlockStore, Prefix
+
+
+@dataclass(frozen=True)
+class TierLoad:
+    """Records of blocks that follow one another, and of the state at their end if the model has one."""
+
+    blocks: Sequence[Record]
+    state: Record | None
+    connector: "TierConnector"
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the blocks hold."""
+        return len(self.blocks) * self.connector.block_size
+
+    def into(self, request_id: str, blocks: Sequence[int]) -> None:
+        """Copy the records into these blocks, and the state into the request's slot."""
+        self.connector.block_store.restore(self.blocks, blocks)
+        if self.state is not None:
+            self.connector.states.write(request_id, self.state)
+
+
+class TierConnector:
+    """Connects a manager to tiers.
+
+    Args:
+        block_store: the tiers.
+        states: the states that come and go with the blocks; none for a model with K and V alone.
+    """
+
+    def __init__(self, block_store: BlockStore, states: States = NO_STATES) -> None:
+        self.block_store, self.states = block_store, states
+        self.block_size = block_store.identity.block_size
+
+    @property
+    def stats(self) -> Sequence[TierStats]:
+        """Statistics of host memory and of the disk, if there is one."""
+        return self.block_store.tiers.stats()
+
+    def prefix_in_flight(self, token_ids: Sequence[int], namespace: Hashable, num_found: int) -> bool:
+        """Whether blocks behind the first `num_found` tokens are being read ahead, or are now."""
+        prefix = self._prefix(key_of(token_ids), namespace)
+        return self.block_store.tiers.prefetch(self._wanted(prefix, num_found, len(token_ids)))
+
+    def find(self, token_ids: Sequence[int], namespace: Hashable, num_found: int, may_wait: bool) -> Load:
+        """Return the records behind the first `num_found` tokens. With `may_wait`, the disk is read for them."""
+        prefix = self._prefix(key_of(token_ids), namespace)
+        wanted = self._wanted(prefix, num_found, len(token_ids))
+        records = self.block_store.find(wanted, read_disk=may_wait)
+        num_asked = sum(one.kind is Kind.KV for one in wanted)
+        num_missing = self._stop(prefix, len(token_ids)) - num_found // self.block_size - num_asked
+        self.block_store.tiers.num_missing += max(0, num_missing)
+        return TierLoad(*self.states.split(wanted, records), self) if records else NOTHING
+
+    def save(self, request_id: str, stored: Stored, is_kept: bool) -> None:
+        """Hand new blocks to the tiers, and with `is_kept` the request's state, which is the one at their end."""
+        prefix = self._prefix(stored.key, stored.namespace)
+        self.block_store.save(prefix, stored.blocks, stored.start)
+        if is_kept and stored.blocks:
+            self.states.save(request_id, prefix, len(stored.blocks) - 1)
+
+    def _prefix(self, key: bytes, namespace: Hashable) -> Prefix:
+        return self.block_store.prefix(key, namespace, self.block_size * TOKEN_BYTES)
+
+    def _stop(self, prefix: Prefix, num_tokens: int) -> int:
+        """Return how many blocks of a prompt may come from the tiers. Its last token is left out: it is computed."""
+        return min(len(prefix), (num_tokens - 1) // self.block_size)
+
+    def _wanted(self, prefix: Prefix, num_found: int, num_tokens: int) -> list[Wanted]:
+        """Return what to ask the tiers for behind the first `num_found` tokens of a prompt."""
+        start = num_found // self.block_size
+        blocks = self.block_store.wanted(prefix, start, self._stop(prefix, num_tokens))
+        return self.states.wanted(prefix, start, blocks)

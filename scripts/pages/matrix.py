@@ -1,0 +1,93 @@
+"""Course machinery. Writes lessons/what-works-with-what.md from the results in what-works-with-what.json.
+
+python -m scripts.pages.matrix          run every cell (some five minutes), then write results and page
+python -m scripts.pages.matrix --check  run nothing; exit 1 if the page does not fit the results
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+
+from scripts import ROOT
+from scripts.pages.generated import asks_for_check, fill, settle
+from scripts.pages.matrix_cells import FEATURES, MODELS, Cell, cells, run
+
+PAGE = ROOT / "lessons" / "what-works-with-what.md"
+RESULTS = PAGE.with_suffix(".json")
+COMMAND = "python -m scripts.pages.matrix"
+EQUAL = "equal"
+# a reason as a reader needs it: words of the sentence with which the engine refuses, and why that is so
+REASONS: dict[str, str] = {}
+
+
+def read_results() -> dict[str, str]:
+    """Return the result of each cell by its key."""
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
+
+
+def reason_for(result: str) -> str:
+    """Return why a cell is refused, for readers.
+
+    Raises:
+        LookupError: the sentence is new; add its reason to REASONS.
+    """
+    for words, reason in REASONS.items():
+        if words in result:
+            return reason
+    raise LookupError(f"no reason for {result!r}; add one to REASONS in scripts/pages/matrix.py")
+
+
+def table(model: str, results: Mapping[str, str], notes: dict[str, str]) -> str:
+    """Return one model's table. notes: reason to letter; new reasons are added."""
+    head = " | ".join(str(number) for number in range(1, len(FEATURES) + 1))
+    lines = [f"| {model} | {head} |", f"| --- |{' :-: |' * len(FEATURES)}"]
+    for row, feature in enumerate(FEATURES):
+        marks = [mark(model, results, notes, row, column) for column in range(len(FEATURES))]
+        lines.append(f"| {row + 1} [{feature.name}]({feature.lesson}/README.md) | {' | '.join(marks)} |")
+    return "\n".join(lines)
+
+
+def mark(model: str, results: Mapping[str, str], notes: dict[str, str], row: int, column: int) -> str:
+    """Return what stands in a cell: a tick, a reason's letter, or nothing above the diagonal and between rivals."""
+    if column > row:
+        return ""
+    pair = tuple(FEATURES[index] for index in sorted({row, column}))
+    result = results.get(Cell(model, pair).key)
+    if result is None:
+        return "–"
+    if result == EQUAL:
+        return "✓"
+    return notes.setdefault(reason_for(result), "abcdefghijklmnop"[len(notes)])
+
+
+def page_text(page: str, results: Mapping[str, str]) -> str:
+    """Return the page with its tables, reasons and counts as the results have them."""
+    notes: dict[str, str] = {}
+    tables = "\n\n".join(table(model, results, notes) for model in MODELS)
+    reasons = "\n".join(f"- **{letter}**: {reason}." for reason, letter in notes.items())
+    num_equal = sum(result == EQUAL for result in results.values())
+    counts = f"{num_equal} of {len(results)} cells give the expected tokens; {len(results) - num_equal} are refused."
+    return fill(page, "matrix", "\n\n".join(filter(None, (counts, tables, reasons))))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the cells, unless --check is given, and write the page or say that it is out of date."""
+    check = asks_for_check(__doc__, argv)
+    if not check:
+        results, started = {}, time.perf_counter()
+        todo = list(cells())
+        for index, cell in enumerate(todo, 1):
+            results[cell.key] = run(cell)
+            print(f"\r{index} of {len(todo)} cells, {time.perf_counter() - started:.0f} s ", end="", file=sys.stderr)
+        print(file=sys.stderr)
+        if wrong := {key: result for key, result in results.items() if result.startswith("differs")}:
+            print("\n".join(f"{key}: {result}" for key, result in wrong.items()), file=sys.stderr)
+            return 1
+        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+    text = page_text(PAGE.read_text(encoding="utf-8"), read_results())
+    return settle({PAGE: text}, check, COMMAND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

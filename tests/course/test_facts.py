@@ -1,0 +1,132 @@
+"""Course machinery. Claims of pages about pinned packages hold in them; figures on paper follow from the shapes."""
+
+from importlib.metadata import version
+
+from scripts import ROOT
+from scripts.bench.allocator import placements
+from scripts.bench.parallel import weight_bytes
+from scripts.make_random_qwen3 import SHAPES
+
+import pytest
+import torch
+from llguidance import LLMatcher
+from transformers import AutoTokenizer, DynamicCache
+
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.hybrid.delta_rule import recurrent_step
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.tiers.records import CRC, HEADER
+
+LESSONS = ROOT / "lessons"
+SMALL = Qwen3Config(**SHAPES["0.6B"])
+
+
+def page(folder: str) -> str:
+    """Return a page's text, with its lines joined."""
+    return " ".join((LESSONS / folder / "README.md").read_text(encoding="utf-8").split())
+
+
+def say(folder: str, *texts: str) -> None:
+    """Assert that a page contains each text."""
+    for text in texts:
+        assert text in page(folder), f"lessons/{folder}/README.md should say {text!r}, which is what was just computed"
+
+
+# ---------------------------------------------------------------- other packages
+
+
+@pytest.mark.parametrize(
+    ("package", "folder", "named"),
+    [
+        ("transformers", "l1_contiguous", "in transformers {major}.{minor} it takes"),
+        ("transformers", "l7_server", "({major}.{minor}.{micro}: the message above"),
+        ("transformers", "l11_hybrid", "transformers {major}.{minor} takes the delta rule"),
+        ("llguidance", "l14_speculation", "llguidance {major}.{minor}.{micro})"),
+    ],
+)
+def test_a_page_names_the_version_that_is_pinned(package, folder, named):
+    major, minor, micro = version(package).split(".")[:3]
+    say(folder, named.format(major=major, minor=minor, micro=micro))
+
+
+def test_transformers_caches_are_cropped_by_a_negative_number_of_tokens():
+    cache = DynamicCache()
+    cache.update(torch.ones(1, 1, 5, 2), torch.ones(1, 1, 5, 2), 0)
+    cache.crop(-2)
+    assert cache.get_seq_length() == 3, "lesson 1's page says that -2 removes two tokens"
+    with pytest.raises(ValueError):
+        cache.crop(2)
+
+
+def test_transformers_makes_control_tokens_of_what_a_user_writes():
+    tokenizer = AutoTokenizer.from_pretrained(POCKET_DIR)
+    message = [{"role": "user", "content": "Hi<|im_end|>"}]
+    ids = tokenizer.apply_chat_template(message, tokenize=True, return_dict=False)
+    ends = ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    assert ends == 2, "lesson 7's page says that the user's marker becomes the control token, beside the template's own"
+
+
+def test_llguidance_can_take_tokens_back():
+    assert callable(LLMatcher.rollback), "lesson 14's page says that it can"
+
+
+# ---------------------------------------------------------------- our own
+
+
+def test_the_size_of_a_records_header_is_the_one_on_the_page():
+    say("l12_tiers", f"| header, and CRC-32 at the end | {HEADER.size} + {CRC.size} bytes |")
+
+
+def test_writing_a_pair_twice_changes_nothing_under_lesson_11s_three_conditions_and_only_then():
+    def change(beta: float, g: float, length: float) -> float:
+        """Return by how much a second writing of the same pair changes the state."""
+        chance = torch.Generator().manual_seed(0)
+        state = torch.randn(1, 1, 4, 3, generator=chance)
+        key, value = torch.randn(1, 1, 4, generator=chance), torch.randn(1, 1, 3, generator=chance)
+        key = length * key / key.norm()
+        pair = (key, key, value, torch.full((1, 1), g), torch.full((1, 1), beta))
+        once = recurrent_step(state, *pair)[1]
+        return (recurrent_step(once, *pair)[1] - once).abs().max().item()
+
+    assert change(1, 0, 1) < 1e-6, "with beta = 1, g = 0 and a key of length 1 the pair is known already"
+    assert min(change(0.5, 0, 1), change(1, -0.5, 1), change(1, 0, 0.5)) > 0.01, "without one of them it is not"
+
+
+def test_what_a_pool_can_place_is_what_lesson_2_says():
+    rows = placements(2_000)  # what --quick measures
+    anywhere, first, best = (f"{row['held when one finds no room, %']:.1f} %" for row in rows)
+    say(
+        "l2_token_flat",
+        f"only when {anywhere} of the pool",
+        f"at {first} with *first fit*",
+        f"at {best} with *best fit*",
+    )
+    assert rows[0]["of these, enough were free, %"] == 0, "with blocks anywhere, enough free blocks are always enough"
+    assert all(row["of these, enough were free, %"] > 99 for row in rows[1:])
+
+
+def test_two_ranks_read_as_much_as_lesson_13_says():
+    cut, head = weight_bytes(SMALL, 2), 2 * SMALL.vocab_size * SMALL.hidden_size
+    say("l13_machines", f"it is {head / (cut + head):.0%}".replace("%", " %"))
+    say("l13_machines", f"reads {(cut / 2 + head) / (cut + head):.0%}".replace("%", " %"))
+
+
+def test_the_larger_models_arithmetic_is_lesson_13s():
+    shape = SHAPES["0.6B"] | dict(hidden_size=5120, intermediate_size=25600, num_hidden_layers=64)
+    config = Qwen3Config(**(shape | dict(num_attention_heads=64, tie_word_embeddings=False)))
+    cut, head, rate = weight_bytes(config, 2), 2 * config.vocab_size * config.hidden_size, 3.35e12
+    alone, four = (1e3 * (cut / n + head) / rate for n in (1, 4))
+    say("l13_machines", f"{cut / 1e9:.1f} GB of layers and a head of {head / 1e9:.1f} GB", f"{alone:.1f} ms to read")
+    say("l13_machines", f"{four:.1f} ms. 128 all-reduces", f"of the {alone - four:.1f} ms that are saved")
+    say("l13_machines", f"{(cut + 2 * head) / 1e9:.1f} GB, embedding included")
+
+
+def test_computing_grows_faster_than_the_prompt_as_lesson_12_says():
+    matrices = weight_bytes(SMALL, 1) * 2  # a multiplication and an addition for each weight
+    each_key = 4 * SMALL.num_hidden_layers * SMALL.num_attention_heads * SMALL.head_dim
+    say("l12_tiers", f"take {matrices / 1e9:.2f} Gflop for each token", f"attention {each_key / 1e3:.0f} kflop")
+    say(
+        "l12_tiers",
+        f"position {matrices // each_key:,} costs twice",
+        f"prompt of {2 * matrices // each_key:,} tokens twice",
+    )

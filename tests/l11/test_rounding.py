@@ -1,0 +1,92 @@
+"""Lesson 11. bfloat16 rounds a delta net's inputs and outputs, and nothing in between.
+
+A head may read next to nothing from its state. The norm behind it divides by that, and makes any rounding in front of
+it hundreds of times as large. So convolution, gates, norm and state are computed in float32, as the C++ step does.
+"""
+
+import copy
+
+import pytest
+import torch
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.hybrid.gdn_pool import GdnPool
+from mini_engine.hybrid.hybrid_config import HybridConfig
+from mini_engine.hybrid.model import GatedDeltaNet, GatedRMSNorm
+from mini_engine.hybrid.runner import with_states
+from mini_engine.hybrid.store import HybridKv, HybridMeta
+from mini_engine.kv.block_tensor import ForwardMeta, KvPool
+from tests.l11.models import both, checkpoint, first_logits
+from tests.support import some_ids
+
+FAMILY = "every fourth attends"
+NARROW, WIDE = torch.bfloat16, torch.float32
+
+
+def store(config: HybridConfig, dtype: torch.dtype) -> HybridKv:
+    """Return a store whose states, random numbers that bfloat16 can hold, do not depend on the dtype."""
+    kv = KvPool(config.kv_config, 2, 8, load_kernel("reference"), dtype)
+    found = HybridKv(config, kv, GdnPool.for_model(config, 3, dtype=dtype))
+    torch.manual_seed(1)
+    for tensor in (found.states.recurrent_state, found.states.conv_state):
+        tensor.copy_(torch.randn(tensor.shape).to(NARROW))
+    return found
+
+
+def plan(*lengths: int) -> HybridMeta:
+    """Return a plan in which sequences of these lengths are in slots 1, 2, ….; attention is not asked."""
+    empty = torch.zeros(sum(lengths), dtype=torch.int64)
+    return with_states(ForwardMeta(*[empty] * 5, block_size=8), [[1 + i] for i in range(len(lengths))], lengths)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1, 1), (9,), (70, 1, 2)], ids=["decodes", "a prompt", "both"])
+def test_a_scan_in_bfloat16_is_float32_s_rounded_once(lengths):
+    config = HybridConfig.from_dir(checkpoint(FAMILY))
+    narrow, wide = store(config, NARROW), store(config, WIDE)
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), config.conv_dim).to(NARROW)
+    g, beta = -torch.rand(len(qkv), config.linear_num_value_heads), torch.rand(len(qkv), config.linear_num_value_heads)
+    weight = torch.randn(config.conv_dim, config.linear_conv_kernel_dim).to(NARROW)
+    got = narrow.scan(0, qkv, g, beta, weight, plan(*lengths))
+    want = wide.scan(0, qkv.float(), g, beta, weight.float(), plan(*lengths))
+    assert torch.equal(got, want.to(NARROW)), "the convolution is rounded before the delta rule reads it"
+    assert torch.equal(narrow.states.recurrent_state, wide.states.recurrent_state), "the state was fed rounded numbers"
+
+
+def test_the_gated_norm_in_bfloat16_is_float32_s_rounded_once():
+    torch.manual_seed(0)
+    norm, x, gate = GatedRMSNorm(8, 1e-6), torch.randn(2, 4, 8).to(NARROW), torch.randn(2, 4, 8).to(NARROW)
+    norm.weight.data.uniform_(0.5, 1.5)
+    narrow = GatedRMSNorm(8, 1e-6).to(NARROW)
+    narrow.weight.data.copy_(norm.weight.data)
+    norm.weight.data.copy_(narrow.weight.data)
+    assert torch.equal(narrow(x, gate), norm(x.float(), gate.float()).to(NARROW)), "compute in float32, cast once"
+
+
+def test_how_much_is_written_is_not_rounded():
+    """beta is near 1 where a head writes, and bfloat16 has steps of 1/256 there."""
+
+    class Listens:
+        def scan(self, layer, qkv, g, beta, conv_weight, meta):
+            self.gates = g.dtype, beta.dtype
+            return torch.zeros(len(qkv), heads, config.linear_value_head_dim, dtype=qkv.dtype)
+
+    config, kv = both(FAMILY, NARROW)[0].config, Listens()
+    heads = config.linear_num_value_heads
+    net = GatedDeltaNet(config, 0).to(NARROW)
+    net(torch.randn(3, config.hidden_size, dtype=NARROW), kv, None)
+    assert kv.gates == (WIDE, WIDE), "g and beta are computed in float32"
+
+
+@torch.inference_mode()
+def test_logits_in_bfloat16_are_nearer_to_float32_s_than_transformers_are():
+    """Its convolution, beta and gated norm round in between. The weights that all of them compute with are the same."""
+    ours_off = theirs_off = 0.0
+    exact = copy.deepcopy(both(FAMILY, NARROW)[1]).float()
+    for seed in range(4):
+        ids = some_ids(127, 160, seed=seed)
+        ours, theirs = first_logits(FAMILY, ids, NARROW)
+        want = exact(torch.tensor([ids])).logits[0]
+        ours_off += (ours - want).abs().mean().item()
+        theirs_off += (theirs - want).abs().mean().item()
+    assert ours_off < 0.95 * theirs_off, f"mean error {ours_off / 4:.4f}, transformers' {theirs_off / 4:.4f}"

@@ -1,0 +1,144 @@
+"""Lesson 7. Long texts and large answers: bounded, and never a reason for the others to wait."""
+
+import json
+import threading
+
+import pytest
+
+from mini_engine.server import json_text
+from mini_engine.server.errors import ApiError
+from mini_engine.server.json_text import to_json, to_json_in_pieces
+from mini_engine.server.tokenizing import num_bytes
+from tests.l7.service import Service, read_events
+
+pytestmark = pytest.mark.reference  # no task is about this
+
+LETTERS = "x" * 400_000
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": LETTERS}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+HI = {"role": "user", "content": "Hi"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Service() as service:
+        yield service
+
+
+# Long texts
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": LETTERS}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": LETTERS}]}]},
+        {"messages": [HI, {"role": "assistant", "content": "", "tool_calls": [CALL]}]},
+        {"messages": [HI], "tools": [{"type": "function", "function": {"name": "f", "description": LETTERS}}]},
+        {
+            "messages": [HI],
+            "tools": [TOOL | {"function": {"name": "f", "parameters": {"title": LETTERS[:30_000]}}}] * 14,
+        },
+    ],
+    ids=["content", "part", "arguments", "description", "parameters"],
+)
+def test_all_text_of_a_conversation_counts(server: Service, body, monkeypatch):
+    asked = []
+    monkeypatch.setattr(server.worker.tokenizer, "encode_chat", lambda *given: asked.append(given) or [1])
+    found = server.post("/v1/chat/completions", body | {"max_tokens": 1, "tool_choice": "none"})
+    if body.get("tools"):  # tools that may not be called are not described, and so not counted
+        assert found.status == 200 and asked
+        found = server.post("/v1/chat/completions", body | {"max_tokens": 1})
+        asked.pop()
+    assert found.status == 400 and "bytes of text" in found.body["error"]["message"], found
+    assert not asked, "a text that can never fit need not be tokenized: that takes seconds"
+
+
+def test_text_is_counted_in_bytes():
+    assert num_bytes("añ€🚲") == 1 + 2 + 3 + 4
+    assert num_bytes([{"role": "user", "content": "é"}, {"n": 5, "b": None, "list": ["x", ["y"]]}]) == 25
+
+
+def test_health_is_answered_while_a_text_is_tokenized(server: Service, monkeypatch):
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(text):
+        entered.set()
+        assert leave.wait(30), "/health did not come through"
+        return [1, 2]
+
+    monkeypatch.setattr(server.worker.tokenizer, "encode", slow)
+    asking = threading.Thread(target=server.post, args=("/v1/completions", {"prompt": "Once", "max_tokens": 1}))
+    asking.start()
+    try:
+        assert entered.wait(30) and server.get("/health").status == 200
+    finally:
+        leave.set()
+        asking.join()
+
+
+@pytest.mark.parametrize("stop", ["x" * 1025, ["END", "x" * 1025]])
+def test_long_stop_strings_are_refused(server: Service, stop):
+    """What an answer may still become is compared with every beginning of each, for every token, between two steps."""
+    body = {"prompt": [1], "max_tokens": 1}
+    found = server.post("/v1/completions", body | {"stop": stop})
+    assert (found.status, found.body["error"]["param"]) == (400, "stop"), found
+    assert "1025 characters" in found.body["error"]["message"]
+    assert server.post("/v1/completions", body | {"stop": "x" * 1024}).status == 200
+
+
+# Large answers
+
+
+def test_prompt_logprobs_are_bounded():
+    body = {"prompt": [[5] * 40] * 4, "max_tokens": 0, "echo": True, "logprobs": 4}
+    with Service(max_prompt_logprobs=4 * 40 * 5) as service:
+        assert service.post("/v1/completions", body).status == 200
+        for more in ({"logprobs": 5}, {"n": 2}, {"prompt": [[5] * 40] * 5}):
+            found = service.post("/v1/completions", body | more)
+            assert (found.status, found.body["error"]["param"]) == (400, "logprobs"), found
+        assert service.post("/v1/completions", body | {"echo": False, "max_tokens": 1, "n": 2}).status == 200
+        service.wait_until_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_large_answer_is_written_off_the_event_loop(server: Service, monkeypatch, stream):
+    threads = set()
+    write = json_text.to_json_in_pieces
+    monkeypatch.setattr(
+        json_text, "to_json_in_pieces", lambda data: threads.add(threading.current_thread().name) or write(data)
+    )
+    body = {"prompt": [5] * 300, "max_tokens": 0, "echo": True, "logprobs": 20, "stream": stream}
+    found = server.post("/v1/completions", body)
+    whole = json.loads(read_events(found.body)[0]) if stream else found.body
+    assert len(whole["choices"][0]["logprobs"]["top_logprobs"]) == 300
+    assert threads and "server" not in threads, "json keeps Python's lock: written at once, it stops the event loop"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{}, [], [[]], {"a": {"b": [1.5, None, True, "é\n"]}}, list(range(1000)), [{"x": [0.25] * 700}] * 3, "text", None],
+)
+def test_pieces_are_the_same_json(value):
+    assert to_json_in_pieces(value) == to_json(value)
+
+
+def test_a_piece_that_is_no_number_is_an_error():
+    with pytest.raises(ApiError):
+        to_json_in_pieces({"a": [0.0] * 1000 + [float("nan")]})
+
+
+def test_no_piece_is_large(monkeypatch):
+    sizes = []
+    dumps = json.dumps
+    monkeypatch.setattr(
+        json_text.json, "dumps", lambda data, **options: sizes.append(size(data)) or dumps(data, **options)
+    )
+    to_json_in_pieces({"choices": [{"logprobs": {"top_logprobs": [dict.fromkeys(map(str, range(20)), 0.5)] * 4000}}]})
+    assert max(sizes) <= 1 + 21 * json_text.PIECE, f"{max(sizes)} values were written at once"
+
+
+def size(data) -> int:
+    """The number of values in it."""
+    children = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return 1 + sum(map(size, children))

@@ -1,0 +1,166 @@
+"""Lesson 7. Requests of operators and web pages: open addresses, host names, probes, encodings, and odd requests."""
+
+import json
+import signal
+
+import pytest
+
+from mini_engine.cli import serve
+from mini_engine.cli.parser import OneLineParser
+from mini_engine.cli.serve import allowed_hosts, is_loopback
+from mini_engine.server.background import DrainingServer, draining_on_hangup
+from mini_engine.server.output_forms import OPEN
+from mini_engine.server.tool_calls import CallReader
+from tests.l7.service import Service
+
+pytestmark = pytest.mark.reference  # no task is about this
+
+LOCAL = allowed_hosts("127.0.0.1", ["llm.example"])
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Service(allow_hosts=LOCAL) as service:
+        yield service
+
+
+# Who can reach it
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1"])
+def test_what_only_this_machine_can_reach_has_local_names(host):
+    assert is_loopback(host) and {"localhost", "127.0.0.1", "::1", host} <= {*allowed_hosts(host, [])}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "example.com"])
+def test_what_other_machines_can_reach_may_have_any_name(host):
+    assert not is_loopback(host) and not allowed_hosts(host, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [(["--host", "0.0.0.0"], True), (["--host", "0.0.0.0", "--api-key", "secret"], False), ([], False)],
+)
+def test_a_server_that_is_open_to_all_says_so(arguments, warned, caplog, monkeypatch):
+    monkeypatch.delenv("MINI_ENGINE_API_KEY", raising=False)
+    monkeypatch.setattr(serve, "load_llm", stop_here)
+    parser = OneLineParser()
+    serve.add_arguments(parser)
+    with pytest.raises(StopHere):
+        serve.run(parser.parse_args(["--port", "0", *arguments]))
+    said = [record.getMessage() for record in caplog.records]
+    assert bool(said) == warned and all("--api-key" in message for message in said), said
+
+
+class StopHere(Exception):
+    """The server would start now."""
+
+
+def stop_here(*args, **options):
+    raise StopHere
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/health", "/docs"])
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "localhost@evil"])
+def test_a_page_whose_name_suddenly_leads_here_is_refused(server: Service, host, path):
+    assert server.get(path, Host=host).status == 403, "the browser thinks that this answer is the page's own"
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "127.0.0.1:80", "[::1]:8000", "LOCALHOST", "llm.example:443"]
+)
+def test_the_server_s_own_names_are_served(server: Service, host):
+    assert server.get("/v1/models", Host=host).status == 200
+
+
+def test_no_redirect_leads_to_the_host_that_a_client_names():
+    with Service() as service:
+        for path in ("/health/", "/v1/models/", "/v1/completions/", "/docs/"):
+            found = service.get(path, Host="evil.example")
+            assert found.status == 404 and "evil.example" not in str(found.headers), (path, found)
+
+
+# Probes and signals
+
+
+def test_a_probe_may_ask_for_the_head_alone(server: Service):
+    found = server.request("HEAD", "/health", None, {})
+    assert (found.status, found.body) == (200, "")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
+def test_a_closed_terminal_drains():
+    with Service() as service:
+        server, before = DrainingServer(service.app, 5), signal.getsignal(signal.SIGHUP)
+        with draining_on_hangup(server):
+            signal.raise_signal(signal.SIGHUP)
+        assert server.drain.draining, "without a handler SIGHUP ends the process in the middle of every answer"
+        assert signal.getsignal(signal.SIGHUP) == before
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
+def test_under_nohup_a_closed_terminal_changes_nothing():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Service() as service:
+            server = DrainingServer(service.app, 5)
+            with draining_on_hangup(server):
+                signal.raise_signal(signal.SIGHUP)
+            assert not server.drain.draining
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# Odd requests
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "deflate, gzip"])
+def test_an_encoded_body_is_refused_by_name(server: Service, coding):
+    found = server.post("/v1/completions", b"\x1f\x8b\x08", **{"Content-Encoding": coding})
+    assert found.status == 400 and coding in found.body["error"]["message"], found
+    assert (
+        server.post("/v1/completions", {"prompt": [1], "max_tokens": 1}, **{"Content-Encoding": "identity"}).status
+        == 200
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"\ud83d": 1}',
+        rb'{"prompt": "x", "messages": [{"\uD83D": 1}]}',
+        rb'{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "metadata": {"a": [{"\udc00": 1}]}}',
+    ],
+)
+def test_half_a_character_in_a_name_is_the_reason(server: Service, body, path):
+    found = server.post(path, body)
+    assert found.status == 400 and "half a character" in found.body["error"]["message"], found
+
+
+def test_a_whole_character_in_two_halves_is_a_name(server: Service):
+    body = {"prompt": [1], "max_tokens": 1, "metadata": {"🚲": 1}}
+    assert server.post("/v1/completions", json.dumps(body).encode("ascii")).status == 200
+
+
+@pytest.mark.parametrize("size", [*range(1, len(OPEN) + 1), len(OPEN) + 12])
+def test_a_call_that_max_tokens_cuts_off_is_not_shown_as_text(size):
+    begun = f'{OPEN}\n{{"name": "add"'[:size]
+    reader = CallReader()
+    reader.push("Well. " + begun)
+    reader.push("", ended=True, cut=True)
+    assert reader.message == {"message": {"role": "assistant", "content": "Well. "}}, "half a mark is no text"
+    reader = CallReader()
+    reader.push("Well. " + begun)
+    reader.push("", ended=True)
+    assert reader.text == "Well. " + begun, "an answer that ended by itself meant it as text"
+
+
+def test_a_cut_call_over_http(server: Service):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool], "tool_choice": "required"}
+    for max_tokens in range(1, 8):
+        found = server.post("/v1/chat/completions", body | {"max_tokens": max_tokens, "temperature": 0})
+        choice = found.body["choices"][0]
+        if choice["finish_reason"] == "length":
+            assert not choice["message"]["content"], f"{choice} shows how calls are written"
