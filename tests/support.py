@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
+import pytest
 import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
@@ -102,22 +102,32 @@ def some_ids(length: int, vocab_size: int, seed: int = 0) -> list[int]:
 
 
 @contextmanager
-def must_raise(kind: type[Exception], teach: str) -> Iterator[SimpleNamespace]:
-    """Expect the body to raise an error of this kind, whatever its message; fail with `teach` otherwise.
+def must_raise(kind: type[Exception], teach: str) -> Iterator[pytest.ExceptionInfo]:
+    """Expect the body to raise an error of this kind, whatever its message; if it does not, fail with `teach`.
 
-    Yields an object whose `value` is the error afterwards. An error of another kind passes through, with a note on what
-    was expected, so that its place is not lost.
+    Yields an object whose `value` is the error afterwards. An unwritten task's error is never the expected one.
     """
-    caught = SimpleNamespace(value=None)
     try:
-        yield caught
-    except Exception as error:
-        if isinstance(error, kind) and not isinstance(error, NotImplementedError):  # that is an unwritten task
-            caught.value = error
-            return
-        error.add_note(f"expected {kind.__name__}: {teach}")
+        with pytest.raises(kind) as caught:
+            yield caught
+    except BaseException as error:
+        error.add_note(teach)
         raise
-    raise AssertionError(f"{teach}\nYour code: raised nothing\nExpected:  {kind.__name__}")
+    if isinstance(caught.value, NotImplementedError):
+        raise caught.value
+
+
+class OneOf:
+    """Equals each of a few values: `assert status == OneOf(400, 413)`."""
+
+    def __init__(self, *values: object) -> None:
+        self.values = values
+
+    def __eq__(self, other: object) -> bool:
+        return other in self.values
+
+    def __repr__(self) -> str:
+        return " or ".join(map(repr, self.values))
 
 
 def hf_greedy(hf_model, prompt_ids: list[int], max_new_tokens: int) -> list[int]:

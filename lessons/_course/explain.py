@@ -7,11 +7,11 @@ from lessons._course.checker import CHOSEN
 from lessons._course.explain_smoke import explain_smoke
 from lessons._course.headline import cause, happened, is_hang
 from lessons._course.messages import MOST_PITFALLS, counted, general_hints, likely_bugs, remarks
-from lessons._course.output import shortened
+from lessons._course.output import both, shortened
 from lessons._course.places import Places
 from lessons._course.pointers import Pointers
 from lessons._course.report import Report, TestResult
-from lessons._course.result import Result, input_of, sides_of
+from lessons._course.result import Result, input_of
 from lessons._course.student import Change, Problem, StudentFile
 
 TOO_LONG = "It did not finish within {seconds:g} seconds of processor time; most likely a loop never ends."
@@ -101,7 +101,7 @@ class Explainer:
         blame = where.of_test(bad, bugs)
         advice = Advice(headline(bad, blame), failure=failure)
         advice.where = self.at.student_line(failure) or (self.at.place(blame) if blame else "")
-        got, expected = sides_of(failure) if failure else ("", "")
+        got, expected = both(failure.got, failure.expected) if failure else ("", "")
         advice.lines = self._facts(bad, got, expected)
         did = input_of(failure) if failure else []
         if did:

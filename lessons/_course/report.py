@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from lessons._course.catalog import Lesson, Task
@@ -12,15 +13,19 @@ class Failure:
     """How a test failed.
 
     task: the number of the unwritten task that it ran into, if any.
+    words: the lines that the test itself says about it.
     did: the test's lines up to the failing statement, whose lines begin with `>`.
     parameters: the values of a parametrized test.
-    tensors: if it is about two tensors: got, expected, and how many values differ.
-    statement: the innermost of the course's statements that failed, in the test or in a function that it calls.
+    got, expected, difference: what the code gave, what the test expects, and where the two first differ.
+    must_raise: the exceptions of which one was to be raised, "ValueError or KeyError".
+    subject, claim: the expression that was compared and the whole assertion, as source.
+    called: the function, and its arguments, whose call was to raise.
     cause: the number and symbol of the task with whose reference in place of the student's code the test passes.
     """
 
     type: str
     message: str
+    words: list[str] = field(default_factory=list)
     notes: str = ""
     task: int | None = None
     frames: list[list] = field(default_factory=list)
@@ -28,9 +33,24 @@ class Failure:
     stdout: str = ""
     did: list[str] = field(default_factory=list)
     parameters: str = ""
-    tensors: list[str] = field(default_factory=list)
-    statement: str = ""
+    got: str = ""
+    expected: str = ""
+    difference: str = ""
+    must_raise: str = ""
+    subject: str = ""
+    claim: str = ""
+    called: tuple[str, str] = ("", "")
     cause: tuple[int, str] | None = None
+
+    @property
+    def is_assertion(self) -> bool:
+        """Whether the test found something wrong, rather than something raising."""
+        return self.type in ("AssertionError", "Failed")
+
+    @property
+    def own_notes(self) -> list[str]:
+        """The notes that the test itself added; hypothesis' come after them."""
+        return list(takewhile(lambda line: not line.startswith("Failing "), self.notes.splitlines()))
 
     @property
     def text(self) -> str:

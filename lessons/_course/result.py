@@ -1,21 +1,14 @@
 """Course machinery. The one result of a check, which the terminal, `--json` and the website show alike."""
 
-import ast
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lessons._course.output import both, value
+from lessons._course.output import value
 from lessons._course.report import Failure
-from lessons._course.statements import compares_results, has_literal_left, has_plain_left
 
 STATUSES = ("passed", "done", "not_written", "failing", "error", "hung", "not_checked", "course_error")
-NOT_RAISED = re.compile(r"DID NOT RAISE (?:any of )?(?:<class ')?(\(.*\)|[\w.]+)")
-EQUAL_CALL = re.compile(r"\bwhere False = (?:<[^>]*>|[\w.]*equal)\((.*)\)$", re.MULTILINE)
-TOLD = re.compile(r"^Your code: (.*)\nExpected:  (.*)$", re.MULTILINE)
-OTHER_WORDS = re.compile(r"^ *Expected regex: (.*)\n *Actual message: (.*)$", re.MULTILINE)
 MOST_CALLS = 8
-MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 @dataclass(frozen=True)
@@ -40,67 +33,6 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
         return asdict(self)
-
-
-def sides_of(failure: Failure) -> tuple[str, str]:
-    """Return (got, expected) of the comparison that failed; empty if the failure compares nothing.
-
-    The course's tests write `result == expected`, or name both sides in their message. A literal on the left is taken
-    for the expected side; in other comparisons than `==`, so is a name, if only the right side asks an object.
-    """
-    if missing := NOT_RAISED.match(failure.message):
-        return "no exception", missing[1].strip("()").replace(", ", " or ")
-    if failure.tensors:
-        return failure.tensors[0], failure.tensors[1]
-    if failure.type != "AssertionError":
-        return "", ""
-    if other := OTHER_WORDS.search(failure.message):
-        return value(other[2]), value(other[1])
-    if told := TOLD.search(failure.message):
-        return value(told[1]), value(told[2])
-    compared = f"\n{failure.message}".partition("\nassert ")[2]
-    if call := EQUAL_CALL.search(compared):
-        return both_arguments(call[1])
-    first = compared.splitlines()[0] if compared else ""
-    left, op, right = split_comparison(first)
-    if not op or (op != "==" and compares_results(failure)):
-        return "", ""
-    if op in ("in", "not in") and has_plain_left(failure):
-        return value(right), value(f"{'something with' if op == 'in' else 'something without'} {left}")
-    if has_literal_left(failure) if op == "==" else has_plain_left(failure):
-        left, op, right = right, MIRRORED.get(op, op), left
-    if op == "is" and left == right:
-        return value(left), "the same object, not another one that is equal"
-    return both(left, right) if op == "==" else (value(left), value(f"{op} {right}"))
-
-
-def split_comparison(text: str) -> tuple[str, str, str]:
-    """Return (left, operator, right) of a comparison of two values; the operator is empty if it is none."""
-    try:
-        node = ast.parse(text, mode="eval").body
-    except SyntaxError:  # a repr such as <Request 3>
-        left, op, right = text.partition(" == ")
-        plain = op and " == " not in right and left.count("(") == left.count(")")
-        return (left, "==", right) if plain else (text, "", "")
-    if not isinstance(node, ast.Compare) or len(node.ops) != 1 or node.left.col_offset:  # `(1 == 2)` is a part of more
-        return text, "", ""
-    left, right = ast.get_source_segment(text, node.left) or "", ast.get_source_segment(text, node.comparators[0]) or ""
-    return left, text[len(left) : len(text) - len(right)].strip(), right
-
-
-def both_arguments(text: str) -> tuple[str, str]:
-    """Return the two arguments of `torch.equal(…)` as its repr shows them."""
-    depth = 0
-    for index, char in enumerate(text):
-        depth += (char in "([{") - (char in ")]}")
-        if char == "," and depth == 0:
-            one, other = text[:index], text[index + 1 :].strip()
-            return both(one_line(one), one_line(other))
-    return "", ""
-
-
-def one_line(text: str) -> str:
-    return re.sub(r"\s*\\n\s*|\s{2,}", " ", text)
 
 
 def calls_of(failure: Failure) -> list[str]:
@@ -128,6 +60,6 @@ def input_of(failure: Failure) -> list[str]:
 
 def example_of(notes: str) -> str:
     """Return the arguments of hypothesis' failing example: `n=5, xs=[]`."""
-    found = re.search(r"(?:Failing test case|Falsifying example): \w+\(\n(.*?)\n\)", notes, re.DOTALL)
+    found = re.search(r"Failing [a-z ]+: \w+\(\n(.*?)\n\)", notes, re.DOTALL)
     lines = found[1].splitlines() if found else []
     return value(" ".join(line.partition("  #")[0].strip() for line in lines).rstrip(","), 200)

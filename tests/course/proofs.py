@@ -50,20 +50,28 @@ class Proofs:
 
 
 class Transcript:
-    """The golden text of what `check` prints about one answer: compared, or recorded with `--record`."""
+    """What `check` says about each answer: status, task and headline in `lN.txt`, a few whole examples in `whole.txt`.
+
+    It is compared, or recorded with `--record`. The whole examples, one for each kind of verdict, are those that the
+    file names.
+    """
 
     def __init__(self, proofs: Proofs, lesson: Lesson, *, record: bool) -> None:
-        self.proofs, self.lesson, self.record = proofs, lesson, record
+        self.proofs, self.name, self.record = proofs, f"l{lesson.number}", record
 
-    def holds(self, title: str, text: str) -> None:
-        """Compare `text` with the section called `title`; with --record, replace the section."""
-        name = f"l{self.lesson.number}"
+    def holds(self, title: str, line: str, whole: str) -> None:
+        """Compare what is said about the answer called `title`; with --record, write it down."""
+        self._section(self.name, title, line)
+        if f"{self.name}, {title}" in sections_of(TRANSCRIPTS / "whole.txt"):
+            self._section("whole", f"{self.name}, {title}", whole)
+
+    def _section(self, name: str, title: str, text: str) -> None:
         text = "\n".join(line.rstrip() for line in text.strip().splitlines())
         if self.record:
             self.proofs.transcripts.setdefault(name, {})[title] = text
             return
         golden = sections_of(TRANSCRIPTS / f"{name}.txt").get(title)
-        assert golden is not None, f"{name}.txt has no section {title!r}; record it with --record and read it"
+        assert golden is not None, f"{name}.txt does not have {title!r}; record it with --record and read it"
         assert text == golden, f"`check` says something else about {title!r}; if it reads well, run again with --record"
 
 
@@ -77,7 +85,8 @@ def sections_of(path: Path) -> dict[str, str]:
 
 def joined(sections: dict[str, str]) -> str:
     """Return the text of a transcript, its sections sorted by title."""
-    return "\n".join(f"=== {title}\n{text}\n" for title, text in sorted(sections.items()))
+    gap = "\n" if any("\n" in text for text in sections.values()) else ""
+    return gap.join(f"=== {title}\n{text}\n" for title, text in sorted(sections.items()))
 
 
 def ahead(work: Callable) -> Callable:

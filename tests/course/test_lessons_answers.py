@@ -1,7 +1,8 @@
 """Course machinery. Right answers pass in silence; wrong ones fail at their own task, with a message about the mistake.
 
-A lesson's answers are in its `answers.toml`. What `check` prints about each is kept in tests/course/transcripts, to be
-read as text: `pytest tests/course/test_lessons_answers.py --record` rewrites it.
+A lesson's answers are in its `answers.toml`. Without these, a student with a right answer would be told that it is wrong,
+or not told what is wrong with another. The verdicts are kept in tests/course/transcripts, to be read as text: status, task
+and headline of each, and one whole example of each kind. `--record` rewrites them.
 """
 
 import io
@@ -76,10 +77,20 @@ def printed(verdict: Verdict) -> str:
     """Return what `check` prints, without what differs between two runs."""
     console = Console(file=io.StringIO(), width=80, highlight=False)
     View(console).verdict(verdict)
-    text = console.file.getvalue()
+    return without_varying(console.file.getvalue())
+
+
+def without_varying(text: str) -> str:
     for pattern, replacement in VARYING:
         text = re.sub(pattern, replacement, text)
     return text
+
+
+def judged(verdict: Verdict) -> str:
+    """Return a verdict's status, task and headline."""
+    result = verdict.advice.result
+    about = "" if result.task is None else f", {'likely ' if result.is_likely else ''}task {result.task}"
+    return without_varying(f"{result.status}{about}: {verdict.advice.headline}")
 
 
 @pytest.mark.slow
@@ -89,7 +100,7 @@ def test_right_answers_pass(lesson, number, found, transcript):
     text = printed(found)
     assert found.passed, f"an answer of this round is refused:\n{text}"
     assert not found.notes and "Your code printed" not in text, f"a right answer passes in silence:\n{text}"
-    transcript.holds(f"right answers, round {number + 1}", text)
+    transcript.holds(f"right answers, round {number + 1}", judged(found), text)
 
 
 @pytest.mark.slow
@@ -101,7 +112,7 @@ def test_a_mistake_is_told_at_its_own_task(lesson, answer, found, transcript):
     told = "\n".join([found.advice.headline, *found.advice.lines])
     assert re.search(rf"\b[Tt]ask {answer.task}\b", told), f"the check does not name task {answer.task}:\n{text}"
     assert re.search(answer.says, text), f"the check does not say {answer.says!r}:\n{text}"
-    transcript.holds(f"task {answer.task}, {answer.name}", text)
+    transcript.holds(f"task {answer.task}, {answer.name}", judged(found), text)
 
 
 @pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if lesson.tasks], ids=lambda lesson: lesson.id)

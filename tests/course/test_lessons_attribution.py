@@ -11,7 +11,7 @@ from lessons._course.output import value
 from lessons._course.places import CHILD
 from lessons._course.progress import Progress
 from lessons._course.report import Failure, TestResult
-from lessons._course.result import calls_of, input_of, sides_of
+from lessons._course.result import calls_of, input_of
 from lessons._course.verdict import judge
 from lessons._course.warm import warm_launch
 from tests.course.toy import Toy, words
@@ -253,7 +253,7 @@ def test_a_pitfall_is_chosen_by_what_was_observed_not_by_a_tests_name():
 
 def test_an_exception_that_does_not_come_points_only_to_its_own_tests_pitfall():
     bug = Bug("b", "p", "m", "f", "r", ("tests/a.py::test_a",), "DID NOT RAISE")
-    failure = Failure("Failed", "DID NOT RAISE ValueError")
+    failure = Failure("Failed", "DID NOT RAISE ValueError", must_raise="ValueError")
     assert shows(bug, TestResult("tests/a.py::test_a[1]", "failed", failure=failure))
     assert not shows(bug, TestResult("tests/a.py::test_other", "failed", failure=failure))
 
@@ -262,32 +262,16 @@ def test_hypothesis_notes_become_calls_or_an_example():
     notes = (
         "Failing test case: <state machine>\nstate = M()\nstate.ok()\na = state.take(n=1)\nstate.ok()\nstate.teardown()"
     )
-    assert calls_of(Failure("AssertionError", "", notes)) == ["a = state.take(n=1)"]
+    assert calls_of(Failure("AssertionError", "", notes=notes)) == ["a = state.take(n=1)"]
     notes = "Failing test case: test_g(\n    n=5,\n    xs=[],  # or any other generated value\n)"
-    assert input_of(Failure("AssertionError", "", notes)) == ["with n=5, xs=[]"]
+    assert input_of(Failure("AssertionError", "", notes=notes)) == ["with n=5, xs=[]"]
 
 
 def test_a_tests_own_notes_are_told_and_hypothesis_are_not():
     failure = Failure(
-        "IndexError", "out of range", "expected KeyError: seat 9\nFalsifying example: test_g(\n    n=5,\n)"
+        "IndexError", "out of range", notes="seat 9 is not there\nFailing test case: test_g(\n    n=5,\n)"
     )
-    assert remarks(failure) == ["expected KeyError: seat 9"]
-
-
-def test_two_sides_named_by_the_test_are_the_results_and_are_told_once():
-    failure = Failure("AssertionError", "seat 9 is not there\nYour code: raised nothing\nExpected:  KeyError")
-    assert sides_of(failure) == ("raised nothing", "KeyError")
-    assert remarks(failure) == []
-
-
-def test_two_tuples_are_two_sides():
-    assert sides_of(Failure("AssertionError", "so\nassert ([], {0}) == ([1], {2})")) == ("([], {0})", "([1], {2})")
-    assert sides_of(Failure("AssertionError", "so\nassert (1 + 2) == 4")) == ("", "")
-
-
-def test_a_literal_in_a_result_is_the_expected_side():
-    failure = Failure("AssertionError", "why\nassert 3 in [1, 2]", did=["> assert 3 in got, 'why'"])
-    assert sides_of(failure) == ("[1, 2]", "something with 3")
+    assert remarks(failure) == ["seat 9 is not there"]
 
 
 def test_only_bytes_are_shortened_not_names_and_apostrophes():

@@ -28,7 +28,8 @@ class NoReading(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        assert name not in READS_A_VALUE, f"Tensor.{name} reads a value, which cannot be captured in a graph"
+        if name in READS_A_VALUE:
+            raise AssertionError(f"Tensor.{name} reads a value, which cannot be captured in a graph")
         return func(*args, **kwargs or {})
 
 

@@ -115,7 +115,7 @@ def test_without_a_checkpoint_a_request_starts_from_zeros():
     assert kv.hold("a").ends == [12, 20], "where it leaves what is stored, and its last whole block"
     assert kv.states.seen.get(kv.slot_of("a")) == (), "a slot is zeroed when it is handed out"
     kv.allocate("b", PROMPT, "other namespace")
-    assert kv.slot_of("b") not in [kv.slot_of("a")], "each request has a slot of its own"
+    assert kv.slot_of("b") != kv.slot_of("a"), "each request has a slot of its own"
 
 
 def test_the_checkpoint_that_was_copied_counts_as_used():

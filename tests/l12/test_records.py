@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mini_engine.tiers.keys import KEY_BYTES, Identity, chain
 from mini_engine.tiers.records import CRC, HEADER, MAGIC, VERSION, BadRecord, Kind, Record, Wanted, unpack
-from tests.support import must_raise
+from tests.support import OneOf, must_raise
 
 ROOT = Path(__file__).resolve().parents[2]
 IDENTITY = Identity("weights", "config", "float32", 16)
@@ -117,7 +117,7 @@ def test_a_header_of_another_kind_is_refused_even_with_the_right_crc(change, rea
     ((field, value),) = change.items()
     with must_raise(BadRecord, f"the header says {field} = {value!r}, and the CRC is right: raise BadRecord") as caught:
         unpack(intact(**change))
-    assert caught.value.reason in reason.split(), "what cannot be read must be counted as what it is"
+    assert caught.value.reason == OneOf(*reason.split()), "what cannot be read must be counted as what it is"
 
 
 def test_unpack_needs_to_know_nothing_about_the_record():

@@ -48,7 +48,7 @@ def test_heads_that_cannot_be_shared_evenly_are_refused(num_ranks):
     ) as caught:
         share_of(config_of(8, 4, 96), num_ranks)
     told = set(re.findall(r"\d+", str(caught.value)))
-    assert {"1", "2", "4"} <= told, f"the message must say that 1, 2 and 4 ranks are possible: {caught.value}"
+    assert told >= {"1", "2", "4"}, f"the message must say that 1, 2 and 4 ranks are possible: {caught.value}"
 
 
 @pytest.mark.parametrize(

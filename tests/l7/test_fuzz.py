@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mini_engine.server.protocol import ChatRequest, CompletionRequest
 from tests.l7.service import Service
+from tests.support import OneOf
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -66,7 +67,7 @@ def test_any_parameters_are_answered_or_refused(server: Service, path, data):
 @given(data=st.binary(max_size=60))
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_refused(server: Service, data):
-    assert server.post("/v1/completions", data).status in (400, 413)
+    assert server.post("/v1/completions", data).status == OneOf(400, 413)
 
 
 @given(path=st.text("/v1chatmodels.%?#:@é\n ", max_size=20), method=st.sampled_from(["GET", "POST", "PUT", "DELETE"]))
@@ -79,7 +80,7 @@ def test_any_path_is_found_or_not(server: Service, path, method):
 
 def test_the_description_names_every_route(server: Service):
     described = server.get("/openapi.json").body
-    assert {*PATHS, "/v1/models", "/health", "/metrics"} <= set(described["paths"])
+    assert set(described["paths"]) >= {*PATHS, "/v1/models", "/health", "/metrics"}
     fields = described["components"]["schemas"]["CompletionRequest"]
     assert fields["additionalProperties"] is False and "max_tokens" in fields["properties"]
 

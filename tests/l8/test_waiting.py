@@ -258,7 +258,7 @@ class World:
             twin = other.request
             same = twin.namespace == namespace and twin.token_ids[:end] == tokens[:end]
             if same and end < len(tokens) and end <= self.admitted_with[twin]:
-                assert not other.start < end or other.stop <= start, (
+                assert other.start >= end or other.stop <= start, (
                     f"{chunk.request.id} begins with tokens {start} … {end - 1}, and {twin.id} computes "
                     f"{other.start} … {other.stop - 1} of them in the same step: it should have waited"
                 )

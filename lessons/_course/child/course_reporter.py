@@ -14,9 +14,9 @@ import course_overlay
 import pytest
 from _pytest.runner import runtestprotocol
 from course_deadline import HUNG, Deadline, TookTooLong
-from course_failure import compared, describe, where
+from course_failure import describe, where
+from course_sides import LastSides, of_comparison, value
 from course_swaps import Experiments, as_found
-from course_tensors import LastPair
 
 REPORT = "KV_COURSE_REPORT"
 ORDER = "KV_COURSE_ORDER"
@@ -35,7 +35,7 @@ class Reporter:
         self.seconds = seconds
         self.groups = groups
         self.hangs = 0
-        self.unequal = LastPair()
+        self.seen: LastSides | None = None
         self.experiments = Experiments()
         self.doubtful: set[str] = set()  # failed tests of which the cause may be found by experiment
         self.is_experiment = False
@@ -86,8 +86,8 @@ class Reporter:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
-        self.unequal = LastPair()
-        with self.deadline(item), self.unequal:
+        self.seen = LastSides(item.config.rootpath)
+        with self.deadline(item), self.seen:
             return (yield)
 
     @pytest.hookimpl(trylast=True)
@@ -105,14 +105,15 @@ class Reporter:
         self.write("start", test=nodeid)
 
     def pytest_assertrepr_compare(self, config, op: str, left, right) -> list[str]:
-        return compared(op, left, right)
+        if self.seen:
+            self.seen.note(lambda: of_comparison(op, left, right))
+        return [f"{value(left)} {op} {value(right)}"]
 
     def pytest_exception_interact(self, node, call, report) -> None:
         if self.is_experiment:
             return
         error = call.excinfo.value
-        found = describe(error, node)
-        found["tensors"] = self.unequal.shown(found["message"])
+        found = describe(error, node, self.seen or LastSides(node.config.rootpath))
         self.write("exception", test=node.nodeid, stdout=report.capstdout[-MOST_OUTPUT:], **found)
         if isinstance(error, TookTooLong):
             self._after_a_hang(node.session)
