@@ -1,14 +1,11 @@
 """Course machinery. Finds the task that a failure belongs to; the clearest sign first."""
 
 import ast
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from lessons._course.catalog import Bug, Lesson, Task, covers
-from lessons._course.report import Failure, Report, TestResult
-from lessons._course.result import calls_of
+from lessons._course.report import Report, TestResult
 from lessons._course.starter import definitions
 from lessons._course.student import StudentFile
 
@@ -42,7 +39,7 @@ class Attribution:
     def of_test(self, result: TestResult, bugs: Iterable[Bug]) -> Blame | None:
         """Return the task of a failed test: the one that an experiment found, or else the test's own.
 
-        Of a test of no task: the one whose code raised, a pitfall's, or the one that it names.
+        Of a test of no task: the one whose code raised, or likely a pitfall's.
         """
         failure = result.failure
         owners = [task for task in self.lesson.tasks if any(covers(test, result.test) for test in task.tests)]
@@ -53,8 +50,7 @@ class Attribution:
             return Blame(self.report.focus if self.report.focus in owners else owners[0])
         if failure and (task := self.of_frames([(path, line) for path, line, *_ in failure.frames])):
             return Blame(task)
-        tasks = [task for bug in bugs if (task := self.of_bug(bug))]
-        return self.likely([*tasks, *self._named(failure, result)])
+        return self.likely([task for bug in bugs if (task := self.of_bug(bug))])
 
     def of_frames(self, frames: Iterable[tuple[str, int]]) -> Task | None:
         """Return the task whose body holds the innermost of these (path, line)."""
@@ -89,42 +85,3 @@ class Attribution:
             return []
         tasks = self.lesson.tasks_in(file.module)
         return [(node.lineno, node.end_lineno or node.lineno, tasks[name]) for name, node in nodes if name in tasks]
-
-    def _named(self, failure: Failure | None, result: TestResult) -> list[Task]:
-        """Return the tasks whose symbol the failing lines call, innermost first, then those that the test calls."""
-        if failure is None:
-            return []
-        texts = [text or "" for _, _, _, text in reversed(failure.frames)]
-        if calls := calls_of(failure):
-            texts += [body_of(self._source_of(result), rule) for rule in map(name_of_call, reversed(calls))]
-        return [task for text in [*texts, *reversed(failure.did)] for task in self._called_in(text)]
-
-    def _called_in(self, text: str) -> list[Task]:
-        """Return the tasks whose symbol is called in `text`, the last call first."""
-        names = {target.symbol.rpartition(".")[2]: task for task in self.lesson.tasks for target in task.targets}
-        found = {name: text.rfind(f"{name}(") for name in names if re.search(rf"\b{name}\(", text)}
-        return [names[name] for name in sorted(found, key=lambda name: -found[name])]
-
-    def _source_of(self, result: TestResult) -> str:
-        # a test's id is relative to the root, above the modules' `mini_engine`
-        roots = [Path(str(file.reference).removesuffix(file.module)) for file in self.files]
-        path = next(iter(roots), Path()) / result.test.partition("::")[0]
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def name_of_call(call: str) -> str:
-    found = re.search(r"state\.(\w+)\(", call)
-    return found[1] if found else ""
-
-
-def body_of(source: str, name: str, depth: int = 2) -> str:
-    """Return the source of the function `name`, followed by that of the functions of this file that it calls."""
-    if not name or not depth:
-        return ""
-    try:
-        nodes = [node for _, node in definitions(ast.parse(source)) if node.name == name]
-    except SyntaxError:
-        return ""
-    text = "\n".join(ast.get_source_segment(source, node) or "" for node in nodes)
-    called = dict.fromkeys(re.findall(r"\.(\w+)\(", text))
-    return "\n".join([text, *(body_of(source, inner, depth - 1) for inner in called if inner != name)])
