@@ -114,7 +114,7 @@ class Explainer:
             advice.lines.append(f"Task {blame.task.number} was done before: a later change broke it.")
         if failure and failure.stdout.strip():
             advice.lines += [PRINTED, *("  " + line for line in shortened(failure.stdout).splitlines())]
-        advice.lines.append(f"Test: {bad.test}")
+        advice.name_test(bad.test)
         advice.commands = self.at.after_red(blame)
         advice.result = self._result(bad, blame, did, got, expected, hints)
         return advice
@@ -154,7 +154,7 @@ class Explainer:
     def _ran_into(self, number: int, bad: TestResult, report: Report) -> Advice:
         """Describe a test that called a task that is not written."""
         advice = self.unwritten(self.lesson.task(number), report.tasks_done)
-        advice.lines.append(f"Test: {bad.test}")
+        advice.name_test(bad.test)
         advice.failure = bad.failure
         return advice
 
@@ -173,7 +173,9 @@ class Explainer:
         task = attribution.of_frames([(path, line) for path, line, *_ in failure.frames]) if failure else None
         status = "hung" if is_hang(bad) else "error"
         result = Result(status, task.number if task else None, got=cause(failure) if failure else "", hint=lines[-1])
-        return Advice(headline, where, [*lines, f"Test: {bad.test}"], failure=failure, result=result)
+        advice = Advice(headline, where, lines, failure=failure, result=result)
+        advice.name_test(bad.test)
+        return advice
 
     def _trouble(self, trouble: str) -> Advice:
         first, *rest = trouble.splitlines()

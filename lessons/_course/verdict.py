@@ -125,8 +125,7 @@ def is_doubtful(advice: Advice, files: Sequence[StudentFile]) -> bool:
 
 def fails_with_the_reference(advice: Advice, lesson: Lesson, places: Places, limits: dict[str, Any]) -> bool:
     """Whether the failed test fails with the reference in place of the student's files, too."""
-    test = next((line.removeprefix("Test: ") for line in advice.lines if line.startswith("Test: ")), "")
-    again = Check(lesson, places, only=[test], files=[], **limits).run()
+    again = Check(lesson, places, only=[advice.test], files=[], **limits).run()
     return bool(again.trouble) or again.first_bad is not None
 
 
