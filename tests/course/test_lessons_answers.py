@@ -1,8 +1,8 @@
 """Course machinery. Right answers pass in silence; wrong ones fail at their own task, with a message about the mistake.
 
-Without these tests, a right answer could be refused, and a wrong one pass or be told of another task. The answers are in
-each lesson's `answers.toml`; the verdicts in tests/course/transcripts, to be read as text: status, task and headline of
-each, and one whole example of each kind. `--record` rewrites them.
+Without these tests, a right answer could be refused, and a wrong one pass or be told of another task. The answers
+are in each lesson's `answers.toml`; the verdicts in tests/course/transcripts, to be read as text: status, task and
+headline of each, and one whole example of each kind. `--record` rewrites them.
 """
 
 import io
