@@ -144,7 +144,7 @@ class StateMemory:
             self.states.copy_states(self.holds[request_id].slots[0], slot)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
-        """Forget the states of drafts. The request's own state cannot forget a token that it has seen.
+        """Forget the states behind more tokens. The request's own state cannot forget a token that it has seen.
 
         Raises:
             ValueError: fewer tokens than have been computed; nothing was changed.
@@ -155,8 +155,9 @@ class StateMemory:
                 f"cannot keep {num_tokens} of {hold.num_computed} computed tokens: a recurrent state cannot be rolled "
                 "back; free the request and compute it again"
             )
-        self.free_slots += hold.slots[1:]
-        hold.slots = hold.slots[:1]
+        kept = max(1, num_tokens + 1 - hold.num_fed)  # the first state is behind num_fed tokens
+        self.free_slots += hold.slots[kept:]
+        hold.slots = hold.slots[:kept]
 
     def free(self, request_id: str) -> None:
         """Zero the request's state; its slots are free again."""

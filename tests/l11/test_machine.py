@@ -142,9 +142,13 @@ class World:
             self.write(name, [*tokens, *drafts], start + 1 + index, start + 2 + index, slot)
         standing = chance.randrange(count + 1)
         tokens += [*drafts[:standing], chance.randrange(3)]
+        is_first = chance.random() < 0.5  # what does not stand may be cut off before or after the rest is committed
+        if is_first:
+            self.kv.truncate(name, start + 1 + standing)
         for stop in range(start + 1, start + 2 + standing):
             self.kv.commit(name, tokens, stop)
-        self.kv.truncate(name, stop)
+        if not is_first:
+            self.kv.truncate(name, stop)
         self.taken_back += count - standing
         assert len(self.kv.memory.slots_of(name)) == 1, "the states of wrong guesses are free again"
 
