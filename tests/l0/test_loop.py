@@ -158,19 +158,6 @@ def test_the_prompt_is_not_modified(stub_choice):
     assert prompt == [1, 2, 3], "the caller's list changed: copy the prompt before appending to it"
 
 
-def test_no_new_tokens_means_no_forward_pass(stub_choice):
-    model, sequence = CountingModel(), LastTwo()
-    out = loop.generate(model, None, sequence, [1], 0)
-    assert out == [], "max_new_tokens is 0: the answer is empty"
-    assert model.fed == [], f"max_new_tokens is 0, and the model ran on {model.fed}"
-    assert sequence.events == [], "max_new_tokens is 0: there is no step, so nothing is planned"
-
-
-def test_the_prompt_is_checked_even_if_no_new_tokens_are_wanted(stub_choice):
-    with must_raise(UserError, "max_new_tokens is 0 and the prompt is empty: model.config.check_prompt refuses it"):
-        loop.generate(CountingModel(), None, LastTwo(), [], 0)
-
-
 def test_the_prompt_is_checked_before_anything_is_planned(stub_choice):
     events = []
     with must_raise(UserError, "an empty prompt cannot be continued: model.config.check_prompt refuses it"):
@@ -186,6 +173,19 @@ def test_the_check_knows_how_many_tokens_are_wanted(stub_choice):
     assert checks[-1:] == [([7, 8], 3)], (
         "check_prompt must know the prompt and max_new_tokens: together they must fit the model's positions"
     )
+
+
+def test_no_new_tokens_means_no_forward_pass(stub_choice):
+    model, sequence = CountingModel(), LastTwo()
+    out = loop.generate(model, None, sequence, [1], 0)
+    assert out == [], "max_new_tokens is 0: the answer is empty"
+    assert model.fed == [], f"max_new_tokens is 0, and the model ran on {model.fed}"
+    assert sequence.events == [], "max_new_tokens is 0: there is no step, so nothing is planned"
+
+
+def test_the_prompt_is_checked_even_if_no_new_tokens_are_wanted(stub_choice):
+    with must_raise(UserError, "max_new_tokens is 0 and the prompt is empty: model.config.check_prompt refuses it"):
+        loop.generate(CountingModel(), None, LastTwo(), [], 0)
 
 
 @pytest.mark.parametrize("count", [1, 3])

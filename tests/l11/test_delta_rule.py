@@ -41,20 +41,20 @@ def test_without_a_key_the_state_only_fades():
     )
 
 
-def test_a_step_fades_the_state_corrects_it_and_reads_it():
-    parts, state = inputs(1), torch.randn(HEADS, D_K, D_V)
-    out, after = recurrent_step(state[None].clone(), *parts)
-    want_out, want_state = oracle(state, *parts)
-    assert torch.allclose(after[0].double(), want_state, atol=1e-6), "fade the state first, then write the difference"
-    assert torch.allclose(out.double(), want_out, atol=1e-6), "the output reads the state after the token was written"
-
-
 def test_with_beta_0_a_token_writes_nothing():
     (q, k, v, g, beta), state = inputs(1), torch.randn(1, HEADS, D_K, D_V)
     _, after = recurrent_step(state.clone(), q, k, v, g, torch.zeros_like(beta))
     assert torch.allclose(after, state * g.exp()[..., None, None], atol=1e-6), (
         "beta is the part of the difference that is written; with beta 0 the state only fades, by e^g"
     )
+
+
+def test_a_step_fades_the_state_corrects_it_and_reads_it():
+    parts, state = inputs(1), torch.randn(HEADS, D_K, D_V)
+    out, after = recurrent_step(state[None].clone(), *parts)
+    want_out, want_state = oracle(state, *parts)
+    assert torch.allclose(after[0].double(), want_state, atol=1e-6), "fade the state first, then write the difference"
+    assert torch.allclose(out.double(), want_out, atol=1e-6), "the output reads the state after the token was written"
 
 
 def test_what_a_token_wrote_is_read_back_with_its_key():

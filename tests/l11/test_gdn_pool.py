@@ -79,22 +79,19 @@ def test_a_reset_zeroes_these_slots_in_every_layer_and_no_others(slots):
         assert torch.equal(tensor[:, kept], was[:, kept]), f"reset_states({sorted(gone)}) changed another {name} state"
 
 
-def test_a_reset_and_a_copy_write_into_the_pool_s_own_tensors():
-    states = filled()
-    layers = [states.get_layer_state(layer) for layer in range(3)]
-    states.reset_states([1])
-    states.copy_states(2, 3)
-    for recurrent, conv in layers:
-        why = "write in place: views of a layer, and recorded steps, go on reading the tensors that the pool began with"
-        assert not recurrent[1].any() and not conv[1].any(), why
-        assert torch.equal(recurrent[3], recurrent[2]) and torch.equal(conv[3], conv[2]), why
-
-
 def test_resetting_nothing_changes_nothing():
     states = filled()
     states.reset_states([])
     states.reset_states(torch.tensor([], dtype=torch.int64))
     assert states.recurrent_state.all()
+
+
+@pytest.mark.parametrize("wrong", [6, -1])
+def test_a_reset_outside_the_pool_is_refused(wrong):
+    states = filled()
+    with refused(f"reset_states([1, {wrong}]) must raise ValueError: the pool has slots 0 … 5"):
+        states.reset_states([1, wrong])
+    assert states.recurrent_state.all(), "nothing may be reset if one slot is wrong: check all of them first"
 
 
 def test_a_copy_covers_every_layer_and_both_states():
@@ -124,12 +121,15 @@ def test_a_copy_outside_the_pool_or_into_padding_is_refused(source, target):
     assert torch.equal(states.recurrent_state, before), "a refused copy must write nothing"
 
 
-@pytest.mark.parametrize("wrong", [6, -1])
-def test_a_reset_outside_the_pool_is_refused(wrong):
+def test_a_reset_and_a_copy_write_into_the_pool_s_own_tensors():
     states = filled()
-    with refused(f"reset_states([1, {wrong}]) must raise ValueError: the pool has slots 0 … 5"):
-        states.reset_states([1, wrong])
-    assert states.recurrent_state.all(), "nothing may be reset if one slot is wrong: check all of them first"
+    layers = [states.get_layer_state(layer) for layer in range(3)]
+    states.reset_states([1])
+    states.copy_states(2, 3)
+    for recurrent, conv in layers:
+        why = "write in place: views of a layer, and recorded steps, go on reading the tensors that the pool began with"
+        assert not recurrent[1].any() and not conv[1].any(), why
+        assert torch.equal(recurrent[3], recurrent[2]) and torch.equal(conv[3], conv[2]), why
 
 
 def test_track_slots_lie_behind_the_working_slots_and_run_out_with_none():

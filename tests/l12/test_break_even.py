@@ -71,21 +71,6 @@ def asked(host, disk, start=0, stop=10, min_tokens=ALWAYS):
     return [Text.KEYS.index(one.key) - 1 for one in store.wanted(Text(), start, stop)]
 
 
-def test_what_is_asked_for_ends_where_the_first_block_is_missing():
-    assert asked(range(4), []) == [0, 1, 2, 3], "host memory has blocks 0 … 3"
-    assert asked([0, 1, 3, 4], [2]) == [0, 1, 2, 3, 4], "a block may be in either tier"
-    assert asked([0, 1, 3, 4], []) == [0, 1], "K and V behind a missing block are no use"
-    assert asked([1, 2, 3], []) == [], "the first block is missing"
-    assert asked([0, 1], [3, 4]) == [0, 1], "block 2 is missing: K and V that the disk has behind it are no use"
-    assert asked([], [1, 2, 3]) == [], "the first block is missing, so what the disk has behind it is no use"
-    assert asked([0], [1, 3]) == [0, 1], "block 2 is missing: the disk's run ends there"
-
-
-def test_only_the_part_that_the_tree_lacks_is_asked_for():
-    assert asked(range(10), [], start=3, stop=7) == [3, 4, 5, 6], "of blocks start … stop - 1"
-    assert asked(range(10), range(10), start=4, stop=4) == [], "the tree has all of it"
-
-
 def test_nothing_to_bring_back_does_not_pay():
     assert asked([], []) == asked([], [], min_tokens=MinTokens(0, 0)) == [], "nothing is there to be brought back"
 
@@ -106,6 +91,21 @@ def test_from_the_break_even_on_it_pays():
         why = f"{count * SIZE} tokens {'pay' if pays else 'do not pay'} where both take the same time at 64"
         assert asked(range(count), [], min_tokens=MinTokens(host=exact.num_tokens)) == want, why
         assert asked([], range(count), min_tokens=MinTokens(disk=exact.num_tokens)) == want, why
+
+
+def test_what_is_asked_for_ends_where_the_first_block_is_missing():
+    assert asked(range(4), []) == [0, 1, 2, 3], "host memory has blocks 0 … 3"
+    assert asked([0, 1, 3, 4], [2]) == [0, 1, 2, 3, 4], "a block may be in either tier"
+    assert asked([0, 1, 3, 4], []) == [0, 1], "K and V behind a missing block are no use"
+    assert asked([1, 2, 3], []) == [], "the first block is missing"
+    assert asked([0, 1], [3, 4]) == [0, 1], "block 2 is missing: K and V that the disk has behind it are no use"
+    assert asked([], [1, 2, 3]) == [], "the first block is missing, so what the disk has behind it is no use"
+    assert asked([0], [1, 3]) == [0, 1], "block 2 is missing: the disk's run ends there"
+
+
+def test_only_the_part_that_the_tree_lacks_is_asked_for():
+    assert asked(range(10), [], start=3, stop=7) == [3, 4, 5, 6], "of blocks start … stop - 1"
+    assert asked(range(10), range(10), start=4, stop=4) == [], "the tree has all of it"
 
 
 def test_a_disk_that_does_not_pay_leaves_what_host_memory_has():

@@ -116,6 +116,13 @@ def test_with_beta_0_load_is_ignored():
     assert policy.choose(PROMPT, {"x": 0.0, "y": 1000.0, "z": 0.0}) == "y", "pure affinity: this is the pile-up"
 
 
+def test_a_choice_alone_notes_nothing():
+    policy = PrefixScore()
+    policy.choose(PROMPT, {"x": 0.0, "y": 0.0})
+    known = {name: view.matched(PROMPT) for name, view in policy.seen.items()}
+    assert known == {"x": 0, "y": 0}, "the request may still go elsewhere; `sent` says where it went"
+
+
 @pytest.mark.parametrize("order", ["xyz", "zyx", "yzx"])
 def test_of_equal_scores_the_least_loaded_wins_then_the_one_that_holds_least(order):
     policy = policy_that_knows(x=["other"], beta=0.0)
@@ -141,13 +148,6 @@ def test_a_negative_beta_is_refused():
 
 
 # ---------------------------------------------------------------- what is believed
-
-
-def test_a_choice_alone_notes_nothing():
-    policy = PrefixScore()
-    policy.choose(PROMPT, {"x": 0.0, "y": 0.0})
-    known = {name: view.matched(PROMPT) for name, view in policy.seen.items()}
-    assert known == {"x": 0, "y": 0}, "the request may still go elsewhere; `sent` says where it went"
 
 
 def test_a_new_replica_s_view_has_the_capacity_of_its_cache():

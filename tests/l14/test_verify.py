@@ -23,15 +23,6 @@ TOKENS = st.lists(st.integers(0, 2), max_size=6)
 ANY_LOAD = 2**20
 
 
-@given(TOKENS, TOKENS)
-def test_the_tokens_up_to_the_first_wrong_draft_stand_and_the_one_chosen_instead(drafts, more):
-    chosen = (more + [0] * 7)[: len(drafts) + 1]
-    equal = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(drafts, chosen, strict=False))))
-    assert num_emitted(drafts, chosen) == equal + 1, (
-        f"{equal} of {len(drafts)} drafts come before the first wrong one; with the token chosen next {equal + 1} stand"
-    )
-
-
 def test_without_a_right_draft_a_step_still_yields_a_token():
     assert num_emitted([], [5]) == 1, "row 0 has seen no draft, so its token is right whatever was guessed"
     assert num_emitted([7, 8], [5, 8, 9]) == 1, "the second draft was seen behind a wrong one"
@@ -39,6 +30,15 @@ def test_without_a_right_draft_a_step_still_yields_a_token():
         "draft 5 is what row 0 chose, so row 1's token stands too; draft 8 is not what row 1 chose"
     )
     assert num_emitted([5, 8], [5, 8, 9]) == 3, "the last row's token is right too: the bonus"
+
+
+@given(TOKENS, TOKENS)
+def test_the_tokens_up_to_the_first_wrong_draft_stand_and_the_one_chosen_instead(drafts, more):
+    chosen = (more + [0] * 7)[: len(drafts) + 1]
+    equal = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(drafts, chosen, strict=False))))
+    assert num_emitted(drafts, chosen) == equal + 1, (
+        f"{equal} of {len(drafts)} drafts come before the first wrong one; with the token chosen next {equal + 1} stand"
+    )
 
 
 def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
@@ -52,6 +52,14 @@ def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
     assert chunk.request is request and request.token_ids == [1, 2, 3, 4], "a guess is no token of the request"
 
 
+def test_without_drafts_a_chunk_stays_as_it_is():
+    chunk = Chunk(request_of([1, 2, 3], [4]), 3, 4, array("i", [1, 2]))
+    same = with_drafts(chunk, [])
+    assert (same.start, same.stop, same.num_logits, list(same.drafts)) == (3, 4, 1, []), (
+        "without drafts it feeds its own token, and samples one row"
+    )
+
+
 def test_each_row_samples_for_the_answer_that_it_saw():
     request = request_of([1, 2, 3], [4], seed=7)
     rows = sample_rows(request, [5, 6])
@@ -60,14 +68,6 @@ def test_each_row_samples_for_the_answer_that_it_saw():
     assert [row.seed for row in rows] == [request.seed] * 3, "all rows have the seed of the request"
     assert [row.prompt_ids for row in rows] == [[1, 2, 3]] * 3, "the prompt is what it was"
     assert request.output_ids == [4], "the request's own answer does not change: what was guessed may be wrong"
-
-
-def test_without_drafts_a_chunk_stays_as_it_is():
-    chunk = Chunk(request_of([1, 2, 3], [4]), 3, 4, array("i", [1, 2]))
-    same = with_drafts(chunk, [])
-    assert (same.start, same.stop, same.num_logits, list(same.drafts)) == (3, 4, 1, []), (
-        "without drafts it feeds its own token, and samples one row"
-    )
 
 
 @pytest.mark.parametrize("params", [dict(temperature=1, seed=3), dict(temperature=0, frequency_penalty=1.5)])

@@ -126,6 +126,15 @@ def test_free_leaves_the_callers_list_alone():
     assert blocks == [2, 0], "the list belongs to the caller"
 
 
+def test_a_double_free_is_refused():
+    allocator = four_blocks([0, 1])
+    allocator.free([1])
+    with must_raise(ValueError, "block 1 was freed before; on the free list twice, two requests would share it"):
+        allocator.free([1])
+    count = allocator.free_blocks.count(1)
+    assert count == 1, f"block 1 is on the free list {count} times: two requests would share it"
+
+
 @pytest.mark.parametrize(
     "blocks, why",
     [
@@ -143,15 +152,6 @@ def test_a_bad_free_is_refused_and_changes_nothing(blocks, why):
     with must_raise(ValueError, f"blocks 0 and 1 are held; free({blocks}): {why}"):
         allocator.free(blocks)
     unchanged(allocator, before, f"free({blocks}) was refused, and was carried out in part")
-
-
-def test_a_double_free_is_refused():
-    allocator = four_blocks([0, 1])
-    allocator.free([1])
-    with must_raise(ValueError, "block 1 was freed before; on the free list twice, two requests would share it"):
-        allocator.free([1])
-    count = allocator.free_blocks.count(1)
-    assert count == 1, f"block 1 is on the free list {count} times: two requests would share it"
 
 
 @pytest.mark.parametrize("num_slots, block_size", [(100, 16), (8, 16), (16, 0), (0, 16), (-16, 16)])

@@ -134,12 +134,12 @@ def test_a_decode_far_behind_the_prompt_follows_cur_len():
 
 
 @pytest.mark.parametrize("plan, cur_len", [(plan_prefill, 0), (plan_decode, 5)], ids=["prefill", "decode"])
-def test_a_plan_does_not_modify_the_request(plan, cur_len):
-    request = holding(5, [5, 2], cur_len=cur_len)
-    plan(request, CPU)
-    assert request == holding(5, [5, 2], cur_len=cur_len), (
-        "a plan only reads the request: cur_len grows in commit, after the step has run"
-    )
+def test_indices_are_one_dimensional_int64(plan, cur_len):
+    meta = plan(holding(5, [5, 2], cur_len=cur_len), CPU)
+    for name in ("positions", "slot_mapping", "kv_indices"):
+        tensor = getattr(meta, name)
+        assert tensor.dim() == 1, f"{name} must be one-dimensional, a plain list of indices"
+        assert tensor.dtype == torch.int64, f"{name}: torch indexes with int64"
 
 
 @pytest.mark.parametrize("plan, cur_len", [(plan_prefill, 0), (plan_decode, 5)], ids=["prefill", "decode"])
@@ -151,12 +151,12 @@ def test_a_plan_is_on_the_device_it_is_given(plan, cur_len):
 
 
 @pytest.mark.parametrize("plan, cur_len", [(plan_prefill, 0), (plan_decode, 5)], ids=["prefill", "decode"])
-def test_indices_are_one_dimensional_int64(plan, cur_len):
-    meta = plan(holding(5, [5, 2], cur_len=cur_len), CPU)
-    for name in ("positions", "slot_mapping", "kv_indices"):
-        tensor = getattr(meta, name)
-        assert tensor.dim() == 1, f"{name} must be one-dimensional, a plain list of indices"
-        assert tensor.dtype == torch.int64, f"{name}: torch indexes with int64"
+def test_a_plan_does_not_modify_the_request(plan, cur_len):
+    request = holding(5, [5, 2], cur_len=cur_len)
+    plan(request, CPU)
+    assert request == holding(5, [5, 2], cur_len=cur_len), (
+        "a plan only reads the request: cur_len grows in commit, after the step has run"
+    )
 
 
 @pytest.mark.parametrize("cur_len, fed", [(0, 6), (5, 1), (4, 2)])

@@ -50,12 +50,6 @@ def check_against(process, logits, rows, theirs):
         )
 
 
-def test_a_removed_token_stays_removed_by_a_penalty():
-    logits = torch.tensor([[NEVER, 1.0]])
-    processors.penalise_repetition(logits, [row([0], repetition_penalty=2)])
-    assert logits.tolist() == [[NEVER, 1]], "a token that cannot be chosen has minus infinity and keeps it"
-
-
 def test_repetition_penalty_lowers_positive_and_negative_logits():
     logits = torch.tensor([[2.0, -2.0, 0.0, 2.0, -2.0]])
     processors.penalise_repetition(logits, [row([0, 1, 2], repetition_penalty=2)])
@@ -105,6 +99,12 @@ def test_no_pad_id_is_penalised_when_histories_differ_in_length(penalty):
     )
 
 
+def test_a_removed_token_stays_removed_by_a_penalty():
+    logits = torch.tensor([[NEVER, 1.0]])
+    processors.penalise_repetition(logits, [row([0], repetition_penalty=2)])
+    assert logits.tolist() == [[NEVER, 1]], "a token that cannot be chosen has minus infinity and keeps it"
+
+
 def test_an_empty_history_changes_nothing():
     logits = torch.full((2, 3), 8.0)
     processors.penalise_output(logits, [row([1], [], presence_penalty=1), row([1], [2], presence_penalty=1)])
@@ -149,6 +149,14 @@ def test_an_end_token_cannot_come_first_when_min_tokens_is_1():
     assert kept(logits) == [[0], [0]], why
 
 
+def test_each_row_holds_back_its_own_stop_ids():
+    logits = torch.zeros(3, 4)
+    processors.apply_min_tokens(logits, [row(stop_ids={0}, min_tokens=1), row(stop_ids={2, 3}, min_tokens=1), row()])
+    assert kept(logits) == [[1, 2, 3], [0, 1], [0, 1, 2, 3]], (
+        "rows hold back {0}, {2, 3} and nothing: each its own stop ids, and none without min_tokens"
+    )
+
+
 def test_the_prompt_does_not_count_towards_min_tokens():
     logits = torch.zeros(1, 3)
     processors.apply_min_tokens(logits, [row([0] * 9, [0], stop_ids={1}, min_tokens=2)])
@@ -159,14 +167,6 @@ def test_other_logits_keep_their_values_while_stop_ids_are_held_back():
     logits = torch.tensor([[3.0, 2.0, -1.0]])
     processors.apply_min_tokens(logits, [row(stop_ids={1}, min_tokens=1)])
     assert logits.tolist() == [[3, NEVER, -1]], "only the stop id becomes NEVER, minus infinity"
-
-
-def test_each_row_holds_back_its_own_stop_ids():
-    logits = torch.zeros(3, 4)
-    processors.apply_min_tokens(logits, [row(stop_ids={0}, min_tokens=1), row(stop_ids={2, 3}, min_tokens=1), row()])
-    assert kept(logits) == [[1, 2, 3], [0, 1], [0, 1, 2, 3]], (
-        "rows hold back {0}, {2, 3} and nothing: each its own stop ids, and none without min_tokens"
-    )
 
 
 def test_top_p_keeps_the_token_that_crosses_the_threshold():
@@ -196,20 +196,6 @@ def test_top_p_1_keeps_every_token_that_can_be_drawn():
     assert kept(logits) == [[0, 1, 2]], "top_p = 1 is off: every token can be drawn"
 
 
-def test_top_p_keeps_no_more_tokens_where_some_tie():
-    logits = torch.zeros(1, 5)
-    processors.keep_top_p(logits, [row(top_p=0.5)])
-    assert [len(ids) for ids in kept(logits)] == [3], (
-        "three of five equally likely tokens reach 0.5, whichever they are; the smallest set has no fourth"
-    )
-
-
-def test_a_set_that_reaches_top_p_exactly_is_enough():
-    logits = torch.zeros(1, 4)
-    processors.keep_top_p(logits, [row(top_p=0.5)])
-    assert [len(ids) for ids in kept(logits)] == [2], "two of four equally likely tokens add up to 0.5 and reach it"
-
-
 def test_top_p_leaves_kept_logits_unchanged():
     logits = logs([0.5, 0.3, 0.2])
     processors.keep_top_p(logits, [row(top_p=0.6)])
@@ -220,6 +206,20 @@ def test_top_p_counts_only_what_earlier_steps_kept():
     logits = torch.cat([logs([0.2, 0.15, 0.12]), torch.full((1, 3), NEVER)], dim=1)
     processors.keep_top_p(logits, [row(top_p=0.6)])
     assert kept(logits) == [[0, 1]], "three tokens remain, and the probabilities are those among them: they add up to 1"
+
+
+def test_a_set_that_reaches_top_p_exactly_is_enough():
+    logits = torch.zeros(1, 4)
+    processors.keep_top_p(logits, [row(top_p=0.5)])
+    assert [len(ids) for ids in kept(logits)] == [2], "two of four equally likely tokens add up to 0.5 and reach it"
+
+
+def test_top_p_keeps_no_more_tokens_where_some_tie():
+    logits = torch.zeros(1, 5)
+    processors.keep_top_p(logits, [row(top_p=0.5)])
+    assert [len(ids) for ids in kept(logits)] == [3], (
+        "three of five equally likely tokens reach 0.5, whichever they are; the smallest set has no fourth"
+    )
 
 
 def test_top_k_beyond_the_vocabulary_keeps_everything():

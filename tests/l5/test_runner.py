@@ -69,6 +69,14 @@ def test_kernel_tables_are_int32_and_torch_indices_int64():
         assert tensor.dtype == torch.int64, f"{name} is {tensor.dtype}; torch indexes with int64"
 
 
+def test_blocks_beyond_a_chunk_are_in_the_table_but_not_in_the_slots():
+    meta = plan_step([chunk(30, 4, 6, [9, 8, 7, 6])], 4, CPU).meta
+    assert meta.block_table.tolist() == [[9, 8, 7, 6]], "the table lists all blocks of the chunk's request"
+    assert meta.slot_mapping.tolist() == [32, 33], (
+        "tokens 4 and 5 are in the second block, 8: slots 8 * 4 and 8 * 4 + 1"
+    )
+
+
 def test_every_tensor_is_on_the_device():
     plan_step(MIXED, 4, CPU)
     meta = torch.device("meta")  # a device without memory, which every machine has
@@ -109,14 +117,6 @@ def test_python_loops_over_chunks_not_over_tokens():
         f"a chunk of 808 tokens takes {more} Python instructions more than one of 8: something loops over tokens in "
         "Python. A step has thousands of tokens: join slices of token_ids (chain), and compute positions and slots "
         "with array operations"
-    )
-
-
-def test_blocks_beyond_a_chunk_are_in_the_table_but_not_in_the_slots():
-    meta = plan_step([chunk(30, 4, 6, [9, 8, 7, 6])], 4, CPU).meta
-    assert meta.block_table.tolist() == [[9, 8, 7, 6]], "the table lists all blocks of the chunk's request"
-    assert meta.slot_mapping.tolist() == [32, 33], (
-        "tokens 4 and 5 are in the second block, 8: slots 8 * 4 and 8 * 4 + 1"
     )
 
 

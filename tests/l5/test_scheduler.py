@@ -252,6 +252,13 @@ def test_the_cost_is_that_of_all_its_tokens_and_of_its_namespace():
     )
 
 
+def test_tokens_that_already_have_kv_are_not_computed():
+    manager = CountingManager(usable=8, cached=8)
+    scheduler = scheduler_with(manager, waiting=[request_of(12, name="a")])
+    assert by_id(scheduler.admit(budget=16, spare=3)) == [("a", 8, 12)], "allocate said that 8 of 12 tokens have KV"
+    assert scheduler.running[0].num_cached_tokens == 8, "num_cached_tokens says how many tokens had KV on admission"
+
+
 def test_a_preempted_request_that_runs_again_keeps_its_first_num_cached_tokens():
     manager = CountingManager(usable=8, cached=8)
     request = request_of(12, name="a")
@@ -260,13 +267,6 @@ def test_a_preempted_request_that_runs_again_keeps_its_first_num_cached_tokens()
     assert (request.num_computed_tokens, request.num_cached_tokens) == (8, 3), (
         "8 tokens have KV now; num_cached_tokens is what was cached when the request was first admitted"
     )
-
-
-def test_tokens_that_already_have_kv_are_not_computed():
-    manager = CountingManager(usable=8, cached=8)
-    scheduler = scheduler_with(manager, waiting=[request_of(12, name="a")])
-    assert by_id(scheduler.admit(budget=16, spare=3)) == [("a", 8, 12)], "allocate said that 8 of 12 tokens have KV"
-    assert scheduler.running[0].num_cached_tokens == 8, "num_cached_tokens says how many tokens had KV on admission"
 
 
 def test_a_request_told_to_wait_keeps_its_place_and_the_next_may_start():

@@ -163,18 +163,6 @@ class Counted(list):
         return super().__getitem__(index)
 
 
-def test_a_token_costs_the_bytes_it_has_and_no_more():
-    """The cost of a token does not depend on the answer's length: an entry or two are looked up for each."""
-    table = Counted([b"one ", b"\xf0\x9f\x98", b"\x80"])
-    detokenizer, ids = Detokenizer(table), [0, 1, 2] * 100 + [1]
-    for token in ids:
-        detokenizer.push(token)
-    most = 3 * len(ids)  # looking twice at the same entry does no harm
-    assert table.looked_up <= most, f"{table.looked_up} lookups for {len(ids)} tokens: old tokens are decoded again"
-    held = detokenizer.decoder.getstate()[0]
-    assert len(held) <= 3, "at most three bytes of an unfinished character are held back"
-
-
 def test_every_byte_has_one_character():
     table = byte_of_character()
     assert sorted(table.values()) == list(range(256)), "256 stand-ins, one for each byte"
@@ -237,6 +225,18 @@ def test_bytes_that_cannot_become_a_character_are_shown_as_u_fffd():
     assert [detokenizer.push(token) for token in (0, 1, 2)] == ["\ufffd", "", "\ufffdA"], (
         "FF begins no character; F0 9F begins one that A does not continue. Decoding at once gives U+FFFD for each"
     )
+
+
+def test_a_token_costs_the_bytes_it_has_and_no_more():
+    """The cost of a token does not depend on the answer's length: an entry or two are looked up for each."""
+    table = Counted([b"one ", b"\xf0\x9f\x98", b"\x80"])
+    detokenizer, ids = Detokenizer(table), [0, 1, 2] * 100 + [1]
+    for token in ids:
+        detokenizer.push(token)
+    most = 3 * len(ids)  # looking twice at the same entry does no harm
+    assert table.looked_up <= most, f"{table.looked_up} lookups for {len(ids)} tokens: old tokens are decoded again"
+    held = detokenizer.decoder.getstate()[0]
+    assert len(held) <= 3, "at most three bytes of an unfinished character are held back"
 
 
 def holding(tokens):

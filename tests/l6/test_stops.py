@@ -29,17 +29,22 @@ def at_once(stops, text):
     return text, None
 
 
-@pytest.mark.parametrize("pieces", [["Hello END there"], ["Hello E", "ND there"], ["Hello ", "E", "N", "D", "!"]])
-def test_a_stop_string_split_over_several_pieces_ends_the_answer(pieces):
-    assert run(["END"], pieces) == ("Hello ", "END"), "expected the text before the stop string, and no part of it"
-
-
 def test_a_possible_beginning_of_a_stop_string_is_held_back():
     checker = StopChecker(["END"])
     assert tuple(checker.push("the EN")) == ("the ", None), "EN may become END: it must not be shown yet"
     assert tuple(checker.push("D")) == ("", "END"), (
         "(text to show, stop string): D completes END, and no part of it is shown"
     )
+
+
+def test_text_held_back_is_shown_once_it_cannot_become_a_stop_string():
+    checker = StopChecker(["END"])
+    assert tuple(checker.push("the EN")) == ("the ", None), "EN may become END"
+    assert tuple(checker.push("TRY")) == ("ENTRY", None), "no stop string begins with ENT: show it"
+
+
+def test_a_false_start_inside_a_stop_string():
+    assert run(["aab"], ["aa", "ab"]) == ("a", "aab"), "in aaab the stop string begins at the second a"
 
 
 def test_as_little_as_possible_is_held_back():
@@ -67,10 +72,9 @@ def test_nothing_is_held_back_after_a_stop_string():
     assert checker.finish() == "", "the answer has ended: what follows the stop string is dropped, not held back"
 
 
-def test_text_held_back_is_shown_once_it_cannot_become_a_stop_string():
-    checker = StopChecker(["END"])
-    assert tuple(checker.push("the EN")) == ("the ", None), "EN may become END"
-    assert tuple(checker.push("TRY")) == ("ENTRY", None), "no stop string begins with ENT: show it"
+@pytest.mark.parametrize("pieces", [["Hello END there"], ["Hello E", "ND there"], ["Hello ", "E", "N", "D", "!"]])
+def test_a_stop_string_split_over_several_pieces_ends_the_answer(pieces):
+    assert run(["END"], pieces) == ("Hello ", "END"), "expected the text before the stop string, and no part of it"
 
 
 def test_text_held_back_is_shown_at_the_end():
@@ -103,17 +107,13 @@ def test_of_two_that_end_together_the_longer_wins():
     assert run(["llo", "lo"], ["Hello"]) == ("He", "llo"), "in whatever order they are listed"
 
 
-def test_a_false_start_inside_a_stop_string():
-    assert run(["aab"], ["aa", "ab"]) == ("a", "aab"), "in aaab the stop string begins at the second a"
+def test_of_a_stop_string_that_comes_twice_the_first_counts():
+    assert run(["END"], ["one END two END"]) == ("one ", "END"), "the answer ends at the first END, not at the last"
 
 
 def test_without_stop_strings_everything_is_shown_at_once():
     assert tuple(StopChecker().push("END")) == ("END", None)
     assert tuple(StopChecker([""]).push("x")) == ("x", None), "an empty stop string must not stop anything"
-
-
-def test_of_a_stop_string_that_comes_twice_the_first_counts():
-    assert run(["END"], ["one END two END"]) == ("one ", "END"), "the answer ends at the first END, not at the last"
 
 
 def cases(count=3000):

@@ -56,23 +56,6 @@ def test_a_split_of_a_locked_node_keeps_both_halves_locked():
     assert (upper.queued, trunk.queued) == (False, True), "the eviction queue has an entry for the lower half only"
 
 
-def test_a_split_keeps_the_namespace():
-    tree = RadixTree(SIZE)
-    node = hang(tree, tree.root, (1, 2), (5, 6), namespace="ours")
-    upper = node.split(1, tree.width)
-    assert (upper.label, node.label) == (("ours", key_of(tokens(1))), ("ours", key_of(tokens(2)))), (
-        "a label is (namespace, the tokens of the first block), and both halves stay in their namespace"
-    )
-
-
-def test_the_root_cannot_be_split():
-    tree, *_ = small_tree()
-    children = dict(tree.root.children)
-    with refused("split must raise ValueError: the root has no edge to split"):
-        tree.root.split(0, tree.width)
-    assert tree.root.children == children and tree.root.parent is None, "a refused split must change nothing"
-
-
 def test_after_a_split_the_lower_half_is_the_same_node():
     tree, trunk, leaf, _ = small_tree()
     trunk.split(1, tree.width)
@@ -90,6 +73,23 @@ def test_a_split_keeps_the_age_of_the_lower_part():
     )
 
 
+def test_a_split_keeps_the_namespace():
+    tree = RadixTree(SIZE)
+    node = hang(tree, tree.root, (1, 2), (5, 6), namespace="ours")
+    upper = node.split(1, tree.width)
+    assert (upper.label, node.label) == (("ours", key_of(tokens(1))), ("ours", key_of(tokens(2)))), (
+        "a label is (namespace, the tokens of the first block), and both halves stay in their namespace"
+    )
+
+
+def test_the_root_cannot_be_split():
+    tree, *_ = small_tree()
+    children = dict(tree.root.children)
+    with refused("split must raise ValueError: the root has no edge to split"):
+        tree.root.split(0, tree.width)
+    assert tree.root.children == children and tree.root.parent is None, "a refused split must change nothing"
+
+
 # Matching
 
 
@@ -104,6 +104,24 @@ def test_match_finds_the_longest_stored_prefix(names, blocks):
         "match must return the blocks of the whole path, from the root, and how many tokens they hold"
     )
     check_shape(tree)
+
+
+def test_a_match_makes_the_whole_path_the_most_recently_used():
+    tree, trunk, leaf, other = small_tree()
+    tree.match(tokens(1, 2, 3, 9))
+    is_fresh = [node.last_used == tree.now for node in (trunk, leaf, other)]
+    assert is_fresh == [True, False, True], "all nodes of the path were used now, and no others"
+
+
+def test_lookups_are_counted():
+    tree, *_ = small_tree()
+    assert tree.stats.hit_rate == 0, "no lookups yet"
+    tree.match(tokens(1, 2, 3, 7))
+    tree.match(tokens(7))
+    stats = tree.stats
+    assert (stats.num_lookups, stats.num_hits) == (2, 1), "both lookups count, the one that found nothing too"
+    assert (stats.asked_tokens, stats.found_tokens) == (20, 12), "stats count tokens: 16 + 4 asked for, 12 found"
+    assert stats.hit_rate == 0.6
 
 
 def test_a_match_stays_in_its_namespace():
@@ -131,20 +149,6 @@ def test_a_match_locks_what_it_found_if_asked_to(lock):
     assert (trunk.locks, leaf.locks, other.locks) == (lock, lock, 0), (
         "with lock=True, match must lock the node where the prefix ends, once; without, nothing"
     )
-
-
-def test_what_another_thread_evicted_meanwhile_is_not_matched():
-    tree, trunk, leaf, _ = small_tree()
-
-    def other_thread():
-        del trunk.children[leaf.label]
-        leaf.parent = None
-
-    tree.mutex = Contended(other_thread)
-    assert tree.match(tokens(1, 2, 3, 4)).blocks == [5, 6, 7], (
-        "another thread evicted block 8 while this call waited for self.mutex: search under the mutex"
-    )
-    assert not tree.mutex.is_held
 
 
 @pytest.mark.parametrize("extra", [0, 1, 3])
@@ -217,13 +221,6 @@ def test_namespaces_share_nothing():
     assert tree.match(tokens(1, 2), namespace="two").blocks == [7, 8]
 
 
-def test_a_match_makes_the_whole_path_the_most_recently_used():
-    tree, trunk, leaf, other = small_tree()
-    tree.match(tokens(1, 2, 3, 9))
-    is_fresh = [node.last_used == tree.now for node in (trunk, leaf, other)]
-    assert is_fresh == [True, False, True], "all nodes of the path were used now, and no others"
-
-
 def test_a_match_counts_a_hit_on_every_node_of_the_path():
     tree, trunk, leaf, other = small_tree()
     tree.match(tokens(1, 2, 3, 4))
@@ -258,21 +255,24 @@ def test_peek_counts_how_many_of_the_blocks_it_finds_are_evictable():
     assert tree.peek(whole) == (16, 0)
 
 
-def test_lookups_are_counted():
-    tree, *_ = small_tree()
-    assert tree.stats.hit_rate == 0, "no lookups yet"
-    tree.match(tokens(1, 2, 3, 7))
-    tree.match(tokens(7))
-    stats = tree.stats
-    assert (stats.num_lookups, stats.num_hits) == (2, 1), "both lookups count, the one that found nothing too"
-    assert (stats.asked_tokens, stats.found_tokens) == (20, 12), "stats count tokens: 16 + 4 asked for, 12 found"
-    assert stats.hit_rate == 0.6
-
-
 def test_a_lookup_counts_tokens_that_fill_no_block():
     tree, *_ = small_tree()
     tree.match([*tokens(1, 2, 3), 99, 98])
     assert (tree.stats.asked_tokens, tree.stats.found_tokens) == (14, 12), "14 tokens were asked for, 12 found"
+
+
+def test_what_another_thread_evicted_meanwhile_is_not_matched():
+    tree, trunk, leaf, _ = small_tree()
+
+    def other_thread():
+        del trunk.children[leaf.label]
+        leaf.parent = None
+
+    tree.mutex = Contended(other_thread)
+    assert tree.match(tokens(1, 2, 3, 4)).blocks == [5, 6, 7], (
+        "another thread evicted block 8 while this call waited for self.mutex: search under the mutex"
+    )
+    assert not tree.mutex.is_held
 
 
 # Inserting
@@ -303,6 +303,26 @@ def test_insert_into_an_empty_tree():
     assert stored.blocks == [5, 6] and stored.node.parent is tree.root and tree.num_blocks == 2
     assert tree.insert([], []).blocks == [] and tree.num_blocks == 2, "nothing to store, nothing stored"
     check_tree(tree)
+
+
+def test_insert_of_what_is_there_keeps_the_blocks_of_the_tree():
+    holder = Holder()
+    tree, *_ = small_tree(holder=holder)
+    stored = tree.insert(tokens(1, 2, 3, 4), [11, 12, 13, 14])
+    assert stored.blocks == [5, 6, 7, 8], (
+        "the caller must learn which blocks the tree has, to use them instead of its own"
+    )
+    assert holder.shared == [] and holder.freed == [] and tree.num_blocks == 5, (
+        "nothing new was stored, so the tree shares nothing; freeing the duplicates is up to the caller"
+    )
+
+
+@pytest.mark.parametrize("count, blocks", [(8, [5]), (7, [5, 6]), (8, [5, 6, 7])])
+def test_tokens_that_do_not_fill_the_blocks_are_refused(count, blocks):
+    tree = RadixTree(SIZE)
+    with refused(f"insert must raise ValueError: {count} tokens do not fill {len(blocks)} blocks of {SIZE}"):
+        tree.insert(list(range(count)), blocks)
+    assert tree.num_blocks == 0 and not tree.root.children, "a refused insertion must store nothing"
 
 
 def test_insert_stores_under_a_namespace():
@@ -352,26 +372,6 @@ def test_what_another_thread_inserted_meanwhile_is_kept():
         "another thread stored block 11 while this call waited for self.mutex: search under the mutex"
     )
     assert not tree.mutex.is_held
-
-
-def test_insert_of_what_is_there_keeps_the_blocks_of_the_tree():
-    holder = Holder()
-    tree, *_ = small_tree(holder=holder)
-    stored = tree.insert(tokens(1, 2, 3, 4), [11, 12, 13, 14])
-    assert stored.blocks == [5, 6, 7, 8], (
-        "the caller must learn which blocks the tree has, to use them instead of its own"
-    )
-    assert holder.shared == [] and holder.freed == [] and tree.num_blocks == 5, (
-        "nothing new was stored, so the tree shares nothing; freeing the duplicates is up to the caller"
-    )
-
-
-@pytest.mark.parametrize("count, blocks", [(8, [5]), (7, [5, 6]), (8, [5, 6, 7])])
-def test_tokens_that_do_not_fill_the_blocks_are_refused(count, blocks):
-    tree = RadixTree(SIZE)
-    with refused(f"insert must raise ValueError: {count} tokens do not fill {len(blocks)} blocks of {SIZE}"):
-        tree.insert(list(range(count)), blocks)
-    assert tree.num_blocks == 0 and not tree.root.children, "a refused insertion must store nothing"
 
 
 @pytest.mark.parametrize(
@@ -558,6 +558,25 @@ def test_the_least_recently_used_leaf_goes_first():
     assert (holder.freed, tree.num_evicted) == ([2, 8], 2), "num_evicted counts the blocks of all calls"
 
 
+def test_a_parent_goes_only_after_its_children_and_from_its_end():
+    tree, trunk, leaf, other = small_tree()
+    trunk.last_used = 0
+    queued(tree, leaf, other)
+    assert tree.evict(3) == [2, 8, 7], "leaves first, though the trunk is older; then the trunk's tail"
+    assert trunk.blocks == [5, 6] and trunk.key == key_of(tokens(1, 2)), "tokens and blocks are cut together"
+    assert tree.evict(9) == [6, 5] and not tree.root.children and tree.num_blocks == 0, "asked for more, all must go"
+
+
+def test_nothing_locked_is_evicted():
+    tree, trunk, leaf, other = small_tree()
+    queued(tree, leaf, other)
+    leaf.locks = trunk.locks = 1
+    tree.num_protected = 4
+    assert tree.evict(9) == [2], "block 8 and all above it are in use"
+    assert tree.num_evictable == 0
+    assert tree.evict(9) == []
+
+
 @pytest.mark.parametrize("count", [0, -3])
 def test_evict_without_need_takes_nothing(count):
     tree, _, leaf, other = small_tree(holder=(holder := Holder()))
@@ -587,25 +606,6 @@ def test_blocks_that_another_thread_evicted_meanwhile_are_not_evicted_again():
         "another thread evicted block 2 while this call waited for self.mutex: pop under the mutex"
     )
     assert not tree.mutex.is_held
-
-
-def test_a_parent_goes_only_after_its_children_and_from_its_end():
-    tree, trunk, leaf, other = small_tree()
-    trunk.last_used = 0
-    queued(tree, leaf, other)
-    assert tree.evict(3) == [2, 8, 7], "leaves first, though the trunk is older; then the trunk's tail"
-    assert trunk.blocks == [5, 6] and trunk.key == key_of(tokens(1, 2)), "tokens and blocks are cut together"
-    assert tree.evict(9) == [6, 5] and not tree.root.children and tree.num_blocks == 0, "asked for more, all must go"
-
-
-def test_nothing_locked_is_evicted():
-    tree, trunk, leaf, other = small_tree()
-    queued(tree, leaf, other)
-    leaf.locks = trunk.locks = 1
-    tree.num_protected = 4
-    assert tree.evict(9) == [2], "block 8 and all above it are in use"
-    assert tree.num_evictable == 0
-    assert tree.evict(9) == []
 
 
 def test_a_prefix_found_after_it_was_queued_is_not_the_next_to_go():

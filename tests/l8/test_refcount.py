@@ -48,13 +48,6 @@ def test_freeing_several_blocks_frees_those_without_other_holders():
     assert sorted(allocator.free_blocks) == [1, 2, 4, 6, 7], "a block without holders is free, and is so exactly once"
 
 
-def test_freeing_no_blocks_changes_nothing():
-    allocator = holding({3: 2})
-    before = books(allocator)
-    allocator.free([])
-    assert books(allocator) == before, "no block was named, so none may change"
-
-
 @pytest.mark.parametrize(
     "blocks",
     [
@@ -70,6 +63,13 @@ def test_what_cannot_be_freed_is_refused_and_changes_no_count(blocks):
     with refused(f"free({blocks}) must raise ValueError: only block 3 is held, and a holder frees a block once"):
         allocator.free(blocks)
     assert books(allocator) == before, "a refused call must change no count: check all blocks before changing any"
+
+
+def test_freeing_no_blocks_changes_nothing():
+    allocator = holding({3: 2})
+    before = books(allocator)
+    allocator.free([])
+    assert books(allocator) == before, "no block was named, so none may change"
 
 
 @pytest.mark.parametrize("blocks", [[3, 6], [0], [99]])
