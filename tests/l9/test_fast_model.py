@@ -352,6 +352,7 @@ def test_a_model_is_made_fast_once():
     assert (fast.dtype, fast.device.type) == (torch.float32, "cpu")
 
 
+@pytest.mark.task(2)
 def test_float16_takes_the_torch_backend(capfd):
     model = load_model(checkpoint(FAMILY), torch.float16)
     with pytest.raises(UserError, match="float32 or bfloat16"):

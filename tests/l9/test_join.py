@@ -6,6 +6,8 @@ from torch import nn
 
 from mini_engine.layers.torch_layers import TorchLinear, join
 
+pytestmark = pytest.mark.task(2)
+
 
 def linears_of(*outputs, inputs=6, bias=False, dtype=torch.float32):
     torch.manual_seed(0)
