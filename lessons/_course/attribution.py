@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lessons._course.catalog import Bug, Lesson, Task, covers
+from lessons._course.catalog import Bug, Lesson, Task
 from lessons._course.report import Report, TestResult
 from lessons._course.starter import definitions
 from lessons._course.student import StudentFile
@@ -42,12 +42,12 @@ class Attribution:
         Of a test of no task: the one whose code raised, or likely a pitfall's.
         """
         failure = result.failure
-        owners = [task for task in self.lesson.tasks if any(covers(test, result.test) for test in task.tests)]
+        own = self.lesson.task(result.task) if result.task else None
         if failure and failure.cause:
             task = self.lesson.task(failure.cause[0])
-            return Blame(task, symbol=failure.cause[1], is_seen_elsewhere=task not in owners)
-        if owners:
-            return Blame(self.report.focus if self.report.focus in owners else owners[0])
+            return Blame(task, symbol=failure.cause[1], is_seen_elsewhere=task != own)
+        if own:
+            return Blame(own)
         if failure and (task := self.of_frames([(path, line) for path, line, *_ in failure.frames])):
             return Blame(task)
         return self.likely([task for bug in bugs if (task := self.of_bug(bug))])
@@ -62,7 +62,7 @@ class Attribution:
         return None
 
     def of_bug(self, bug: Bug) -> Task | None:
-        """Return the task in whose body a pitfall's change lies, or else the one that its tests belong to."""
+        """Return the task in whose body a pitfall's change lies."""
         file = next((file for file in self.files if file.module == bug.module), None)
         if file:
             at = file.reference_source.find(bug.find)
@@ -71,7 +71,7 @@ class Attribution:
                 task = self.lesson.tasks_in(file.module).get(name)
                 if task and node.lineno <= line <= (node.end_lineno or node.lineno):
                     return task
-        return next((task for task in self.lesson.tasks if set(task.tests) & set(bug.tests)), None)
+        return None
 
     def likely(self, candidates: Iterable[Task] = ()) -> Blame | None:
         """Return the first candidate, or the task that the student is working on, or else the last one."""

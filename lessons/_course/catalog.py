@@ -28,7 +28,6 @@ class Task:
     title: str
     targets: tuple[Target, ...]
     lines: int
-    tests: tuple[str, ...]
     hints: tuple[str, ...]
 
     @property
@@ -83,11 +82,6 @@ class Lesson:
     @property
     def page(self) -> Path:
         return self.folder / "README.md"
-
-
-def covers(test: str, nodeid: str) -> bool:
-    """Whether `test`, as named in lesson.toml, is this test, its unparametrized name, or its file or class."""
-    return nodeid == test or nodeid.startswith((test + "[", test + "::"))
 
 
 def read_lesson(path: Path) -> Lesson:
@@ -158,7 +152,6 @@ def _task(raw: dict) -> Task:
         title=raw["title"],
         targets=tuple(Target.parse(text) for text in targets),
         lines=raw["lines"],
-        tests=tuple(raw["tests"]),
         hints=tuple(raw["hints"]),
     )
 
@@ -181,8 +174,6 @@ def _check_tasks(lesson: Lesson) -> None:
     for task in lesson.tasks:
         if len(task.hints) != 3:
             raise CourseError(f"task {task.number} must have 3 hints, not {len(task.hints)}")
-        if not task.tests:
-            raise CourseError(f"task {task.number} names no test")
         for target in task.targets:
             if target.file not in lesson.modules:
                 raise CourseError(f"task {task.number} is in {target.file}, which is not in modules")

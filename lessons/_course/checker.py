@@ -9,16 +9,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lessons._course.catalog import Lesson, Task, covers
+from lessons._course.catalog import Lesson, Task
 from lessons._course.environment import python_environment
 from lessons._course.event_log import Tail, Watcher
-from lessons._course.order import REST, Plan
+from lessons._course.order import Plan
 from lessons._course.output import exit_in_words, last_lines
 from lessons._course.places import Places
 from lessons._course.report import Failure, Report, SmokeReport, TaskReport, TestResult
 from lessons._course.runner import Command, Launch, Spawned, run_until
 from lessons._course.smoke import SmokeRun
 from lessons._course.student import StudentFile, student_files, unwritten
+from lessons._course.task_tests import files_of_tasks
 
 TOTAL_SECONDS = 300.0
 TEST_SECONDS = 10.0  # of processor time per test
@@ -44,8 +45,8 @@ class Check:
 
     Args:
         launch: starts a process; spawns a new one by default.
-        watcher: called with each event (`{"event": "collected", "tests": […]}` and so on).
-        only: the tests to run, named as in lesson.toml. By default all tests of the lesson, then the smoke script.
+        watcher: called with each event (`{"event": "collected", "tests": {…}}` and so on).
+        only: the tests to run, named as for pytest. By default all tests of the lesson, then the smoke script.
         plan: instead of `only`: what to run in which order, up to the first failure.
         files: files that replace the reference; by default the student's.
         blocked: maps module names that must not be imported to the reason.
@@ -77,6 +78,7 @@ class Check:
         self.blocked = dict(blocked)
         self.events: dict[str, TestResult] = {}
         self.blank = unwritten(lesson, self.files)
+        self.test_files = files_of_tasks(lesson, places.root)
         self.start_seconds = 0.0
         self.report = Report(
             lesson, focus=plan.focus if plan else None, is_whole=plan.is_whole if plan else not self.only
@@ -93,7 +95,6 @@ class Check:
             self._run_tests(folder, deadline, smoke)
             self.report.results = list(self.events.values())
             self.report.tasks = [self._task_report(task) for task in self.lesson.tasks]
-            self._find_empty_tasks()
             reason = self._why_no_smoke()
             if reason:
                 self.report.smoke = SmokeReport("NOT CHECKED", reason)
@@ -117,7 +118,7 @@ class Check:
         """Return what an experiment may exchange: each written function of a task for the reference's."""
         files = {file.module: file for file in self.files}
         return [
-            {"task": task.number, "symbol": target.symbol, "tests": task.tests}
+            {"task": task.number, "symbol": target.symbol}
             | {"module": files[target.file].import_name, "file": str(files[target.file].reference)}
             for task in self.lesson.tasks
             for target in task.targets
@@ -128,12 +129,12 @@ class Check:
         smoke.start(self._environment(), max(self.test_seconds, SMOKE_FACTOR * self.start_seconds))
 
     def _run_tests(self, folder: Path, deadline: float, smoke: SmokeRun) -> None:
-        """Run the tests; once those of the first group have passed, the smoke script runs beside the others."""
+        """Run the tests; once those of the first task have passed, the smoke script runs beside the others."""
         log, out, err = folder / "events.jsonl", folder / "tests.out", folder / "tests.err"
         log.touch()
         env = self._environment() | {"KV_COURSE_REPORT": str(log)}
         if self.plan:
-            env["KV_COURSE_ORDER"] = json.dumps(self.plan.groups)
+            env["KV_COURSE_ORDER"] = json.dumps(self.plan.tasks)
         arguments = ["-m", "pytest", *PLUGINS, *OPTIONS, "--rootdir", str(self.places.root), *self._arguments()]
         command = Command(arguments, env, self.places.root, out, err)
         with log.open(encoding="utf-8") as lines:
@@ -141,7 +142,7 @@ class Check:
 
             def each() -> None:
                 tail.read()
-                if self.plan and self.plan.is_whole and self.lesson.smoke and self._first_group_passed():
+                if self.plan and self.plan.is_whole and self.lesson.smoke and self._first_task_passed():
                     self._start_smoke(smoke)
 
             code = run_until(self.launch(command), deadline, each, tail.has_ended)
@@ -151,20 +152,19 @@ class Check:
         """Return pytest's arguments: what to collect."""
         if self.plan is None:
             return self.only or list(self.lesson.tests)
-        whole = list(self.lesson.tests)
-        return ["-x", *(whole if self.plan.is_whole else dict.fromkeys(self.plan.tests))]
+        files = [file for number in self.plan.tasks if number for file in self.test_files[number]]
+        return ["-x", *(self.lesson.tests if self.plan.is_whole else dict.fromkeys(files))]
 
-    def _first_group_passed(self) -> bool:
+    def _first_task_passed(self) -> bool:
         assert self.plan is not None
-        names = [name for name in self.plan.groups[0] if name != REST]
-        results = [r for r in self.events.values() if not names or any(covers(name, r.test) for name in names)]
+        results = [result for result in self.events.values() if result.task == self.plan.tasks[0]]
         return bool(results) and all(result.outcome in ("passed", "skipped") for result in results)
 
     def _take(self, event: dict[str, Any]) -> None:
         """Record one event of the test run."""
         kind, test = event["event"], event.get("test", "")
         if kind == "collected":
-            self.events |= {name: TestResult(name, "not run") for name in event["tests"]}
+            self.events |= {name: TestResult(name, "not run", task=task) for name, task in event["tests"].items()}
             self.start_seconds = event["seconds"]
         elif kind == "start":
             self.events[test].outcome = "hung"
@@ -211,11 +211,8 @@ class Check:
         return {result.outcome for result in self.events.values()}
 
     def _task_report(self, task: Task) -> TaskReport:
-        results = [
-            result
-            for result in self.events.values()
-            if any(covers(test, result.test) or covers(result.test, test) for test in task.tests)
-        ]
+        files = self.test_files[task.number]  # one that cannot be imported has no tests, and is a result itself
+        results = [r for r in self.events.values() if r.task == task.number or r.test in files]
         outcomes = {result.outcome for result in results}
         if task.number in self.blank:
             state = "not written"
@@ -224,14 +221,6 @@ class Check:
         else:
             state = "done" if "passed" in outcomes and "not run" not in outcomes else "NOT CHECKED"
         return TaskReport(task, state, results)
-
-    def _find_empty_tasks(self) -> None:
-        """After a whole run: a task without a single test proves nothing."""
-        if self.report.trouble or not self.report.is_whole or self.report.first_bad:
-            return
-        empty = next((report.task for report in self.report.tasks if not report.results), None)
-        if empty:
-            self.report.trouble = f"No test of task {empty.number} was found: {', '.join(empty.tests)}."
 
     def _why_no_smoke(self) -> str:
         blank = self.blank

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lessons._course.catalog import Lesson, Task
 
-REST = "*"  # every test that no group names
+REST = None  # the tests of no task
 
 
 @dataclass(frozen=True)
@@ -13,32 +13,29 @@ class Plan:
     """What a check runs.
 
     focus: the task that the student is working on; None if every task is done.
-    groups: tests, named as in lesson.toml, in the order in which they run. The check ends at the first failure.
-    is_whole: whether all tests and the smoke script are among them.
+    tasks: the tasks whose tests run, in this order; REST among them if the whole lesson runs, with its smoke script.
+        The check ends at the first failure.
     """
 
     focus: Task | None
-    groups: tuple[tuple[str, ...], ...]
-    is_whole: bool
+    tasks: tuple[int | None, ...]
 
     @property
-    def tests(self) -> list[str]:
-        """The tests that are named, in order."""
-        return [test for group in self.groups for test in group if test != REST]
+    def is_whole(self) -> bool:
+        return REST in self.tasks
 
 
 def plan_of(lesson: Lesson, done: Collection[int], blank: Collection[int]) -> Plan:
     """Return what to run, given the tasks that were `done` before and those whose body is not written.
 
     The first task that is written and not done comes first, then those that were done before, then the other written
-    ones. The rest of the lesson follows only if every task is written. A check with nothing new to run has no groups:
+    ones. The rest of the lesson follows only if every task is written. A check with nothing new to run runs nothing:
     its focus is the first unwritten task.
     """
     written = [task for task in lesson.tasks if task.number not in blank]
     new = [task for task in written if task.number not in done]
     old = [task for task in written if task.number in done]
     if blank and not new:
-        return Plan(next(task for task in lesson.tasks if task.number in blank), (), False)
-    ordered = [*new[:1], *old, *new[1:]]
-    groups = [task.tests for task in ordered] + ([] if blank else [(REST,)])
-    return Plan(new[0] if new else None, tuple(groups), not blank)
+        return Plan(next(task for task in lesson.tasks if task.number in blank), ())
+    numbers = [task.number for task in [*new[:1], *old, *new[1:]]]
+    return Plan(new[0] if new else None, (*numbers, *([] if blank else [REST])))

@@ -60,13 +60,17 @@ class Failure:
 
 @dataclass
 class TestResult:
-    """One test's result. outcome: passed, failed, skipped, hung, or not run (time ran out)."""
+    """One test's result. outcome: passed, failed, skipped, hung, or not run (time ran out).
+
+    task: the number of the task that the test is marked with, if any.
+    """
 
     test: str
     outcome: str
     reason: str = ""
     seconds: float = 0.0
     failure: Failure | None = None
+    task: int | None = None
 
     __test__ = False
 

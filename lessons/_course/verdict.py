@@ -74,7 +74,7 @@ def judge(
         CourseError: the student has not started, or the task does not exist.
     """
     files, entry = student_files(lesson, places), progress.entry(lesson)
-    plan = Plan(lesson.task(task), (lesson.task(task).tests,), False) if task is not None else None
+    plan = Plan(lesson.task(task), (task,)) if task is not None else None
     need_files(files, lesson, places)
     explainer = Explainer(lesson, places, files, test_seconds)
     found = [problem for file in files for problem in problems(lesson, file, entry)]
@@ -85,9 +85,9 @@ def judge(
     blank = unwritten(lesson, files)
     if task is not None or not everything:
         plan = plan or plan_of(lesson, entry.tasks_done, blank)
-        if task in blank or not plan.groups:
+        if task in blank or not plan.tasks:
             open_task = lesson.task(task) if task is not None else plan.focus
-            assert open_task is not None, "a plan without groups has a focus"
+            assert open_task is not None, "a plan without tasks has a focus"
             report = settled(not_run(lesson), entry, blank, task)
             keep(progress, lesson, entry, report, task)
             return Verdict(report, explainer.unwritten(open_task, report.tasks_done), notes)

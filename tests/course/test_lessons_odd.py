@@ -165,11 +165,18 @@ def test_an_error_from_a_wrong_value_is_not_the_courses_fault(toy):
     assert verdict.advice.headline.startswith("Task 2 (Seats.take) raises TypeError: 'NoneType'")
 
 
-def test_a_task_whose_tests_do_not_exist_does_not_pass(toy):
-    toy.edit("lessons/l0_toy/lesson.toml", "test_seats.py::test_give_back_makes_free", "test_seats.py::test_give_it")
+@pytest.mark.parametrize(
+    ("mark", "words"),
+    [
+        ("", "Task 3 of lesson 0 has no test; mark its tests with @pytest.mark.task(3)."),
+        ("@pytest.mark.task(4)", "tests/l0/test_seats.py marks a test of task 4, and lesson 0 has no such task."),
+    ],
+)
+def test_a_mark_that_is_missing_or_wrong_is_told(toy, mark, words):
+    toy.edit("tests/l0/test_seats.py", "@pytest.mark.task(3)", mark)
     toy.write(1, 2, 3)
-    verdict = check(toy, everything=True)
-    assert not verdict.passed and "No test of task 3 was found" in words(verdict)
+    said = toy.run("check", "0")
+    assert said.code == 2 and words in said.err
 
 
 def test_long_values_are_shown_whole_but_long_bytes_are_not(toy):

@@ -70,10 +70,12 @@ TESTS = """import pytest
 from mini_engine.kv.seats import Seats, double
 
 
+@pytest.mark.task(2)
 def test_take_hands_out_the_lowest():
     assert Seats(4).take(2) == [0, 1], "the lowest free seats go first"
 
 
+@pytest.mark.task(2)
 def test_take_refuses_and_changes_nothing():
     seats = Seats(2)
     with pytest.raises(ValueError, match="need 3 seats, 2 free"):
@@ -81,12 +83,14 @@ def test_take_refuses_and_changes_nothing():
     assert seats.free == [0, 1], "a call that cannot be carried out changes nothing"
 
 
+@pytest.mark.task(3)
 def test_give_back_makes_free():
     seats = Seats(0)
     seats.give_back([3, 5])
     assert sorted(seats.free) == [3, 5], "what is given back is free again"
 
 
+@pytest.mark.task(1)
 @pytest.mark.parametrize("x", [1, 5])
 def test_double(x):
     assert double(x) == 2 * x, "double means twice as much"
@@ -134,7 +138,6 @@ number = 1
 target = "mini_engine/kv/seats.py::double"
 title = "Double a number"
 lines = 1
-tests = ["tests/l0/test_seats.py::test_double"]
 hints = ["think of two", "times", "return 2 * x"]
 
 [[tasks]]
@@ -142,10 +145,6 @@ number = 2
 targets = ["mini_engine/kv/seats.py::Seats.take"]
 title = "Hand out seats"
 lines = 4
-tests = [
-    "tests/l0/test_seats.py::test_take_hands_out_the_lowest",
-    "tests/l0/test_seats.py::test_take_refuses_and_changes_nothing",
-]
 hints = ["look first", "then slice", "nearly the code"]
 
 [[tasks]]
@@ -153,7 +152,6 @@ number = 3
 target = "mini_engine/kv/seats.py::Seats.give_back"
 title = "Take seats back"
 lines = 3
-tests = ["tests/l0/test_seats.py::test_give_back_makes_free"]
 hints = ["a", "b", "c"]
 
 [[bugs]]
@@ -176,6 +174,12 @@ modules = ["mini_engine/kv/later.py"]
 tests = ["tests/l1"]
 """
 
+PYPROJECT = """[tool.pytest.ini_options]
+addopts = "--import-mode=importlib"
+pythonpath = ["."]
+markers = ["task(number)"]
+"""
+
 FILES = {
     "mini_engine/__init__.py": '"""Course machinery."""\n',
     "mini_engine/kv/__init__.py": '"""Lesson 0."""\n',
@@ -188,7 +192,7 @@ FILES = {
     "lessons/l0_toy/README.md": "# Seats\n",
     "lessons/l1_later/lesson.toml": LATER,
     "lessons/l1_later/README.md": "# Later\n",
-    "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\npythonpath = ["."]\n',
+    "pyproject.toml": PYPROJECT,
 }
 
 

@@ -6,6 +6,8 @@ import torch
 from mini_engine.attention.dense import causal_attention
 from tests.support import oracle
 
+pytestmark = pytest.mark.task(3)
+
 
 def qkv(q_len, kv_len, heads, kv_heads, dim, seed=0):
     generator = torch.Generator().manual_seed(seed)

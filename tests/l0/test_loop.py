@@ -70,6 +70,7 @@ def stub_choice(monkeypatch):
     monkeypatch.setattr(loop, "next_token", lambda logits: int(torch.argmax(logits)))
 
 
+@pytest.mark.task(1)
 @pytest.mark.parametrize(
     "logits, best",
     [([0.1, -2.0, 3.5, 3.4], 2), ([-5.0, -0.5, -1.0], 1), ([0.25, -9.0, 0.5], 2), ([7.0, 0.0, 1.0], 0)],
@@ -79,22 +80,26 @@ def test_next_token_is_the_id_of_the_largest_logit(logits, best):
     assert got == best, f"greedy means the id with the largest logit of {logits}"
 
 
+@pytest.mark.task(1)
 def test_next_token_is_a_plain_int():
     got = type(loop.next_token(torch.tensor([0.0, 1.0]))).__name__
     assert got == "int", "ids are kept in lists and in JSON: return a Python int"
 
 
+@pytest.mark.task(4)
 def test_the_answer_has_as_many_tokens_as_were_asked_for(stub_choice):
     out = loop.generate(CountingModel(), None, LastTwo(), [7, 8, 9], 3)
     assert len(out) == 3, f"max_new_tokens is 3: the answer is the new tokens, without the prompt, and not {out}"
 
 
+@pytest.mark.task(4)
 def test_the_loop_feeds_what_the_plan_names(stub_choice):
     model = CountingModel()
     loop.generate(model, None, LastTwo(), [7, 8, 9], 1)
     assert model.fed == [[8, 9]], "feed the tokens at meta.positions, here the last two of [7, 8, 9], and no others"
 
 
+@pytest.mark.task(4)
 def test_logits_are_asked_for_the_last_token_only(stub_choice):
     model = CountingModel()
     loop.generate(model, None, LastTwo(), [7, 8, 9], 1)
@@ -103,6 +108,7 @@ def test_logits_are_asked_for_the_last_token_only(stub_choice):
     )
 
 
+@pytest.mark.task(4)
 def test_the_plan_is_given_all_tokens_so_far(stub_choice):
     sequence = LastTwo()
     loop.generate(CountingModel(), None, sequence, [7, 8], 3)
@@ -112,6 +118,7 @@ def test_the_plan_is_given_all_tokens_so_far(stub_choice):
     )
 
 
+@pytest.mark.task(4)
 def test_the_answer_follows_from_what_was_fed(stub_choice):
     model = CountingModel()
     out = loop.generate(model, None, LastTwo(), [7, 8, 9], 3)
@@ -119,6 +126,7 @@ def test_the_answer_follows_from_what_was_fed(stub_choice):
     assert out == [10, 11, 12], "each step appends the token that the model's logits put first"
 
 
+@pytest.mark.task(4)
 def test_the_model_is_given_the_store_and_the_plan(stub_choice):
     model, sequence, store = CountingModel(), LastTwo(), object()
     loop.generate(model, store, sequence, [7, 8], 2)
@@ -128,6 +136,7 @@ def test_the_model_is_given_the_store_and_the_plan(stub_choice):
     )
 
 
+@pytest.mark.task(4)
 @pytest.mark.parametrize("stop_ids", [(), (10,)])
 def test_commit_comes_after_each_forward_pass(stub_choice, stop_ids):
     events = []
@@ -140,11 +149,13 @@ def test_commit_comes_after_each_forward_pass(stub_choice, stop_ids):
     assert [len(positions) for positions in committed] == [len(fed) for fed in planned], "commit the plan that was run"
 
 
+@pytest.mark.task(4)
 def test_a_stop_token_ends_the_answer_and_is_part_of_it(stub_choice):
     out = loop.generate(CountingModel(), None, LastTwo(), [7], 10, stop_ids={10})
     assert out == [8, 9, 10], "stop token 10 was chosen: the answer ends with the stop token"
 
 
+@pytest.mark.task(4)
 def test_a_stop_token_in_the_prompt_ends_nothing(stub_choice):
     out = loop.generate(CountingModel(), None, LastTwo(), [7, 3], 3, stop_ids=[7, 3])
     assert out == [4, 5, 6], (
@@ -152,25 +163,14 @@ def test_a_stop_token_in_the_prompt_ends_nothing(stub_choice):
     )
 
 
+@pytest.mark.task(4)
 def test_the_prompt_is_not_modified(stub_choice):
     prompt = [1, 2, 3]
     loop.generate(CountingModel(), None, LastTwo(), prompt, 4)
     assert prompt == [1, 2, 3], "the caller's list changed: copy the prompt before appending to it"
 
 
-def test_no_new_tokens_means_no_forward_pass(stub_choice):
-    model, sequence = CountingModel(), LastTwo()
-    out = loop.generate(model, None, sequence, [1], 0)
-    assert out == [], "max_new_tokens is 0: the answer is empty"
-    assert model.fed == [], f"max_new_tokens is 0, and the model ran on {model.fed}"
-    assert sequence.events == [], "max_new_tokens is 0: there is no step, so nothing is planned"
-
-
-def test_the_prompt_is_checked_even_if_no_new_tokens_are_wanted(stub_choice):
-    with must_raise(UserError, "max_new_tokens is 0 and the prompt is empty: model.config.check_prompt refuses it"):
-        loop.generate(CountingModel(), None, LastTwo(), [], 0)
-
-
+@pytest.mark.task(4)
 def test_the_prompt_is_checked_before_anything_is_planned(stub_choice):
     events = []
     with must_raise(UserError, "an empty prompt cannot be continued: model.config.check_prompt refuses it"):
@@ -179,6 +179,7 @@ def test_the_prompt_is_checked_before_anything_is_planned(stub_choice):
     assert early == [], "check the prompt before the first plan"
 
 
+@pytest.mark.task(4)
 def test_the_check_knows_how_many_tokens_are_wanted(stub_choice):
     events = []
     loop.generate(CountingModel(events), None, LastTwo(events), [7, 8], 3)
@@ -188,6 +189,22 @@ def test_the_check_knows_how_many_tokens_are_wanted(stub_choice):
     )
 
 
+@pytest.mark.task(4)
+def test_no_new_tokens_means_no_forward_pass(stub_choice):
+    model, sequence = CountingModel(), LastTwo()
+    out = loop.generate(model, None, sequence, [1], 0)
+    assert out == [], "max_new_tokens is 0: the answer is empty"
+    assert model.fed == [], f"max_new_tokens is 0, and the model ran on {model.fed}"
+    assert sequence.events == [], "max_new_tokens is 0: there is no step, so nothing is planned"
+
+
+@pytest.mark.task(4)
+def test_the_prompt_is_checked_even_if_no_new_tokens_are_wanted(stub_choice):
+    with must_raise(UserError, "max_new_tokens is 0 and the prompt is empty: model.config.check_prompt refuses it"):
+        loop.generate(CountingModel(), None, LastTwo(), [], 0)
+
+
+@pytest.mark.task(2)
 @pytest.mark.parametrize("count", [1, 3])
 def test_without_a_cache_every_step_feeds_every_token(count):
     got = Recompute().plan([5, 6, 7][:count]).positions
@@ -196,6 +213,7 @@ def test_without_a_cache_every_step_feeds_every_token(count):
     assert got.dtype == torch.int64, "torch indices are int64"
 
 
+@pytest.mark.task(2)
 def test_the_plan_is_on_the_device_of_the_sequence():
     got = Recompute("meta").plan([5, 6, 7]).positions.device
     assert got.type == "meta", "the model is on self.device, and so must the plan be"

@@ -34,6 +34,7 @@ def filled(max_seq_len=8):
     return kv
 
 
+@pytest.mark.task(1)
 @pytest.mark.parametrize("where", [[3, 4], [6, 2]])
 def test_set_kv_writes_the_rows_that_slot_mapping_names(where):
     kv = ContiguousKv(CONFIG, 8)
@@ -50,6 +51,7 @@ def test_set_kv_writes_the_rows_that_slot_mapping_names(where):
         assert written == sorted(where), f"a row of {name.upper()} that slot_mapping does not name has changed"
 
 
+@pytest.mark.task(1)
 def test_set_kv_keeps_layers_apart():
     kv = ContiguousKv(CONFIG, 8)
     for tensor in (*kv.K, *kv.V):
@@ -60,6 +62,7 @@ def test_set_kv_keeps_layers_apart():
         assert written == [2], f"write to the given layer and to no other: the layers whose {name} has changed"
 
 
+@pytest.mark.task(1)
 def test_set_kv_writes_in_place():
     kv = filled()
     before = [*kv.K, *kv.V]
@@ -69,6 +72,7 @@ def test_set_kv_writes_in_place():
     )
 
 
+@pytest.mark.task(2)
 def test_attend_reads_the_first_kv_len_rows_and_no_more():
     kv = filled()
     q = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(5))
@@ -85,6 +89,7 @@ def test_attend_reads_the_first_kv_len_rows_and_no_more():
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5, msg=lambda m: f"{why}\n{m}")
 
 
+@pytest.mark.task(2)
 def test_attend_reads_the_given_layer():
     kv, q = filled(), torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(5))
     positions = torch.tensor([7])
@@ -94,6 +99,7 @@ def test_attend_reads_the_given_layer():
         assert right, f"attend({layer}, …) must read K and V of layer {layer}: was the layer index forgotten?"
 
 
+@pytest.mark.task(2)
 def test_attend_of_several_queries_is_causal():
     kv, q = filled(), torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(5))
     positions = torch.tensor([3, 4])
@@ -103,6 +109,7 @@ def test_attend_of_several_queries_is_causal():
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5, msg=lambda m: f"{why}\n{m}")
 
 
+@pytest.mark.task(2)
 def test_attend_copies_no_row(monkeypatch):
     kv, seen = filled(), []
 
@@ -119,6 +126,7 @@ def test_attend_copies_no_row(monkeypatch):
     )
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_first_plan_feeds_the_prompt(count):
     planned(
@@ -129,6 +137,7 @@ def test_the_first_plan_feeds_the_prompt(count):
     )
 
 
+@pytest.mark.task(3)
 def test_a_decode_feeds_one_token_at_its_own_position():
     sequence = CachedSequence(ContiguousKv(CONFIG, 8))
     sequence.cur_len = 3
@@ -136,6 +145,7 @@ def test_a_decode_feeds_one_token_at_its_own_position():
     planned(sequence.plan([5, 6, 7, 8]), positions=[3], kv_len=4, why=why)
 
 
+@pytest.mark.task(3)
 def test_a_prompt_behind_a_reused_prefix_feeds_the_rest():
     sequence = CachedSequence(ContiguousKv(CONFIG, 8))
     sequence.cur_len = 3
@@ -150,18 +160,21 @@ def planned(meta, *, positions, kv_len, why):
     assert meta.kv_len == kv_len, "kv_len: attention reads the rows written earlier and those of this step"
 
 
+@pytest.mark.task(3)
 def test_a_plan_is_on_the_device_of_the_cache():
     meta = CachedSequence(ContiguousKv(CONFIG, 8, device="meta")).plan([5, 6, 7])
     devices = [meta.positions.device.type, meta.slot_mapping.device.type]
     assert devices == ["meta", "meta"], "the model and its cache are on one device: a plan must be on it too"
 
 
+@pytest.mark.task(3)
 def test_plan_alone_writes_nothing_and_counts_nothing():
     sequence = CachedSequence(ContiguousKv(CONFIG, 8))
     sequence.plan([5, 6, 7])
     assert sequence.cur_len == 0, "cur_len counts tokens whose K and V are written; a plan writes none"
 
 
+@pytest.mark.task(4)
 @pytest.mark.parametrize("cur_len, fed", [(0, 3), (3, 1), (2, 3)])
 def test_commit_counts_the_tokens_that_are_written(cur_len, fed):
     sequence = CachedSequence(ContiguousKv(CONFIG, 8))
@@ -175,6 +188,7 @@ def test_commit_counts_the_tokens_that_are_written(cur_len, fed):
     assert kind == "int", "cur_len is a plain number"
 
 
+@pytest.mark.task(3)
 def test_a_full_cache_refuses_and_is_unchanged():
     sequence = CachedSequence(ContiguousKv(CONFIG, 4))
     sequence.cur_len = 4
@@ -183,6 +197,7 @@ def test_a_full_cache_refuses_and_is_unchanged():
     assert sequence.cur_len == 4, "a plan that fails changes nothing"
 
 
+@pytest.mark.task(3)
 def test_a_cache_can_be_filled_to_its_last_row():
     try:
         kv_len = CachedSequence(ContiguousKv(CONFIG, 4)).plan([1, 2, 3, 4]).kv_len
@@ -196,6 +211,7 @@ def test_the_cache_reserves_all_its_rows_at_once():
         assert ContiguousKv(CONFIG, 64, dtype).bytes == 64 * CONFIG.kv_bytes_per_token(dtype), f"K and V in {dtype}"
 
 
+@pytest.mark.task(5)
 @pytest.mark.parametrize("keep", [0, 2, 5])
 def test_truncate_keeps_the_first_tokens(keep):
     sequence = CachedSequence(filled())
@@ -206,6 +222,7 @@ def test_truncate_keeps_the_first_tokens(keep):
     assert torch.equal(sequence.kv.K[0], kept), "nothing has to be cleared: later steps overwrite the rows first"
 
 
+@pytest.mark.task(5)
 @pytest.mark.parametrize("keep", [-1, 4])
 def test_truncate_to_a_length_that_is_not_written_changes_nothing(keep):
     sequence = CachedSequence(ContiguousKv(CONFIG, 8))
@@ -215,6 +232,7 @@ def test_truncate_to_a_length_that_is_not_written_changes_nothing(keep):
     assert sequence.cur_len == 3, f"check before you change it: truncate({keep}) was refused"
 
 
+@pytest.mark.task(6)
 @pytest.mark.parametrize(
     "cached, prompt, expected",
     [
@@ -231,6 +249,7 @@ def test_reusable_prefix_counts_the_leading_tokens_that_are_equal(cached, prompt
     )
 
 
+@pytest.mark.task(6)
 def test_nothing_after_the_first_difference_is_reusable():
     count = reusable_prefix([1, 2, 3, 4, 5], [1, 9, 3, 4, 5, 6])
     assert count == 1, (
@@ -239,12 +258,14 @@ def test_nothing_after_the_first_difference_is_reusable():
     )
 
 
+@pytest.mark.task(6)
 @pytest.mark.parametrize("prompt", [[1], [1, 2], [1, 2, 3]])
 def test_the_last_prompt_token_is_always_fed(prompt):
     count = reusable_prefix([1, 2, 3, 4], list(prompt))
     assert count == len(prompt) - 1, f"cached [1, 2, 3, 4], prompt {prompt}: the last one must be fed, for its logits"
 
 
+@pytest.mark.task(6)
 def test_reusable_prefix_modifies_no_list():
     cached, prompt = [1, 2, 3], [1, 2, 4, 5]
     reusable_prefix(cached, prompt)

@@ -97,6 +97,7 @@ def filled(lengths, size, buffers=None):
     return buffers
 
 
+@pytest.mark.task(4)
 def test_a_step_fills_the_first_rows():
     buffers = filled([5, 2, 9], 4)
     assert buffers.token_ids[:3].tolist() == [5, 2, 9], "token_ids must begin with the tokens that the step feeds"
@@ -107,12 +108,14 @@ def test_a_step_fills_the_first_rows():
     assert buffers.block_table[:3, :3].tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6]], "the step's block table, in place"
 
 
+@pytest.mark.task(4)
 def test_a_step_that_needs_no_padding_fills_its_size():
     buffers = filled([5, 2], 2, filled([9] * 8, 8))
     assert buffers.token_ids[:2].tolist() == [5, 2] and buffers.cu_seqlens_q[:3].tolist() == [0, 1, 2]
     assert buffers.seq_lens_kv[:2].tolist() == [5, 2] and buffers.block_table[:2, :2].tolist() == [[1, 2], [3, 0]]
 
 
+@pytest.mark.task(4)
 def test_padding_rows_have_no_query_no_keys_and_the_null_block_to_write_into():
     buffers = filled([5, 2, 9], 8, filled([9] * 8, 8))
     sums = buffers.cu_seqlens_q.tolist()
@@ -132,6 +135,7 @@ def test_padding_rows_have_no_query_no_keys_and_the_null_block_to_write_into():
     )
 
 
+@pytest.mark.task(4)
 def test_buffers_never_move_and_keep_their_dtypes():
     buffers = buffers_of()
     before = {name: (x.data_ptr(), x.dtype) for name, x in vars(buffers).items() if isinstance(x, torch.Tensor)}
@@ -144,6 +148,7 @@ def test_buffers_never_move_and_keep_their_dtypes():
         )
 
 
+@pytest.mark.task(4)
 def test_a_sizes_plan_is_a_view_of_the_buffers():
     buffers = buffers_of()
     meta = buffers.meta(4)
@@ -209,6 +214,7 @@ def test_capturing_writes_nothing_outside_the_null_block():
         assert tensor[1:].eq(7).all(), "recording must not touch any request's KV"
 
 
+@pytest.mark.task(4)
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 12])
 def test_padded_rows_change_nothing(count):
     """Edge case 40: NaN in the null block and the logits, stale entries in every padding row's table."""

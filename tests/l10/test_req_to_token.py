@@ -147,6 +147,7 @@ def table_with(lengths, page_size):
     return pool, rows, chunks
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_the_plan_made_on_the_device_equals_lesson_5_s(page_size):
     lengths = [5, 1, 8, 9]
@@ -160,6 +161,20 @@ def test_the_plan_made_on_the_device_equals_lesson_5_s(page_size):
         assert a.tolist() == b.tolist(), f"{name} is {a.tolist()}, lesson 5's is {b.tolist()}"
 
 
+@pytest.mark.task(3)
+def test_padding_rows_write_into_slot_0_and_feed_no_query():
+    pool, rows, _ = table_with([5, 2], 4)
+    meta = pool.plan_decode(torch.tensor([*rows, PADDING_ROW, PADDING_ROW]), slots_of(5, 2, 0, 0), 4)
+    assert meta.slot_mapping[2:].tolist() == [0, 0], "padding rows must write into the padding slot"
+    sums = meta.cu_seqlens_q.tolist()
+    why = "padding rows were given a query each" if sums == [0, 1, 2, 3, 4] else "behind the last query the sum stays 2"
+    assert sums == [0, 1, 2, 2, 2], f"cu_seqlens_q of two queries and two padding rows: {why}"
+    assert meta.seq_lens_kv.tolist() == [5, 2, 0, 0], "the plan has the lengths as they are, 0 for padding rows"
+    assert meta.positions.tolist() == [4, 1, 0, 0], "a padding row must not be at position -1"
+    assert not meta.block_table[2:].any(), "the table of a padding row must name the padding page only"
+
+
+@pytest.mark.task(3)
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_plan_reads_no_value(page_size):
     pool, rows, _ = table_with([5, 2], page_size)
@@ -171,6 +186,7 @@ def test_a_plan_reads_no_value(page_size):
     )
 
 
+@pytest.mark.task(3)
 def test_a_plan_follows_the_table_and_the_lengths():
     pool, rows, _ = table_with([8, 8], 4)
     rows, lengths = torch.tensor(rows), slots_of(3, 8)
@@ -180,15 +196,3 @@ def test_a_plan_follows_the_table_and_the_lengths():
     slots = [pool.read(1, 8)[[2, 3]].tolist(), pool.read(2, 8)[[7, 5]].tolist()]
     assert [first.slot_mapping.tolist(), second.slot_mapping.tolist()] == [[a, b] for a, b in zip(*slots, strict=True)]
     assert second.positions.tolist() == [3, 5], "each step's plan is made from the lengths of that step"
-
-
-def test_padding_rows_write_into_slot_0_and_feed_no_query():
-    pool, rows, _ = table_with([5, 2], 4)
-    meta = pool.plan_decode(torch.tensor([*rows, PADDING_ROW, PADDING_ROW]), slots_of(5, 2, 0, 0), 4)
-    assert meta.slot_mapping[2:].tolist() == [0, 0], "padding rows must write into the padding slot"
-    sums = meta.cu_seqlens_q.tolist()
-    why = "padding rows were given a query each" if sums == [0, 1, 2, 3, 4] else "behind the last query the sum stays 2"
-    assert sums == [0, 1, 2, 2, 2], f"cu_seqlens_q of two queries and two padding rows: {why}"
-    assert meta.seq_lens_kv.tolist() == [5, 2, 0, 0], "the plan has the lengths as they are, 0 for padding rows"
-    assert meta.positions.tolist() == [4, 1, 0, 0], "a padding row must not be at position -1"
-    assert not meta.block_table[2:].any(), "the table of a padding row must name the padding page only"

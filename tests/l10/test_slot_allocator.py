@@ -94,6 +94,7 @@ def test_a_merge_sorts_so_that_neighbours_are_adjacent_again():
     assert allocator.alloc(8).tolist() == list(range(1, 9)), "after a merge the low slots must come first"
 
 
+@pytest.mark.task(1)
 def test_a_merge_empties_the_short_list_into_the_long_one():
     allocator = TokenToKVPoolAllocator(8)
     allocator.free_slots, allocator.release_slots = slots_of(6, 8), slots_of(7, 2)
@@ -105,6 +106,17 @@ def test_a_merge_empties_the_short_list_into_the_long_one():
     assert allocator.available_size() == 4, "a merge neither finds nor loses a slot"
 
 
+@pytest.mark.task(1)
+def test_without_need_sort_a_merge_keeps_the_order():
+    allocator = TokenToKVPoolAllocator(8, need_sort=False)
+    allocator.free_slots, allocator.release_slots = slots_of(6, 8), slots_of(7, 2)
+    allocator.merge_and_sort_free()
+    assert allocator.free_slots.tolist() == [6, 8, 7, 2], (
+        "need_sort is off: a merge must not sort, and the freed slots go behind the others"
+    )
+
+
+@pytest.mark.task(1)
 @pytest.mark.parametrize("free, released", [((), (5, 3)), ((2, 4), ()), ((), ())], ids=["none", "some", "no slots"])
 def test_a_merge_of_an_empty_list_works(free, released):
     allocator = TokenToKVPoolAllocator(8)
@@ -113,15 +125,6 @@ def test_a_merge_of_an_empty_list_works(free, released):
     assert allocator.free_slots.tolist() == sorted(free + released), "the slots of both lists, one of which is empty"
     assert allocator.free_slots.dtype == allocator.release_slots.dtype == torch.int32, "no slots are int32 as well"
     assert len(allocator.release_slots) == 0
-
-
-def test_without_need_sort_a_merge_keeps_the_order():
-    allocator = TokenToKVPoolAllocator(8, need_sort=False)
-    allocator.free_slots, allocator.release_slots = slots_of(6, 8), slots_of(7, 2)
-    allocator.merge_and_sort_free()
-    assert allocator.free_slots.tolist() == [6, 8, 7, 2], (
-        "need_sort is off: a merge must not sort, and the freed slots go behind the others"
-    )
 
 
 def test_without_need_sort_a_merge_appends():
@@ -270,34 +273,6 @@ def test_edge_case_10_of_nested_groups_the_outermost_counts():
     assert sorted(allocator.alloc(8).tolist()) == list(range(1, 9)), "each slot once"
 
 
-def test_only_the_end_of_the_outermost_group_returns_the_slots():
-    allocator = TokenToKVPoolAllocator(8)
-    held = allocator.alloc(6)
-    with allocator.free_group():
-        allocator.free(held[:2])
-        with allocator.free_group():
-            allocator.free(held[2:4])
-        assert allocator.release_slots.tolist() == [], "the inner group's end is not the outer one's: all slots wait"
-        assert allocator.num_deferred == 4, "a group within a group must keep what was freed before it began"
-        allocator.free(held[4:])
-    assert sorted(allocator.release_slots.tolist()) == [1, 2, 3, 4, 5, 6], "the outermost end returns each slot once"
-    assert allocator.num_deferred == 0, "what was returned is no longer deferred, or the next group returns it again"
-    assert allocator.release_slots.dtype == torch.int32 and allocator.free_slots.tolist() == [7, 8]
-
-
-def test_after_a_group_frees_are_available_at_once():
-    allocator = TokenToKVPoolAllocator(8)
-    held = allocator.alloc(6)
-    with allocator.free_group():
-        allocator.free(held[:2])
-    allocator.free(held[2:4])
-    assert allocator.release_slots.tolist() == [1, 2, 3, 4], "the group has ended: this free waits for nothing"
-    with allocator.free_group():
-        allocator.free(held[4:])
-        assert allocator.release_slots.tolist() == [1, 2, 3, 4], "a second group collects frees like the first"
-    assert allocator.release_slots.tolist() == [1, 2, 3, 4, 5, 6]
-
-
 class Concatenations(TorchFunctionMode):
     """Counts the calls of torch.cat."""
 
@@ -310,21 +285,7 @@ class Concatenations(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-def test_a_group_is_appended_in_one_concatenation():
-    allocator = TokenToKVPoolAllocator(8)
-    held = allocator.alloc(8)
-    group = allocator.free_group()
-    group.__enter__()
-    for slot in held.split(1):
-        allocator.free(slot)
-    with Concatenations() as concatenations:
-        group.__exit__(None, None, None)
-    assert concatenations.count <= 1, (
-        f"{concatenations.count} concatenations for a group of 8 frees: each copies the list, so append all at once"
-    )
-    assert allocator.available_size() == 8
-
-
+@pytest.mark.task(2)
 def test_edge_case_10_an_exception_ends_the_group_and_loses_nothing():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(6)
@@ -342,6 +303,7 @@ def test_edge_case_10_an_exception_ends_the_group_and_loses_nothing():
     assert allocator.available_size() == 8, "the group is closed: later frees do not wait for its end"
 
 
+@pytest.mark.task(2)
 def test_edge_case_11_frees_in_a_group_are_not_available_before_it_ends():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(6)
@@ -366,6 +328,7 @@ def test_a_slot_cannot_be_freed_twice_in_one_group():
     assert allocator.available_size() == 6
 
 
+@pytest.mark.task(2)
 def test_an_empty_group_does_nothing():
     allocator = TokenToKVPoolAllocator(8)
     before = state(allocator)
@@ -376,6 +339,53 @@ def test_an_empty_group_does_nothing():
     assert allocator.release_slots.tolist() == [1, 2], "and it must be closed afterwards"
 
 
+@pytest.mark.task(2)
+def test_only_the_end_of_the_outermost_group_returns_the_slots():
+    allocator = TokenToKVPoolAllocator(8)
+    held = allocator.alloc(6)
+    with allocator.free_group():
+        allocator.free(held[:2])
+        with allocator.free_group():
+            allocator.free(held[2:4])
+        assert allocator.release_slots.tolist() == [], "the inner group's end is not the outer one's: all slots wait"
+        assert allocator.num_deferred == 4, "a group within a group must keep what was freed before it began"
+        allocator.free(held[4:])
+    assert sorted(allocator.release_slots.tolist()) == [1, 2, 3, 4, 5, 6], "the outermost end returns each slot once"
+    assert allocator.num_deferred == 0, "what was returned is no longer deferred, or the next group returns it again"
+    assert allocator.release_slots.dtype == torch.int32 and allocator.free_slots.tolist() == [7, 8]
+
+
+@pytest.mark.task(2)
+def test_after_a_group_frees_are_available_at_once():
+    allocator = TokenToKVPoolAllocator(8)
+    held = allocator.alloc(6)
+    with allocator.free_group():
+        allocator.free(held[:2])
+    allocator.free(held[2:4])
+    assert allocator.release_slots.tolist() == [1, 2, 3, 4], "the group has ended: this free waits for nothing"
+    with allocator.free_group():
+        allocator.free(held[4:])
+        assert allocator.release_slots.tolist() == [1, 2, 3, 4], "a second group collects frees like the first"
+    assert allocator.release_slots.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.task(2)
+def test_a_group_is_appended_in_one_concatenation():
+    allocator = TokenToKVPoolAllocator(8)
+    held = allocator.alloc(8)
+    group = allocator.free_group()
+    group.__enter__()
+    for slot in held.split(1):
+        allocator.free(slot)
+    with Concatenations() as concatenations:
+        group.__exit__(None, None, None)
+    assert concatenations.count <= 1, (
+        f"{concatenations.count} concatenations for a group of 8 frees: each copies the list, so append all at once"
+    )
+    assert allocator.available_size() == 8
+
+
+@pytest.mark.task(2)
 def test_clear_frees_all_and_an_open_group_does_not_bring_slots_back_twice():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(6)

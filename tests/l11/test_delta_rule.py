@@ -31,6 +31,7 @@ def oracle(state, q, k, v, g, beta):
     return out, state
 
 
+@pytest.mark.task(1)
 def test_without_a_key_the_state_only_fades():
     (q, k, v, g, beta), state = inputs(1), torch.randn(1, HEADS, D_K, D_V)
     out, after = recurrent_step(state.clone(), q, torch.zeros_like(k), v, g, beta)
@@ -41,14 +42,7 @@ def test_without_a_key_the_state_only_fades():
     )
 
 
-def test_a_step_fades_the_state_corrects_it_and_reads_it():
-    parts, state = inputs(1), torch.randn(HEADS, D_K, D_V)
-    out, after = recurrent_step(state[None].clone(), *parts)
-    want_out, want_state = oracle(state, *parts)
-    assert torch.allclose(after[0].double(), want_state, atol=1e-6), "fade the state first, then write the difference"
-    assert torch.allclose(out.double(), want_out, atol=1e-6), "the output reads the state after the token was written"
-
-
+@pytest.mark.task(1)
 def test_with_beta_0_a_token_writes_nothing():
     (q, k, v, g, beta), state = inputs(1), torch.randn(1, HEADS, D_K, D_V)
     _, after = recurrent_step(state.clone(), q, k, v, g, torch.zeros_like(beta))
@@ -57,6 +51,16 @@ def test_with_beta_0_a_token_writes_nothing():
     )
 
 
+@pytest.mark.task(1)
+def test_a_step_fades_the_state_corrects_it_and_reads_it():
+    parts, state = inputs(1), torch.randn(HEADS, D_K, D_V)
+    out, after = recurrent_step(state[None].clone(), *parts)
+    want_out, want_state = oracle(state, *parts)
+    assert torch.allclose(after[0].double(), want_state, atol=1e-6), "fade the state first, then write the difference"
+    assert torch.allclose(out.double(), want_out, atol=1e-6), "the output reads the state after the token was written"
+
+
+@pytest.mark.task(1)
 def test_what_a_token_wrote_is_read_back_with_its_key():
     """Beta 1 and no fading: the state then maps this key exactly to this value."""
     _, k, v, g, beta = inputs(1)
@@ -64,6 +68,7 @@ def test_what_a_token_wrote_is_read_back_with_its_key():
     assert torch.allclose(out, v, atol=1e-5), "write the difference between v and what the state has, not v itself"
 
 
+@pytest.mark.task(1)
 def test_sequences_of_a_batch_do_not_see_each_other():
     states = torch.randn(4, HEADS, D_K, D_V)
     parts = inputs(4)
@@ -114,6 +119,7 @@ def test_the_convolution_sees_the_inputs_before_it_and_none_after(taps):
     assert torch.allclose(causal_conv(window, weight), want, atol=1e-6)
 
 
+@pytest.mark.task(2)
 @pytest.mark.parametrize("taps", [4, 2, 1])  # the usual case first
 @pytest.mark.parametrize("length", [9, 3, 2, 1])
 def test_the_last_inputs_are_kept_for_the_next_step(taps, length):
@@ -131,6 +137,7 @@ def test_the_last_inputs_are_kept_for_the_next_step(taps, length):
     assert torch.equal(after, both[length:].T), f"keep the last {taps - 1} inputs of the window, the latest one last"
 
 
+@pytest.mark.task(2)
 def test_one_input_at_a_time_gives_what_all_at_once_give():
     torch.manual_seed(0)
     inputs, kept, weight = torch.randn(7, 3), torch.randn(3, 3), torch.randn(3, 4)
@@ -143,6 +150,7 @@ def test_one_input_at_a_time_gives_what_all_at_once_give():
     assert torch.equal(kept, last), "one input at a time leaves what all at once leave"
 
 
+@pytest.mark.task(2)
 def test_a_batch_of_conv_states():
     kept, inputs = torch.randn(5, 3, 2), torch.randn(5, 1, 3)
     window, after = advance_conv(kept, inputs)

@@ -64,6 +64,7 @@ def test_a_layer_that_does_not_exist_is_an_error(layer):
         pool().get_layer_state(layer)
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize(
     "slots", [[2], [1, 4], [PADDING_SLOT, 3], torch.tensor([5, 2]), torch.tensor([3], dtype=torch.int32)]
 )
@@ -79,17 +80,7 @@ def test_a_reset_zeroes_these_slots_in_every_layer_and_no_others(slots):
         assert torch.equal(tensor[:, kept], was[:, kept]), f"reset_states({sorted(gone)}) changed another {name} state"
 
 
-def test_a_reset_and_a_copy_write_into_the_pool_s_own_tensors():
-    states = filled()
-    layers = [states.get_layer_state(layer) for layer in range(3)]
-    states.reset_states([1])
-    states.copy_states(2, 3)
-    for recurrent, conv in layers:
-        why = "write in place: views of a layer, and recorded steps, go on reading the tensors that the pool began with"
-        assert not recurrent[1].any() and not conv[1].any(), why
-        assert torch.equal(recurrent[3], recurrent[2]) and torch.equal(conv[3], conv[2]), why
-
-
+@pytest.mark.task(3)
 def test_resetting_nothing_changes_nothing():
     states = filled()
     states.reset_states([])
@@ -97,6 +88,16 @@ def test_resetting_nothing_changes_nothing():
     assert states.recurrent_state.all()
 
 
+@pytest.mark.task(3)
+@pytest.mark.parametrize("wrong", [6, -1])
+def test_a_reset_outside_the_pool_is_refused(wrong):
+    states = filled()
+    with refused(f"reset_states([1, {wrong}]) must raise ValueError: the pool has slots 0 … 5"):
+        states.reset_states([1, wrong])
+    assert states.recurrent_state.all(), "nothing may be reset if one slot is wrong: check all of them first"
+
+
+@pytest.mark.task(3)
 def test_a_copy_covers_every_layer_and_both_states():
     states = filled()
     before = states.recurrent_state.clone(), states.conv_state.clone()
@@ -107,6 +108,7 @@ def test_a_copy_covers_every_layer_and_both_states():
         assert torch.equal(tensor[:, [0, 2, 3, 5]], was[:, [0, 2, 3, 5]]), "no other slot may change"
 
 
+@pytest.mark.task(3)
 def test_a_copy_is_no_view():
     states = filled()
     states.copy_states(1, 4)
@@ -115,6 +117,7 @@ def test_a_copy_is_no_view():
     assert torch.equal(states.recurrent_state[:, 4], kept), "a checkpoint must not change when its source does"
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize("source, target", [(1, 6), (-1, 2), (9, 1), (1, PADDING_SLOT)])
 def test_a_copy_outside_the_pool_or_into_padding_is_refused(source, target):
     states = filled()
@@ -124,12 +127,16 @@ def test_a_copy_outside_the_pool_or_into_padding_is_refused(source, target):
     assert torch.equal(states.recurrent_state, before), "a refused copy must write nothing"
 
 
-@pytest.mark.parametrize("wrong", [6, -1])
-def test_a_reset_outside_the_pool_is_refused(wrong):
+@pytest.mark.task(3)
+def test_a_reset_and_a_copy_write_into_the_pool_s_own_tensors():
     states = filled()
-    with refused(f"reset_states([1, {wrong}]) must raise ValueError: the pool has slots 0 … 5"):
-        states.reset_states([1, wrong])
-    assert states.recurrent_state.all(), "nothing may be reset if one slot is wrong: check all of them first"
+    layers = [states.get_layer_state(layer) for layer in range(3)]
+    states.reset_states([1])
+    states.copy_states(2, 3)
+    for recurrent, conv in layers:
+        why = "write in place: views of a layer, and recorded steps, go on reading the tensors that the pool began with"
+        assert not recurrent[1].any() and not conv[1].any(), why
+        assert torch.equal(recurrent[3], recurrent[2]) and torch.equal(conv[3], conv[2]), why
 
 
 def test_track_slots_lie_behind_the_working_slots_and_run_out_with_none():

@@ -8,6 +8,7 @@ from tests.l11.ledger import EMPTY, admit, compute, manager, places, serve
 PROMPT = list(range(100, 121))  # 21 tokens: five whole blocks of 4
 
 
+@pytest.mark.task(5)
 def test_a_new_request_gets_a_slot_of_zeros():
     kv = manager()
     admit(kv, "a", PROMPT)
@@ -16,6 +17,7 @@ def test_a_new_request_gets_a_slot_of_zeros():
     assert kv.states.log == [("reset", slot)], "a slot is zeroed when it is handed out"
 
 
+@pytest.mark.task(5)
 def test_two_requests_never_have_the_same_slot():
     kv = manager()
     for name in "abc":

@@ -19,6 +19,7 @@ def nodes(track, count):
     return Checkpoints(Ledger(2, track)), [tree.insert([i, i, i, i], [i + 1]).node for i in range(count)]
 
 
+@pytest.mark.task(4)
 def test_a_checkpoint_takes_a_free_slot():
     kept, (one, two) = nodes(track=2, count=2)
     slots = [kept.new_checkpoint(one), kept.new_checkpoint(two)]
@@ -27,6 +28,7 @@ def test_a_checkpoint_takes_a_free_slot():
     assert kept.num_evicted == 0, "while a slot is free, none is evicted"
 
 
+@pytest.mark.task(4)
 def test_a_node_that_has_a_checkpoint_keeps_it_and_becomes_the_newest():
     kept, (one, two) = nodes(track=2, count=2)
     slot = kept.new_checkpoint(one)
@@ -37,6 +39,7 @@ def test_a_node_that_has_a_checkpoint_keeps_it_and_becomes_the_newest():
     assert names == ["two", "one"], "asking for a checkpoint that is there makes it the most recently used"
 
 
+@pytest.mark.task(4)
 def test_the_least_recently_used_checkpoint_makes_room():
     kept, (one, two, three) = nodes(track=2, count=3)
     slot = kept.new_checkpoint(one)
@@ -49,6 +52,7 @@ def test_the_least_recently_used_checkpoint_makes_room():
     assert kept.num_evicted == 1, "one checkpoint went, and num_evicted counts it"
 
 
+@pytest.mark.task(4)
 def test_without_slots_there_is_no_checkpoint():
     kept, (one,) = nodes(track=0, count=1)
     assert kept.new_checkpoint(one) is None, "no slot can be had, and there is none to evict: return None"
@@ -67,6 +71,7 @@ def keep(kv, tokens, with_state=True) -> int | None:
     return slot
 
 
+@pytest.mark.task(5)
 def test_a_request_starts_from_a_copy_of_the_deepest_checkpoint():
     kv = manager()
     keep(kv, PROMPT[:8])
@@ -108,6 +113,7 @@ def test_what_a_request_starts_from_is_locked_and_counted():
     assert told == (21, 16), "`stats` counts the lookup, as in lesson 8: 21 prompt tokens, 16 of them found"
 
 
+@pytest.mark.task(5)
 def test_without_a_checkpoint_a_request_starts_from_zeros():
     kv = manager()
     keep(kv, PROMPT[:12], with_state=False)
@@ -118,6 +124,7 @@ def test_without_a_checkpoint_a_request_starts_from_zeros():
     assert kv.slot_of("b") != kv.slot_of("a"), "each request has a slot of its own"
 
 
+@pytest.mark.task(5)
 def test_the_checkpoint_that_was_copied_counts_as_used():
     kv = manager(track=2)
     keep(kv, PROMPT[:16])
@@ -156,6 +163,7 @@ def chunk_ends(kv, length, ends) -> list[int]:
     return found[1:]
 
 
+@pytest.mark.task(6)
 def test_chunks_end_at_intervals_and_at_the_prompt_s_own_places():
     assert chunk_ends(manager(), 21, [20]) == [8, 16, 20, 21], (
         "chunks end at every multiple of the interval, 8, and at the last whole block, 20"
@@ -166,6 +174,7 @@ def test_chunks_end_at_intervals_and_at_the_prompt_s_own_places():
     assert chunk_ends(manager(interval=40), 21, []) == [21], "no place to checkpoint: one chunk"
 
 
+@pytest.mark.task(6)
 def test_a_chunk_is_never_longer_than_allowed():
     kv = manager()
     chunk_ends(kv, 21, [20])
@@ -173,5 +182,6 @@ def test_a_chunk_is_never_longer_than_allowed():
         assert kv.chunk_end("a", start, stop) == end, f"a chunk from {start} to at most {stop} ends at {end}"
 
 
+@pytest.mark.task(6)
 def test_without_checkpoint_slots_a_chunk_is_as_long_as_allowed():
     assert chunk_ends(manager(track=0), 21, [20]) == [21], "nothing can be checkpointed, so nothing is cut"

@@ -12,18 +12,21 @@ from mini_engine.tiers.store import ALWAYS, BlockStore, MinTokens, Prefix
 FAST = BreakEven(prefill_rate=400.0, bytes_per_token=1000, bandwidth=800_000.0, latency=0.1)  # 2 x the rate of prefill
 
 
+@pytest.mark.task(3)
 def test_the_break_even_is_where_both_take_the_same_time():
     n = FAST.num_tokens
     assert n == pytest.approx(80.0), "n / rate = latency + n * bytes / bandwidth, solved for n"
     assert n / FAST.prefill_rate == pytest.approx(FAST.latency + n * FAST.bytes_per_token / FAST.bandwidth)
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize("bandwidth", [400_000.0, 399_999.0, 1.0])
 def test_a_tier_that_is_no_faster_than_prefill_never_wins(bandwidth):
     slow = BreakEven(400.0, 1000, bandwidth, latency=0.1)
     assert slow.num_tokens == math.inf, "a negative number of tokens is not an early win"
 
 
+@pytest.mark.task(3)
 def test_without_latency_a_faster_tier_wins_from_the_first_token():
     instant = BreakEven(400.0, 1000, 800_000.0)
     assert instant.num_tokens == 0
@@ -71,25 +74,12 @@ def asked(host, disk, start=0, stop=10, min_tokens=ALWAYS):
     return [Text.KEYS.index(one.key) - 1 for one in store.wanted(Text(), start, stop)]
 
 
-def test_what_is_asked_for_ends_where_the_first_block_is_missing():
-    assert asked(range(4), []) == [0, 1, 2, 3], "host memory has blocks 0 … 3"
-    assert asked([0, 1, 3, 4], [2]) == [0, 1, 2, 3, 4], "a block may be in either tier"
-    assert asked([0, 1, 3, 4], []) == [0, 1], "K and V behind a missing block are no use"
-    assert asked([1, 2, 3], []) == [], "the first block is missing"
-    assert asked([0, 1], [3, 4]) == [0, 1], "block 2 is missing: K and V that the disk has behind it are no use"
-    assert asked([], [1, 2, 3]) == [], "the first block is missing, so what the disk has behind it is no use"
-    assert asked([0], [1, 3]) == [0, 1], "block 2 is missing: the disk's run ends there"
-
-
-def test_only_the_part_that_the_tree_lacks_is_asked_for():
-    assert asked(range(10), [], start=3, stop=7) == [3, 4, 5, 6], "of blocks start … stop - 1"
-    assert asked(range(10), range(10), start=4, stop=4) == [], "the tree has all of it"
-
-
+@pytest.mark.task(3)
 def test_nothing_to_bring_back_does_not_pay():
     assert asked([], []) == asked([], [], min_tokens=MinTokens(0, 0)) == [], "nothing is there to be brought back"
 
 
+@pytest.mark.task(3)
 def test_fewer_tokens_than_the_break_even_are_computed():
     for count, pays in ((1, False), (4, False), (6, True), (9, True)):
         want = [*range(count)] if pays else []
@@ -98,6 +88,7 @@ def test_fewer_tokens_than_the_break_even_are_computed():
         assert asked([], range(count), min_tokens=MinTokens(disk=80)) == want, f"on the disk, {why}"
 
 
+@pytest.mark.task(3)
 def test_from_the_break_even_on_it_pays():
     exact = BreakEven(prefill_rate=256.0, bytes_per_token=1024, bandwidth=524_288.0, latency=0.125)  # all powers of two
     assert exact.num_tokens == 64
@@ -108,12 +99,31 @@ def test_from_the_break_even_on_it_pays():
         assert asked([], range(count), min_tokens=MinTokens(disk=exact.num_tokens)) == want, why
 
 
+@pytest.mark.task(3)
+def test_what_is_asked_for_ends_where_the_first_block_is_missing():
+    assert asked(range(4), []) == [0, 1, 2, 3], "host memory has blocks 0 … 3"
+    assert asked([0, 1, 3, 4], [2]) == [0, 1, 2, 3, 4], "a block may be in either tier"
+    assert asked([0, 1, 3, 4], []) == [0, 1], "K and V behind a missing block are no use"
+    assert asked([1, 2, 3], []) == [], "the first block is missing"
+    assert asked([0, 1], [3, 4]) == [0, 1], "block 2 is missing: K and V that the disk has behind it are no use"
+    assert asked([], [1, 2, 3]) == [], "the first block is missing, so what the disk has behind it is no use"
+    assert asked([0], [1, 3]) == [0, 1], "block 2 is missing: the disk's run ends there"
+
+
+@pytest.mark.task(3)
+def test_only_the_part_that_the_tree_lacks_is_asked_for():
+    assert asked(range(10), [], start=3, stop=7) == [3, 4, 5, 6], "of blocks start … stop - 1"
+    assert asked(range(10), range(10), start=4, stop=4) == [], "the tree has all of it"
+
+
+@pytest.mark.task(3)
 def test_a_disk_that_does_not_pay_leaves_what_host_memory_has():
     why = "blocks from the disk do not pay here: ask for those before them"
     assert asked([0, 1], [2, 3, 4], min_tokens=MinTokens(disk=NEVER)) == [0, 1], why
     assert asked([], [0, 1, 2], min_tokens=MinTokens(disk=NEVER)) == [], why
 
 
+@pytest.mark.task(3)
 def test_the_disk_is_judged_by_the_blocks_that_it_must_bring():
     min_tokens = MinTokens(disk=FROM_3_BLOCKS)
     assert asked([0, 1], [2, 3, 4], min_tokens=min_tokens) == [0, 1, 2, 3, 4], "three blocks from the disk pay"
@@ -123,6 +133,7 @@ def test_the_disk_is_judged_by_the_blocks_that_it_must_bring():
     assert asked([0, 1, 2], [3, 4], min_tokens=min_tokens) == [0, 1, 2], "two do not, however many lie in host memory"
 
 
+@pytest.mark.task(3)
 def test_host_memory_is_judged_too():
     assert asked(range(3), [], min_tokens=MinTokens(host=NEVER)) == [], "not even host memory pays here"
     min_tokens = MinTokens(host=FROM_3_BLOCKS)
@@ -131,6 +142,7 @@ def test_host_memory_is_judged_too():
     assert asked([0], [1, 2, 3], min_tokens=min_tokens) == [0, 1, 2, 3], "min_tokens.host is for all of it"
 
 
+@pytest.mark.task(3)
 def test_host_memory_is_judged_without_what_the_disk_was_left_out_for():
     min_tokens = MinTokens(host=FROM_3_BLOCKS, disk=NEVER)
     assert asked([0, 1], [2, 3], min_tokens=min_tokens) == [], (
@@ -139,11 +151,13 @@ def test_host_memory_is_judged_without_what_the_disk_was_left_out_for():
     assert asked([0, 1, 2], [3], min_tokens=min_tokens) == [0, 1, 2], "block 3 is left out, and three pay"
 
 
+@pytest.mark.task(3)
 def test_a_disk_that_pays_is_not_read_if_all_of_it_does_not():
     min_tokens = MinTokens(host=NEVER)
     assert asked([0], [1, 2, 3], min_tokens=min_tokens) == [], "all of it does not pay, the disk's blocks included"
 
 
+@pytest.mark.task(3)
 def test_what_the_tree_has_is_not_judged():
     for min_tokens in (MinTokens(host=FROM_3_BLOCKS), MinTokens(disk=FROM_3_BLOCKS)):
         host, disk = (range(10), []) if min_tokens.host == FROM_3_BLOCKS else ([], range(10))
@@ -151,6 +165,7 @@ def test_what_the_tree_has_is_not_judged():
         assert asked(host, disk, start=5, stop=8, min_tokens=min_tokens) == [5, 6, 7], "three blocks pay: 5, 6 and 7"
 
 
+@pytest.mark.task(3)
 def test_only_the_part_that_the_tree_lacks_is_asked_of_the_disk():
     assert asked([], range(10), start=3, stop=7) == [3, 4, 5, 6], "of blocks start … stop - 1, on the disk too"
     assert asked([3], range(4, 10), start=3, stop=7) == [3, 4, 5, 6], "of blocks start … stop - 1, in either tier"

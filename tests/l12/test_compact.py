@@ -6,6 +6,8 @@ from mini_engine.kv.prefix_cache import caching_manager
 from mini_engine.tiers.compact import compact, moves, nodes
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 
+pytestmark = pytest.mark.task(4)
+
 
 @pytest.mark.parametrize("held", [set(), {1}, {3}, {1, 2, 9}, {4, 5, 6}, {2, 15, 7, 8}])
 def test_moves_fill_the_front_with_as_few_copies_as_possible(held):

@@ -38,6 +38,7 @@ def stored(pool, layer, slots):
 # ---------------------------------------------------------------- quantize
 
 
+@pytest.mark.task(5)
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.floats(-30, 30), st.integers(0, 2**32))
 def test_a_number_is_off_by_half_a_step_at_most(dim, exponent, seed):
@@ -52,6 +53,7 @@ def test_a_number_is_off_by_half_a_step_at_most(dim, exponent, seed):
     assert (codes.abs().amax(-1) == 127).all(), "the largest number of each vector takes the whole range"
 
 
+@pytest.mark.task(5)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_narrow_dtype_is_divided_in_float32(dtype):
     x = some(5, 3, 64).to(dtype)
@@ -61,6 +63,7 @@ def test_a_narrow_dtype_is_divided_in_float32(dtype):
     assert steps <= 0.5001, f"off by {steps:.2f} steps of the scale: convert x to float32 before dividing"
 
 
+@pytest.mark.task(5)
 def test_a_large_vector_does_not_disturb_the_others():
     x = some(4, 2, 64)
     calm = unpack(pack(x), 64)
@@ -72,11 +75,13 @@ def test_a_large_vector_does_not_disturb_the_others():
         assert same, f"token 1 of head 0 is 1000 times larger, and token {token} of head {head} came out differently"
 
 
+@pytest.mark.task(5)
 def test_x_and_minus_x_have_the_same_size():
     x = some(3, 2, 32)
     assert torch.equal(unpack(pack(-x), 32), -unpack(pack(x), 32))
 
 
+@pytest.mark.task(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_zeros_stay_zeros(dtype):
     codes, scale = quantize(torch.zeros(3, 2, 8, dtype=dtype))
@@ -84,6 +89,7 @@ def test_zeros_stay_zeros(dtype):
     assert not unpack(pack(torch.zeros(3, 2, 8)), 8).any()
 
 
+@pytest.mark.task(5)
 @pytest.mark.parametrize("size", [1e-44, 2e-43, 1e-38, 1e30])
 def test_the_smallest_and_largest_vectors_stay_finite(size):
     x = torch.tensor([[size, -size, size / 2, 0.0]])
@@ -92,6 +98,7 @@ def test_the_smallest_and_largest_vectors_stay_finite(size):
     assert error <= max(size / 100, least), f"numbers of size {size} came back off by {error}"
 
 
+@pytest.mark.task(5)
 @pytest.mark.parametrize("fault", [float("nan"), float("inf"), -float("inf")])
 def test_a_fault_in_k_or_v_stays_visible(fault):
     x = some(2, 2, 8)

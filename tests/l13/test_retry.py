@@ -7,6 +7,8 @@ import pytest
 
 from mini_engine.distributed.routing.retry import ReplicaLost, with_retries
 
+pytestmark = pytest.mark.task(6)
+
 
 class Attempts:
     """Answers, each a list of items and at its end an error to raise; notes which were begun and which were closed."""

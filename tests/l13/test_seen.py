@@ -50,6 +50,7 @@ def following(seen):
 # ---------------------------------------------------------------- matched
 
 
+@pytest.mark.task(1)
 def test_a_prefix_counts_up_to_its_first_unknown_block():
     seen = view_of([1, 2, 3])
     assert seen.matched(chained([1, 2, 4, 5])) == 2, "blocks 1 and 2 are known, and 4 is not"
@@ -59,6 +60,7 @@ def test_a_prefix_counts_up_to_its_first_unknown_block():
     assert SeenBlocks(1).matched(chained([1])) == 0, "a replica that was sent nothing has nothing"
 
 
+@pytest.mark.task(1)
 def test_known_blocks_behind_a_gap_do_not_count():
     seen = view_of([1, 2, 3])
     assert seen.matched([(1,), "unknown", (1, 2, 3)]) == 1, "a prefix ends at its first unknown block"
@@ -67,6 +69,7 @@ def test_known_blocks_behind_a_gap_do_not_count():
 # ---------------------------------------------------------------- add
 
 
+@pytest.mark.task(1)
 def test_a_prompts_end_is_forgotten_before_its_beginning():
     seen = view_of([1, 2, 3], [7, 8], capacity=4)
     assert len(seen) == 4, "it was sent 5 blocks, and its capacity is 4"
@@ -74,6 +77,7 @@ def test_a_prompts_end_is_forgotten_before_its_beginning():
     assert seen.matched(chained([1, 2, 3])) == 2, "of the older one the end went: without its start nothing is found"
 
 
+@pytest.mark.task(1)
 def test_each_block_is_noted_with_the_one_before_it():
     seen = view_of([1, 2], [1, 3])
     assert dict(seen.keys) == {(1,): None, (1, 2): (1,), (1, 3): (1,)}, (
@@ -84,6 +88,7 @@ def test_each_block_is_noted_with_the_one_before_it():
     )
 
 
+@pytest.mark.task(1)
 def test_a_forgotten_block_is_behind_no_other():
     seen = view_of([1, 2, 3], [7, 8], capacity=4)
     assert following(seen) == {None: {(1,), (7,)}, (1,): {(1, 2)}, (7,): {(7, 8)}}, (
@@ -91,12 +96,14 @@ def test_a_forgotten_block_is_behind_no_other():
     )
 
 
+@pytest.mark.task(1)
 def test_a_prompt_that_comes_again_is_young_again():
     seen = view_of([1, 2], [3, 4], [1, 2], [5, 6], capacity=4)
     assert seen.matched(chained([1, 2])) == 2, "it was the latest but one, so it stays"
     assert seen.matched(chained([3, 4])) == 0, "the other one is the oldest now, so it went"
 
 
+@pytest.mark.task(1)
 def test_a_prompt_that_is_too_long_is_known_as_far_as_it_fits():
     seen = view_of([1, 2, 3, 4, 5], capacity=3)
     assert len(seen) == 3, "a prompt of 5 blocks, and a capacity of 3"
@@ -108,6 +115,7 @@ def test_a_replica_without_blocks_is_refused():
         SeenBlocks(0)
 
 
+@pytest.mark.task(1)
 @given(PROMPTS, st.integers(1, 12))
 def test_it_holds_the_latest_keys_and_no_more(prompts, capacity):
     seen, expected = SeenBlocks(capacity), OrderedDict()
@@ -125,6 +133,7 @@ def test_it_holds_the_latest_keys_and_no_more(prompts, capacity):
 # ---------------------------------------------------------------- correct
 
 
+@pytest.mark.task(2)
 def test_what_the_replica_did_not_find_is_forgotten():
     seen = holding([1, 2, 3, 4])
     seen.correct(chained([1, 2, 3, 4]), 1)
@@ -133,6 +142,7 @@ def test_what_the_replica_did_not_find_is_forgotten():
     assert texts(seen) == ["1"], "the replica has evicted block 12, so it has nothing behind it"
 
 
+@pytest.mark.task(2)
 def test_all_that_lies_behind_a_lost_block_is_forgotten_too():
     seen = holding([1, 2, 3, 4], [1, 2, 5], [1, 6])
     seen.correct(chained([1, 2, 7, 8]), 1)
@@ -140,12 +150,14 @@ def test_all_that_lies_behind_a_lost_block_is_forgotten_too():
     assert texts(seen) == ["1", "16"], "another prompt's blocks behind the lost one are lost; what is beside it stays"
 
 
+@pytest.mark.task(2)
 def test_a_replica_that_lost_the_first_block_has_lost_all_behind_it():
     seen = holding([0, 1, 2], [0, 3], [9])
     seen.correct(chained([0, 5, 6]), 0)
     assert texts(seen) == ["9"], "it was restarted: all prompts behind block 0 are gone"
 
 
+@pytest.mark.task(2)
 def test_a_prompts_last_block_is_computed_even_if_it_is_there():
     seen = holding([1, 2, 3, 4], [1, 2])
     seen.correct(chained([1, 2]), 1)
@@ -154,6 +166,7 @@ def test_a_prompts_last_block_is_computed_even_if_it_is_there():
     assert len(seen) == 4, "and of 1 block, none"
 
 
+@pytest.mark.task(2)
 def test_a_report_that_finds_more_than_was_believed_forgets_nothing():
     seen = holding([1, 2])
     seen.correct(chained([1, 2, 3, 4, 5]), 4)
@@ -163,6 +176,7 @@ def test_a_report_that_finds_more_than_was_believed_forgets_nothing():
     assert texts(seen) == ["1", "12"], "of what is not known there is nothing to forget"
 
 
+@pytest.mark.task(2)
 @given(PROMPTS, st.lists(st.tuples(IDS, st.integers(0, 6)), max_size=6))
 def test_a_report_forgets_the_lost_block_and_what_is_behind_it_and_nothing_else(prompts, reports):
     seen = holding(*(keys[-1] for keys in prompts))

@@ -28,6 +28,7 @@ def config_of(query_heads, key_heads, columns):
 # ---------------------------------------------------------------- shares, in numbers
 
 
+@pytest.mark.task(7)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_a_share_has_its_part_of_heads_and_columns(num_ranks):
     config = config_of(8, 4, 96)
@@ -41,6 +42,7 @@ def test_a_share_has_its_part_of_heads_and_columns(num_ranks):
     assert num_ranks * each == config.kv_bytes_per_token(torch.float32), "a token's K and V are shared, too"
 
 
+@pytest.mark.task(7)
 @pytest.mark.parametrize("num_ranks", [0, -1, -2, 3, 8])
 def test_heads_that_cannot_be_shared_evenly_are_refused(num_ranks):
     with must_raise(
@@ -51,6 +53,7 @@ def test_heads_that_cannot_be_shared_evenly_are_refused(num_ranks):
     assert told >= {"1", "2", "4"}, f"the message must say that 1, 2 and 4 ranks are possible: {caught.value}"
 
 
+@pytest.mark.task(7)
 @pytest.mark.parametrize(
     ("sizes", "num_ranks"),
     [((6, 2, 96), 3), ((9, 6, 96), 2), ((8, 4, 98), 4)],
@@ -78,6 +81,7 @@ def test_our_own_refusal_names_what_cannot_be_shared_and_the_numbers_that_are_po
     assert str(caught.value) == told
 
 
+@pytest.mark.task(7)
 def test_two_vectors_a_layer_and_token_are_added_up():
     config = config_of(8, 4, 96)
     one = bytes_per_step(config, 1, 4)

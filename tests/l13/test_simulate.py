@@ -18,6 +18,7 @@ def served(replica, seconds, keys, output_tokens=0):
 # ---------------------------------------------------------------- one replica
 
 
+@pytest.mark.task(5)
 def test_a_prompt_that_comes_again_computes_its_last_block_only():
     replica = SimulatedReplica(100)
     first, again = (replica.serve(3, Arrival(0.0, [1, 2, 3])) for _ in range(2))
@@ -28,6 +29,7 @@ def test_a_prompt_that_comes_again_computes_its_last_block_only():
     assert replica.num_computed == 5, "3 blocks, then 1 and 1"
 
 
+@pytest.mark.task(5)
 def test_a_full_pool_drops_what_was_used_longest_ago():
     replica = SimulatedReplica(4)
     for keys in ([1, 2], [3, 4], [1, 2], [5, 6]):
@@ -36,6 +38,7 @@ def test_a_full_pool_drops_what_was_used_longest_ago():
     assert found == [1, 0], "a pool of 4 blocks: [1, 2] came again, so [3, 4] was used longest ago and was dropped"
 
 
+@pytest.mark.task(5)
 def test_prompts_are_computed_one_after_another():
     replica = SimulatedReplica(100, RATES)
     waits = [served(replica, 0.0, keys).waited for keys in ([1, 2], [3, 4, 5, 6], [1, 2])]
@@ -44,12 +47,14 @@ def test_prompts_are_computed_one_after_another():
     assert served(replica, 10.5, [9]).waited == 1.0, "half a second for the one before, half a second for its own block"
 
 
+@pytest.mark.task(5)
 def test_decoding_does_not_keep_the_next_prompt_waiting():
     replica = SimulatedReplica(100, RATES)
     served(replica, 0.0, [1, 2], output_tokens=1000)
     assert served(replica, 1.0, [3, 4]).waited == 1.0, "the long answer is decoded beside it"
 
 
+@pytest.mark.task(5)
 def test_load_is_the_requests_that_are_not_finished():
     replica = SimulatedReplica(100, RATES)
     served(replica, 0.0, [1, 2], output_tokens=20)
@@ -58,12 +63,14 @@ def test_load_is_the_requests_that_are_not_finished():
     assert found == [2.0, 2.0, 1.0, 0.0], "the second one's answer ends first, at 2.5 s; the other's at 3 s"
 
 
+@pytest.mark.task(5)
 def test_an_answer_that_ends_now_is_finished():
     replica = SimulatedReplica(100, RATES)
     served(replica, 0.0, [1, 2], output_tokens=20)
     assert replica.load(3.0) == 0.0, "computed after 1 s, 20 tokens in 2 s more: at 3 s it is finished"
 
 
+@pytest.mark.task(5)
 def test_without_rates_load_is_the_work_done_so_far():
     replica = SimulatedReplica(100)
     served(replica, 0.0, [1, 2, 3])
@@ -92,6 +99,7 @@ class Noted:
         self.heard.append(("found", replica, list(keys), num_found))
 
 
+@pytest.mark.task(5)
 def test_the_policy_hears_loads_at_arrival_and_what_was_found():
     policy = Noted(1, 1, 0)
     keys = [1, 2, 3]
@@ -114,6 +122,7 @@ def test_the_policy_hears_loads_at_arrival_and_what_was_found():
     assert [one.num_found for one in results] == [0, 2, 0], "in order: the second prompt finds 2 blocks of the first"
 
 
+@pytest.mark.task(5)
 def test_each_replica_has_a_cache_of_its_own_and_of_the_given_size():
     requests = [Arrival(0.0, keys) for keys in ([1, 2], [1, 2], [3, 4, 5, 6], [1, 2])]
     results = simulate(requests, Noted(0, 1, 0, 0), 2, 4)

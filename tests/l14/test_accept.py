@@ -12,6 +12,8 @@ from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.speculator import Speculator
 from tests.l14.toys import EOS, greedy
 
+pytestmark = pytest.mark.task(5)
+
 PROMPT, FIRST = [1, 2, 3, 4, 5], 6
 WRONG = 11
 OUTCOMES = [

@@ -28,6 +28,7 @@ def after_misses(count):
     return adaptive
 
 
+@pytest.mark.task(6)
 def test_guesses_that_come_true_are_doubled_up_to_the_most():
     adaptive, seen = Adaptive(8), []
     for _ in range(4):
@@ -36,12 +37,14 @@ def test_guesses_that_come_true_are_doubled_up_to_the_most():
     assert seen == [4, 8, 8, 8], "all came true: twice as many next time, max_drafts at most"
 
 
+@pytest.mark.task(6)
 def test_all_of_a_few_guesses_double_the_number_too():
     adaptive = Adaptive(32)
     adaptive.record(3, 3)
     assert adaptive.next() == 32, "there was room for 3 of k = 16 guesses, and all of them came true: k doubles"
 
 
+@pytest.mark.task(6)
 def test_a_step_without_guesses_teaches_nothing():
     adaptive = Adaptive(8)
     for _ in range(10):
@@ -53,6 +56,7 @@ def test_the_first_guess_has_half_the_most_tokens_and_at_least_one():
     assert [Adaptive(most).next() for most in (1, 2, 3, 8, 64)] == [1, 1, 1, 4, 32], "half of max_drafts to begin with"
 
 
+@pytest.mark.task(6)
 def test_guesses_that_fail_become_fewer_and_then_rare():
     adaptive, steps = Adaptive(8), []
     for _ in range(60):
@@ -63,6 +67,7 @@ def test_guesses_that_fail_become_fewer_and_then_rare():
     assert sum(map(bool, steps)) <= 8, "from the second miss in a row on, pauses grow: in 60 steps 8 guesses at most"
 
 
+@pytest.mark.task(6)
 def test_guesses_that_partly_come_true_are_one_more_than_that():
     adaptive = Adaptive(16)
     adaptive.record(8, 6)
@@ -71,12 +76,14 @@ def test_guesses_that_partly_come_true_are_one_more_than_that():
     assert adaptive.next() == 3, "not less than half: one early mistake does not undo what was learned"
 
 
+@pytest.mark.task(6)
 def test_a_few_guesses_that_fail_halve_the_number():
     adaptive = Adaptive(32)
     adaptive.record(4, 1)
     assert adaptive.next() == 8, "1 of 4 guesses came true: half of k = 16, however many of them there was room for"
 
 
+@pytest.mark.task(6)
 def test_pauses_are_1_3_7_steps_and_16_at_most():
     assert pause_of(after_misses(1)) == 0, "one miss: no pause yet"
     assert pause_of(after_misses(2)) == 1, "the second miss in a row: one step passes without a guess"
@@ -84,6 +91,7 @@ def test_pauses_are_1_3_7_steps_and_16_at_most():
     assert found == [0, 1, 3, 7, 15, 16, 16], "after 1 to 7 misses in a row: 1, 3, 7, … steps, and 16 at most"
 
 
+@pytest.mark.task(6)
 def test_one_success_ends_the_pauses():
     adaptive = after_misses(4)
     pause_of(adaptive)
@@ -91,6 +99,7 @@ def test_one_success_ends_the_pauses():
     assert [adaptive.next(), adaptive.next()] == [2, 2], "the miss before does not count any more: no pause"
 
 
+@pytest.mark.task(6)
 @pytest.mark.parametrize(("drafted", "accepted"), [(1, 1), (4, 1)], ids=["all came true", "one of four"])
 def test_misses_on_both_sides_of_a_success_are_not_in_a_row(drafted, accepted):
     adaptive = after_misses(2)
@@ -104,6 +113,7 @@ def test_misses_on_both_sides_of_a_success_are_not_in_a_row(drafted, accepted):
     assert pause_of(adaptive) == 1, "and the one behind that is the second"
 
 
+@pytest.mark.task(6)
 @given(st.integers(1, 64), STEPS)
 def test_the_number_stays_within_its_limits(most, steps):
     adaptive = Adaptive(most)
@@ -117,6 +127,7 @@ def test_the_number_stays_within_its_limits(most, steps):
         assert 0 <= adaptive.pause <= MAX_PAUSE, f"{what}, the pause is {adaptive.pause} steps of {MAX_PAUSE} at most"
 
 
+@pytest.mark.task(6)
 @pytest.mark.parametrize(("decoding", "share"), [(1, 15), (4, 3), (8, 1), (9, 0), (16, 0), (64, 0), (0, 0)])
 def test_requests_share_the_rows_that_are_free(decoding, share):
     why = (
@@ -125,6 +136,7 @@ def test_requests_share_the_rows_that_are_free(decoding, share):
     assert share_of_rows(16, decoding) == share, why
 
 
+@pytest.mark.task(6)
 @given(st.integers(1, 100), st.integers(0, 200))
 def test_no_step_has_more_rows_because_of_guesses(max_rows, decoding):
     share = share_of_rows(max_rows, decoding)

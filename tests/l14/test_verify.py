@@ -23,15 +23,7 @@ TOKENS = st.lists(st.integers(0, 2), max_size=6)
 ANY_LOAD = 2**20
 
 
-@given(TOKENS, TOKENS)
-def test_the_tokens_up_to_the_first_wrong_draft_stand_and_the_one_chosen_instead(drafts, more):
-    chosen = (more + [0] * 7)[: len(drafts) + 1]
-    equal = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(drafts, chosen, strict=False))))
-    assert num_emitted(drafts, chosen) == equal + 1, (
-        f"{equal} of {len(drafts)} drafts come before the first wrong one; with the token chosen next {equal + 1} stand"
-    )
-
-
+@pytest.mark.task(3)
 def test_without_a_right_draft_a_step_still_yields_a_token():
     assert num_emitted([], [5]) == 1, "row 0 has seen no draft, so its token is right whatever was guessed"
     assert num_emitted([7, 8], [5, 8, 9]) == 1, "the second draft was seen behind a wrong one"
@@ -41,6 +33,17 @@ def test_without_a_right_draft_a_step_still_yields_a_token():
     assert num_emitted([5, 8], [5, 8, 9]) == 3, "the last row's token is right too: the bonus"
 
 
+@pytest.mark.task(3)
+@given(TOKENS, TOKENS)
+def test_the_tokens_up_to_the_first_wrong_draft_stand_and_the_one_chosen_instead(drafts, more):
+    chosen = (more + [0] * 7)[: len(drafts) + 1]
+    equal = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(drafts, chosen, strict=False))))
+    assert num_emitted(drafts, chosen) == equal + 1, (
+        f"{equal} of {len(drafts)} drafts come before the first wrong one; with the token chosen next {equal + 1} stand"
+    )
+
+
+@pytest.mark.task(4)
 def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
     request = request_of([1, 2, 3], [4])
     chunk = with_drafts(Chunk(request, 3, 4, array("i", [1, 2])), [5, 6])
@@ -52,6 +55,16 @@ def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
     assert chunk.request is request and request.token_ids == [1, 2, 3, 4], "a guess is no token of the request"
 
 
+@pytest.mark.task(4)
+def test_without_drafts_a_chunk_stays_as_it_is():
+    chunk = Chunk(request_of([1, 2, 3], [4]), 3, 4, array("i", [1, 2]))
+    same = with_drafts(chunk, [])
+    assert (same.start, same.stop, same.num_logits, list(same.drafts)) == (3, 4, 1, []), (
+        "without drafts it feeds its own token, and samples one row"
+    )
+
+
+@pytest.mark.task(4)
 def test_each_row_samples_for_the_answer_that_it_saw():
     request = request_of([1, 2, 3], [4], seed=7)
     rows = sample_rows(request, [5, 6])
@@ -62,14 +75,7 @@ def test_each_row_samples_for_the_answer_that_it_saw():
     assert request.output_ids == [4], "the request's own answer does not change: what was guessed may be wrong"
 
 
-def test_without_drafts_a_chunk_stays_as_it_is():
-    chunk = Chunk(request_of([1, 2, 3], [4]), 3, 4, array("i", [1, 2]))
-    same = with_drafts(chunk, [])
-    assert (same.start, same.stop, same.num_logits, list(same.drafts)) == (3, 4, 1, []), (
-        "without drafts it feeds its own token, and samples one row"
-    )
-
-
+@pytest.mark.task(4)
 @pytest.mark.parametrize("params", [dict(temperature=1, seed=3), dict(temperature=0, frequency_penalty=1.5)])
 def test_each_row_draws_what_an_ordinary_step_would_draw(params):
     """Row i beside a request that really has the first i drafts: the same seed, position and penalties."""
@@ -88,6 +94,7 @@ def drawing(prompt_ids, output_ids, params):
     return request
 
 
+@pytest.mark.task(4)
 def test_a_draft_that_was_drawn_says_nothing_about_the_next_draw():
     """Two rows with the same two likely tokens. Where row 0 drew the draft, row 1 still draws either of them."""
     logits, counts = torch.full((2, VOCAB), -math.inf), Counter()

@@ -30,6 +30,7 @@ def unchanged(allocator, before, why):
     assert (free, held) == before, f"free_blocks and held: {why}"
 
 
+@pytest.mark.task(2)
 def test_blocks_handed_out_are_no_longer_free():
     allocator = four_blocks()
     first = allocator.alloc_blocks(2)
@@ -38,6 +39,7 @@ def test_blocks_handed_out_are_no_longer_free():
     assert allocator.free_blocks == [], "all four blocks are handed out"
 
 
+@pytest.mark.task(2)
 def test_blocks_handed_out_are_held():
     allocator = four_blocks()
     got = allocator.alloc_blocks(3)
@@ -46,6 +48,7 @@ def test_blocks_handed_out_are_held():
     )
 
 
+@pytest.mark.task(2)
 def test_the_last_block_freed_is_the_first_handed_out():
     allocator = BlockAllocator(6, reserved=0)
     allocator.free_blocks, allocator.held = [4, 1, 3], {0, 2, 5}
@@ -53,11 +56,13 @@ def test_the_last_block_freed_is_the_first_handed_out():
     assert got == [3, 1, 4], "free_blocks is [4, 1, 3]: the last entry is handed out next"
 
 
+@pytest.mark.task(2)
 def test_every_block_is_handed_out_block_0_included():
     got = sorted(BlockAllocator.for_slots(48, 16).alloc_blocks(3))
     assert got == [0, 1, 2], "48 slots are three blocks of 16"
 
 
+@pytest.mark.task(2)
 def test_alloc_of_zero_blocks_is_an_empty_list():
     allocator = four_blocks()
     before = state(allocator)
@@ -66,6 +71,7 @@ def test_alloc_of_zero_blocks_is_an_empty_list():
     unchanged(allocator, before, "alloc_blocks(0) changes nothing")
 
 
+@pytest.mark.task(2)
 def test_a_negative_number_of_blocks_is_refused():
     allocator = four_blocks()
     before = state(allocator)
@@ -74,6 +80,7 @@ def test_a_negative_number_of_blocks_is_refused():
     unchanged(allocator, before, "alloc_blocks(-1) was refused, and must change nothing")
 
 
+@pytest.mark.task(2)
 @pytest.mark.parametrize("n", [4, 5, 9])
 def test_exhaustion_changes_nothing(n):
     allocator = four_blocks([0])
@@ -83,6 +90,7 @@ def test_exhaustion_changes_nothing(n):
     unchanged(allocator, before, "an allocation that fails must leave the free list as it was")
 
 
+@pytest.mark.task(2)
 def test_the_last_free_block_can_be_had():
     allocator = four_blocks([0])
     try:
@@ -92,6 +100,7 @@ def test_the_last_free_block_can_be_had():
     assert sorted(got) == [1, 2, 3], "alloc_blocks(3)"
 
 
+@pytest.mark.task(3)
 def test_freed_blocks_can_be_handed_out_again():
     allocator = four_blocks([0, 1, 2, 3])
     allocator.free([2, 0])
@@ -101,6 +110,7 @@ def test_freed_blocks_can_be_handed_out_again():
     assert allocator.held == {1, 3}, "free([2, 0]): blocks 0 and 2 are no longer held"
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize("freed", [(0, 2), (2, 0), (1, 2)])
 def test_blocks_freed_go_to_the_end_of_the_free_list(freed):
     allocator = four_blocks([0, 1, 2])
@@ -113,6 +123,7 @@ def test_blocks_freed_go_to_the_end_of_the_free_list(freed):
     )
 
 
+@pytest.mark.task(3)
 def test_freeing_no_block_changes_nothing():
     allocator = four_blocks([0, 1])
     before = state(allocator)
@@ -120,12 +131,24 @@ def test_freeing_no_block_changes_nothing():
     unchanged(allocator, before, "free([]) changes nothing")
 
 
+@pytest.mark.task(3)
 def test_free_leaves_the_callers_list_alone():
     allocator, blocks = four_blocks([0, 1, 2]), [2, 0]
     allocator.free(blocks)
     assert blocks == [2, 0], "the list belongs to the caller"
 
 
+@pytest.mark.task(3)
+def test_a_double_free_is_refused():
+    allocator = four_blocks([0, 1])
+    allocator.free([1])
+    with must_raise(ValueError, "block 1 was freed before; on the free list twice, two requests would share it"):
+        allocator.free([1])
+    count = allocator.free_blocks.count(1)
+    assert count == 1, f"block 1 is on the free list {count} times: two requests would share it"
+
+
+@pytest.mark.task(3)
 @pytest.mark.parametrize(
     "blocks, why",
     [
@@ -143,15 +166,6 @@ def test_a_bad_free_is_refused_and_changes_nothing(blocks, why):
     with must_raise(ValueError, f"blocks 0 and 1 are held; free({blocks}): {why}"):
         allocator.free(blocks)
     unchanged(allocator, before, f"free({blocks}) was refused, and was carried out in part")
-
-
-def test_a_double_free_is_refused():
-    allocator = four_blocks([0, 1])
-    allocator.free([1])
-    with must_raise(ValueError, "block 1 was freed before; on the free list twice, two requests would share it"):
-        allocator.free([1])
-    count = allocator.free_blocks.count(1)
-    assert count == 1, f"block 1 is on the free list {count} times: two requests would share it"
 
 
 @pytest.mark.parametrize("num_slots, block_size", [(100, 16), (8, 16), (16, 0), (0, 16), (-16, 16)])

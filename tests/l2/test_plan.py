@@ -12,6 +12,14 @@ from tests.support import must_raise
 
 CPU = torch.device("cpu")
 
+each_plan = pytest.mark.parametrize(
+    "plan, cur_len",
+    [
+        pytest.param(plan_prefill, 0, id="prefill", marks=pytest.mark.task(5)),
+        pytest.param(plan_decode, 5, id="decode", marks=pytest.mark.task(6)),
+    ],
+)
+
 
 class FixedBlocks(BlockAllocator):
     """An allocator that hands out the given blocks in the given order, and that needs no task of this lesson."""
@@ -41,6 +49,7 @@ def holds(request, *, blocks, slots, why):
     )
 
 
+@pytest.mark.task(4)
 def test_reserve_takes_whole_blocks_and_lists_all_their_slots_in_order():
     request = FlatRequest([1] * 6)
     reserve(request, FixedBlocks([5, 2, 9]), 6)
@@ -48,6 +57,7 @@ def test_reserve_takes_whole_blocks_and_lists_all_their_slots_in_order():
     holds(request, blocks=[5, 2], slots=[20, 21, 22, 23, 8, 9, 10, 11], why=why)
 
 
+@pytest.mark.task(4)
 def test_reserve_asks_only_for_what_is_missing():
     request, allocator = FlatRequest([1] * 6), FixedBlocks([5, 2, 9])
     for target in (3, 4):
@@ -59,6 +69,7 @@ def test_reserve_asks_only_for_what_is_missing():
     holds(request, blocks=[5, 2], slots=[20, 21, 22, 23, 8, 9, 10, 11], why=why)
 
 
+@pytest.mark.task(4)
 def test_reserve_of_less_than_is_held_changes_nothing():
     request, allocator = holding(6, [5, 2]), FixedBlocks([9, 7])
     try:
@@ -70,6 +81,7 @@ def test_reserve_of_less_than_is_held_changes_nothing():
     assert allocator.num_free == 2, "two blocks are held, enough for 3 tokens: no block must be taken"
 
 
+@pytest.mark.task(4)
 def test_reserve_changes_nothing_when_the_pool_is_exhausted():
     request, allocator = FlatRequest([1] * 9), FixedBlocks([5, 2])
     reserve(request, allocator, 4)
@@ -80,6 +92,7 @@ def test_reserve_changes_nothing_when_the_pool_is_exhausted():
     holds(request, blocks=[5], slots=[20, 21, 22, 23], why="a reservation that fails must take nothing")
 
 
+@pytest.mark.task(4)
 @given(size=st.integers(1, 9), lengths=st.lists(st.integers(0, 60), max_size=8))
 def test_slots_follow_from_blocks_whatever_the_block_size(size, lengths):
     request, allocator = FlatRequest([1]), FixedBlocks(range(100, 0, -1), size)
@@ -102,6 +115,7 @@ def planned(meta, *, positions, slots, history, is_prefill, why):
     assert meta.is_prefill == is_prefill, f"is_prefill: {why}"
 
 
+@pytest.mark.task(5)
 def test_a_prefill_writes_and_reads_the_same_slots():
     meta = plan_prefill(holding(6, [5, 2]), CPU)
     slots = [20, 21, 22, 23, 8, 9]
@@ -109,48 +123,35 @@ def test_a_prefill_writes_and_reads_the_same_slots():
     planned(meta, positions=[0, 1, 2, 3, 4, 5], slots=slots, history=slots, is_prefill=True, why=why)
 
 
+@pytest.mark.task(5)
 def test_a_prefill_behind_tokens_already_written_reads_them_too():
     meta = plan_prefill(holding(6, [5, 2], cur_len=4), CPU)
     why = "four of six tokens are in the pool already: feed two, which also see the four"
     planned(meta, positions=[4, 5], slots=[8, 9], history=[20, 21, 22, 23, 8, 9], is_prefill=True, why=why)
 
 
+@pytest.mark.task(6)
 def test_a_decode_writes_one_slot_and_reads_all_up_to_it():
     meta = plan_decode(holding(5, [5, 2], cur_len=5), CPU)
     why = "five tokens are written, in slots 20-23 and 8: the next one is at position 5, in slot 9, and sees itself too"
     planned(meta, positions=[5], slots=[9], history=[20, 21, 22, 23, 8, 9], is_prefill=False, why=why)
 
 
+@pytest.mark.task(6)
 def test_a_decode_that_enters_a_new_block_writes_its_first_slot():
     meta = plan_decode(holding(4, [5, 2], cur_len=4), CPU)
     why = "four tokens fill block 5: the next one goes to the first slot of block 2"
     planned(meta, positions=[4], slots=[8], history=[20, 21, 22, 23, 8], is_prefill=False, why=why)
 
 
+@pytest.mark.task(6)
 def test_a_decode_far_behind_the_prompt_follows_cur_len():
     meta = plan_decode(holding(2, [5, 2], cur_len=6), CPU)
     why = "a prompt of two, four tokens chosen since and written: the next one is at position 6"
     planned(meta, positions=[6], slots=[10], history=[20, 21, 22, 23, 8, 9, 10], is_prefill=False, why=why)
 
 
-@pytest.mark.parametrize("plan, cur_len", [(plan_prefill, 0), (plan_decode, 5)], ids=["prefill", "decode"])
-def test_a_plan_does_not_modify_the_request(plan, cur_len):
-    request = holding(5, [5, 2], cur_len=cur_len)
-    plan(request, CPU)
-    assert request == holding(5, [5, 2], cur_len=cur_len), (
-        "a plan only reads the request: cur_len grows in commit, after the step has run"
-    )
-
-
-@pytest.mark.parametrize("plan, cur_len", [(plan_prefill, 0), (plan_decode, 5)], ids=["prefill", "decode"])
-def test_a_plan_is_on_the_device_it_is_given(plan, cur_len):
-    meta = plan(holding(5, [5, 2], cur_len=cur_len), torch.device("meta"))
-    for name in ("positions", "slot_mapping", "kv_indices"):
-        got = getattr(meta, name).device.type
-        assert got == "meta", f"{name} is used on the pool's device: pass `device` to torch"
-
-
-@pytest.mark.parametrize("plan, cur_len", [(plan_prefill, 0), (plan_decode, 5)], ids=["prefill", "decode"])
+@each_plan
 def test_indices_are_one_dimensional_int64(plan, cur_len):
     meta = plan(holding(5, [5, 2], cur_len=cur_len), CPU)
     for name in ("positions", "slot_mapping", "kv_indices"):
@@ -159,6 +160,24 @@ def test_indices_are_one_dimensional_int64(plan, cur_len):
         assert tensor.dtype == torch.int64, f"{name}: torch indexes with int64"
 
 
+@each_plan
+def test_a_plan_is_on_the_device_it_is_given(plan, cur_len):
+    meta = plan(holding(5, [5, 2], cur_len=cur_len), torch.device("meta"))
+    for name in ("positions", "slot_mapping", "kv_indices"):
+        got = getattr(meta, name).device.type
+        assert got == "meta", f"{name} is used on the pool's device: pass `device` to torch"
+
+
+@each_plan
+def test_a_plan_does_not_modify_the_request(plan, cur_len):
+    request = holding(5, [5, 2], cur_len=cur_len)
+    plan(request, CPU)
+    assert request == holding(5, [5, 2], cur_len=cur_len), (
+        "a plan only reads the request: cur_len grows in commit, after the step has run"
+    )
+
+
+@pytest.mark.task(8)
 @pytest.mark.parametrize("cur_len, fed", [(0, 6), (5, 1), (4, 2)])
 def test_commit_adds_the_tokens_that_the_step_fed(cur_len, fed):
     request = holding(6, [5, 2], cur_len=cur_len)

@@ -34,6 +34,7 @@ def used(tensor):
     return tensor.any(dim=(1, 2)).nonzero().flatten().tolist()
 
 
+@pytest.mark.task(1)
 def test_set_kv_writes_only_the_named_slots():
     pool, k, v = zeroed(), rows(3, seed=1), rows(3, seed=2)
     pool.set_kv(1, torch.tensor([9, 2, 4]), k, v)
@@ -44,6 +45,7 @@ def test_set_kv_writes_only_the_named_slots():
         )
 
 
+@pytest.mark.task(1)
 def test_set_kv_keeps_layers_apart():
     pool = zeroed()
     pool.set_kv(2, torch.tensor([0]), rows(1), rows(1))
@@ -54,6 +56,7 @@ def test_set_kv_keeps_layers_apart():
         )
 
 
+@pytest.mark.task(1)
 def test_set_kv_writes_in_place_and_returns_nothing():
     pool = zeroed()
     before = [*pool.K, *pool.V]
@@ -69,6 +72,7 @@ def nothing_was_written(pool):
     assert touched == [], f"check everything before the first write: the refused call wrote slots {touched}"
 
 
+@pytest.mark.task(1)
 @pytest.mark.parametrize(
     "slots, k, v",
     [
@@ -98,6 +102,7 @@ def test_set_kv_refuses_mismatched_shapes_and_writes_nothing(slots, k, v):
     nothing_was_written(pool)
 
 
+@pytest.mark.task(1)
 @pytest.mark.parametrize("slots", [[0, 12], [-1, 3], [99, -7], [3, -12]])
 def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots):
     pool = zeroed(num_slots=12)
@@ -107,6 +112,7 @@ def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots):
     nothing_was_written(pool)
 
 
+@pytest.mark.task(1)
 def test_set_kv_of_no_tokens_writes_nothing():
     pool = zeroed()
     try:
@@ -117,6 +123,7 @@ def test_set_kv_of_no_tokens_writes_nothing():
     nothing_was_written(pool)
 
 
+@pytest.mark.task(1)
 def test_set_kv_on_a_device_does_not_wait_to_check_the_slots():
     pool, nowhere = KvPool(CONFIG, 12, device="meta"), torch.zeros(2, 2, 8, device="meta")
     try:  # a tensor on device "meta" has no values: reading one raises, where a CUDA device would wait
@@ -135,6 +142,7 @@ def scattered():
     return pool, indices
 
 
+@pytest.mark.task(7)
 @pytest.mark.parametrize("q_len", [1, 2, 5])
 def test_attend_reads_the_history_in_the_order_of_kv_indices(q_len):
     pool, indices = scattered()
@@ -149,6 +157,7 @@ def test_attend_reads_the_history_in_the_order_of_kv_indices(q_len):
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5, msg=lambda m: f"{why}\n{m}")
 
 
+@pytest.mark.task(7)
 def test_attend_reads_the_layer_it_is_asked_for():
     pool, indices = scattered()
     q = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(9))

@@ -9,6 +9,8 @@ from mini_engine.attention.blockwise import paged_attention
 from tests.l3.new_memory import NewMemory
 from tests.support import oracle
 
+pytestmark = pytest.mark.task(7)
+
 BLOCK_SIZE, KV_HEADS, DIM = 4, 2, 8
 
 

@@ -44,6 +44,7 @@ def holding(prompt_len, blocks, cur_len=0, output_ids=(), block_size=4):
     return PackedRequest(list(range(10, 10 + prompt_len)), table, cur_len, list(output_ids))
 
 
+@pytest.mark.task(6)
 def test_prefill_and_decode_share_one_packed_plan():
     requests = [holding(3, [5]), holding(4, [2, 7], cur_len=4, output_ids=[90]), holding(6, [3, 1], cur_len=2)]
     meta = plan_packed(requests, 4, CPU)
@@ -61,11 +62,13 @@ def test_prefill_and_decode_share_one_packed_plan():
     assert meta.block_size == 4, "block_size is the one that was passed"
 
 
+@pytest.mark.task(6)
 def test_short_tables_are_padded_with_the_null_block():
     meta = plan_packed([holding(3, [5]), holding(9, [2, 7, 1])], 4, CPU)
     assert meta.block_table.tolist() == [[5, 0, 0], [2, 7, 1]], "unused entries point at the null block, 0"
 
 
+@pytest.mark.task(6)
 def test_planning_changes_no_request():
     requests = [holding(3, [5]), holding(9, [2, 7, 1], cur_len=4)]
     plan_packed(requests, 4, CPU)
@@ -77,18 +80,21 @@ def test_planning_changes_no_request():
     )
 
 
+@pytest.mark.task(6)
 @pytest.mark.parametrize("name", ["cu_seqlens_q", "seq_lens_kv", "block_table"])
 def test_kernel_tables_are_int32(name):
     dtype = getattr(plan_packed([holding(3, [5])], 4, CPU), name).dtype
     assert dtype == torch.int32, f"{name} is read by a kernel, and kernel tables are int32"
 
 
+@pytest.mark.task(6)
 @pytest.mark.parametrize("name", ["positions", "slot_mapping"])
 def test_torch_indices_are_int64(name):
     dtype = getattr(plan_packed([holding(3, [5])], 4, CPU), name).dtype
     assert dtype == torch.int64, f"torch indexes with {name}, and torch's indices are int64"
 
 
+@pytest.mark.task(6)
 def test_a_plan_is_on_the_device_it_was_made_for():
     meta = plan_packed([holding(3, [5]), holding(9, [2, 7, 1])], 4, torch.device("meta"))  # a device without values
     tensors = {name: x for name, x in vars(meta).items() if torch.is_tensor(x)}

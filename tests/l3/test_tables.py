@@ -75,6 +75,7 @@ def test_block_0_cannot_be_freed():
     assert 0 not in allocator.free_blocks
 
 
+@pytest.mark.task(1)
 def test_append_takes_a_block_only_when_the_last_one_is_full():
     table = table_of([7], 2, spare=[3, 9])
     table.append(2)
@@ -84,12 +85,14 @@ def test_append_takes_a_block_only_when_the_last_one_is_full():
     assert table.allocator.free_blocks == [9], "one block was missing, so one is taken"
 
 
+@pytest.mark.task(1)
 def test_append_can_take_several_blocks_at_once():
     table = table_of([], 0, spare=[5, 1, 8])
     table.append(9)
     assert (table.blocks, table.num_tokens) == ([5, 1, 8], 9), "9 tokens need three blocks of four, in this order"
 
 
+@pytest.mark.task(1)
 def test_append_counts_the_free_slots_of_the_last_block():
     table = table_of([7], 3, spare=[5, 1, 8])
     table.append(5)
@@ -98,12 +101,14 @@ def test_append_counts_the_free_slots_of_the_last_block():
     )
 
 
+@pytest.mark.task(1)
 def test_appending_nothing_changes_nothing():
     table = table_of([7], 4, spare=[5])
     table.append(0)
     assert (table.blocks, table.num_tokens) == ([7], 4), "no token more, no block more, even if the last block is full"
 
 
+@pytest.mark.task(1)
 def test_an_append_that_fails_changes_nothing():
     table = table_of([7], 3, spare=[2])
     with must_raise(OutOfBlocks, "6 more tokens need two blocks, and one is free"):
@@ -114,6 +119,7 @@ def test_an_append_that_fails_changes_nothing():
     assert table.num_tokens == 3, "an append that fails adds no token"
 
 
+@pytest.mark.task(1)
 def test_a_negative_append_is_refused():
     table = table_of([7, 2], 6)
     with must_raise(ValueError, "append(-1) must be refused; only truncate removes tokens"):
@@ -121,6 +127,7 @@ def test_a_negative_append_is_refused():
     assert (table.blocks, table.num_tokens) == ([7, 2], 6), "a refused append changes nothing"
 
 
+@pytest.mark.task(2)
 @pytest.mark.parametrize("position, place", [(0, (7, 0)), (3, (7, 3)), (4, (2, 0)), (6, (2, 2))])
 def test_lookup_gives_block_and_offset(position, place):
     assert table_of([7, 2], 7).lookup(position) == place, (
@@ -128,12 +135,14 @@ def test_lookup_gives_block_and_offset(position, place):
     )
 
 
+@pytest.mark.task(2)
 @pytest.mark.parametrize("position", [-1, -7])
 def test_lookup_before_the_first_token_is_an_index_error(position):
     with must_raise(IndexError, f"lookup({position}) must be refused; Python's lists would take it from the end"):
         table_of([7, 2], 7).lookup(position)
 
 
+@pytest.mark.task(2)
 @pytest.mark.parametrize("position", [7, 8, 100])
 def test_lookup_past_the_last_token_is_an_index_error(position):
     where = "a slot of the last block, but no token is in it" if position == 7 else "past the blocks"
@@ -141,6 +150,7 @@ def test_lookup_past_the_last_token_is_an_index_error(position):
         table_of([7, 2], 7).lookup(position)
 
 
+@pytest.mark.task(2)
 def test_lookup_in_an_empty_table_is_an_index_error():
     with must_raise(IndexError, "an empty table has no token 0"):
         table_of([], 0).lookup(0)
@@ -150,6 +160,7 @@ def test_slots_are_block_times_size_plus_offset():
     assert table_of([7, 2], 7).slots(2, 6) == [30, 31, 8, 9]
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize(
     "keep, blocks, returned",
     [(0, [], [7, 2, 5]), (2, [7], [2, 5]), (4, [7], [2, 5]), (5, [7, 2], [5]), (9, [7, 2, 5], []), (8, [7, 2], [5])],
@@ -165,6 +176,7 @@ def test_truncate_frees_the_blocks_that_are_no_longer_needed(keep, blocks, retur
     assert sorted(table.allocator.free_blocks) == sorted(returned), "the other blocks go back to the allocator"
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize("keep", [-1, 10, 12])
 def test_truncate_to_an_impossible_length_is_refused(keep):
     table = table_of([7, 2, 5], 9)
@@ -235,6 +247,7 @@ def test_a_new_pool_s_null_block_holds_zeros(monkeypatch):
     assert all(layer[0].eq(0).all() and layer[1:].isnan().all() for layer in (*pool.K, *pool.V))
 
 
+@pytest.mark.task(4)
 def test_set_kv_writes_through_the_flat_view():
     pool = cleared_pool()
     k, v = torch.ones(2, 2, 8), torch.full((2, 2, 8), 2.0)
@@ -249,6 +262,7 @@ def test_set_kv_writes_through_the_flat_view():
         assert not layers[0].any(), f"set_kv(1, …) wrote {name} of another layer"
 
 
+@pytest.mark.task(4)
 @pytest.mark.parametrize(
     "k, v",
     [
@@ -266,6 +280,7 @@ def test_set_kv_refuses_mismatched_shapes_and_writes_nothing(k, v):
     assert not pool.K[0].any() and not pool.V[0].any(), "a refused write writes nothing, neither K nor V"
 
 
+@pytest.mark.task(4)
 @pytest.mark.parametrize("slots", [[4, 24], [-1, 4]])
 def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots):
     pool = cleared_pool()
@@ -274,6 +289,7 @@ def test_set_kv_refuses_a_slot_outside_the_pool_and_writes_nothing(slots):
     assert not pool.K[0].any() and not pool.V[0].any(), "the refused write was carried out in part"
 
 
+@pytest.mark.task(4)
 def test_set_kv_on_a_device_does_not_wait_to_check_the_slots():
     pool, nowhere = KvPool(CONFIG, 6, 4, no_kernel, device="meta"), torch.ones(2, 2, 8, device="meta")
     try:  # a tensor on device "meta" has no values: reading one raises, where a CUDA device would wait
@@ -291,6 +307,7 @@ def test_the_pool_has_the_bytes_of_all_its_blocks(dtype):
     assert KvPool(CONFIG, 6, 4, no_kernel, dtype).bytes == 6 * bytes_a_block, "K and V, in the pool's dtype"
 
 
+@pytest.mark.task(5)
 def test_copy_blocks_copies_every_layer():
     pool = pool_of()
     before = [layer.clone() for layer in (*pool.K, *pool.V)]
@@ -303,6 +320,7 @@ def test_copy_blocks_copies_every_layer():
         assert torch.equal(layer[[0, 2, 3, 4]], old[[0, 2, 3, 4]]), f"{name}: a block that is no target has changed"
 
 
+@pytest.mark.task(5)
 def test_a_chain_of_copies_reads_before_it_writes():
     pool = pool_of()
     one, two = pool.K[0][1].clone(), pool.K[0][2].clone()
@@ -311,6 +329,7 @@ def test_a_chain_of_copies_reads_before_it_writes():
     assert torch.equal(pool.K[0][3], two), "block 3 must hold what block 2 held before the call, not what it holds now"
 
 
+@pytest.mark.task(5)
 def test_two_blocks_can_swap():
     pool = pool_of()
     one, two = pool.V[1][1].clone(), pool.V[1][2].clone()
@@ -319,6 +338,7 @@ def test_two_blocks_can_swap():
     assert swapped, "1 → 2 and 2 → 1 in one call: each must hold what the other held before the call"
 
 
+@pytest.mark.task(5)
 def test_one_block_can_be_copied_to_several():
     pool = pool_of()
     one = pool.K[0][1].clone()
@@ -327,6 +347,7 @@ def test_one_block_can_be_copied_to_several():
     assert copied, "only targets must differ: block 1 is copied to 4 and to 5"
 
 
+@pytest.mark.task(5)
 def test_copying_no_blocks_is_allowed():
     pool = pool_of()
     before = [layer.clone() for layer in (*pool.K, *pool.V)]
@@ -334,6 +355,7 @@ def test_copying_no_blocks_is_allowed():
     assert all(torch.equal(a, b) for a, b in zip(before, (*pool.K, *pool.V), strict=True)), "nothing was to be copied"
 
 
+@pytest.mark.task(5)
 @pytest.mark.parametrize(
     "sources, targets, why",
     [

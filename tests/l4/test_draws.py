@@ -12,6 +12,7 @@ def numbers(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
+@pytest.mark.task(4)
 def test_the_number_is_the_documented_one_on_every_machine():
     assert uniform(0, 0) == 0.0564663990004608, (
         "seed 0 at position 0: blake2b with a digest of 8 bytes, of 16 zero bytes; the first 53 of its 64 bits"
@@ -21,6 +22,7 @@ def test_the_number_is_the_documented_one_on_every_machine():
     assert uniform(3, 0) == 0.510422159228949, "the 53rd bit counts as well"
 
 
+@pytest.mark.task(4)
 def test_the_number_depends_on_seed_and_position_and_nothing_else():
     assert uniform(7, 3) == uniform(7, 3), "the same seed and position gave two numbers: is there state somewhere?"
     before = uniform(7, 3)
@@ -30,16 +32,19 @@ def test_the_number_depends_on_seed_and_position_and_nothing_else():
     assert len(grid) == 2500, f"{len(grid)} numbers for 2,500 seeds and positions: some of them share a number"
 
 
+@pytest.mark.task(4)
 @pytest.mark.parametrize("far", [2**8, 2**16, 2**32])
 def test_no_number_comes_back_at_a_far_position_or_seed(far):
     assert uniform(3, 1 + far) != uniform(3, 1), f"positions 1 and {1 + far} share a number: answers would repeat"
     assert uniform(3 + far, 1) != uniform(3, 1), f"seeds 3 and {3 + far} share a number: a seed has 64 bits"
 
 
+@pytest.mark.task(4)
 def test_seed_and_position_cannot_be_exchanged():
     assert uniform(1, 2) != uniform(2, 1), "seed 1 at position 2 and seed 2 at position 1 are two different draws"
 
 
+@pytest.mark.task(4)
 def test_numbers_spread_evenly_from_0_to_1():
     values = numbers(*[uniform(seed, position) for seed in range(100) for position in range(100)])
     assert values.min() >= 0 and values.max() < 1, f"{values.min()} … {values.max()}: numbers lie in [0, 1)"
@@ -50,12 +55,14 @@ def test_numbers_spread_evenly_from_0_to_1():
     )
 
 
+@pytest.mark.task(4)
 def test_numbers_of_neighbouring_positions_are_uncorrelated():
     values = numbers(*[uniform(3, position) for position in range(4000)])
     correlation = float(torch.corrcoef(torch.stack([values[:-1], values[1:]]))[0, 1])
     assert abs(correlation) < 0.05, f"a number predicts the next one: correlation {correlation:.3f}"
 
 
+@pytest.mark.task(5)
 def test_the_token_is_the_one_whose_interval_contains_the_number():
     probs = torch.tensor([[0.5, 0.25, 0.25]]).repeat(5, 1)
     tokens = draw(probs, numbers(0.0, 0.49, 0.5, 0.74, 0.999))
@@ -64,12 +71,14 @@ def test_the_token_is_the_one_whose_interval_contains_the_number():
     assert tokens.shape == (5,), "one token for each row: [R]"
 
 
+@pytest.mark.task(5)
 def test_each_row_is_drawn_with_its_own_number():
     probs = torch.tensor([[0.9, 0.1], [0.1, 0.9]])
     assert draw(probs, numbers(0.5, 0.5)).tolist() == [0, 1], "each row has its own probabilities"
     assert draw(probs, numbers(0.95, 0.05)).tolist() == [1, 0], "each row is drawn with its own number"
 
 
+@pytest.mark.task(5)
 def test_a_token_of_probability_0_is_never_drawn():
     probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).repeat(4, 1)
     tokens = draw(probs, numbers(0.0, 0.5, 1 - 2.0**-53, 0.25))
@@ -78,6 +87,7 @@ def test_a_token_of_probability_0_is_never_drawn():
     )
 
 
+@pytest.mark.task(5)
 def test_the_numbers_are_scaled_to_what_a_row_adds_up_to():
     probs = torch.tensor([[0.4, 0.4]])
     assert draw(probs, numbers(0.45)).tolist() == [0], (
@@ -85,6 +95,7 @@ def test_the_numbers_are_scaled_to_what_a_row_adds_up_to():
     )
 
 
+@pytest.mark.task(5)
 def test_drawing_leaves_the_probabilities_as_they_were():
     probs, uniforms = torch.tensor([[0.5, 0.5], [0.2, 0.8]]), numbers(0.1, 0.9)
     draw(probs, uniforms)
@@ -92,6 +103,7 @@ def test_drawing_leaves_the_probabilities_as_they_were():
     assert uniforms.tolist() == [0.1, 0.9], "draw changed `uniforms`"
 
 
+@pytest.mark.task(5)
 def test_a_row_that_adds_up_to_a_little_less_than_1_is_drawn_within_its_vocabulary():
     probs = torch.tensor([[0.3, 0.3, 0.3999]])
     assert draw(probs, numbers(1 - 2.0**-53)).tolist() == [2], (
@@ -99,6 +111,7 @@ def test_a_row_that_adds_up_to_a_little_less_than_1_is_drawn_within_its_vocabula
     )
 
 
+@pytest.mark.task(5)
 def test_a_rare_token_after_a_likely_one_keeps_its_interval():
     probs = torch.tensor([[1.0] + [1e-10] * 1000])
     token = int(draw(probs, numbers(1 - 5e-8)))

@@ -50,12 +50,7 @@ def check_against(process, logits, rows, theirs):
         )
 
 
-def test_a_removed_token_stays_removed_by_a_penalty():
-    logits = torch.tensor([[NEVER, 1.0]])
-    processors.penalise_repetition(logits, [row([0], repetition_penalty=2)])
-    assert logits.tolist() == [[NEVER, 1]], "a token that cannot be chosen has minus infinity and keeps it"
-
-
+@pytest.mark.task(1)
 def test_repetition_penalty_lowers_positive_and_negative_logits():
     logits = torch.tensor([[2.0, -2.0, 0.0, 2.0, -2.0]])
     processors.penalise_repetition(logits, [row([0, 1, 2], repetition_penalty=2)])
@@ -68,6 +63,7 @@ def test_repetition_penalty_lowers_positive_and_negative_logits():
     assert logits[0, 2:].tolist() == [0, 2, -2], "unseen tokens, and a logit of 0, keep their values"
 
 
+@pytest.mark.task(1)
 def test_repetition_penalty_counts_the_prompt_and_the_answer_and_each_token_once():
     logits = torch.full((1, 5), 8.0)
     processors.penalise_repetition(logits, [row([0, 0, 1], [1, 2, 2, 2], repetition_penalty=2)])
@@ -76,6 +72,7 @@ def test_repetition_penalty_counts_the_prompt_and_the_answer_and_each_token_once
     )
 
 
+@pytest.mark.task(1)
 def test_a_token_counts_as_seen_however_long_ago_it_was():
     logits = torch.full((1, 4), 8.0)
     long = [row([0] + [1] * 20_000, [2] + [1] * 20_000, repetition_penalty=2)]
@@ -85,6 +82,7 @@ def test_a_token_counts_as_seen_however_long_ago_it_was():
     assert logits[0].tolist() == [4, 4, 4, 8], "tokens 0, 1 and 2 were seen, and token 3 was not"
 
 
+@pytest.mark.task(1)
 def test_each_row_is_penalised_for_its_own_history_only():
     logits = torch.full((3, 6), 8.0)
     rows = [row([0], repetition_penalty=2), row([1, 2, 3], repetition_penalty=4), row([5], [4], repetition_penalty=8)]
@@ -93,6 +91,7 @@ def test_each_row_is_penalised_for_its_own_history_only():
     assert logits.tolist() == expected, "rows see {0}, {1, 2, 3} and {4, 5} with penalties 2, 4 and 8: each its own"
 
 
+@pytest.mark.task(1)
 @pytest.mark.parametrize("penalty", [{"repetition_penalty": 2}, {"presence_penalty": 1}, {"frequency_penalty": 1}])
 def test_no_pad_id_is_penalised_when_histories_differ_in_length(penalty):
     logits = torch.full((2, 6), 8.0)
@@ -103,6 +102,13 @@ def test_no_pad_id_is_penalised_when_histories_differ_in_length(penalty):
     assert untouched, (
         f"the first row has seen only token 5, but its logits are {logits[0].tolist()}: was a pad counted?"
     )
+
+
+@pytest.mark.task(1)
+def test_a_removed_token_stays_removed_by_a_penalty():
+    logits = torch.tensor([[NEVER, 1.0]])
+    processors.penalise_repetition(logits, [row([0], repetition_penalty=2)])
+    assert logits.tolist() == [[NEVER, 1]], "a token that cannot be chosen has minus infinity and keeps it"
 
 
 def test_an_empty_history_changes_nothing():
@@ -132,6 +138,7 @@ def test_presence_counts_once_frequency_each_time_and_the_prompt_not_at_all():
     assert logits[2, 1:].tolist() == [9, 9, 8], "a negative penalty makes tokens of the answer likelier"
 
 
+@pytest.mark.task(2)
 def test_stop_ids_are_held_back_until_the_answer_has_min_tokens():
     rows = [row(output=[3] * done, stop_ids={1, 2}, min_tokens=2) for done in (0, 1, 2, 3)]
     logits = torch.zeros(4, 4)
@@ -140,6 +147,7 @@ def test_stop_ids_are_held_back_until_the_answer_has_min_tokens():
     assert kept(logits[2:]) == [[0, 1, 2, 3]] * 2, "after 2 tokens the answer may end: token 3 may be a stop id"
 
 
+@pytest.mark.task(2)
 def test_an_end_token_cannot_come_first_when_min_tokens_is_1():
     logits = torch.tensor([[0.0, 9.0], [0.0, 9.0]])
     processors.apply_min_tokens(logits, [row((), stop_ids={1}, min_tokens=least) for least in (1, 2)])
@@ -149,18 +157,7 @@ def test_an_end_token_cannot_come_first_when_min_tokens_is_1():
     assert kept(logits) == [[0], [0]], why
 
 
-def test_the_prompt_does_not_count_towards_min_tokens():
-    logits = torch.zeros(1, 3)
-    processors.apply_min_tokens(logits, [row([0] * 9, [0], stop_ids={1}, min_tokens=2)])
-    assert kept(logits) == [[0, 2]], "the answer has 1 token of 2, however long the prompt is; stop id 1 must wait"
-
-
-def test_other_logits_keep_their_values_while_stop_ids_are_held_back():
-    logits = torch.tensor([[3.0, 2.0, -1.0]])
-    processors.apply_min_tokens(logits, [row(stop_ids={1}, min_tokens=1)])
-    assert logits.tolist() == [[3, NEVER, -1]], "only the stop id becomes NEVER, minus infinity"
-
-
+@pytest.mark.task(2)
 def test_each_row_holds_back_its_own_stop_ids():
     logits = torch.zeros(3, 4)
     processors.apply_min_tokens(logits, [row(stop_ids={0}, min_tokens=1), row(stop_ids={2, 3}, min_tokens=1), row()])
@@ -169,6 +166,21 @@ def test_each_row_holds_back_its_own_stop_ids():
     )
 
 
+@pytest.mark.task(2)
+def test_the_prompt_does_not_count_towards_min_tokens():
+    logits = torch.zeros(1, 3)
+    processors.apply_min_tokens(logits, [row([0] * 9, [0], stop_ids={1}, min_tokens=2)])
+    assert kept(logits) == [[0, 2]], "the answer has 1 token of 2, however long the prompt is; stop id 1 must wait"
+
+
+@pytest.mark.task(2)
+def test_other_logits_keep_their_values_while_stop_ids_are_held_back():
+    logits = torch.tensor([[3.0, 2.0, -1.0]])
+    processors.apply_min_tokens(logits, [row(stop_ids={1}, min_tokens=1)])
+    assert logits.tolist() == [[3, NEVER, -1]], "only the stop id becomes NEVER, minus infinity"
+
+
+@pytest.mark.task(3)
 def test_top_p_keeps_the_token_that_crosses_the_threshold():
     logits = logs([0.15, 0.5, 0.05, 0.3])
     processors.keep_top_p(logits, [row(top_p=0.9)])
@@ -178,48 +190,55 @@ def test_top_p_keeps_the_token_that_crosses_the_threshold():
     assert kept(logits) == [[0, 1, 3]], why
 
 
+@pytest.mark.task(3)
 def test_top_p_keeps_as_few_tokens_as_each_row_needs():
     logits = logs(*[[0.5, 0.3, 0.15, 0.05]] * 4)
     processors.keep_top_p(logits, [row(top_p=p) for p in (0.4, 0.6, 0.9, 0.99)])
     assert kept(logits) == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]], "each row has its own top_p"
 
 
+@pytest.mark.task(3)
 def test_top_p_0_keeps_the_best_token():
     logits = logs([0.2, 0.5, 0.3])
     processors.keep_top_p(logits, [row(top_p=0)])
     assert kept(logits) == [[1]], "top_p = 0 must keep the best token, or there is nothing to choose from"
 
 
+@pytest.mark.task(3)
 def test_top_p_1_keeps_every_token_that_can_be_drawn():
     logits = logs([0.2, 0.5, 0.3])
     processors.keep_top_p(logits, [row(top_p=1)])
     assert kept(logits) == [[0, 1, 2]], "top_p = 1 is off: every token can be drawn"
 
 
-def test_top_p_keeps_no_more_tokens_where_some_tie():
-    logits = torch.zeros(1, 5)
-    processors.keep_top_p(logits, [row(top_p=0.5)])
-    assert [len(ids) for ids in kept(logits)] == [3], (
-        "three of five equally likely tokens reach 0.5, whichever they are; the smallest set has no fourth"
-    )
-
-
-def test_a_set_that_reaches_top_p_exactly_is_enough():
-    logits = torch.zeros(1, 4)
-    processors.keep_top_p(logits, [row(top_p=0.5)])
-    assert [len(ids) for ids in kept(logits)] == [2], "two of four equally likely tokens add up to 0.5 and reach it"
-
-
+@pytest.mark.task(3)
 def test_top_p_leaves_kept_logits_unchanged():
     logits = logs([0.5, 0.3, 0.2])
     processors.keep_top_p(logits, [row(top_p=0.6)])
     assert torch.equal(logits[0, :2], logs([0.5, 0.3])[0]), "kept logits keep their values; softmax rescales them later"
 
 
+@pytest.mark.task(3)
 def test_top_p_counts_only_what_earlier_steps_kept():
     logits = torch.cat([logs([0.2, 0.15, 0.12]), torch.full((1, 3), NEVER)], dim=1)
     processors.keep_top_p(logits, [row(top_p=0.6)])
     assert kept(logits) == [[0, 1]], "three tokens remain, and the probabilities are those among them: they add up to 1"
+
+
+@pytest.mark.task(3)
+def test_a_set_that_reaches_top_p_exactly_is_enough():
+    logits = torch.zeros(1, 4)
+    processors.keep_top_p(logits, [row(top_p=0.5)])
+    assert [len(ids) for ids in kept(logits)] == [2], "two of four equally likely tokens add up to 0.5 and reach it"
+
+
+@pytest.mark.task(3)
+def test_top_p_keeps_no_more_tokens_where_some_tie():
+    logits = torch.zeros(1, 5)
+    processors.keep_top_p(logits, [row(top_p=0.5)])
+    assert [len(ids) for ids in kept(logits)] == [3], (
+        "three of five equally likely tokens reach 0.5, whichever they are; the smallest set has no fourth"
+    )
 
 
 def test_top_k_beyond_the_vocabulary_keeps_everything():
@@ -257,6 +276,7 @@ fractions = st.floats(0, 1)
 histories = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 
+@pytest.mark.task(1)
 @settings(max_examples=20, phases=[Phase.generate])
 @given(seeds, vocabs, steps, st.lists(st.tuples(st.floats(0.01, 100), histories, histories), min_size=1, max_size=4))
 def test_repetition_penalty_equals_transformers(seed, vocab, step, asked):
@@ -272,6 +292,7 @@ def test_repetition_penalty_equals_transformers(seed, vocab, step, asked):
     )
 
 
+@pytest.mark.task(2)
 @settings(max_examples=15, phases=[Phase.generate])
 @given(seeds, vocabs, st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=4))
 def test_min_tokens_equals_transformers(seed, vocab, asked):
@@ -314,6 +335,7 @@ def test_top_k_equals_transformers(seed, vocab, step, asked):
 ROUNDING = 1e-5  # what a float32 sum over 200 probabilities may be off by
 
 
+@pytest.mark.task(3)
 @settings(max_examples=30, phases=[Phase.generate])
 @given(seeds, vocabs, steps, st.lists(fractions, min_size=1, max_size=4))
 def test_top_p_keeps_the_smallest_set_that_reaches_it(seed, vocab, step, asked):
@@ -332,6 +354,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(seed, vocab, step, asked):
         )
 
 
+@pytest.mark.task(3)
 @settings(max_examples=30, phases=[Phase.generate])
 @given(seeds, vocabs, st.lists(fractions, min_size=1, max_size=4))
 def test_top_p_equals_transformers(seed, vocab, asked):

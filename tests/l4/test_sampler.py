@@ -38,6 +38,7 @@ class Operations(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
+@pytest.mark.task(6)
 def test_the_tokens_are_one_int64_for_each_row(monkeypatch):
     monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: torch.zeros(len(rows), dtype=torch.int64))
     rows = [row(temperature=0), row(seed=1), row(output=[0], temperature=0, presence_penalty=1)]
@@ -46,6 +47,7 @@ def test_the_tokens_are_one_int64_for_each_row(monkeypatch):
     assert (list(token_ids.shape), token_ids.dtype) == ([3], torch.int64), "the next tokens are a tensor [R] int64"
 
 
+@pytest.mark.task(6)
 def test_greedy_rows_cost_one_argmax_no_sort_no_softmax_no_copy():
     logits = some_logits(5)
     with Operations() as operations:
@@ -58,6 +60,7 @@ def test_greedy_rows_cost_one_argmax_no_sort_no_softmax_no_copy():
     )
 
 
+@pytest.mark.task(6)
 def test_only_rows_that_need_work_are_worked_on(monkeypatch):
     worked_on = []
 
@@ -87,12 +90,14 @@ def test_only_rows_that_ask_for_top_p_are_sorted():
     assert sorted_logits <= 2 * 40, f"{sorted_logits} logits were sorted: two of six rows of 40 ask for top_p"
 
 
+@pytest.mark.task(6)
 def test_a_greedy_row_with_a_penalty_takes_the_best_token_that_the_penalty_leaves():
     logits = torch.tensor([[5.0, 4.5, 1.0], [5.0, 4.5, 1.0]])
     rows = [row(output=[0], temperature=0, presence_penalty=1), row(temperature=0)]
     assert choose(logits, rows).tolist() == [1, 0], "in the first row 5 - 1 is less than 4.5; the second has no penalty"
 
 
+@pytest.mark.task(6)
 @pytest.mark.parametrize(
     "asked",
     [
@@ -111,6 +116,7 @@ def test_whatever_may_change_the_best_token_of_a_greedy_row_is_applied(monkeypat
     )
 
 
+@pytest.mark.task(6)
 def test_each_processed_row_keeps_its_place(monkeypatch):
     monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: torch.tensor([one.seed for one in rows]))
     logits = torch.tensor([[9.0, 8.5, 1.0, 0.0]] * 6)
@@ -122,6 +128,7 @@ def test_each_processed_row_keeps_its_place(monkeypatch):
     )
 
 
+@pytest.mark.task(6)
 def test_a_greedy_row_in_a_mixed_batch_is_not_divided_by_its_temperature_of_0(monkeypatch):
     monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: torch.zeros(len(rows), dtype=torch.int64))
     logits = torch.tensor([[-5.0, 3.0, 4.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]])
@@ -133,6 +140,7 @@ def test_a_greedy_row_in_a_mixed_batch_is_not_divided_by_its_temperature_of_0(mo
     assert token_ids == [2, 0, 2], why
 
 
+@pytest.mark.task(6)
 def test_choosing_leaves_the_logits_unchanged(monkeypatch):
     monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: torch.zeros(len(rows), dtype=torch.int64))
     logits = some_logits(3)
@@ -141,6 +149,7 @@ def test_choosing_leaves_the_logits_unchanged(monkeypatch):
     assert torch.equal(logits, before), "the model's logits were changed, and logprobs are read from them next"
 
 
+@pytest.mark.task(6)
 def test_half_precision_logits_are_processed_in_float32(monkeypatch):
     seen = []
     monkeypatch.setattr(sampler, "draw_tokens", lambda logits, rows: seen.append(logits.dtype) or torch.zeros(1).long())

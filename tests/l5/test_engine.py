@@ -84,6 +84,7 @@ def one_hot(*tokens):
     return torch.nn.functional.one_hot(torch.tensor(tokens), VOCAB).float()
 
 
+@pytest.mark.task(7)
 def test_a_step_returns_new_tokens_finished_requests_and_statistics():
     engine, scheduler, _ = fixed(lambda chunks: one_hot(7, 8))
     result = engine.step()
@@ -95,6 +96,7 @@ def test_a_step_returns_new_tokens_finished_requests_and_statistics():
     )
 
 
+@pytest.mark.task(7)
 def test_a_step_counts_queues_tokens_by_kind_and_blocks_by_state():
     stats = fixed(lambda chunks: one_hot(7, 8))[0].step().stats
     assert (stats.prefill_tokens, stats.decode_tokens) == (10, 1), (
@@ -105,6 +107,7 @@ def test_a_step_counts_queues_tokens_by_kind_and_blocks_by_state():
     assert stats.blocks == BlocksByState(free=6, held=2, cached=0), "after the step: a's block is free again"
 
 
+@pytest.mark.task(7)
 def test_a_failed_step_ends_its_requests_with_the_error(caplog):
     error = RuntimeError("the device is on fire")
 
@@ -124,6 +127,7 @@ def test_a_failed_step_ends_its_requests_with_the_error(caplog):
     )
 
 
+@pytest.mark.task(7)
 def test_a_step_that_fails_in_update_is_a_failed_step(caplog):
     caplog.set_level(logging.CRITICAL)
     engine, scheduler, requests = fixed(lambda chunks: one_hot(7, 8))
@@ -139,6 +143,7 @@ def test_a_step_that_fails_in_update_is_a_failed_step(caplog):
     assert result.new_tokens == {}, "a failed step has no tokens"
 
 
+@pytest.mark.task(7)
 def test_a_failed_step_has_computed_no_tokens(caplog):
     caplog.set_level(logging.CRITICAL)
     stats = fixed(lambda chunks: 1 / 0)[0].step().stats
@@ -146,6 +151,7 @@ def test_a_failed_step_has_computed_no_tokens(caplog):
     assert (stats.num_running, stats.num_waiting) == (0, 1), "its three requests have ended"
 
 
+@pytest.mark.task(7)
 def test_a_request_aborted_during_the_step_is_not_among_the_finished():
     def run(chunks):
         engine.abort("c")
@@ -157,6 +163,7 @@ def test_a_request_aborted_during_the_step_is_not_among_the_finished():
     )
 
 
+@pytest.mark.task(7)
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit])
 def test_ctrl_c_in_a_step_is_not_a_failed_step(signal):
     def stop(chunks):
@@ -173,6 +180,7 @@ def test_ctrl_c_in_a_step_is_not_a_failed_step(signal):
     assert scheduler.log == [], why
 
 
+@pytest.mark.task(7)
 def test_a_step_without_chunks_does_not_call_the_model():
     engine, scheduler, _ = fixed(lambda chunks: 1 / 0)
     scheduler.chunks = []

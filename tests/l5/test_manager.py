@@ -60,6 +60,7 @@ def test_a_second_table_for_a_request_is_refused():
     assert books(manager) == before
 
 
+@pytest.mark.task(1)
 def test_grow_takes_a_block_only_when_the_held_ones_are_full():
     manager = manager_with(a=([3], 2))
     assert listed(manager.grow("a", 4)) == [3], "four tokens fit in the block that is held"
@@ -70,6 +71,7 @@ def test_grow_takes_a_block_only_when_the_held_ones_are_full():
     assert manager.tables["a"].blocks == manager.tables["a"].row.tolist(), "blocks and row list the same blocks"
 
 
+@pytest.mark.task(1)
 def test_grow_takes_the_total_length_not_the_additional_tokens():
     manager = manager_with(a=([3, 5], 7))
     assert listed(manager.grow("a", 7)) == [3, 5], "grow takes the total length, and 7 tokens have slots already"
@@ -78,6 +80,7 @@ def test_grow_takes_the_total_length_not_the_additional_tokens():
     assert len(listed(manager.grow("a", 9))) == 3, "9 tokens in total need 3 blocks of 4, and two are held"
 
 
+@pytest.mark.task(1)
 def test_grow_that_fails_changes_nothing():
     manager = manager_with(blocks=4, a=([1], 4), b=([2], 3))
     before = books(manager)
@@ -86,6 +89,7 @@ def test_grow_that_fails_changes_nothing():
     assert books(manager) == before, "a request that cannot grow must keep what it holds"
 
 
+@pytest.mark.task(1)
 def test_grow_of_a_request_without_a_table_is_a_key_error():
     with pytest.raises(KeyError):
         manager_with().grow("unknown", 1)

@@ -4,6 +4,7 @@ import random
 import sys
 from array import array
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.task(6)
 def test_prefills_chunks_and_decodes_share_one_plan():
     meta = plan_step(MIXED, 4, CPU).meta
     assert meta.cu_seqlens_q.tolist() == [0, 3, 4, 8], "3 tokens of a prompt, 1 of a decode, 4 of a chunk"
@@ -43,17 +45,20 @@ def test_prefills_chunks_and_decodes_share_one_plan():
     assert meta.block_size == 4
 
 
+@pytest.mark.task(6)
 def test_the_tokens_fed_are_those_of_the_chunks():
     assert plan_step(MIXED, 4, CPU).token_ids.tolist() == [1, 2, 3, 5, 3, 4, 5, 6], (
         "chunk after chunk, tokens start … stop - 1 of its request; the prompts here are 1, 2, 3, …"
     )
 
 
+@pytest.mark.task(6)
 def test_logits_are_computed_for_the_last_row_of_each_chunk_that_samples():
     assert plan_step(MIXED, 4, CPU).rows.tolist() == [2, 3], "the third chunk ends in mid-prompt and samples no token"
     assert plan_step(MIXED[2:], 4, CPU).rows.tolist() == [], "no chunk of this step samples"
 
 
+@pytest.mark.task(6)
 def test_kernel_tables_are_int32_and_torch_indices_int64():
     step = plan_step(MIXED, 4, CPU)
     meta = step.meta
@@ -69,6 +74,16 @@ def test_kernel_tables_are_int32_and_torch_indices_int64():
         assert tensor.dtype == torch.int64, f"{name} is {tensor.dtype}; torch indexes with int64"
 
 
+@pytest.mark.task(6)
+def test_blocks_beyond_a_chunk_are_in_the_table_but_not_in_the_slots():
+    meta = plan_step([chunk(30, 4, 6, [9, 8, 7, 6])], 4, CPU).meta
+    assert meta.block_table.tolist() == [[9, 8, 7, 6]], "the table lists all blocks of the chunk's request"
+    assert meta.slot_mapping.tolist() == [32, 33], (
+        "tokens 4 and 5 are in the second block, 8: slots 8 * 4 and 8 * 4 + 1"
+    )
+
+
+@pytest.mark.task(6)
 def test_every_tensor_is_on_the_device():
     plan_step(MIXED, 4, CPU)
     meta = torch.device("meta")  # a device without memory, which every machine has
@@ -101,6 +116,7 @@ def python_steps(function):
     return count
 
 
+@pytest.mark.task(6)
 def test_python_loops_over_chunks_not_over_tokens():
     few, many = ([chunk(length, 0, length, range(1, 1 + -(-length // 4)))] for length in (8, 808))
     plan_step(few, 4, CPU)
@@ -112,14 +128,7 @@ def test_python_loops_over_chunks_not_over_tokens():
     )
 
 
-def test_blocks_beyond_a_chunk_are_in_the_table_but_not_in_the_slots():
-    meta = plan_step([chunk(30, 4, 6, [9, 8, 7, 6])], 4, CPU).meta
-    assert meta.block_table.tolist() == [[9, 8, 7, 6]], "the table lists all blocks of the chunk's request"
-    assert meta.slot_mapping.tolist() == [32, 33], (
-        "tokens 4 and 5 are in the second block, 8: slots 8 * 4 and 8 * 4 + 1"
-    )
-
-
+@pytest.mark.task(6)
 @settings(max_examples=30)
 @given(
     size=st.integers(1, 9),

@@ -22,6 +22,7 @@ def prefilling(manager, name, prompt_len, computed):
 # --- which requests continue, and with how many tokens
 
 
+@pytest.mark.task(2)
 def test_each_decoding_request_gets_one_token():
     manager = CountingManager()
     scheduler = scheduler_with(manager, running=[decoding(manager, "a"), decoding(manager, "b", tokens=8)])
@@ -30,6 +31,7 @@ def test_each_decoding_request_gets_one_token():
     )
 
 
+@pytest.mark.task(2)
 def test_a_prompt_gets_what_the_decodes_leave_of_the_budget():
     manager = CountingManager()
     running = [prefilling(manager, "a", 20, computed=4), decoding(manager, "b"), decoding(manager, "c")]
@@ -39,6 +41,7 @@ def test_a_prompt_gets_what_the_decodes_leave_of_the_budget():
     )
 
 
+@pytest.mark.task(2)
 def test_a_long_prompt_does_not_starve_decoding_requests():
     manager = CountingManager(usable=80)
     running = [prefilling(manager, "a", 200, computed=0), *(decoding(manager, name) for name in "bcdefgh")]
@@ -50,6 +53,7 @@ def test_a_long_prompt_does_not_starve_decoding_requests():
     assert sum(stop - start for _, start, stop in by_id(chunks)) <= 8, "the step is larger than its token budget"
 
 
+@pytest.mark.task(2)
 def test_no_step_is_larger_than_its_budget():
     manager = CountingManager()
     running = [prefilling(manager, name, 10, computed=0) for name in "ab"]
@@ -61,6 +65,7 @@ def test_no_step_is_larger_than_its_budget():
     )
 
 
+@pytest.mark.task(2)
 def test_a_chunk_has_at_most_chunked_prefill_size_tokens():
     manager = CountingManager()
     running = [prefilling(manager, name, 10, computed=2) for name in "ab"]
@@ -70,6 +75,7 @@ def test_a_chunk_has_at_most_chunked_prefill_size_tokens():
     )
 
 
+@pytest.mark.task(2)
 def test_the_last_token_of_a_prompt_is_computed_too():
     manager = CountingManager()
     running = [prefilling(manager, "a", 5, computed=4), prefilling(manager, "b", 5, computed=0)]
@@ -77,6 +83,7 @@ def test_the_last_token_of_a_prompt_is_computed_too():
     assert by_id(chunks) == [("a", 4, 5), ("b", 0, 4)], "one token of a's prompt is left: it gets a chunk of one token"
 
 
+@pytest.mark.task(2)
 def test_chunks_hold_blocks_for_their_tokens():
     manager = CountingManager()
     running = [decoding(manager, "a", tokens=5), prefilling(manager, "b", 9, computed=0)]
@@ -96,6 +103,7 @@ def test_only_a_chunk_that_ends_with_the_newest_token_samples():
 # --- promises and preemption
 
 
+@pytest.mark.task(3)
 def test_promises_that_fit_preempt_no_request():
     manager = CountingManager(usable=5)
     running = [decoding(manager, "a", tokens=5), prefilling(manager, "b", 12, computed=4)]
@@ -106,6 +114,7 @@ def test_promises_that_fit_preempt_no_request():
     assert scheduler.running == running
 
 
+@pytest.mark.task(3)
 def test_make_room_returns_the_free_blocks_that_are_not_promised():
     manager = CountingManager(usable=9)
     running = [decoding(manager, "a", tokens=5), prefilling(manager, "b", 12, computed=4)]
@@ -114,6 +123,7 @@ def test_make_room_returns_the_free_blocks_that_are_not_promised():
     )
 
 
+@pytest.mark.task(3)
 def test_the_newest_request_is_preempted():
     manager = CountingManager(usable=3)
     running = [decoding(manager, name, tokens=5) for name in "abc"]
@@ -123,6 +133,7 @@ def test_the_newest_request_is_preempted():
     assert {r.id for r in scheduler.waiting} == {"b", "c"}, "a preempted request keeps its tokens and waits again"
 
 
+@pytest.mark.task(3)
 def test_no_more_requests_are_preempted_than_necessary():
     manager = CountingManager(usable=4)
     running = [decoding(manager, name, tokens=5) for name in "abc"]
@@ -132,6 +143,7 @@ def test_no_more_requests_are_preempted_than_necessary():
     assert spare == 0, "after c's preemption 2 blocks are free, and both are owed to a and b"
 
 
+@pytest.mark.task(3)
 def test_a_preempted_request_computes_all_its_tokens_again():
     manager = CountingManager()
     request = manager.holding(request_of(6, computed=7, outputs=[11, 12]), 7)
@@ -148,6 +160,7 @@ def test_a_preempted_request_computes_all_its_tokens_again():
     )
 
 
+@pytest.mark.task(3)
 def test_a_preempted_request_waits_ahead_of_later_arrivals():
     manager = CountingManager()
     running = [decoding(manager, name) for name in "ab"]
@@ -158,6 +171,7 @@ def test_a_preempted_request_waits_ahead_of_later_arrivals():
     )
 
 
+@pytest.mark.task(3)
 def test_a_preempted_request_waits_behind_an_older_one_that_waits():
     manager = CountingManager()
     running = [decoding(manager, name) for name in "bc"]
@@ -171,6 +185,7 @@ def test_a_preempted_request_waits_behind_an_older_one_that_waits():
 # --- admission
 
 
+@pytest.mark.task(4)
 def test_waiting_requests_are_admitted_in_order_with_a_first_chunk():
     scheduler = scheduler_with(waiting=[request_of(6, name="a"), request_of(5, name="b")])
     assert by_id(scheduler.admit(budget=8, spare=8)) == [("a", 0, 6), ("b", 0, 2)], (
@@ -179,6 +194,7 @@ def test_waiting_requests_are_admitted_in_order_with_a_first_chunk():
     assert [r.id for r in scheduler.running] == ["a", "b"] and scheduler.waiting == []
 
 
+@pytest.mark.task(4)
 def test_no_request_is_admitted_without_a_token_to_compute():
     scheduler = scheduler_with(waiting=[request_of(8, name="a"), request_of(5, name="b")])
     assert by_id(scheduler.admit(budget=8, spare=8)) == [("a", 0, 8)], (
@@ -187,6 +203,7 @@ def test_no_request_is_admitted_without_a_token_to_compute():
     assert [r.id for r in scheduler.waiting] == ["b"], "b keeps waiting"
 
 
+@pytest.mark.task(4)
 def test_admissions_in_one_step_count_every_promise():
     waiting = [request_of(20, name="a"), request_of(12, name="b"), request_of(4, name="c")]
     scheduler = scheduler_with(CountingManager(usable=7), waiting=waiting, chunked_prefill_size=4)
@@ -197,6 +214,7 @@ def test_admissions_in_one_step_count_every_promise():
     assert [r.id for r in scheduler.waiting] == ["b", "c"]
 
 
+@pytest.mark.task(4)
 def test_a_request_that_is_not_admitted_holds_nothing():
     manager = CountingManager(usable=7)
     scheduler = scheduler_with(manager, waiting=[request_of(20, name="a"), request_of(12, name="b")])
@@ -204,11 +222,13 @@ def test_a_request_that_is_not_admitted_holds_nothing():
     assert list(manager.held) == ["a"], "b does not fit: ask for its cost first, so that nothing has to be undone"
 
 
+@pytest.mark.task(4)
 def test_blocks_promised_to_running_requests_are_not_given_away():
     scheduler = scheduler_with(CountingManager(usable=8), waiting=[request_of(12, name="a")])
     assert scheduler.admit(budget=16, spare=2) == [], "8 blocks are free, but 6 of them are promised"
 
 
+@pytest.mark.task(4)
 def test_no_more_than_max_num_seqs_run():
     manager = CountingManager()
     waiting = [request_of(1, name=name) for name in "bcd"]
@@ -218,6 +238,7 @@ def test_no_more_than_max_num_seqs_run():
     )
 
 
+@pytest.mark.task(4)
 def test_the_watermark_stays_free_per_running_request():
     manager = CountingManager(usable=8)
     running = [decoding(manager, name, tokens=4) for name in "ab"]
@@ -232,6 +253,7 @@ def test_the_watermark_stays_free_per_running_request():
     )
 
 
+@pytest.mark.task(4)
 def test_the_watermark_counts_the_requests_admitted_in_this_step():
     scheduler = scheduler_with(
         CountingManager(usable=8), waiting=[request_of(4, name=name) for name in "abc"], watermark=1.0
@@ -241,6 +263,7 @@ def test_the_watermark_counts_the_requests_admitted_in_this_step():
     )
 
 
+@pytest.mark.task(4)
 def test_the_cost_is_that_of_all_its_tokens_and_of_its_namespace():
     manager = CountingManager()
     again = request_of(4, name="a", outputs=[9, 8])
@@ -252,6 +275,15 @@ def test_the_cost_is_that_of_all_its_tokens_and_of_its_namespace():
     )
 
 
+@pytest.mark.task(4)
+def test_tokens_that_already_have_kv_are_not_computed():
+    manager = CountingManager(usable=8, cached=8)
+    scheduler = scheduler_with(manager, waiting=[request_of(12, name="a")])
+    assert by_id(scheduler.admit(budget=16, spare=3)) == [("a", 8, 12)], "allocate said that 8 of 12 tokens have KV"
+    assert scheduler.running[0].num_cached_tokens == 8, "num_cached_tokens says how many tokens had KV on admission"
+
+
+@pytest.mark.task(4)
 def test_a_preempted_request_that_runs_again_keeps_its_first_num_cached_tokens():
     manager = CountingManager(usable=8, cached=8)
     request = request_of(12, name="a")
@@ -262,13 +294,7 @@ def test_a_preempted_request_that_runs_again_keeps_its_first_num_cached_tokens()
     )
 
 
-def test_tokens_that_already_have_kv_are_not_computed():
-    manager = CountingManager(usable=8, cached=8)
-    scheduler = scheduler_with(manager, waiting=[request_of(12, name="a")])
-    assert by_id(scheduler.admit(budget=16, spare=3)) == [("a", 8, 12)], "allocate said that 8 of 12 tokens have KV"
-    assert scheduler.running[0].num_cached_tokens == 8, "num_cached_tokens says how many tokens had KV on admission"
-
-
+@pytest.mark.task(4)
 def test_a_request_told_to_wait_keeps_its_place_and_the_next_may_start():
     manager = CountingManager(held_back=6)
     scheduler = scheduler_with(manager, waiting=[request_of(6, name="a"), request_of(5, name="b")])
@@ -282,6 +308,7 @@ def test_a_request_told_to_wait_keeps_its_place_and_the_next_may_start():
     assert [r.id for r in scheduler.running] == ["a", "b"], "a arrived first and has kept its place"
 
 
+@pytest.mark.task(4)
 def test_blocks_for_a_request_told_to_wait_are_set_aside():
     manager = CountingManager(usable=7, held_back=20)
     waiting = [request_of(20, name="a"), request_of(12, name="b"), request_of(4, name="c")]
@@ -290,6 +317,7 @@ def test_blocks_for_a_request_told_to_wait_are_set_aside():
     )
 
 
+@pytest.mark.task(4)
 def test_the_seat_and_watermark_of_a_request_told_to_wait_are_set_aside():
     waiting = [request_of(6, name="a"), request_of(5, name="b"), request_of(4, name="c")]
     scheduler = scheduler_with(CountingManager(held_back=6), waiting=list(waiting), max_num_seqs=2)
@@ -301,6 +329,7 @@ def test_the_seat_and_watermark_of_a_request_told_to_wait_are_set_aside():
         )
 
 
+@pytest.mark.task(4)
 def test_with_whole_answers_promised_fewer_requests_are_admitted():
     waiting = [request_of(4, max_tokens=9, name=name) for name in "ab"]
     scheduler = scheduler_with(CountingManager(usable=5), waiting=waiting, reserve_answers=True)
@@ -310,6 +339,7 @@ def test_with_whole_answers_promised_fewer_requests_are_admitted():
 # --- recording a step
 
 
+@pytest.mark.task(5)
 def test_a_token_for_each_chunk_that_samples():
     manager = CountingManager()
     running = [decoding(manager, "a"), prefilling(manager, "b", 9, computed=0), prefilling(manager, "c", 6, computed=4)]
@@ -328,6 +358,7 @@ def test_a_token_for_each_chunk_that_samples():
     ], "commit gets the request's token_ids, prompt and answer, and how many of them have KV: those before chunk.stop"
 
 
+@pytest.mark.task(5)
 @pytest.mark.parametrize(
     "max_tokens, token, reason",
     [(3, 5, None), (2, 5, "length"), (3, EOS, "stop"), (2, EOS, "stop")],
@@ -351,6 +382,7 @@ def test_an_answer_ends_with_its_stop_token_or_its_length(max_tokens, token, rea
         )
 
 
+@pytest.mark.task(5)
 def test_a_request_aborted_during_the_step_gets_no_token():
     manager = CountingManager()
     running = [decoding(manager, name) for name in "ab"]
@@ -405,6 +437,7 @@ def test_the_queue_is_first_come_first_served_or_by_priority():
         assert [r.id for r in scheduler.waiting] == want, f"{policy}: smaller numbers first; equals in order of arrival"
 
 
+@pytest.mark.task(3)
 def test_with_priorities_the_least_urgent_request_is_preempted():
     manager = CountingManager(usable=3)
     scheduler = scheduler_with(manager, policy="priority")

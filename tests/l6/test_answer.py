@@ -2,8 +2,12 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from mini_engine.engine.answer import AnswerText
 from mini_engine.text.detokenizer import Checked
+
+pytestmark = pytest.mark.task(5)
 
 TOKENIZER = SimpleNamespace(token_bytes=[b"a", b"END"], special_ids=())
 

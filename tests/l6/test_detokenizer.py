@@ -163,18 +163,7 @@ class Counted(list):
         return super().__getitem__(index)
 
 
-def test_a_token_costs_the_bytes_it_has_and_no_more():
-    """The cost of a token does not depend on the answer's length: an entry or two are looked up for each."""
-    table = Counted([b"one ", b"\xf0\x9f\x98", b"\x80"])
-    detokenizer, ids = Detokenizer(table), [0, 1, 2] * 100 + [1]
-    for token in ids:
-        detokenizer.push(token)
-    most = 3 * len(ids)  # looking twice at the same entry does no harm
-    assert table.looked_up <= most, f"{table.looked_up} lookups for {len(ids)} tokens: old tokens are decoded again"
-    held = detokenizer.decoder.getstate()[0]
-    assert len(held) <= 3, "at most three bytes of an unfinished character are held back"
-
-
+@pytest.mark.task(1)
 def test_every_byte_has_one_character():
     table = byte_of_character()
     assert sorted(table.values()) == list(range(256)), "256 stand-ins, one for each byte"
@@ -187,18 +176,22 @@ def test_every_byte_has_one_character():
     assert bytes_of_token(spelled) == bytes(table.values()), "each stand-in is one byte, in the order of the token"
 
 
+@pytest.mark.task(1)
 def test_a_token_may_be_part_of_a_character():
     assert bytes_of_token("ð") == b"\xf0", "ð stands for byte F0, the first of an emoji: one byte, not ð's UTF-8"
 
 
+@pytest.mark.task(1)
 def test_an_empty_token_has_no_bytes():
     assert bytes_of_token("") == b"", "no character, no byte"
 
 
+@pytest.mark.task(1)
 def test_a_token_of_plain_text_is_its_own_bytes():
     assert bytes_of_token("漢") == "漢".encode(), "漢 stands for no byte, so the token is plain text"
 
 
+@pytest.mark.task(1)
 def test_one_character_of_plain_text_makes_the_whole_token_plain_text():
     assert bytes_of_token("é漢") == "é漢".encode(), "é could stand for byte E9, but beside 漢 it is an é: C3 A9"
 
@@ -207,6 +200,7 @@ def test_one_character_of_plain_text_makes_the_whole_token_plain_text():
 SMILE = [b"\xf0\x9f", b"\x98", b"\x80!", b"ok"]
 
 
+@pytest.mark.task(2)
 def test_push_holds_back_the_bytes_of_an_unfinished_character():
     detokenizer = Detokenizer(SMILE)
     shown = [detokenizer.push(token) for token in (3, 0, 1, 2)]
@@ -216,10 +210,12 @@ def test_push_holds_back_the_bytes_of_an_unfinished_character():
     assert shown == ["ok", "", "", "😀!"], why
 
 
+@pytest.mark.task(2)
 def test_push_shows_nothing_of_a_hidden_token():
     assert Detokenizer(SMILE, hidden_ids={3}).push(3) == "", "an end mark is meant for the engine, not for the reader"
 
 
+@pytest.mark.task(2)
 def test_a_hidden_token_inside_a_character_changes_nothing():
     detokenizer = Detokenizer(SMILE, hidden_ids={3})
     assert [detokenizer.push(token) for token in (0, 3, 1, 3, 2)] == ["", "", "", "", "😀!"], (
@@ -227,16 +223,31 @@ def test_a_hidden_token_inside_a_character_changes_nothing():
     )
 
 
+@pytest.mark.task(2)
 def test_token_0_can_be_shown_and_hidden():
     assert Detokenizer([b"a", b"b"], hidden_ids={1}).push(0) == "a", "token 0 is a token like any other"
     assert Detokenizer([b"a", b"b"], hidden_ids={0}).push(0) == "", "token 0 may be hidden like any other"
 
 
+@pytest.mark.task(2)
 def test_bytes_that_cannot_become_a_character_are_shown_as_u_fffd():
     detokenizer = Detokenizer([b"\xff", b"\xf0\x9f", b"A"])
     assert [detokenizer.push(token) for token in (0, 1, 2)] == ["\ufffd", "", "\ufffdA"], (
         "FF begins no character; F0 9F begins one that A does not continue. Decoding at once gives U+FFFD for each"
     )
+
+
+@pytest.mark.task(2)
+def test_a_token_costs_the_bytes_it_has_and_no_more():
+    """The cost of a token does not depend on the answer's length: an entry or two are looked up for each."""
+    table = Counted([b"one ", b"\xf0\x9f\x98", b"\x80"])
+    detokenizer, ids = Detokenizer(table), [0, 1, 2] * 100 + [1]
+    for token in ids:
+        detokenizer.push(token)
+    most = 3 * len(ids)  # looking twice at the same entry does no harm
+    assert table.looked_up <= most, f"{table.looked_up} lookups for {len(ids)} tokens: old tokens are decoded again"
+    held = detokenizer.decoder.getstate()[0]
+    assert len(held) <= 3, "at most three bytes of an unfinished character are held back"
 
 
 def holding(tokens):
@@ -250,6 +261,7 @@ def holding(tokens):
     return detokenizer
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize("tokens", [(0,), (0, 1), (3, 0)])
 def test_finish_shows_what_never_became_a_character(tokens):
     held = b"".join(SMILE[token] for token in tokens)
@@ -262,11 +274,13 @@ def test_finish_shows_what_never_became_a_character(tokens):
     assert left == "\ufffd", why if left else f"the last bytes are lost; {why}"
 
 
+@pytest.mark.task(3)
 def test_finish_shows_nothing_when_no_bytes_are_left():
     assert holding(()).finish() == "", "nothing came, so nothing is left"
     assert holding((3, 0, 1, 2)).finish() == "", "every byte has become a character, so nothing is left"
 
 
+@pytest.mark.task(3)
 def test_finish_shows_what_is_left_only_once():
     detokenizer = holding((0,))
     assert [detokenizer.finish(), detokenizer.finish()] == ["\ufffd", ""], "the answer ends once"

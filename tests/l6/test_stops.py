@@ -29,11 +29,7 @@ def at_once(stops, text):
     return text, None
 
 
-@pytest.mark.parametrize("pieces", [["Hello END there"], ["Hello E", "ND there"], ["Hello ", "E", "N", "D", "!"]])
-def test_a_stop_string_split_over_several_pieces_ends_the_answer(pieces):
-    assert run(["END"], pieces) == ("Hello ", "END"), "expected the text before the stop string, and no part of it"
-
-
+@pytest.mark.task(4)
 def test_a_possible_beginning_of_a_stop_string_is_held_back():
     checker = StopChecker(["END"])
     assert tuple(checker.push("the EN")) == ("the ", None), "EN may become END: it must not be shown yet"
@@ -42,6 +38,19 @@ def test_a_possible_beginning_of_a_stop_string_is_held_back():
     )
 
 
+@pytest.mark.task(4)
+def test_text_held_back_is_shown_once_it_cannot_become_a_stop_string():
+    checker = StopChecker(["END"])
+    assert tuple(checker.push("the EN")) == ("the ", None), "EN may become END"
+    assert tuple(checker.push("TRY")) == ("ENTRY", None), "no stop string begins with ENT: show it"
+
+
+@pytest.mark.task(4)
+def test_a_false_start_inside_a_stop_string():
+    assert run(["aab"], ["aa", "ab"]) == ("a", "aab"), "in aaab the stop string begins at the second a"
+
+
+@pytest.mark.task(4)
 def test_as_little_as_possible_is_held_back():
     checker = StopChecker(["END", "stop it"])
     assert tuple(checker.push("a long text")) == ("a long text", None), "t begins no stop string: show everything"
@@ -49,17 +58,20 @@ def test_as_little_as_possible_is_held_back():
     assert tuple(checker.push("top i")) == ("", None), "stop i may become stop it"
 
 
+@pytest.mark.task(4)
 def test_the_longest_possible_beginning_is_held_back():
     checker = StopChecker(["aab"])
     assert tuple(checker.push("xaa")) == ("x", None), "both a's may begin aab, so both are held back"
     assert tuple(checker.push("a")) == ("a", None), "in aaa only the last two may begin aab; the first can be shown"
 
 
+@pytest.mark.task(4)
 def test_a_stop_string_may_come_in_its_first_character_and_at_the_very_start():
     assert tuple(StopChecker(["!"]).push("!")) == ("", "!"), "a stop string of one character is complete at once"
     assert tuple(StopChecker(["END"]).push("END")) == ("", "END"), "a stop string at the start of the text ends it"
 
 
+@pytest.mark.task(4)
 def test_nothing_is_held_back_after_a_stop_string():
     checker = StopChecker(["END"])
     checker.push("the E")
@@ -67,10 +79,10 @@ def test_nothing_is_held_back_after_a_stop_string():
     assert checker.finish() == "", "the answer has ended: what follows the stop string is dropped, not held back"
 
 
-def test_text_held_back_is_shown_once_it_cannot_become_a_stop_string():
-    checker = StopChecker(["END"])
-    assert tuple(checker.push("the EN")) == ("the ", None), "EN may become END"
-    assert tuple(checker.push("TRY")) == ("ENTRY", None), "no stop string begins with ENT: show it"
+@pytest.mark.task(4)
+@pytest.mark.parametrize("pieces", [["Hello END there"], ["Hello E", "ND there"], ["Hello ", "E", "N", "D", "!"]])
+def test_a_stop_string_split_over_several_pieces_ends_the_answer(pieces):
+    assert run(["END"], pieces) == ("Hello ", "END"), "expected the text before the stop string, and no part of it"
 
 
 def test_text_held_back_is_shown_at_the_end():
@@ -87,6 +99,7 @@ def test_text_that_became_a_stop_string_is_not_shown_at_the_end():
     assert checker.finish() == "", "EN became part of END; it must not be shown at the end either"
 
 
+@pytest.mark.task(4)
 def test_the_stop_string_completed_first_wins():
     found, why = (
         run(["world", "lo"], ["Hello world"]),
@@ -98,22 +111,21 @@ def test_the_stop_string_completed_first_wins():
     assert run(["lo wor", "o w"], ["Hello world"]) == ("Hell", "o w"), "o w is complete before lo wor"
 
 
+@pytest.mark.task(4)
 def test_of_two_that_end_together_the_longer_wins():
     assert run(["lo", "llo"], ["Hello"]) == ("He", "llo"), "lo and llo end together; the longer one hides more"
     assert run(["llo", "lo"], ["Hello"]) == ("He", "llo"), "in whatever order they are listed"
 
 
-def test_a_false_start_inside_a_stop_string():
-    assert run(["aab"], ["aa", "ab"]) == ("a", "aab"), "in aaab the stop string begins at the second a"
+@pytest.mark.task(4)
+def test_of_a_stop_string_that_comes_twice_the_first_counts():
+    assert run(["END"], ["one END two END"]) == ("one ", "END"), "the answer ends at the first END, not at the last"
 
 
+@pytest.mark.task(4)
 def test_without_stop_strings_everything_is_shown_at_once():
     assert tuple(StopChecker().push("END")) == ("END", None)
     assert tuple(StopChecker([""]).push("x")) == ("x", None), "an empty stop string must not stop anything"
-
-
-def test_of_a_stop_string_that_comes_twice_the_first_counts():
-    assert run(["END"], ["one END two END"]) == ("one ", "END"), "the answer ends at the first END, not at the last"
 
 
 def cases(count=3000):
@@ -125,12 +137,14 @@ def cases(count=3000):
         yield text, stops, sorted(chance.sample(range(1, len(text)), chance.randint(0, len(text) - 1))) if text else []
 
 
+@pytest.mark.task(4)
 def test_the_result_does_not_depend_on_how_text_is_cut_into_pieces():
     for text, stops, cuts in cases():
         pieces = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
         assert run(stops, pieces) == at_once(stops, text), f"(all text shown, stop string) of {pieces}, stops {stops}"
 
 
+@pytest.mark.task(4)
 def test_no_part_of_the_stop_string_is_ever_shown():
     for text, stops, _ in cases():
         checker, shown, (want, _) = StopChecker(stops), "", at_once(stops, text)

@@ -25,6 +25,7 @@ def done(prompt_ids, output_ids, cached=0) -> AnswerTokens:
     return AnswerTokens(list(prompt_ids), list(output_ids), cached)
 
 
+@pytest.mark.task(5)
 def test_every_token_of_the_answer_is_counted_the_last_one_too():
     found = usage([done([1, 2, 3], [4, 5, 6, 7])], n=1)
     assert found["completion_tokens"] == 4, (
@@ -34,6 +35,7 @@ def test_every_token_of_the_answer_is_counted_the_last_one_too():
     assert (found["prompt_tokens"], found["total_tokens"]) == (3, 7), "3 tokens of the prompt and 4 of the answer"
 
 
+@pytest.mark.task(5)
 def test_a_prompt_counts_once_however_many_answers_it_has():
     found = usage([done([1, 2, 3], [4]), done([1, 2, 3], [4, 5]), done([6], [7]), done([6], [7])], n=2)
     assert found["prompt_tokens"] == 4, "two prompts, of 3 and 1 tokens, with n=2 answers each: the prompts count once"
@@ -41,6 +43,7 @@ def test_a_prompt_counts_once_however_many_answers_it_has():
     assert found["total_tokens"] == 9, "the sum of both"
 
 
+@pytest.mark.task(5)
 def test_cached_tokens_are_told():
     first, second = [done(range(32), [4], cached=k) for k in (16, 31)], [done(range(9), [4], cached=k) for k in (4, 8)]
     found = usage(first + second, n=2)
@@ -51,6 +54,7 @@ def test_cached_tokens_are_told():
     assert found["prompt_tokens"] == 41, "cached tokens are prompt tokens too"
 
 
+@pytest.mark.task(5)
 @pytest.mark.parametrize(("reason", "word"), [("stop", "stop"), ("length", "length"), (None, None)])
 def test_an_answer_that_ended_well_says_why(reason, word):
     found = finish_reason(TextDelta("x", [1], reason and FinishReason(reason)))
@@ -61,6 +65,7 @@ def test_an_answer_that_ended_well_says_why(reason, word):
     assert json.dumps({"finish_reason": found}) == json.dumps({"finish_reason": word}), "as JSON it is OpenAI's word"
 
 
+@pytest.mark.task(5)
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
 def test_an_answer_that_ended_badly_is_an_error_and_no_reason(reason):
     with must_raise(ApiError, "an answer that failed or was aborted is a 500, not one with a finish_reason") as caught:

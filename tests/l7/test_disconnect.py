@@ -26,6 +26,7 @@ def client(*messages, then_stays=True):
     return receive
 
 
+@pytest.mark.task(2)
 def test_work_that_ends_is_the_result():
     async def work():
         return 42
@@ -33,6 +34,7 @@ def test_work_that_ends_is_the_result():
     assert asyncio.run(asyncio.wait_for(unless_gone(client(), work()), 5)) == 42, "what the work returns is the result"
 
 
+@pytest.mark.task(2)
 def test_work_that_is_done_when_the_client_goes_is_the_result():
     async def serve():
         done = asyncio.Event()
@@ -56,6 +58,7 @@ def test_work_that_is_done_when_the_client_goes_is_the_result():
     )
 
 
+@pytest.mark.task(2)
 def test_an_error_in_the_work_is_the_caller_s():
     async def work():
         raise KeyError("of the work")
@@ -64,6 +67,7 @@ def test_an_error_in_the_work_is_the_caller_s():
         asyncio.run(asyncio.wait_for(unless_gone(client(), work()), 5))
 
 
+@pytest.mark.task(2)
 def test_the_work_of_a_client_that_goes_is_cancelled_and_has_cleaned_up():
     state = []
 
@@ -90,6 +94,7 @@ def test_the_work_of_a_client_that_goes_is_cancelled_and_has_cleaned_up():
     )
 
 
+@pytest.mark.task(2)
 def test_nothing_is_left_running():
     async def serve():
         before = len(asyncio.all_tasks())
@@ -99,6 +104,7 @@ def test_nothing_is_left_running():
     assert asyncio.run(asyncio.wait_for(serve(), 5)) == 0, "the task that waits for the client to go must end too"
 
 
+@pytest.mark.task(2)
 def test_a_caller_that_is_cancelled_cancels_the_work():
     state = []
 

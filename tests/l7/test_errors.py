@@ -29,6 +29,7 @@ def invalid(model, body) -> RequestValidationError:
     )
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize("name", ["suffix", "logit_bias", "echo", "tools", "response_format", "temprature", "body"])
 def test_a_parameter_that_is_not_supported_is_refused_by_name(name):
     found = refusal(invalid(CompletionRequest, ALL | {name: 1}))
@@ -37,6 +38,7 @@ def test_a_parameter_that_is_not_supported_is_refused_by_name(name):
     assert name in found.detail, f"the message must name the parameter {name!r}: {found.detail}"
 
 
+@pytest.mark.task(3)
 def test_a_wrong_value_is_refused_with_the_path_to_it():
     found = refusal(invalid(ChatRequest, {"messages": [{"role": "owner", "content": "x"}]}))
     assert found.status_code == 400, "a mistake that the client can fix is 400 (422 is FastAPI's habit, not OpenAI's)"
@@ -45,6 +47,7 @@ def test_a_wrong_value_is_refused_with_the_path_to_it():
     assert "'system'" in found.detail, f"the message must say what is wrong with it, pydantic's `msg`: {found.detail}"
 
 
+@pytest.mark.task(3)
 def test_the_first_of_several_mistakes_is_named():
     found = refusal(invalid(CompletionRequest, ALL | {"max_tokens": "one", "temperature": "hot"}))
     first = invalid(CompletionRequest, ALL | {"max_tokens": "one", "temperature": "hot"}).errors()[0]["loc"][1]
@@ -52,6 +55,7 @@ def test_the_first_of_several_mistakes_is_named():
     assert first in found.detail, f"the message must name the parameter {first!r}: {found.detail}"
 
 
+@pytest.mark.task(3)
 def test_a_wrong_type_of_one_that_may_have_several_is_one_sentence():
     found = refusal(invalid(CompletionRequest, {"prompt": {"text": "one"}}))
     assert found.param == "prompt", f"param is {found.param!r}, but the parameter at fault is 'prompt'"
@@ -60,6 +64,7 @@ def test_a_wrong_type_of_one_that_may_have_several_is_one_sentence():
     )
 
 
+@pytest.mark.task(3)
 def test_a_body_that_is_no_object_is_refused():
     found = refusal(RequestValidationError([{"type": "model_attributes_type", "loc": ("body",), "msg": "no object"}]))
     assert found.status_code == 400, "the client can fix it: 400"
@@ -67,6 +72,7 @@ def test_a_body_that_is_no_object_is_refused():
     assert found.detail, "the message is empty: say that the body must be an object"
 
 
+@pytest.mark.task(3)
 def test_a_body_that_is_no_json_is_refused():
     error = {
         "type": "json_invalid",
@@ -80,6 +86,7 @@ def test_a_body_that_is_no_json_is_refused():
     assert "Expecting value" in found.detail, f"the message must say what is wrong, ctx['error']: {found.detail}"
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize("value", ["5", True, 2.5, [5]])
 def test_a_number_is_a_number(value):
     found = refusal(invalid(CompletionRequest, ALL | {"max_tokens": value}))
@@ -99,6 +106,7 @@ def parts(error) -> tuple:
     return found.status_code, told["type"], told["code"], told["param"], int(response.headers.get("retry-after", 0))
 
 
+@pytest.mark.task(4)
 def test_too_many_waiting_is_429_with_retry_after():
     status, kind, code, _, seconds = parts(QueueFull("3 requests wait already"))
     assert (status, kind) == (429, "rate_limit_error"), "too many requests are waiting: 429, come back later"
@@ -107,6 +115,7 @@ def test_too_many_waiting_is_429_with_retry_after():
     assert "3 requests" in as_api_error(QueueFull("3 requests wait already")).detail, "say what the exception says"
 
 
+@pytest.mark.task(4)
 def test_an_engine_that_stops_is_503_with_retry_after():
     status, kind, code, _, seconds = parts(EngineStopped("stopping"))
     assert (status, kind) == (503, "server_error"), "the server is shutting down: 503"
@@ -114,6 +123,7 @@ def test_an_engine_that_stops_is_503_with_retry_after():
     assert seconds >= 1, f"Retry-After is {seconds or None}: tell the client when to try again, at another server"
 
 
+@pytest.mark.task(4)
 def test_a_user_s_mistake_is_400_and_names_its_parameter():
     error = UserError("top_p is 3; give a number from 0 to 1", param="top_p")
     assert parts(error)[0] == 400, "the client's own mistake is 400"
@@ -122,11 +132,13 @@ def test_a_user_s_mistake_is_400_and_names_its_parameter():
     assert parts(UserError("the prompt is empty; give at least one token"))[3] is None, "no parameter was named"
 
 
+@pytest.mark.task(4)
 def test_an_api_error_is_returned_as_it_is():
     error = ApiError(404, "there is no such model", param="model", code="model_not_found")
     assert as_api_error(error) is error, "an ApiError has its status, param and code already: leave it as it is"
 
 
+@pytest.mark.task(4)
 def test_an_http_exception_keeps_its_status_and_headers():
     found = as_api_error(HTTPException(405, "Method Not Allowed", {"Allow": "POST"}))
     assert found.status_code == 405, (
@@ -138,6 +150,7 @@ def test_an_http_exception_keeps_its_status_and_headers():
     )
 
 
+@pytest.mark.task(4)
 def test_a_validation_error_is_what_refusal_says(monkeypatch):
     said = ApiError(400, "whatever refusal says")
     monkeypatch.setattr(errors, "refusal", lambda error: said)
@@ -145,6 +158,7 @@ def test_a_validation_error_is_what_refusal_says(monkeypatch):
     assert as_api_error(error) is said, "call refusal, task 3, for a RequestValidationError"
 
 
+@pytest.mark.task(4)
 @pytest.mark.parametrize("error", [RuntimeError("the roof"), ValueError("the roof"), TimeoutError("the roof")])
 def test_anything_else_is_500_in_the_same_shape(error):
     status, kind, *_ = parts(error)

@@ -54,6 +54,7 @@ def draining(**options):
     return inner.drain, inner
 
 
+@pytest.mark.task(6)
 def test_requests_are_served_and_counted_while_in_flight():
     drain, inner = draining()
     assert call(drain)[0] == 200, "no drain has begun: the request is passed on to the app"
@@ -61,6 +62,7 @@ def test_requests_are_served_and_counted_while_in_flight():
     assert drain.num_in_flight == 0, "and none afterwards"
 
 
+@pytest.mark.task(6)
 def test_requests_at_the_same_time_are_all_counted():
     async def scene():
         counts, leave = [], [asyncio.Event(), asyncio.Event()]
@@ -85,6 +87,7 @@ def test_requests_at_the_same_time_are_all_counted():
     )
 
 
+@pytest.mark.task(6)
 @pytest.mark.parametrize("error", [KeyError("inside"), asyncio.CancelledError()], ids=["an error", "a cancellation"])
 def test_a_request_that_fails_is_no_longer_in_flight(error):
     drain, _ = draining(fails=error)
@@ -96,6 +99,7 @@ def test_a_request_that_fails_is_no_longer_in_flight(error):
     )
 
 
+@pytest.mark.task(6)
 def test_a_draining_server_refuses_new_requests_and_says_when_to_retry():
     drain, inner = draining()
     drain.begin()

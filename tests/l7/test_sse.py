@@ -11,14 +11,17 @@ from mini_engine.server.sse import EventStream, event
 from tests.l7.service import read_events
 
 
+@pytest.mark.task(1)
 def test_an_event_is_data_and_an_empty_line():
     assert event("[DONE]") == b"data: [DONE]\n\n", "`data: `, the text, the end of its line, and an empty line"
 
 
+@pytest.mark.task(1)
 def test_an_event_is_utf_8():
     assert event("Zürich 🚲") == "data: Zürich 🚲\n\n".encode(), "server-sent events are always UTF-8"
 
 
+@pytest.mark.task(1)
 @pytest.mark.parametrize("text", ["one\ntwo", "one\r\ntwo", "one\rtwo", "\n", "a\n\nb", "ends with one\n"])
 def test_a_line_break_does_not_end_the_event(text):
     framed = event(text)
@@ -28,6 +31,7 @@ def test_a_line_break_does_not_end_the_event(text):
     assert found == [text.replace("\r\n", "\n").replace("\r", "\n")], f"{text!r} is sent as {framed!r}: {why}"
 
 
+@pytest.mark.task(1)
 @pytest.mark.parametrize("text", ["one\u2028two", "one\x85two", "one\x0btwo", "one\x1ctwo"])
 def test_only_cr_and_lf_break_a_line(text):
     found = read_events(event(text).decode())
@@ -36,6 +40,7 @@ def test_only_cr_and_lf_break_a_line(text):
     )
 
 
+@pytest.mark.task(1)
 @settings(max_examples=50)
 @given(texts=st.lists(st.text(), max_size=4))
 def test_whatever_is_framed_is_read_as_it_was(texts):

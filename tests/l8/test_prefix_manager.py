@@ -116,6 +116,7 @@ def table_of(manager, name, blocks, *names, namespace=None):
 # Admission
 
 
+@pytest.mark.task(7)
 def test_a_request_begins_with_the_blocks_that_are_found():
     manager = by_hand({5: 1, 6: 1}, found=[5, 6])
     assert manager.allocate("a", tokens(1, 2, 3)) == 8, "two blocks of four tokens need not be computed"
@@ -127,6 +128,7 @@ def test_a_request_begins_with_the_blocks_that_are_found():
     assert manager.allocator.counts[5:7] == [2, 2], "the request must hold the blocks it found, alongside the tree"
 
 
+@pytest.mark.task(7)
 def test_what_is_found_is_locked_by_the_same_call():
     manager = by_hand({5: 1}, found=[5])
     manager.allocate("a", tokens(1, 2, 3))
@@ -138,6 +140,7 @@ def test_what_is_found_is_locked_by_the_same_call():
     )
 
 
+@pytest.mark.task(7)
 @pytest.mark.parametrize("length, usable", [(12, 8), (11, 8), (9, 8), (8, 4), (4, 0), (1, 0)])
 def test_the_last_token_is_never_taken_from_the_tree(length, usable):
     manager, prompt = by_hand({5: 1, 6: 1, 7: 1}, found=[5, 6, 7]), tokens(1, 2, 3)[:length]
@@ -147,6 +150,7 @@ def test_the_last_token_is_never_taken_from_the_tree(length, usable):
     )
 
 
+@pytest.mark.task(7)
 def test_the_table_s_key_has_all_whole_blocks_of_the_prompt():
     manager = by_hand({5: 1}, found=[5])
     for name, length in (("a", 12), ("b", 14)):
@@ -160,6 +164,7 @@ def test_the_table_s_key_has_all_whole_blocks_of_the_prompt():
         assert table.shared.num_stored == 1, "the tree has one of these blocks"
 
 
+@pytest.mark.task(7)
 def test_a_request_looks_only_in_its_namespace():
     manager = by_hand({})
     manager.allocate("a", tokens(1, 2), "ours")
@@ -169,6 +174,7 @@ def test_a_request_looks_only_in_its_namespace():
     assert manager.tables["a"].shared.namespace == "ours", "the table stores under the same namespace later"
 
 
+@pytest.mark.task(7)
 def test_an_admission_is_counted():
     manager = by_hand({5: 1, 6: 1}, found=[5, 6])
     manager.allocate("a", tokens(1, 2, 3))
@@ -323,6 +329,7 @@ def test_a_request_that_failed_leaves_nothing_new():
     assert contents(manager.prefixes.tree) == {} and manager.blocks_by_state == BlocksByState(12, 0, 0)
 
 
+@pytest.mark.task(8)
 def test_duplicates_are_given_back_and_the_table_points_at_what_the_tree_has():
     manager = by_hand({5: 1, 6: 1, 7: 1, 8: 1}, stored=[5, 6])
     table = table_of(manager, "b", [7, 8], 1, 2)
@@ -333,6 +340,7 @@ def test_duplicates_are_given_back_and_the_table_points_at_what_the_tree_has():
     assert set(manager.allocator.free_blocks) >= {7, 8}
 
 
+@pytest.mark.task(8)
 def test_only_duplicates_are_replaced():
     manager = by_hand({5: 1, 6: 1, 7: 1}, stored=[5, 6])
     table = table_of(manager, "b", [7, 6], 1, 2)
@@ -342,6 +350,7 @@ def test_only_duplicates_are_replaced():
     )
 
 
+@pytest.mark.task(8)
 def test_a_store_without_duplicates_keeps_the_table_s_blocks():
     manager = by_hand({7: 1, 8: 1})
     table = table_of(manager, "b", [7, 8], 1, 2)
@@ -355,6 +364,7 @@ def test_a_store_without_duplicates_keeps_the_table_s_blocks():
     )
 
 
+@pytest.mark.task(8)
 def test_only_the_first_blocks_are_stored():
     manager = by_hand({6: 1, 7: 1, 8: 1})
     table = table_of(manager, "b", [6, 7, 8], 1, 2, 3, namespace="ours")
@@ -367,6 +377,7 @@ def test_only_the_first_blocks_are_stored():
     )
 
 
+@pytest.mark.task(8)
 def test_the_new_path_is_locked_before_the_old_one_is_unlocked():
     manager = by_hand({5: 2, 8: 1}, found=[5], stored=[5, 8])
     table = table_of(manager, "b", [5, 8], 1, 2)
@@ -378,6 +389,7 @@ def test_the_new_path_is_locked_before_the_old_one_is_unlocked():
     )
 
 
+@pytest.mark.task(8)
 def test_what_the_tree_has_no_room_for_is_not_tried_again():
     manager = by_hand({5: 1, 7: 1, 8: 1}, stored=[5])
     table = table_of(manager, "b", [7, 8], 1, 2)

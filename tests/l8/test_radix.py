@@ -32,6 +32,7 @@ class Holder:
 # Nodes
 
 
+@pytest.mark.task(2)
 def test_a_split_keeps_tokens_and_blocks_in_order():
     tree, trunk, *_ = small_tree()
     upper = trunk.split(1, tree.width)
@@ -48,6 +49,7 @@ def test_a_split_keeps_tokens_and_blocks_in_order():
     assert len(trunk.children) == 2, "the node's children stay below its lower part"
 
 
+@pytest.mark.task(2)
 def test_a_split_of_a_locked_node_keeps_both_halves_locked():
     tree, trunk, *_ = small_tree()
     trunk.locks, trunk.queued = 2, True
@@ -56,23 +58,7 @@ def test_a_split_of_a_locked_node_keeps_both_halves_locked():
     assert (upper.queued, trunk.queued) == (False, True), "the eviction queue has an entry for the lower half only"
 
 
-def test_a_split_keeps_the_namespace():
-    tree = RadixTree(SIZE)
-    node = hang(tree, tree.root, (1, 2), (5, 6), namespace="ours")
-    upper = node.split(1, tree.width)
-    assert (upper.label, node.label) == (("ours", key_of(tokens(1))), ("ours", key_of(tokens(2)))), (
-        "a label is (namespace, the tokens of the first block), and both halves stay in their namespace"
-    )
-
-
-def test_the_root_cannot_be_split():
-    tree, *_ = small_tree()
-    children = dict(tree.root.children)
-    with refused("split must raise ValueError: the root has no edge to split"):
-        tree.root.split(0, tree.width)
-    assert tree.root.children == children and tree.root.parent is None, "a refused split must change nothing"
-
-
+@pytest.mark.task(2)
 def test_after_a_split_the_lower_half_is_the_same_node():
     tree, trunk, leaf, _ = small_tree()
     trunk.split(1, tree.width)
@@ -80,6 +66,7 @@ def test_after_a_split_the_lower_half_is_the_same_node():
     assert leaf.parent is trunk, "the lower half must be the node that requests already refer to"
 
 
+@pytest.mark.task(2)
 def test_a_split_keeps_the_age_of_the_lower_part():
     tree, trunk, *_ = small_tree()
     trunk.last_used, trunk.created, trunk.num_hits = 7, 2, 3
@@ -90,9 +77,29 @@ def test_a_split_keeps_the_age_of_the_lower_part():
     )
 
 
+@pytest.mark.task(2)
+def test_a_split_keeps_the_namespace():
+    tree = RadixTree(SIZE)
+    node = hang(tree, tree.root, (1, 2), (5, 6), namespace="ours")
+    upper = node.split(1, tree.width)
+    assert (upper.label, node.label) == (("ours", key_of(tokens(1))), ("ours", key_of(tokens(2)))), (
+        "a label is (namespace, the tokens of the first block), and both halves stay in their namespace"
+    )
+
+
+@pytest.mark.task(2)
+def test_the_root_cannot_be_split():
+    tree, *_ = small_tree()
+    children = dict(tree.root.children)
+    with refused("split must raise ValueError: the root has no edge to split"):
+        tree.root.split(0, tree.width)
+    assert tree.root.children == children and tree.root.parent is None, "a refused split must change nothing"
+
+
 # Matching
 
 
+@pytest.mark.task(4)
 @pytest.mark.parametrize(
     "names, blocks",
     [((1, 2, 3), [5, 6, 7]), ((1, 2, 3, 4), [5, 6, 7, 8]), ((1, 2, 3, 9, 4), [5, 6, 7, 2]), ((7, 1), []), ((), [])],
@@ -106,6 +113,27 @@ def test_match_finds_the_longest_stored_prefix(names, blocks):
     check_shape(tree)
 
 
+@pytest.mark.task(4)
+def test_a_match_makes_the_whole_path_the_most_recently_used():
+    tree, trunk, leaf, other = small_tree()
+    tree.match(tokens(1, 2, 3, 9))
+    is_fresh = [node.last_used == tree.now for node in (trunk, leaf, other)]
+    assert is_fresh == [True, False, True], "all nodes of the path were used now, and no others"
+
+
+@pytest.mark.task(4)
+def test_lookups_are_counted():
+    tree, *_ = small_tree()
+    assert tree.stats.hit_rate == 0, "no lookups yet"
+    tree.match(tokens(1, 2, 3, 7))
+    tree.match(tokens(7))
+    stats = tree.stats
+    assert (stats.num_lookups, stats.num_hits) == (2, 1), "both lookups count, the one that found nothing too"
+    assert (stats.asked_tokens, stats.found_tokens) == (20, 12), "stats count tokens: 16 + 4 asked for, 12 found"
+    assert stats.hit_rate == 0.6
+
+
+@pytest.mark.task(4)
 def test_a_match_stays_in_its_namespace():
     tree = RadixTree(SIZE)
     hang(tree, tree.root, (1, 2), (5, 6), namespace="ours")
@@ -123,6 +151,7 @@ def with_simple_locks(tree):
     tree.lock = lock
 
 
+@pytest.mark.task(4)
 @pytest.mark.parametrize("lock", [True, False])
 def test_a_match_locks_what_it_found_if_asked_to(lock):
     tree, trunk, leaf, other = small_tree()
@@ -131,20 +160,6 @@ def test_a_match_locks_what_it_found_if_asked_to(lock):
     assert (trunk.locks, leaf.locks, other.locks) == (lock, lock, 0), (
         "with lock=True, match must lock the node where the prefix ends, once; without, nothing"
     )
-
-
-def test_what_another_thread_evicted_meanwhile_is_not_matched():
-    tree, trunk, leaf, _ = small_tree()
-
-    def other_thread():
-        del trunk.children[leaf.label]
-        leaf.parent = None
-
-    tree.mutex = Contended(other_thread)
-    assert tree.match(tokens(1, 2, 3, 4)).blocks == [5, 6, 7], (
-        "another thread evicted block 8 while this call waited for self.mutex: search under the mutex"
-    )
-    assert not tree.mutex.is_held
 
 
 @pytest.mark.parametrize("extra", [0, 1, 3])
@@ -217,13 +232,7 @@ def test_namespaces_share_nothing():
     assert tree.match(tokens(1, 2), namespace="two").blocks == [7, 8]
 
 
-def test_a_match_makes_the_whole_path_the_most_recently_used():
-    tree, trunk, leaf, other = small_tree()
-    tree.match(tokens(1, 2, 3, 9))
-    is_fresh = [node.last_used == tree.now for node in (trunk, leaf, other)]
-    assert is_fresh == [True, False, True], "all nodes of the path were used now, and no others"
-
-
+@pytest.mark.task(4)
 def test_a_match_counts_a_hit_on_every_node_of_the_path():
     tree, trunk, leaf, other = small_tree()
     tree.match(tokens(1, 2, 3, 4))
@@ -258,21 +267,26 @@ def test_peek_counts_how_many_of_the_blocks_it_finds_are_evictable():
     assert tree.peek(whole) == (16, 0)
 
 
-def test_lookups_are_counted():
-    tree, *_ = small_tree()
-    assert tree.stats.hit_rate == 0, "no lookups yet"
-    tree.match(tokens(1, 2, 3, 7))
-    tree.match(tokens(7))
-    stats = tree.stats
-    assert (stats.num_lookups, stats.num_hits) == (2, 1), "both lookups count, the one that found nothing too"
-    assert (stats.asked_tokens, stats.found_tokens) == (20, 12), "stats count tokens: 16 + 4 asked for, 12 found"
-    assert stats.hit_rate == 0.6
-
-
+@pytest.mark.task(4)
 def test_a_lookup_counts_tokens_that_fill_no_block():
     tree, *_ = small_tree()
     tree.match([*tokens(1, 2, 3), 99, 98])
     assert (tree.stats.asked_tokens, tree.stats.found_tokens) == (14, 12), "14 tokens were asked for, 12 found"
+
+
+@pytest.mark.task(4)
+def test_what_another_thread_evicted_meanwhile_is_not_matched():
+    tree, trunk, leaf, _ = small_tree()
+
+    def other_thread():
+        del trunk.children[leaf.label]
+        leaf.parent = None
+
+    tree.mutex = Contended(other_thread)
+    assert tree.match(tokens(1, 2, 3, 4)).blocks == [5, 6, 7], (
+        "another thread evicted block 8 while this call waited for self.mutex: search under the mutex"
+    )
+    assert not tree.mutex.is_held
 
 
 # Inserting
@@ -285,6 +299,7 @@ def check_shape(tree):
     check_tree(tree)
 
 
+@pytest.mark.task(5)
 def test_insert_stores_what_is_new_behind_what_is_there():
     holder = Holder()
     tree, trunk, *_ = small_tree(holder=holder)
@@ -297,6 +312,7 @@ def test_insert_stores_what_is_new_behind_what_is_there():
     check_shape(tree)
 
 
+@pytest.mark.task(5)
 def test_insert_into_an_empty_tree():
     tree = RadixTree(SIZE)
     stored = tree.insert(tokens(1, 2), [5, 6])
@@ -305,6 +321,29 @@ def test_insert_into_an_empty_tree():
     check_tree(tree)
 
 
+@pytest.mark.task(5)
+def test_insert_of_what_is_there_keeps_the_blocks_of_the_tree():
+    holder = Holder()
+    tree, *_ = small_tree(holder=holder)
+    stored = tree.insert(tokens(1, 2, 3, 4), [11, 12, 13, 14])
+    assert stored.blocks == [5, 6, 7, 8], (
+        "the caller must learn which blocks the tree has, to use them instead of its own"
+    )
+    assert holder.shared == [] and holder.freed == [] and tree.num_blocks == 5, (
+        "nothing new was stored, so the tree shares nothing; freeing the duplicates is up to the caller"
+    )
+
+
+@pytest.mark.task(5)
+@pytest.mark.parametrize("count, blocks", [(8, [5]), (7, [5, 6]), (8, [5, 6, 7])])
+def test_tokens_that_do_not_fill_the_blocks_are_refused(count, blocks):
+    tree = RadixTree(SIZE)
+    with refused(f"insert must raise ValueError: {count} tokens do not fill {len(blocks)} blocks of {SIZE}"):
+        tree.insert(list(range(count)), blocks)
+    assert tree.num_blocks == 0 and not tree.root.children, "a refused insertion must store nothing"
+
+
+@pytest.mark.task(5)
 def test_insert_stores_under_a_namespace():
     tree = RadixTree(SIZE)
     for number, namespace in enumerate(["ours", "theirs"]):
@@ -315,6 +354,7 @@ def test_insert_stores_under_a_namespace():
     )
 
 
+@pytest.mark.task(5)
 @pytest.mark.parametrize("names", [(1, 2, 3, 6), (1, 2, 3, 4)], ids=["a new node", "a node that is there"])
 def test_insert_locks_what_it_stored_if_asked_to(names):
     tree, trunk, *_ = small_tree()
@@ -324,6 +364,7 @@ def test_insert_locks_what_it_stored_if_asked_to(names):
     assert tree.insert(tokens(1, 2, 3, 9), [5, 6, 7, 2]).node.locks == 0, "without lock=True, it must lock nothing"
 
 
+@pytest.mark.task(5)
 def test_insert_notes_when_a_node_was_created_and_used():
     tree, trunk, *_ = small_tree()
     first = tree.insert(tokens(1, 2, 3, 6), [5, 6, 7, 11]).node
@@ -332,6 +373,7 @@ def test_insert_notes_when_a_node_was_created_and_used():
     assert trunk.last_used == first.last_used < second.last_used, "an insertion uses the whole path, like a match"
 
 
+@pytest.mark.task(5)
 def test_without_room_insert_leaves_the_end_out():
     holder = Holder()
     tree, *_ = small_tree(holder=holder)
@@ -345,6 +387,7 @@ def test_without_room_insert_leaves_the_end_out():
     check_shape(tree)
 
 
+@pytest.mark.task(5)
 def test_what_another_thread_inserted_meanwhile_is_kept():
     tree, trunk, *_ = small_tree(holder=(holder := Holder()))
     tree.mutex = Contended(lambda: hang(tree, trunk, (6,), (11,)))
@@ -352,26 +395,6 @@ def test_what_another_thread_inserted_meanwhile_is_kept():
         "another thread stored block 11 while this call waited for self.mutex: search under the mutex"
     )
     assert not tree.mutex.is_held
-
-
-def test_insert_of_what_is_there_keeps_the_blocks_of_the_tree():
-    holder = Holder()
-    tree, *_ = small_tree(holder=holder)
-    stored = tree.insert(tokens(1, 2, 3, 4), [11, 12, 13, 14])
-    assert stored.blocks == [5, 6, 7, 8], (
-        "the caller must learn which blocks the tree has, to use them instead of its own"
-    )
-    assert holder.shared == [] and holder.freed == [] and tree.num_blocks == 5, (
-        "nothing new was stored, so the tree shares nothing; freeing the duplicates is up to the caller"
-    )
-
-
-@pytest.mark.parametrize("count, blocks", [(8, [5]), (7, [5, 6]), (8, [5, 6, 7])])
-def test_tokens_that_do_not_fill_the_blocks_are_refused(count, blocks):
-    tree = RadixTree(SIZE)
-    with refused(f"insert must raise ValueError: {count} tokens do not fill {len(blocks)} blocks of {SIZE}"):
-        tree.insert(list(range(count)), blocks)
-    assert tree.num_blocks == 0 and not tree.root.children, "a refused insertion must store nothing"
 
 
 @pytest.mark.parametrize(
@@ -419,6 +442,7 @@ def test_room_for_a_prefix_is_never_made_by_evicting_its_own_beginning():
 # Locks
 
 
+@pytest.mark.task(3)
 def test_a_lock_counts_on_the_whole_path():
     tree, trunk, leaf, other = small_tree()
     tree.lock(leaf)
@@ -430,6 +454,7 @@ def test_a_lock_counts_on_the_whole_path():
     assert (trunk.locks, tree.num_protected, tree.num_evictable) == (3, 5, 0), "the trunk is protected once, not twice"
 
 
+@pytest.mark.task(3)
 def test_unlock_takes_back_one_lock():
     tree, trunk, leaf, other = small_tree()
     trunk.locks, leaf.locks, other.locks, tree.num_protected = 3, 2, 1, 5
@@ -444,6 +469,7 @@ def test_unlock_takes_back_one_lock():
     assert leaf.queued and other.queued, "leaves that are unlocked may be evicted, so they must be in the queue"
 
 
+@pytest.mark.task(3)
 def test_one_unlock_too_many_is_refused():
     tree, trunk, leaf, _ = small_tree()
     trunk.locks, tree.num_protected = 1, 3  # another request ends at the trunk
@@ -452,6 +478,7 @@ def test_one_unlock_too_many_is_refused():
     assert (trunk.locks, leaf.locks, tree.num_protected) == (1, 0, 3), "a refused unlock must change no count"
 
 
+@pytest.mark.task(3)
 def test_an_evicted_node_cannot_be_locked():
     tree, trunk, leaf, _ = small_tree()
     del trunk.children[leaf.label]
@@ -461,6 +488,7 @@ def test_an_evicted_node_cannot_be_locked():
     assert (trunk.locks, leaf.locks, tree.num_protected) == (0, 0, 0), "a refused lock must change no count"
 
 
+@pytest.mark.task(3)
 def test_the_root_needs_no_lock():
     tree, trunk, *_ = small_tree()
     tree.lock(tree.root)
@@ -469,6 +497,7 @@ def test_the_root_needs_no_lock():
     assert (trunk.locks, tree.num_protected) == (0, 0)
 
 
+@pytest.mark.task(3)
 def test_a_node_that_another_thread_evicted_meanwhile_is_not_locked():
     tree, trunk, leaf, _ = small_tree()
 
@@ -482,6 +511,7 @@ def test_a_node_that_another_thread_evicted_meanwhile_is_not_locked():
     assert not tree.mutex.is_held
 
 
+@pytest.mark.task(3)
 def test_a_lock_that_another_thread_took_back_meanwhile_is_not_taken_back_again():
     tree, trunk, leaf, _ = small_tree()
     trunk.locks, leaf.locks, tree.num_protected = 1, 1, 4
@@ -548,6 +578,7 @@ def queued(tree, *leaves):
     return tree
 
 
+@pytest.mark.task(6)
 def test_the_least_recently_used_leaf_goes_first():
     tree, _, leaf, other = small_tree(holder=(holder := Holder()))
     queued(tree, leaf, other)
@@ -558,6 +589,28 @@ def test_the_least_recently_used_leaf_goes_first():
     assert (holder.freed, tree.num_evicted) == ([2, 8], 2), "num_evicted counts the blocks of all calls"
 
 
+@pytest.mark.task(6)
+def test_a_parent_goes_only_after_its_children_and_from_its_end():
+    tree, trunk, leaf, other = small_tree()
+    trunk.last_used = 0
+    queued(tree, leaf, other)
+    assert tree.evict(3) == [2, 8, 7], "leaves first, though the trunk is older; then the trunk's tail"
+    assert trunk.blocks == [5, 6] and trunk.key == key_of(tokens(1, 2)), "tokens and blocks are cut together"
+    assert tree.evict(9) == [6, 5] and not tree.root.children and tree.num_blocks == 0, "asked for more, all must go"
+
+
+@pytest.mark.task(6)
+def test_nothing_locked_is_evicted():
+    tree, trunk, leaf, other = small_tree()
+    queued(tree, leaf, other)
+    leaf.locks = trunk.locks = 1
+    tree.num_protected = 4
+    assert tree.evict(9) == [2], "block 8 and all above it are in use"
+    assert tree.num_evictable == 0
+    assert tree.evict(9) == []
+
+
+@pytest.mark.task(6)
 @pytest.mark.parametrize("count", [0, -3])
 def test_evict_without_need_takes_nothing(count):
     tree, _, leaf, other = small_tree(holder=(holder := Holder()))
@@ -566,6 +619,7 @@ def test_evict_without_need_takes_nothing(count):
     assert tree.evict(2) == [2, 8], "and the queue must still have every leaf"
 
 
+@pytest.mark.task(6)
 def test_evict_cuts_no_more_than_it_needs_from_a_leaf():
     tree = RadixTree(SIZE)
     node = hang(tree, tree.root, (1, 2, 3), (5, 6, 7))
@@ -574,6 +628,7 @@ def test_evict_cuts_no_more_than_it_needs_from_a_leaf():
     assert tree.evict(9) == [5], "what is left of a leaf must stay evictable, and evict returns what there is"
 
 
+@pytest.mark.task(6)
 def test_blocks_that_another_thread_evicted_meanwhile_are_not_evicted_again():
     tree, trunk, leaf, other = small_tree(holder=(holder := Holder()))
     queued(tree, leaf, other)
@@ -587,25 +642,6 @@ def test_blocks_that_another_thread_evicted_meanwhile_are_not_evicted_again():
         "another thread evicted block 2 while this call waited for self.mutex: pop under the mutex"
     )
     assert not tree.mutex.is_held
-
-
-def test_a_parent_goes_only_after_its_children_and_from_its_end():
-    tree, trunk, leaf, other = small_tree()
-    trunk.last_used = 0
-    queued(tree, leaf, other)
-    assert tree.evict(3) == [2, 8, 7], "leaves first, though the trunk is older; then the trunk's tail"
-    assert trunk.blocks == [5, 6] and trunk.key == key_of(tokens(1, 2)), "tokens and blocks are cut together"
-    assert tree.evict(9) == [6, 5] and not tree.root.children and tree.num_blocks == 0, "asked for more, all must go"
-
-
-def test_nothing_locked_is_evicted():
-    tree, trunk, leaf, other = small_tree()
-    queued(tree, leaf, other)
-    leaf.locks = trunk.locks = 1
-    tree.num_protected = 4
-    assert tree.evict(9) == [2], "block 8 and all above it are in use"
-    assert tree.num_evictable == 0
-    assert tree.evict(9) == []
 
 
 def test_a_prefix_found_after_it_was_queued_is_not_the_next_to_go():

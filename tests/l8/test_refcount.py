@@ -32,6 +32,7 @@ def test_a_block_that_is_handed_out_has_one_holder():
     assert [allocator.counts[block] for block in blocks] == [1, 1, 1]
 
 
+@pytest.mark.task(1)
 def test_a_shared_block_is_free_only_when_its_last_holder_frees_it():
     allocator = holding({3: 2})
     allocator.free([3])
@@ -40,6 +41,7 @@ def test_a_shared_block_is_free_only_when_its_last_holder_frees_it():
     assert 3 in allocator.free_blocks and allocator.counts[3] == 0, "block 3 has no holders left: it must be free"
 
 
+@pytest.mark.task(1)
 def test_freeing_several_blocks_frees_those_without_other_holders():
     allocator = holding({3: 2, 4: 1, 5: 3})
     allocator.free([3, 4, 5])
@@ -48,13 +50,7 @@ def test_freeing_several_blocks_frees_those_without_other_holders():
     assert sorted(allocator.free_blocks) == [1, 2, 4, 6, 7], "a block without holders is free, and is so exactly once"
 
 
-def test_freeing_no_blocks_changes_nothing():
-    allocator = holding({3: 2})
-    before = books(allocator)
-    allocator.free([])
-    assert books(allocator) == before, "no block was named, so none may change"
-
-
+@pytest.mark.task(1)
 @pytest.mark.parametrize(
     "blocks",
     [
@@ -70,6 +66,14 @@ def test_what_cannot_be_freed_is_refused_and_changes_no_count(blocks):
     with refused(f"free({blocks}) must raise ValueError: only block 3 is held, and a holder frees a block once"):
         allocator.free(blocks)
     assert books(allocator) == before, "a refused call must change no count: check all blocks before changing any"
+
+
+@pytest.mark.task(1)
+def test_freeing_no_blocks_changes_nothing():
+    allocator = holding({3: 2})
+    before = books(allocator)
+    allocator.free([])
+    assert books(allocator) == before, "no block was named, so none may change"
 
 
 @pytest.mark.parametrize("blocks", [[3, 6], [0], [99]])
@@ -97,6 +101,7 @@ class Guarded(list):
         super().extend(blocks)
 
 
+@pytest.mark.task(1)
 def test_counts_and_free_list_change_only_under_the_mutex():
     allocator = holding({3: 2, 4: 1})
     allocator.mutex = Contended()
@@ -106,6 +111,7 @@ def test_counts_and_free_list_change_only_under_the_mutex():
     assert not allocator.mutex.is_held, "free must release self.mutex, or the next call waits for ever"
 
 
+@pytest.mark.task(1)
 def test_what_another_thread_freed_meanwhile_is_refused():
     allocator = holding({3: 1})
 
@@ -131,6 +137,7 @@ class Dawdling(list):
         return found
 
 
+@pytest.mark.task(1)
 @pytest.mark.skipif(sys.platform == "emscripten", reason="a page has no threads; check it in a terminal")
 def test_threads_that_share_and_free_leave_every_count_right():
     allocator = RefCountedAllocator(64, 4)

@@ -350,15 +350,3 @@ def test_a_model_is_made_fast_once():
     assert speed_up(fast) is fast
     assert type(model) is Qwen3ForCausalLM, "the caller's object must keep its class"
     assert (fast.dtype, fast.device.type) == (torch.float32, "cpu")
-
-
-def test_float16_takes_the_torch_backend(capfd):
-    model = load_model(checkpoint(FAMILY), torch.float16)
-    with pytest.raises(UserError, match="float32 or bfloat16"):
-        speed_up(model, "packed")
-    model = speed_up(model)
-    ids = torch.tensor(some_ids(9, model.config.vocab_size))
-    with torch.inference_mode():
-        got = model(ids, NoCache(), Recompute().plan(ids.tolist()))
-    assert got.dtype == torch.float16 and got.isfinite().all()
-    assert "Using torch's" in capfd.readouterr().err

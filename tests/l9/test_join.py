@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.errors import UserError
+from mini_engine.kv.no_cache import NoCache, Recompute
+from mini_engine.layers import speed_up
 from mini_engine.layers.torch_layers import TorchLinear, join
+from tests.support import checkpoint, some_ids
+
+pytestmark = pytest.mark.task(2)
 
 
 def linears_of(*outputs, inputs=6, bias=False, dtype=torch.float32):
@@ -57,3 +64,15 @@ def test_the_weights_that_were_joined_are_released(outputs):
         "and every matrix is in memory twice. Take linear.weight away from it"
     )
     assert joined.weight.numel() == 6 * sum(outputs), "the joined layer must have a weight of its own"
+
+
+def test_float16_takes_the_torch_backend(capfd):
+    model = load_model(checkpoint("two, tied, wide heads"), torch.float16)
+    with pytest.raises(UserError, match="float32 or bfloat16"):
+        speed_up(model, "packed")
+    model = speed_up(model)
+    ids = torch.tensor(some_ids(9, model.config.vocab_size))
+    with torch.inference_mode():
+        got = model(ids, NoCache(), Recompute().plan(ids.tolist()))
+    assert got.dtype == torch.float16 and got.isfinite().all()
+    assert "Using torch's" in capfd.readouterr().err

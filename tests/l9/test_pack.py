@@ -51,6 +51,7 @@ class Allocations(TorchDispatchMode):
 # Writing
 
 
+@pytest.mark.task(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outputs, inputs", SHAPES)
 def test_every_weight_lies_where_the_layout_says(outputs, inputs, dtype):
@@ -73,6 +74,7 @@ def test_every_weight_lies_where_the_layout_says(outputs, inputs, dtype):
         assert not words[inputs:].any(), "padding must be zero: it is multiplied into the sums"
 
 
+@pytest.mark.task(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_whole_tiles_are_packed_in_place(dtype):
     weight = torch.randn(64, 32).to(dtype)
@@ -80,6 +82,7 @@ def test_whole_tiles_are_packed_in_place(dtype):
     assert PackedWeight(weight).tiles.data_ptr() == place, "a second copy of the weights is a second model in memory"
 
 
+@pytest.mark.task(1)
 @pytest.mark.parametrize("shared", [True, False], ids=["the same memory", "other memory"])
 def test_rows_become_tiles_in_the_same_memory_or_in_other(shared, monkeypatch):
     monkeypatch.setattr(pack, "PIECE_BYTES", 2 * TILE * 6 * 4)  # two tiles at a time, of five
@@ -95,6 +98,7 @@ def test_rows_become_tiles_in_the_same_memory_or_in_other(shared, monkeypatch):
         assert torch.equal(rows.flatten(), numbers), "the rows are only read"
 
 
+@pytest.mark.task(1)
 @pytest.mark.parametrize("piece", [1, 3], ids=["smaller than a tile", "three tiles"])
 def test_packing_copies_a_piece_at_a_time(piece, monkeypatch):
     tile = TILE * 6 * 4
@@ -108,6 +112,7 @@ def test_packing_copies_a_piece_at_a_time(piece, monkeypatch):
     )
 
 
+@pytest.mark.task(1)
 def test_packing_moves_bits_and_does_not_round_them():
     rows = torch.arange(2 * TILE * 3 * 2, dtype=torch.int16).view(torch.bfloat16).view(2, TILE, 3, 2)
     rows[0, 0, 0] = torch.tensor([float("nan"), float("-inf")])
@@ -120,6 +125,7 @@ def test_packing_moves_bits_and_does_not_round_them():
 # Reading
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outputs, inputs", SHAPES)
 def test_rows_come_back_out_of_the_tiles(outputs, inputs, dtype):
@@ -133,6 +139,7 @@ def test_rows_come_back_out_of_the_tiles(outputs, inputs, dtype):
     assert got.is_contiguous(), "the layers read the rows by their address, so they must be contiguous"
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_ids_give_no_rows(dtype):
     got = packed_by_hand(weight_of(33, 51, dtype)).rows(torch.tensor([], dtype=torch.int64))
@@ -142,6 +149,7 @@ def test_no_ids_give_no_rows(dtype):
 PADDING = "lies inside the padding of the last tile"
 
 
+@pytest.mark.task(3)
 @pytest.mark.parametrize(
     "ids, why",
     [
@@ -158,6 +166,7 @@ def test_a_row_outside_the_weight_is_refused(ids, why):
         packed.rows(torch.tensor(ids))
 
 
+@pytest.mark.task(3)
 def test_a_row_is_read_without_unpacking_the_weight():
     weight = weight_of(40 * TILE, 6, torch.float32)
     packed = packed_by_hand(weight)

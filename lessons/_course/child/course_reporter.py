@@ -1,7 +1,7 @@
 """Course machinery. A pytest plugin: logs events as JSON lines, orders the tests, and stops those that do not finish.
 
-KV_COURSE_ORDER is a JSON list of groups of tests, run in this order; `*` stands for all that no group names. Tests in
-no group do not run.
+KV_COURSE_ORDER is a JSON list of tasks, whose tests run in this order, and no others; null stands for the tests of no
+task. Without it, all tests run, as they are collected.
 """
 
 import faulthandler
@@ -30,10 +30,10 @@ MOST_OUTPUT = 2000
 class Reporter:
     """The plugin: writes one line per event, flushed, so that `check` can follow along."""
 
-    def __init__(self, path: str, seconds: float, groups: list[list[str]]) -> None:
+    def __init__(self, path: str, seconds: float, order: list[int | None]) -> None:
         self.path = path
         self.seconds = seconds
-        self.groups = groups
+        self.order = order
         self.hangs = 0
         self.seen: LastSides | None = None
         self.experiments = Experiments()
@@ -70,9 +70,8 @@ class Reporter:
 
             self.is_experiment, seconds, self.seconds = True, self.seconds, AFTER_A_HANG_SECONDS
             try:
-                owns = lambda swap: any(is_named(item.nodeid, name) for name in swap.tests)  # noqa: E731
                 with as_found(item):
-                    cause = self.experiments.cause_of(owns, passes)
+                    cause = self.experiments.cause_of(task_of(item), passes)
             finally:
                 self.is_experiment, self.seconds = False, seconds
             if cause:
@@ -92,14 +91,13 @@ class Reporter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items) -> None:
-        if self.groups:
-            ordered = in_order(items, self.groups)
-            left = set(items) - set(ordered)
-            config.hook.pytest_deselected(items=[item for item in items if item in left])
-            items[:] = ordered
+        if self.order:
+            config.hook.pytest_deselected(items=[item for item in items if task_of(item) not in self.order])
+            chosen = [item for item in items if task_of(item) in self.order]
+            items[:] = sorted(chosen, key=lambda item: self.order.index(task_of(item)))
 
     def pytest_collection_finish(self, session) -> None:
-        self.write("collected", tests=[item.nodeid for item in session.items], seconds=process_time())
+        self.write("collected", tests={item.nodeid: task_of(item) for item in session.items}, seconds=process_time())
 
     def pytest_runtest_logstart(self, nodeid: str, location) -> None:
         self.write("start", test=nodeid)
@@ -144,19 +142,10 @@ class Reporter:
         self.write("end", exit=int(exitstatus), unused=unused)
 
 
-def in_order(items: list, groups: list[list[str]]) -> list:
-    """Return the items of the groups, group by group; within a group in the order of the names."""
-    ordered, left = [], list(items)
-    for group in groups:
-        for name in group:
-            ordered += [item for item in left if name == "*" or is_named(item.nodeid, name)]
-            left = [item for item in left if name != "*" and not is_named(item.nodeid, name)]
-    return ordered
-
-
-def is_named(nodeid: str, name: str) -> bool:
-    """Whether `name`, as in lesson.toml, is this test, its unparametrized name, or its file, class or folder."""
-    return nodeid == name or nodeid.startswith((name + "[", name + "::", name + "/"))
+def task_of(item) -> int | None:
+    """Return the number of the task that a test is marked with: `@pytest.mark.task(3)`."""
+    mark = item.get_closest_marker("task")
+    return mark.args[0] if mark else None
 
 
 def skip_reason(report) -> str:
@@ -169,5 +158,5 @@ def pytest_configure(config) -> None:
     if path and not hasattr(config, "workerinput"):
         if LAST_SECONDS in os.environ:  # so that this process ends even if `check` itself is killed
             faulthandler.dump_traceback_later(float(os.environ[LAST_SECONDS]), exit=True)
-        seconds, groups = float(os.environ.get(TEST_SECONDS, "15")), json.loads(os.environ.get(ORDER, "[]"))
-        config.pluginmanager.register(Reporter(str(Path(path)), seconds, groups), "course-reporter")
+        seconds, order = float(os.environ.get(TEST_SECONDS, "15")), json.loads(os.environ.get(ORDER, "[]"))
+        config.pluginmanager.register(Reporter(str(Path(path)), seconds, order), "course-reporter")

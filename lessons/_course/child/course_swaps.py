@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
@@ -23,13 +23,12 @@ MOST_SECONDS = 4.0  # of processor time, for all experiments of a check together
 
 @dataclass(frozen=True)
 class Swap:
-    """A function that can be exchanged. file: the reference's. tests: those of its task, named as in lesson.toml."""
+    """A function that can be exchanged. file: the reference's."""
 
     task: int
     symbol: str
     module: str
     file: str
-    tests: Sequence[str]
 
     @contextlib.contextmanager
     def done(self) -> Iterator[bool]:
@@ -52,14 +51,14 @@ class Experiments:
         self.swaps = [Swap(**fields) for fields in json.loads(os.environ.get(SWAPS, "[]"))]
         self.left = MOST_SECONDS
 
-    def cause_of(self, owns: Callable[[Swap], bool], passes: Callable[[], bool]) -> Swap | None:
+    def cause_of(self, task: int | None, passes: Callable[[], bool]) -> Swap | None:
         """Return the first swap with which the test passes: those of its own task first, then task by task.
 
         Args:
-            owns: whether the test belongs to a swap's task.
+            task: the test's own, if any.
             passes: runs the test again.
         """
-        for swap in sorted(self.swaps, key=lambda swap: not owns(swap)):
+        for swap in sorted(self.swaps, key=lambda swap: swap.task != task):
             if self.left <= 0:
                 return None
             begun = process_time()
