@@ -63,7 +63,7 @@ CASES = {
     "assert dict(a=1) is dict(a=1)": (None, ("{'a': 1}", "the same object, not another one that is equal"), []),
     "assert one == 1 and most == 2, 'b'": ("b", ("3", "2"), []),
     "assert not seats.free": ("this does not hold: `not seats.free`.", ("", ""), []),
-    "assert False": ("a test expects something else at test_seats.py:", ("", ""), []),
+    "assert False": ("a test expects something else at test_cases.py:", ("", ""), []),
     "raise AssertionError('no seat')": ("no seat", ("", ""), []),
     "pytest.fail('no seat')": ("no seat", ("", ""), []),
     "assert [1] * 50 == [0] * 50": ("`[1] * 50` is not what the test expects.", None, ["At index 0: 1, expected 0"]),
@@ -141,9 +141,9 @@ def failures(tmp_path_factory) -> dict[str, TestResult]:
     """Run every case once, in one pytest under `check`; return the results by the test's body."""
     toy = Toy(tmp_path_factory.mktemp("toy"))
     tests = [f"def test_{i}():\n    " + body.replace("\n", "\n    ") for i, body in enumerate(CASES)]
-    (toy.places.root / "tests/l0/test_seats.py").write_text("\n\n\n".join([ABOVE, *tests]) + "\n", encoding="utf-8")
+    (toy.places.root / "tests/l0/test_cases.py").write_text("\n\n\n".join([ABOVE, *tests]) + "\n", encoding="utf-8")
     toy.write(1, 2, 3)
-    report = Check(toy.lesson, toy.places, launch=warm_launch()).run()
+    report = Check(toy.lesson, toy.places, launch=warm_launch(), only=["tests/l0/test_cases.py"]).run()
     assert len(report.results) == len(CASES), report.trouble
     return dict(zip(CASES, report.results, strict=True))
 
