@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from scripts.traces.sharing import MANAGER, SPLIT, TREE, below, letters_of, watch_evictions
 from scripts.traces.tape import Tape, ask, listed, plural
-from scripts.traces.tree import MANAGER, SPLIT, TREE, below, letters_of, watch_evictions
 
 from mini_engine.kv.prefix_cache import caching_manager
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from scripts.traces.sharing import below
 from scripts.traces.tape import Tape, ask, listed, plural
-from scripts.traces.tree import below
 
 from mini_engine.distributed.routing.policy import PrefixScore, RoundRobin
 from mini_engine.distributed.routing.simulate import Arrival, Rates, SimulatedReplica

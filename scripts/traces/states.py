@@ -3,8 +3,8 @@
 from functools import partial
 from typing import Any
 
+from scripts.traces.sharing import below, letters_of
 from scripts.traces.tape import Tape, ask, listed, plural
-from scripts.traces.tree import below, letters_of
 
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.hybrid.track_slots import TrackSlots

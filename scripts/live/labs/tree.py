@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 from scripts.live.labs.events import words_of
 from scripts.live.labs.lab import Knob, Preset, percent
 from scripts.live.labs.scheduled import Scheduled
+from scripts.traces.sharing import MANAGER, SPLIT, TREE, Telling, Told
 from scripts.traces.tape import listed, plural
 from scripts.traces.timeline import SCHEDULER
-from scripts.traces.tree import MANAGER, SPLIT, TREE, Telling, Told
 
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
