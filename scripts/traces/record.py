@@ -18,10 +18,13 @@ LESSONS = ROOT / "lessons"
 RECORDERS = {  # a trace's name to its module and class
     "l0-work": "work.Work",
     "l1-reserved": "reserved.Reserved",
-    "l7-mailboxes": "mailboxes.Mailboxes",
     "l2-pool": "pool.Pool",
     "l3-tables": "tables.Tables",
     "l3-walk": "walk.Walk",
+    "l4-logits": "logits.Logits",
+    "l5-timeline": "timeline.Timeline",
+    "l6-bytes": "text_bytes.TextBytes",
+    "l7-mailboxes": "mailboxes.Mailboxes",
     "l8-tree": "tree.Chats",
     "l8-prompts": "prompts.Prompts",
     "l9-packing": "packing.Packing",
@@ -31,9 +34,6 @@ RECORDERS = {  # a trace's name to its module and class
     "l12-tiers": "tiers.Tiers",
     "l13-replicas": "replicas.Replicas",
     "l14-guesses": "guesses.Guesses",
-    "l5-timeline": "timeline.Timeline",
-    "l4-logits": "logits.Logits",
-    "l6-bytes": "text_bytes.TextBytes",
 }
 
 

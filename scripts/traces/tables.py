@@ -147,7 +147,7 @@ class Tables(Tape):
         start, stop, length = int(starts[s]), int(starts[s + 1]), int(lens[s])
         query = stop - start - 1 if query is None else query
         position = length - (stop - start) + query
-        kept = kept_by_kernel(q[start:stop], k_cache, v_cache, table[s].tolist(), length, scale, query, HEAD)
+        kept, _ = kept_by_kernel(q[start:stop], k_cache, v_cache, table[s].tolist(), length, scale, query, HEAD)
         best, seen = -math.inf, []
         row = self.requests[name].table.blocks[: position // BLOCK_SIZE + 1]
         for entry, (block, one) in enumerate(zip(row, kept, strict=False)):

@@ -4,7 +4,8 @@ from typing import Any
 
 from scripts.traces.tape import Tape, ask, plural
 
-from mini_engine.text.detokenizer import Detokenizer, StopChecker
+from mini_engine.engine.answer import AnswerText
+from mini_engine.text.detokenizer import Detokenizer
 
 STOP = "User:"
 FIRST, SECOND = "A café: 5 €, Us, User: no", "Hi 😀"
@@ -25,30 +26,29 @@ class TextBytes(Tape):
 
     def begin(self) -> None:
         """Begin an answer."""
-        self.detokenizer = Detokenizer(self.tokenizer.token_bytes, self.tokenizer.special_ids)
-        self.checker = StopChecker([STOP])
+        self.answer = AnswerText(self.tokenizer, [STOP])
+        self.characters = Detokenizer(self.tokenizer.token_bytes, self.tokenizer.special_ids)  # before stop strings
         self.tokens: list[int] = []
         self.said = self.shown = ""
-        self.stop: str | None = None
         self.is_over = False
 
     def push(self, token: int) -> str:
         """Add a token. Returns the text that it completes."""
+        text = self.characters.push(token)
         self.tokens.append(token)
-        text = self.detokenizer.push(token)
-        self.take(text)
+        self.said += text
+        self.shown += self.answer.push(token)
         return text
 
-    def take(self, text: str) -> None:
-        self.said += text
-        checked = self.checker.push(text)
-        self.shown += checked.text
-        self.stop = checked.stop
-
     def finish(self) -> None:
-        self.take(self.detokenizer.finish())
-        self.shown += self.checker.finish()
+        self.said += self.characters.finish()
+        self.shown += self.answer.finish()
         self.is_over = True
+
+    @property
+    def held(self) -> str:
+        """What may be the beginning of a stop string."""
+        return self.answer.checker.held
 
     def bytes_of(self, token: int) -> bytes:
         return self.tokenizer.token_bytes[token]
@@ -64,7 +64,7 @@ class TextBytes(Tape):
         chars = [[char, len(char.encode())] for char in self.said]
         if self.is_over:
             chars[-1][1] += self.waiting
-        return {"tokens": tokens, "chars": chars, "shown": self.shown, "held": self.checker.held, "stop": self.stop}
+        return {"tokens": tokens, "chars": chars, "shown": self.shown, "held": self.held, "stop": self.answer.stop}
 
     def record(self) -> None:
         self.show(
@@ -79,9 +79,9 @@ class TextBytes(Tape):
         """Record a frame for each token. Tokens that pass straight through share a frame."""
         passed, state = "", {}
         for token in self.tokenizer.encode(FIRST):
-            held = self.checker.held
+            held = self.held
             text = self.push(token)
-            if text.isascii() and text and not held and not self.checker.held and self.stop is None:
+            if text.isascii() and text and not held and not self.held and self.answer.stop is None:
                 passed, state = passed + text, self.state()
                 continue
             if passed:
@@ -90,7 +90,7 @@ class TextBytes(Tape):
                 passed = ""
             say, question = self.tale(token, text, held)
             self.show(say, f"{CHECKER if text.isascii() and text else DETOKENIZER}.push", question)
-            if self.stop is not None:
+            if self.answer.stop is not None:
                 return
 
     def tale(self, token: int, text: str, held: str):
@@ -100,13 +100,13 @@ class TextBytes(Tape):
         if not text.isascii():
             ends = f"ends a character of {plural(len(text.encode()), 'byte')}: “{text}” is shown."
             return f"Token {token}, the byte {self.bytes_of(token).hex(' ')}, {ends}", None
-        if self.stop is not None:
+        if self.answer.stop is not None:
             why = "It was held back from its first letter on, and a completed stop string is discarded."
             wrong = ("“User”", "“User:”")
             question = ask("The next token is “:”. How much of “User:” does the reader see?", "nothing", wrong, why)
-            said = f"“{text}” completes “{self.stop}”. The answer ends here, and no part of the stop string was shown."
-            return said, question
-        if self.checker.held:
+            said = f"“{text}” completes “{self.answer.stop}”. The answer ends here, and no part of the stop string "
+            return f"{said}was shown.", question
+        if self.held:
             return self.tale_of_a_wait(text)
         return f"“{text}”: no stop string begins with “{held}{text}”. The text that was held back is shown.", None
 
@@ -127,7 +127,7 @@ class TextBytes(Tape):
 
     def tale_of_a_wait(self, text: str):
         """Describe a token whose text may begin a stop string, and is held back."""
-        held, question = self.checker.held, None
+        held, question = self.held, None
         if not self.is_asked("stop string"):
             shown = "the space" if text.removesuffix(held) == " " else "all of it" if not held else "nothing"
             why = f"A stop string may begin here. “{held}” is held back until that is decided."

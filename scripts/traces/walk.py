@@ -35,8 +35,11 @@ class Kept(NamedTuple):
 
 def kept_by_kernel(
     q: Any, k_cache: Any, v_cache: Any, blocks: Sequence[int], kv_len: int, scale: float, query: int, head: int
-) -> list[Kept]:
-    """Run the block-by-block kernel on one sequence; return what it kept of this query and head after each block.
+) -> tuple[list[Kept], list[float]]:
+    """Run the block-by-block kernel on one sequence.
+
+    Returns:
+        what it kept of this query and head after each block, and its result for them.
 
     Raises:
         ValueError: the kernel did not show every block.
@@ -48,10 +51,10 @@ def kept_by_kernel(
         scores, best, total, sums = (x[query, head // group, head % group].tolist() for x in kept)
         seen.append(Kept(scores, best[0], total[0], sums))
 
-    blockwise.attend_blocks(q, k_cache, v_cache, blocks, kv_len, scale, watch)
+    out = blockwise.attend_blocks(q, k_cache, v_cache, blocks, kv_len, scale, watch)
     if len(seen) != (wanted := -(-kv_len // k_cache.shape[1])):
         raise ValueError(f"attend_blocks called `watch` {len(seen)} times for {wanted} blocks; call it after each one")
-    return seen
+    return seen, out[query, head].tolist()
 
 
 class Watched:
@@ -94,7 +97,7 @@ class Walk(Tape):
             self.model(ids, pool, plan, rows=torch.tensor([len(ids) - 1]))
         (q, k_cache, v_cache, *_, scale), out = kernel.calls[LAYER]
         self.prompt, self.table = self.words(request.token_ids), list(request.table.blocks)
-        self.kept = kept_by_kernel(q, k_cache, v_cache, self.table, len(ids), scale, len(ids) - 1, HEAD)
+        self.kept, self.out = kept_by_kernel(q, k_cache, v_cache, self.table, len(ids), scale, len(ids) - 1, HEAD)
         self.reference = out[-1, HEAD, :SHOWN].tolist()
 
     def state(self) -> dict[str, Any]:
@@ -171,9 +174,8 @@ class Walk(Tape):
         )
 
     def end(self) -> None:
-        """Divide, and compare with the reference kernel, which takes the softmax over all scores at once."""
-        out = [value / self.total for value in self.sums]
-        self.entry = None
+        """Show the result, and compare with the reference kernel, which takes the softmax over all scores at once."""
+        out, self.entry = self.out[:SHOWN], None
         said = f"After the last block the sum of values is divided by the sum, {self.total:.2f}: attention's output."
         self.show(said, KERNEL, out=rounded(out))
         same = all(math.isclose(*pair, abs_tol=CLOSE) for pair in zip(out, self.reference, strict=True))
