@@ -1,4 +1,4 @@
-"""Course machinery. Shared by lesson 8's recorders and its lab: a tree's nodes, and a manager that tells of itself."""
+"""Course machinery. For recorders and labs with a radix tree: its nodes, and a manager that reports what it does."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -94,7 +94,7 @@ class Telling(KvCacheManager):
 
 
 class Told(Tape):
-    """What a Telling manager does, as frames of its state after each call. The recorder and lesson 8's lab are these.
+    """Shows a Telling manager's state after each call: the base of lesson 8's first recorder and of its lab.
 
     asked: a request's number of tokens, and how many of them were found. growing: the last request to get blocks.
     """

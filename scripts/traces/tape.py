@@ -1,8 +1,9 @@
 """Course machinery. The base of recorders and labs: frames to draw, sentences that say what happened, and questions.
 
-A recorder is a subclass of Tape in a module of this folder, and a name in `record.py`. Its `__init__` says what the
-trace is called and builds the engine's parts; `state` returns what every frame shows of them; `record` runs them and
-calls `show` wherever a reader should look. It runs the engine's own code, because only that code's bugs should show.
+A recorder is a subclass of Tape in a module of this folder, named in `record.py`; `work.py` is a short one. Its
+`__init__` says what the trace is called and builds the engine's parts; `state` returns what every frame shows of them;
+`record` runs them and calls `show` wherever a reader should look. It runs the engine's own code and computes nothing
+that the engine can: otherwise a bug would not show. Its lesson's page links the picture to the trace.
 
 A trace is a script, `x.trace.js`, that puts one object into `window.KV_TRACES`, because a page opened from a file can
 load scripts but no other data. It is the same on every machine: no times, fixed seeds, sorted keys.
@@ -21,9 +22,9 @@ Ask = dict[str, Any]
 class Tape:
     """A trace being recorded.
 
-    id: its name in a page, such as `l2-pool`. file: its path below lessons/. kind: the view that draws it.
-    scene: state common to all frames. poster: the frame that a player opens on, and the picture where scripts
-    do not run.
+    id: its name in a page, such as `l2-pool`. file: its path below lessons/. kind: the view that draws it, a file in
+    site/theme/assets/player/views/. scene: state common to all frames. poster: the frame that a player opens on, and
+    the picture where scripts do not run.
     """
 
     def __init__(self, id: str, file: str, kind: str, title: str, poster: int = 0, /, **scene: Any) -> None:
@@ -35,7 +36,7 @@ class Tape:
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """Return what a frame shows of the engine now; as JSON can write it, with the same keys in every frame."""
+        """Return what a frame shows of the engine now: JSON values, copied, under the same keys in every frame."""
         return {}
 
     def show(self, say: str, code: str = "", question: Ask | None = None, **state: Any) -> None:

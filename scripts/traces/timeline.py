@@ -37,7 +37,7 @@ Cells = dict[str, dict[str, Any]]  # what a step does with each request
 
 
 class Steps(Tape):
-    """A scheduler that is stepped, a frame for each step. The recorder and lesson 5's lab are these.
+    """Steps a scheduler, a frame for each step: the base of the recorder and of lesson 5's lab.
 
     came, gone: requests that have arrived or been aborted since the last step.
     """

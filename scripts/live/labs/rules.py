@@ -106,5 +106,5 @@ def tree_rules(frames: Frames, settings: dict[str, Any], kind: str) -> Iterator[
             yield 1, f"Block {block} has {stored[block] + tables[block]} holders and a count of {count}."
 
 
-# By the lab's name. They are told the frames up to now, the settings and the event's kind
+# By the lab's name. Arguments: the frames up to now, the settings, the event's kind
 RULES = {"pool": pool_rules, "table": table_rules, "batch": batch_rules, "tree": tree_rules}
