@@ -61,15 +61,14 @@ def play(asked: dict[str, Any]) -> dict[str, Any]:
         settings, do = chosen.scenario(int(asked["seed"]))
     try:
         with deadline.Deadline(LAB_SECONDS, lambda stack: None):
-            tape, alive = chosen.play(settings, do)
+            played = chosen.play(settings, do)
     except Exception as error:
         if type(error).__name__ != UserError.__name__:
             raise
         return {"error": f"{error}."}
     except deadline.TookTooLong as error:
         return {"error": f"The code did not finish within {LAB_SECONDS:g} s; {place(error)} runs on and on."}
-    trace = {"id": tape.id, "kind": tape.kind, "title": tape.title, "scene": tape.scene, "frames": tape.frames}
-    return {"trace": trace, "settings": chosen.settings(settings), "do": do, "alive": alive}
+    return {"trace": played.trace, "settings": played.chosen, "do": do, "alive": played.alive}
 
 
 def pocket(root: Path, asked: dict[str, Any], tell) -> dict[str, Any]:

@@ -55,25 +55,6 @@ LAYER = 1  # the layer to show
 MODEL, FAST = "mini_engine/model", "mini_engine/layers"
 
 
-def tape() -> Tape:
-    steps = measured()
-    scene = {
-        "steps": [{"name": one.name, "us": one.us, "count": one.count, "bars": one.bars()} for one in steps],
-        "layers": [one.zoomed() for one in steps if one.parts],
-        "cpu": json.loads(FIGURES.read_text(encoding="utf-8"))["machine"]["cpu"],
-    }
-    path = "l9_speed/small_operations.trace.js"
-    return Tape("l9-gaps", path, "gaps", "Many small operations, or one call", scene, 6)
-
-
-def measured() -> "tuple[Measured, Measured, Measured]":
-    """Return what was measured of lesson 0's layers, of the torch backend's, and of the packed backend's."""
-    figures = json.loads(FIGURES.read_text(encoding="utf-8"))
-    named = (("reference", PLAIN), ("torch", JOINED), ("packed", ()))
-    plain, joined, packed = (Measured(name, figures[name], parts) for name, parts in named)
-    return plain, joined, packed
-
-
 class Measured:
     """One backend's step. parts: of a layer, with the index of its first operation, in the layer shown."""
 
@@ -81,8 +62,20 @@ class Measured:
         self.name, self.us = name, figures["us"]
         self.operations: list[list[Any]] = figures["operations"]
         names = [operation for _, _, part in parts for operation in part]
-        self.layer = layers_at([name for name, _, _ in self.operations], names)[LAYER] if parts else 0
         self.parts, self.size = parts, len(names)
+        self.layer = self.begins_of(names)[LAYER] if parts else 0
+
+    def begins_of(self, layer: list[str]) -> list[int]:
+        """Return where the operations of a layer begin, for each layer.
+
+        Raises:
+            ValueError: there are no such operations.
+        """
+        names = [name for name, _, _ in self.operations]
+        found = [at for at in range(len(names)) if names[at : at + len(layer)] == layer]
+        if not found:
+            raise ValueError("a layer has other operations now: measure again with python -m scripts.traces.operations")
+        return found
 
     @property
     def count(self) -> int:
@@ -112,133 +105,107 @@ class Measured:
         return {"parts": parts, "us": round(parts[-1][2][-1][0] + parts[-1][2][-1][1], 1)}
 
 
-def layers_at(names: list[str], layer: list[str]) -> list[int]:
-    """Return where the operations of a layer begin, for each layer.
+class Gaps(Tape):
+    """Tells of a step in torch, of its layers, and of the one call."""
 
-    Raises:
-        ValueError: there are no such operations.
-    """
-    found = [at for at in range(len(names)) if names[at : at + len(layer)] == layer]
-    if not found:
-        raise ValueError("a layer has other operations now: measure again with python -m scripts.traces.operations")
-    return found
+    def __init__(self) -> None:
+        figures = json.loads(FIGURES.read_text(encoding="utf-8"))
+        named = (("reference", PLAIN), ("torch", JOINED), ("packed", ()))
+        self.plain, self.joined, self.packed = steps = [Measured(name, figures[name], parts) for name, parts in named]
+        scene = {
+            "steps": [{"name": one.name, "us": one.us, "count": one.count, "bars": one.bars()} for one in steps],
+            "layers": [one.zoomed() for one in steps if one.parts],
+            "cpu": figures["machine"]["cpu"],
+        }
+        file, title = "l9_speed/small_operations.trace.js", "Many small operations, or one call"
+        super().__init__("l9-gaps", file, "gaps", title, 6, **scene)
 
+    def state(self) -> dict[str, Any]:
+        """shown: how many steps are drawn. layer: the one drawn in detail. lit: its parts that matter."""
+        return {"shown": 1, "layer": 0, "lit": []}
 
-def count_again(steps: Sequence[Measured]) -> None:
-    """Run a step of each backend that needs no compiler. ValueError if its operations are not as measured."""
-    for one in steps:
-        step = step_of(one.name)
-        step()  # the first one allocates
-        if [name for name, _, _ in operations(step)] != [name for name, _, _ in one.operations]:
-            raise ValueError(
-                f"a step of {one.name} has other operations: run python -m scripts.traces.operations again"
-            )
+    def count_again(self) -> None:
+        """Run a step of each backend that needs no compiler. ValueError if its operations are not as measured."""
+        for one in (self.plain, self.joined):
+            step = step_of(one.name)
+            step()  # the first one allocates
+            if [name for name, _, _ in operations(step)] != [name for name, _, _ in one.operations]:
+                raise ValueError(
+                    f"a step of {one.name} has other operations: run python -m scripts.traces.operations again"
+                )
 
+    def record(self) -> None:
+        self.count_again()
+        self.whole()
+        self.kinds()
+        self.one_call()
 
-def record(tape: Tape) -> None:
-    """Tell of a step in torch, of its layers, and of the one call."""
-    plain, joined, packed = measured()
-    count_again((plain, joined))
-    whole(tape, plain)
-    parts_of(tape, plain)
-    fewer(tape, plain, joined)
-    one_call(tape, plain, joined, packed)
+    def whole(self) -> None:
+        plain = self.plain
+        self.show(
+            f"A decode step of the pocket model in lesson 0's layers, one request, one thread: {plain.count} "
+            f"operations. Above it, one of its layers, with {plain.size}. Between the bars, nothing is computed.",
+            f"{MODEL}/qwen3.py::Qwen3Model.forward",
+        )
+        text = f"{plain.count} operations, one after another. How much of the step lies between them?"
+        why = "Small operations take as long to be called as to be computed."
+        self.show(
+            f"{plain.between} % of the step lie between operations: Python finds the next one, and torch checks its "
+            "arguments and allocates its result. The profiler that measured this makes the gaps a little longer.",
+            f"{MODEL}/qwen3.py::Qwen3DecoderLayer.forward",
+            ask(text, f"{plain.between} %", ("3 %", "90 %"), why),
+        )
 
+    def kinds(self) -> None:
+        """Show the kinds of operations in a layer, and what is left of them without a compiler."""
+        of = {kind: [i for i, part in enumerate(PLAIN) if part[1] == kind] for kind in "abcdef"}
+        count = {kind: sum(len(PLAIN[i][2]) for i in found) for kind, found in of.items()}
+        said = f"The {count['a']} matrix products read the weights. They are what the step is for."
+        self.show(said, f"{MODEL}/qwen3.py::Qwen3Attention.forward", lit=of["a"])
+        text = (
+            "A norm squares, takes the mean, adds, takes the root, and multiplies twice. How many of the layer's "
+            f"{self.plain.size} operations are parts of a norm?"
+        )
+        why = f"{len(of['b'])} norms of {len(NORM)} operations each."
+        self.show(
+            f"The norms: {count['b']} operations. Each of the {len(of['b'])} norms is {len(NORM)} passes over the same "
+            "numbers, and each pass writes a new tensor for the next one to read.",
+            f"{MODEL}/layers.py::RMSNorm.forward",
+            ask(text, count["b"], (4, 6, 12), why),
+            lit=of["b"],
+        )
+        self.show(
+            f"RoPE takes {plural(count['c'], 'operation')}, and writing K and V {count['d']}, with the check that "
+            "every slot exists.",
+            f"{MODEL}/rope.py::apply_rope",
+            lit=[*of["c"], *of["d"]],
+        )
+        self.show(
+            f"Without a compiler: q, k and v in one matrix, gate and up in another, and torch's own norm. "
+            f"{self.joined.size} operations in a layer instead of {self.plain.size}.",
+            f"{FAST}/torch_layers.py::TorchDecoderLayer.forward",
+            shown=2,
+            layer=1,
+            lit=[i for i, part in enumerate(JOINED) if ", " in part[0] or part[0] == "norm"],
+        )
 
-def show(
-    tape: Tape, say: str, code: str, question=None, shown: int = 1, layer: int = 0, lit: Sequence[int] = ()
-) -> None:
-    """Add a frame. shown: how many steps are drawn. layer: the one drawn in detail. lit: its parts that matter."""
-    tape.frame(say, question, code, shown=shown, layer=layer, lit=list(lit))
-
-
-def whole(tape: Tape, plain: Measured) -> None:
-    show(
-        tape,
-        f"A decode step of the pocket model in lesson 0's layers, one request, one thread: {plain.count} operations. "
-        f"Above it, one of its layers, with {plain.size}. Between the bars, nothing is computed.",
-        f"{MODEL}/qwen3.py::Qwen3Model.forward",
-    )
-    show(
-        tape,
-        f"{plain.between} % of the step lie between operations: Python finds the next one, and torch checks its "
-        "arguments and allocates its result. The profiler that measured this makes the gaps a little longer.",
-        f"{MODEL}/qwen3.py::Qwen3DecoderLayer.forward",
-        ask(
-            f"{plain.count} operations, one after another. How much of the step lies between them?",
-            f"{plain.between} %",
-            ("3 %", "90 %"),
-            "Small operations take as long to be called as to be computed.",
-        ),
-    )
-
-
-def parts_of(tape: Tape, plain: Measured) -> None:
-    """Show the kinds of operations in a layer."""
-    of = {kind: [i for i, part in enumerate(PLAIN) if part[1] == kind] for kind in "abcdef"}
-    count = {kind: sum(len(PLAIN[i][2]) for i in found) for kind, found in of.items()}
-    show(
-        tape,
-        f"The {count['a']} matrix products read the weights. They are what the step is for.",
-        f"{MODEL}/qwen3.py::Qwen3Attention.forward",
-        lit=of["a"],
-    )
-    show(
-        tape,
-        f"The norms: {count['b']} operations. Each of the {len(of['b'])} norms is {len(NORM)} passes over the same "
-        "numbers, and each pass writes a new tensor for the next one to read.",
-        f"{MODEL}/layers.py::RMSNorm.forward",
-        ask(
-            f"A norm squares, takes the mean, adds, takes the root, and multiplies twice. How many of the layer's "
-            f"{plain.size} operations are parts of a norm?",
-            count["b"],
-            (4, 6, 12),
-            f"{len(of['b'])} norms of {len(NORM)} operations each.",
-        ),
-        lit=of["b"],
-    )
-    show(
-        tape,
-        f"RoPE takes {plural(count['c'], 'operation')}, and writing K and V {count['d']}, with the check that every "
-        "slot exists.",
-        f"{MODEL}/rope.py::apply_rope",
-        lit=[*of["c"], *of["d"]],
-    )
-
-
-def fewer(tape: Tape, plain: Measured, joined: Measured) -> None:
-    show(
-        tape,
-        f"Without a compiler: q, k and v in one matrix, gate and up in another, and torch's own norm. {joined.size} "
-        f"operations in a layer instead of {plain.size}.",
-        f"{FAST}/torch_layers.py::TorchDecoderLayer.forward",
-        shown=2,
-        layer=1,
-        lit=[i for i, part in enumerate(JOINED) if ", " in part[0] or part[0] == "norm"],
-    )
-
-
-def one_call(tape: Tape, plain: Measured, joined: Measured, packed: Measured) -> None:
-    (call,) = [(start, took) for name, start, took in packed.operations if name == "run_layers"]
-    show(
-        tape,
-        f"With C++: all layers are one call, which takes {call[1]:.0f} µs. Norms, RoPE, cache write and SiLU happen "
-        "inside it, on values that are still in the cache; around it are checks, tables and the head.",
-        f"{FAST}/fast_model.py::speed_up",
-        ask(
-            f"In C++ a single call runs all layers. The step had {plain.count} operations. How many has it now?",
-            packed.count,
-            (1, 4, joined.count),
-            "The rest is around the call: checks of the plan, embedding, RoPE's tables, last norm, head.",
-        ),
-        shown=3,
-        layer=1,
-    )
-    show(
-        tape,
-        f"Without the profiler the steps take {plain.us:,.0f}, {joined.us:,.0f} and {packed.us:,.0f} µs. All "
-        "three compute the same tokens, and read the same weights.",
-        f"{FAST}/torch_layers.py::TorchModel.forward",
-        shown=3,
-        layer=1,
-    )
+    def one_call(self) -> None:
+        plain, joined, packed = self.plain, self.joined, self.packed
+        (took,) = [took for name, _, took in packed.operations if name == "run_layers"]
+        text = f"In C++ a single call runs all layers. The step had {plain.count} operations. How many has it now?"
+        why = "The rest is around the call: checks of the plan, embedding, RoPE's tables, last norm, head."
+        self.show(
+            f"With C++: all layers are one call, which takes {took:.0f} µs. Norms, RoPE, cache write and SiLU happen "
+            "inside it, on values that are still in the cache; around it are checks, tables and the head.",
+            f"{FAST}/fast_model.py::speed_up",
+            ask(text, packed.count, (1, 4, joined.count), why),
+            shown=3,
+            layer=1,
+        )
+        self.show(
+            f"Without the profiler the steps take {plain.us:,.0f}, {joined.us:,.0f} and {packed.us:,.0f} µs. All "
+            "three compute the same tokens, and read the same weights.",
+            f"{FAST}/torch_layers.py::TorchModel.forward",
+            shown=3,
+            layer=1,
+        )

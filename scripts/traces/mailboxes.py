@@ -1,6 +1,7 @@
 """Course machinery. Lesson 7's trace: two threads, the mailboxes between them, and a client that reads slowly."""
 
 import asyncio
+from typing import Any
 
 from scripts.traces.tape import Tape, ask, listed, plural
 from scripts.traces.two_threads import LENGTHS, NUM_BLOCKS, PROMPTS, SLOW, Stage
@@ -9,57 +10,64 @@ WORKER, MAILBOX = "mini_engine/engine/worker.py::EngineWorker", "mini_engine/eng
 STREAM = "mini_engine/server/sse.py::EventStream"
 
 
-def tape() -> Tape:
-    scene = {"blocks": NUM_BLOCKS - 1, "clients": list(PROMPTS)}
-    return Tape(
-        "l7-mailboxes", "l7_server/mailboxes.trace.js", "mailboxes", "Two threads and three mailboxes", scene, 9
-    )
-
-
-class Story:
+class Mailboxes(Tape):
     """A slow client fills its own mailbox, reads, and leaves; the others get their tokens all the while."""
 
-    def __init__(self, tape: Tape, stage: Stage) -> None:
-        self.tape, self.stage = tape, stage
+    stage: Stage
 
-    def show(self, say: str, question=None, made=(), *, code: str) -> None:
-        """Add a frame. made: the clients whose answers have just got a token."""
-        self.tape.frame(say, question, code=code, made=list(made), **self.stage.state())
+    def __init__(self) -> None:
+        scene = {"blocks": NUM_BLOCKS - 1, "clients": list(PROMPTS)}
+        title = "Two threads and three mailboxes"
+        super().__init__("l7-mailboxes", "l7_server/mailboxes.trace.js", "mailboxes", title, 9, **scene)
+
+    def state(self) -> dict[str, Any]:
+        """made: the clients whose answers have just got a token."""
+        return self.stage.state() | {"made": []}
+
+    def record(self) -> None:
+        """Run the story in an event loop; end the engine's thread whatever happens."""
+        asyncio.run(self.play())
 
     async def play(self) -> None:
-        await self.first_step()
-        await self.next_step()
-        await self.next_step()
-        await self.next_step(self.asks_about_others)
-        await self.slow_one_reads()
-        await self.next_step()
-        await self.next_step()
-        await self.slow_one_leaves()
-        await self.next_step(self.asks_about_the_aborted)
-        while self.stage.engine.has_unfinished:
+        self.stage = Stage(self.model, self.tokenizer)
+        self.show(
+            "Two threads. The event loop has the connections of three clients, the engine's thread has the engine, and "
+            "nothing is shared but an inbox and a mailbox for each client.",
+            WORKER,
+        )
+        async with self.stage:
+            await self.first_step()
             await self.next_step()
-        self.sum_up()
+            await self.next_step()
+            await self.next_step(self.asks_about_others)
+            await self.slow_one_reads()
+            await self.next_step()
+            await self.next_step()
+            await self.slow_one_leaves()
+            await self.next_step(self.asks_about_the_aborted)
+            while self.stage.engine.has_unfinished:
+                await self.next_step()
+            self.sum_up()
 
     async def first_step(self) -> None:
         """Show the way of the first tokens in three frames: jobs, a step, events."""
-        stage = self.stage
-        await stage.arrive()
+        await self.stage.arrive()
         self.show(
             "A, B and C ask. Each request becomes a job in the inbox; the event loop does not touch the engine.",
-            code=f"{WORKER}.submit",
+            f"{WORKER}.submit",
         )
-        stage.step()
+        self.stage.step()
         self.show(
             "The engine's thread empties its inbox, runs a step, and drops a token into each mailbox. It does not wait "
             "until one is fetched.",
-            made=stage.made,
-            code=f"{WORKER}._step",
+            f"{WORKER}._step",
+            made=self.stage.made,
         )
-        await stage.settle()
+        await self.stage.settle()
         self.show(
             "The event loop was woken once for all three. It fetches what is there and writes events. A and B read "
             f"theirs; {SLOW}'s stays in its socket, so only {SLOW}'s response waits.",
-            code=f"{STREAM}._send",
+            f"{STREAM}._send",
         )
 
     async def next_step(self, asks=None) -> None:
@@ -74,48 +82,37 @@ class Story:
         for name in aborted:
             freed = plural(before[name], "block")
             said.append(f"first the inbox, so {name} is aborted and its {freed} are free; then the step.")
-        said.append(f"{listed(stage.made)} {'get a token each' if len(stage.made) > 1 else 'gets a token'}.")
+        said.append(listed(stage.made, "gets a token.", "get a token each."))
         if stage.clients[SLOW].status == "slow":
-            waits = stage.waiting(SLOW)
-            said.append(f"{SLOW} has not read: {plural(waits, 'token')} in its mailbox.")
+            said.append(f"{SLOW} has not read: {plural(stage.waiting(SLOW), 'token')} in its mailbox.")
         said += [f"{name} has ended; its blocks are free." for name in ended]
         code = f"{WORKER}._abort" if aborted else f"{WORKER}._end" if ended else f"{MAILBOX}.put"
-        self.show(" ".join(said), asks and asks(), made=stage.made, code=code)
+        self.show(" ".join(said), code, asks and asks(), made=stage.made)
 
     def asks_about_others(self):
+        text = f"{SLOW} still has not read. Which clients' answers get a token in step {self.stage.steps}?"
+        wrong = (listed([name for name in PROMPTS if name != SLOW]), "none: the engine waits")
         why = "Putting a token into a mailbox never waits. The slow client has delayed only itself."
-        return ask(
-            f"{SLOW} still has not read. Which clients' answers get a token in step {self.stage.steps}?",
-            listed(self.stage.made),
-            (listed([name for name in PROMPTS if name != SLOW]), "none: the engine waits"),
-            why,
-        )
+        return ask(text, listed(self.stage.made), wrong, why)
 
     def asks_about_the_aborted(self):
+        text = f"The engine's thread begins its next round. How many tokens does it compute for {SLOW}?"
+        wrong = (0, 1, LENGTHS[SLOW] - sum(self.stage.clients[SLOW].events))
         why = "Aborts are in the inbox, and the inbox comes before the step: no further token is computed for it."
-        return ask(
-            f"The engine's thread begins its next round. How many tokens does it compute for {SLOW}?",
-            int(SLOW in self.stage.made),
-            (0, 1, LENGTHS[SLOW] - sum(self.stage.clients[SLOW].events)),
-            why,
-        )
+        return ask(text, int(SLOW in self.stage.made), wrong, why)
 
     async def slow_one_reads(self) -> None:
         """Let the slow client read the event in its socket."""
         client, waits = self.stage.clients[SLOW], self.stage.waiting(SLOW)
         client.reads.set()
         await self.stage.settle()
+        text = f"{waits} tokens wait in {SLOW}'s mailbox. Now {SLOW} reads. How many tokens has its next event?"
         why = "What waits in a mailbox is merged when it is fetched. A slow client gets few events, and large ones."
         self.show(
             f"{SLOW} reads its first event. The event loop fetches all {waits} tokens from {SLOW}'s mailbox and writes "
             f"them as one event of {plural(client.unread, 'token')}. The mailbox is empty.",
-            ask(
-                f"{waits} tokens wait in {SLOW}'s mailbox. Now {SLOW} reads. How many tokens has its next event?",
-                client.unread,
-                (1, waits + 1, waits),
-                why,
-            ),
-            code=f"{MAILBOX}.take",
+            f"{MAILBOX}.take",
+            ask(text, client.unread, (1, waits + 1, waits), why),
         )
 
     async def slow_one_leaves(self) -> None:
@@ -125,44 +122,23 @@ class Story:
         client.leaves.set()
         await stage.settle()
         still, lost = stage.held()[SLOW], client.unread + stage.waiting(SLOW)
+        text = f"{SLOW} closes its connection between two steps. How many of its {held} blocks are free at once?"
         why = "Only the engine's thread may free blocks, and it has not looked into its inbox yet."
         self.show(
             f"{SLOW} closes its connection. Its response is cancelled, which puts an abort into the inbox. The "
             f"{plural(lost, 'token')} on the way to it will not be read, and its {plural(still, 'block')} are still "
             "held.",
-            ask(
-                f"{SLOW} closes its connection between two steps. How many of its {held} blocks are free at once?",
-                held - still,
-                (held, 1, 0),
-                why,
-            ),
-            code="mini_engine/server/disconnect.py::unless_gone",
+            "mini_engine/server/disconnect.py::unless_gone",
+            ask(text, held - still, (held, 1, 0), why),
         )
 
     def sum_up(self) -> None:
-        clients, computed = self.stage.clients, self.stage.computed()
-        got = {name: sum(client.events) for name, client in clients.items()}
-        quick = [f"{name} has its {got[name]} tokens" for name in PROMPTS if name != SLOW]
+        computed = self.stage.computed()
+        got = {name: sum(client.events) for name, client in self.stage.clients.items()}
+        quick = listed([f"{name} has its {got[name]} tokens" for name in PROMPTS if name != SLOW])
         free = self.stage.engine.scheduler.manager.blocks_by_state.free
         self.show(
-            f"{listed(quick)}, one from every step: {SLOW} has cost them nothing. {SLOW} has read {got[SLOW]} of the "
-            f"{computed[SLOW]} that were computed for it. {free} of {self.tape.scene['blocks']} blocks are free.",
-            code=f"{WORKER}._deliver",
+            f"{quick}, one from every step: {SLOW} has cost them nothing. {SLOW} has read {got[SLOW]} of the "
+            f"{computed[SLOW]} that were computed for it. {free} of {self.scene['blocks']} blocks are free.",
+            f"{WORKER}._deliver",
         )
-
-
-def record(tape: Tape) -> None:
-    """Run the story in an event loop; end the engine's thread whatever happens."""
-    asyncio.run(play(tape))
-
-
-async def play(tape: Tape) -> None:
-    stage = Stage()
-    story = Story(tape, stage)
-    story.show(
-        "Two threads. The event loop has the connections of three clients, the engine's thread has the engine, and "
-        "nothing is shared but an inbox and a mailbox for each client.",
-        code=WORKER,
-    )
-    async with stage:
-        await story.play()

@@ -19,39 +19,28 @@ from scripts import ROOT
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from mini_engine.attention.registry import load_kernel
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
+from mini_engine.layers.fast_model import speed_up
+from mini_engine.pocket import POCKET_DIR
+
 FIGURES = ROOT / "lessons" / "l9_speed" / "operations.json"
 HISTORY, ROUNDS, RUNS = 64, 60, 3_000
 BACKENDS = ("reference", "torch", "packed")
 OURS = ("attention", "run_layers", "linear")  # calls that torch does not know; `named` makes them known
 # What computes nothing here: views, allocations, casts to the dtype that a tensor has
 FREE = {
-    "view",
-    "reshape",
-    "split",
-    "slice",
-    "chunk",
-    "unsqueeze",
-    "expand",
-    "transpose",
-    "select",
-    "flatten",
-    "alias",
-    "t",
+    *("view", "reshape", "split", "slice", "chunk", "unsqueeze", "expand", "transpose", "select", "flatten", "alias"),
+    *("t", "detach", "narrow", "as_strided", "empty", "new_empty", "to", "resolve_conj", "resolve_neg"),
 }
-FREE |= {"detach", "narrow", "as_strided", "empty", "new_empty", "to", "resolve_conj", "resolve_neg"}
 Step = Callable[[], Any]
 
 
 def step_of(backend: str) -> Step:
     """Return a function that runs one decode step of the pocket model: one sequence, behind HISTORY tokens."""
-    from mini_engine.attention.registry import load_kernel
-    from mini_engine.checkpoint.weights import load_model
-    from mini_engine.kv.allocator import BlockAllocator
-    from mini_engine.kv.block_table import BlockTable
-    from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
-    from mini_engine.layers.fast_model import speed_up
-    from mini_engine.pocket import POCKET_DIR
-
     model = load_model(POCKET_DIR)
     model = model if backend == "reference" else speed_up(model, backend)
     kernel = load_kernel("cpu" if backend == "packed" else "auto")

@@ -5,60 +5,48 @@ own views draw the pictures, in Chromium; without it the pictures stay unchanged
 """
 
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 
 import scripts.smoke  # noqa: F401 (before torch, so that its threads sleep while they wait)
 from scripts import ROOT
-from scripts.traces.tape import Record, Tape
+from scripts.traces.tape import Tape
 
 from mini_engine.cli.parser import OneLineParser, guard
 
 LESSONS = ROOT / "lessons"
-
-
-class Recorder(NamedTuple):
-    """A function that makes an empty tape, and one that records on it."""
-
-    tape: Callable[[], Tape]
-    record: Record
-
-
-NAMES = {
-    "l0-work": "work",
-    "l1-reserved": "reserved",
-    "l7-mailboxes": "mailboxes",
-    "l2-pool": "pool",
-    "l3-tables": "tables",
-    "l3-walk": "walk",
-    "l8-tree": "tree",
-    "l8-prompts": "prompts",
-    "l9-packing": "packing",
-    "l9-gaps": "gaps",
-    "l10-capture": "capture",
-    "l11-states": "states",
-    "l12-tiers": "tiers",
-    "l13-replicas": "replicas",
-    "l14-guesses": "guesses",
-    "l5-timeline": "timeline",
-    "l4-logits": "logits",
-    "l6-bytes": "text_bytes",
+RECORDERS = {  # a trace's name to its module and class
+    "l0-work": "work.Work",
+    "l1-reserved": "reserved.Reserved",
+    "l2-pool": "pool.Pool",
+    "l3-tables": "tables.Tables",
+    "l3-walk": "walk.Walk",
+    "l4-logits": "logits.Logits",
+    "l5-timeline": "timeline.Timeline",
+    "l6-bytes": "text_bytes.TextBytes",
+    "l7-mailboxes": "mailboxes.Mailboxes",
+    "l8-tree": "tree.Chats",
+    "l8-prompts": "prompts.Prompts",
+    "l9-packing": "packing.Packing",
+    "l9-gaps": "gaps.Gaps",
+    "l10-capture": "capture.Captured",
+    "l11-states": "states.States",
+    "l12-tiers": "tiers.Tiers",
+    "l13-replicas": "replicas.Replicas",
+    "l14-guesses": "guesses.Guesses",
 }
 
 
-def recorder(name: str) -> Recorder:
-    """Return the recorder of a trace."""
-    module = import_module(f"scripts.traces.{NAMES[name]}")
-    return Recorder(module.tape, module.record)
+def new_tape(name: str) -> Tape:
+    """Return the recorder of a trace, an empty tape. Only its own module is imported: one may need an extra."""
+    module, _, recorder = RECORDERS[name].partition(".")
+    return getattr(import_module(f"scripts.traces.{module}"), recorder)()
 
 
 def record(name: str) -> Tape:
     """Run the engine and record a trace."""
-    start, story = recorder(name)
-    tape = start()
-    story(tape)
+    tape = new_tape(name)
+    tape.record()
     return tape
 
 
@@ -68,10 +56,9 @@ def record_whatever_happens(name: str) -> Tape:
     Raises:
         Exception: it failed before the first frame.
     """
-    start, story = recorder(name)
-    tape = start()
+    tape = new_tape(name)
     try:
-        story(tape)
+        tape.record()
     except Exception as error:
         if not tape.frames:
             raise
@@ -86,7 +73,7 @@ def path_of(tape: Tape) -> Path:
 def run(args) -> int:
     from scripts.traces.pictures import draw_all, is_current
 
-    names = args.only or list(NAMES)
+    names = args.only or list(RECORDERS)
     if args.to:
         for tape in map(record_whatever_happens, names):
             (args.to / Path(tape.file).name).write_text(tape.text, encoding="utf-8", newline="\n")
@@ -108,7 +95,7 @@ def run(args) -> int:
 
 def main(argv=None) -> int:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument("--only", action="append", choices=list(NAMES), metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--only", action="append", choices=list(RECORDERS), metavar="NAME", help=", ".join(RECORDERS))
     parser.add_argument(
         "--to", type=Path, metavar="DIR", help="write only the traces, to DIR, even if the recorded code fails"
     )

@@ -2,23 +2,29 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
+from scripts.traces.sharing import below
 from scripts.traces.tape import Tape, ask, listed, plural
+
+from mini_engine.distributed.routing.policy import PrefixScore, RoundRobin
+from mini_engine.distributed.routing.simulate import Arrival, Rates, SimulatedReplica
 
 NUM_REPLICAS, CAPACITY = 3, 8
 GAP = 0.5  # seconds between two requests
 CHATS = "ABCABACD"  # whose turn it is
 BLOCKS_PER_TURN = 2
 PREFILL, DECODE, ANSWER = 4.0, 10.0, 10  # blocks/s, tokens/s, tokens
-ACTS = ("round robin", "pure affinity", "the score")
 ASKED = (2, 3, 6)  # before which requests of an act there is a question
 OPTIONS = ("replica 0", "replica 1", "replica 2")
 POLICY = "mini_engine/distributed/routing/policy.py"
-
-
-def tape() -> Tape:
-    scene = {"replicas": NUM_REPLICAS, "capacity": CAPACITY, "acts": list(ACTS)}
-    return Tape("l13-replicas", "l13_machines/replicas.trace.js", "replicas", "Requests find their replica", scene, 26)
+ROUND_ROBIN, AFFINITY, SCORE = "round robin", "pure affinity", "the score"
+ACTS = {  # what is said first
+    ROUND_ROBIN: f"{NUM_REPLICAS} replicas, each with a cache of {CAPACITY} blocks. All prompts begin with one system "
+    "prompt, block S. First, round robin: each replica in its turn.",
+    AFFINITY: "The same chats, with empty caches. Now each goes where most of its prompt is known, whatever the load.",
+    SCORE: "The same chats once more, with the score: the share that is known, minus how much busier than the mean.",
+}
 
 
 def chats() -> list[tuple[str, list[int]]]:
@@ -36,48 +42,43 @@ def name_of(block: int) -> str:
     return f"{chr(block // 100)}{block % 100}" if block else "S"
 
 
-class Act:
-    """One policy, with replicas of its own."""
+class Replicas(Tape):
+    """One policy after another, each with replicas of its own. totals: what each has come to."""
 
-    def __init__(self, tape: Tape, name: str, totals: dict[str, str]) -> None:
-        from mini_engine.distributed.routing.policy import PrefixScore, RoundRobin
-        from mini_engine.distributed.routing.simulate import Rates, SimulatedReplica
+    def __init__(self) -> None:
+        scene = {"replicas": NUM_REPLICAS, "capacity": CAPACITY, "acts": list(ACTS)}
+        title = "Requests find their replica"
+        super().__init__("l13-replicas", "l13_machines/replicas.trace.js", "replicas", title, 26, **scene)
+        self.totals: dict[str, str] = {}
 
-        self.tape, self.name, self.totals = tape, name, totals
-        self.policy = RoundRobin() if name == ACTS[0] else PrefixScore(float(name == ACTS[2]), CAPACITY)
+    def record(self) -> None:
+        """Play the same chats under each policy."""
+        for act, opening in ACTS.items():
+            self.begin(act)
+            self.show(opening, f"{POLICY}::{type(self.policy).__name__}.__init__")
+            for number, (chat, keys) in enumerate(chats()):
+                self.take(number, chat, keys)
+
+    def begin(self, act: str) -> None:
+        self.act = act
+        self.policy = RoundRobin() if act == ROUND_ROBIN else PrefixScore(float(act == SCORE), CAPACITY)
         self.replicas = [SimulatedReplica(CAPACITY, Rates(PREFILL, DECODE)) for _ in range(NUM_REPLICAS)]
-        self.loads, self.scores = dict.fromkeys(range(NUM_REPLICAS), 0.0), {}
+        self.loads: dict[int, float] = dict.fromkeys(range(NUM_REPLICAS), 0.0)
+        self.scores: dict[int, str] = {}
         self.found, self.waited = 0, 0.0
 
-    def held(self, index: int) -> list[str]:
-        """Return the names of the blocks in a replica's cache, in order."""
-        stack, found = [self.replicas[index].tree.root], []
-        while stack:
-            node = stack.pop()
-            found += node.blocks
-            stack += node.children.values()
-        return [name_of(block) for block in sorted(found)]
-
-    def show(self, say: str, question=None, prompt: Sequence[int] = (), chosen: int = -1) -> None:
-        """Add a frame: loads and scores of the choice, blocks after it. chosen: the replica, -1 for none."""
-        self.tape.frame(
-            say,
-            question,
-            f"{POLICY}::{type(self.policy).__name__}.{'choose' if prompt else '__init__'}",
-            act=self.name,
-            prompt=list(map(name_of, prompt)),
-            chosen=chosen,
-            replicas=[
-                {"load": int(self.loads[index]), "blocks": self.held(index), "score": self.scores.get(index, "")}
-                for index in range(NUM_REPLICAS)
-            ],
-            totals=[f"{name}: {said}" for name, said in self.totals.items()],
-        )
+    def state(self) -> dict[str, Any]:
+        """Return loads and scores of the choice, and blocks after it. chosen: the replica, -1 for none."""
+        replicas = []
+        for index, replica in enumerate(self.replicas):
+            held = sorted(block for node, _ in below(replica.tree.root) for block in node.blocks)
+            about = {"load": int(self.loads[index]), "score": self.scores.get(index, "")}
+            replicas.append(about | {"blocks": list(map(name_of, held))})
+        totals = [f"{name}: {said}" for name, said in self.totals.items()]
+        return {"act": self.act, "prompt": [], "chosen": -1, "replicas": replicas, "totals": totals}
 
     def take(self, number: int, chat: str, keys: list[int]) -> None:
         """Send one request, and tell what the policy made of it."""
-        from mini_engine.distributed.routing.simulate import Arrival
-
         now = GAP * number
         self.loads = {index: replica.load(now) for index, replica in enumerate(self.replicas)}
         chosen = self.policy.choose(keys, self.loads)
@@ -88,17 +89,20 @@ class Act:
         self.found += one.num_found
         self.waited += one.waited
         mean = self.waited / (number + 1)
-        self.totals[self.name] = f"{plural(self.found, 'block')} found, first token after {mean:.2f} s on average"
-        again = "comes again" if len(keys) > 1 + BLOCKS_PER_TURN else "arrives"
-        question = ask(f"Chat {chat} {again}. Where does it go?", f"replica {chosen}", OPTIONS, why) if number else None
-        say = f"Chat {chat} {again}: {len(keys)} blocks. Replica {chosen} has {one.num_found} of them, and computes "
-        say += f"{one.num_computed}; the first token comes after {one.waited:.2f} s."
-        self.show(say, question if number in ASKED else None, keys, chosen)
+        self.totals[self.act] = f"{plural(self.found, 'block')} found, first token after {mean:.2f} s on average"
+        begins = f"Chat {chat} {'comes again' if len(keys) > 1 + BLOCKS_PER_TURN else 'arrives'}"
+        question = ask(f"{begins}. Where does it go?", f"replica {chosen}", OPTIONS, why) if number in ASKED else None
+        self.show(
+            f"{begins}: {len(keys)} blocks. Replica {chosen} has {one.num_found} of them, and computes "
+            f"{one.num_computed}; the first token comes after {one.waited:.2f} s.",
+            f"{POLICY}::{type(self.policy).__name__}.choose",
+            question,
+            prompt=list(map(name_of, keys)),
+            chosen=chosen,
+        )
 
-    def reason(self, keys: list[int]) -> str:
+    def reason(self, keys: Sequence[int]) -> str:
         """Return why the chosen replica is chosen, and note the scores as they are written."""
-        from mini_engine.distributed.routing.policy import PrefixScore
-
         if not isinstance(self.policy, PrefixScore):
             return "Each has its turn, whatever the prompt."
         scores = self.policy.scores(keys, self.loads)
@@ -108,21 +112,3 @@ class Act:
         if self.policy.beta:
             why += f", and they have {listed(list(map(int, self.loads.values())))} requests to finish"
         return f"{why}: the scores are {listed(list(self.scores.values()))}."
-
-
-OPENING = {
-    ACTS[0]: f"{NUM_REPLICAS} replicas, each with a cache of {CAPACITY} blocks. All prompts begin with one system "
-    "prompt, block S. First, round robin: each replica in its turn.",
-    ACTS[1]: "The same chats, with empty caches. Now each goes where most of its prompt is known, whatever the load.",
-    ACTS[2]: "The same chats once more, with the score: the share that is known, minus how much busier than the mean.",
-}
-
-
-def record(tape: Tape) -> None:
-    """Play the same chats under each policy."""
-    totals: dict[str, str] = {}
-    for name in ACTS:
-        act = Act(tape, name, totals)
-        act.show(OPENING[name])
-        for number, (chat, keys) in enumerate(chats()):
-            act.take(number, chat, keys)

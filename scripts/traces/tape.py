@@ -1,104 +1,100 @@
-"""Course machinery. A trace: frames with a state to draw, a sentence that says what happened, and sometimes a question.
+"""Course machinery. The base of recorders and labs: frames to draw, sentences that say what happened, and questions.
+
+A recorder is a subclass of Tape in a module of this folder, named in `record.py`; `work.py` is a short one. Its
+`__init__` says what the trace is called and builds the engine's parts; `state` returns what every frame shows of them;
+`record` runs them and calls `show` wherever a reader should look. It runs the engine's own code and computes nothing
+that the engine can: otherwise a bug would not show. Its lesson's page links the picture to the trace.
 
 A trace is a script, `x.trace.js`, that puts one object into `window.KV_TRACES`, because a page opened from a file can
 load scripts but no other data. It is the same on every machine: no times, fixed seeds, sorted keys.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 VERSION = 1
 MOST_FRAMES = 60
+Ask = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A question asked before its frame is shown. right: the index of the correct one of 2 to 4 options."""
-
-    question: str
-    options: Sequence[str]
-    right: int
-    why: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"question": self.question, "options": list(self.options), "right": self.right, "why": self.why}
-
-
-def ask(question: str, right: Any, others: Sequence[Any], why: str) -> Ask | None:
-    """Return a question whose correct answer comes from the run. Options are sorted, so position gives nothing away.
-
-    None if no wrong option remains: the run's answer was the only one.
-    """
-    others = list(dict.fromkeys(map(str, others)))
-    if str(right) in others:
-        others.remove(str(right))
-    if not others:
-        return None
-    options = sorted([str(right), *others], key=in_order)
-    return Ask(question, options, options.index(str(right)), why)
-
-
-def in_order(text: str) -> tuple[float, str]:
-    """Sort key: numbers by value, then words alphabetically."""
-    head = text.split(" ", 1)[0].replace(",", "")
-    return (float(head) if head.lstrip("-").isdigit() else float("inf"), text)
-
-
-@dataclass
 class Tape:
     """A trace being recorded.
 
-    id: its name in a page, such as `l2-pool`. file: its path below lessons/. kind: the view that draws it.
-    scene: state common to all frames. poster: the frame that a player opens on, and the picture where scripts
-    do not run.
+    id: its name in a page, such as `l2-pool`. file: its path below lessons/. kind: the view that draws it, a file in
+    site/theme/assets/player/views/. scene: state common to all frames. poster: the frame that a player opens on, and
+    the picture where scripts do not run.
     """
 
-    id: str
-    file: str
-    kind: str
-    title: str
-    scene: dict[str, Any]
-    poster: int = 0
-    frames: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self, id: str, file: str, kind: str, title: str, poster: int = 0, /, **scene: Any) -> None:
+        self.id, self.file, self.kind, self.title, self.poster = id, file, kind, title, poster
+        self.scene, self.frames = scene, list[dict[str, Any]]()
 
-    def frame(self, say: str, question: Ask | None = None, code: str = "", **state: Any) -> None:
-        """Add a frame.
+    def record(self) -> None:
+        """Run the engine and show what happens."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """Return what a frame shows of the engine now: JSON values, copied, under the same keys in every frame."""
+        return {}
+
+    def show(self, say: str, code: str = "", question: Ask | None = None, **state: Any) -> None:
+        """Add a frame: `state()` and `state`.
 
         Args:
-            question: asked before it.
             code: the function that made the frame, such as `mini_engine/kv/allocator.py::BlockAllocator.free`. The
                 website links to its lines (scripts/website/player_links.py), so that a trace survives when they move.
+            question: asked before the frame is shown; from `ask`.
 
         Raises:
             RuntimeError: there are too many frames; the recorded code may never end.
         """
         if len(self.frames) == MOST_FRAMES:
             raise RuntimeError(f"it goes on for more than {MOST_FRAMES} steps")
-        frame = {"say": say} | ({"code": code} if code else {}) | state
-        self.frames.append(frame | {"ask": question.as_dict()} if question else frame)
+        frame = {"say": say} | ({"code": code} if code else {}) | self.state() | state
+        self.frames.append(frame | {"ask": question} if question else frame)
 
     def stopped(self, error: BaseException) -> None:
         """Add a frame that says that the recorded code has failed."""
         last = {key: value for key, value in (self.frames[-1] if self.frames else {}).items() if key != "ask"}
         self.frames.append(last | {"say": f"Here your code stopped: {type(error).__name__}: {error}"})
 
+    @cached_property
+    def model(self):
+        """The pocket model."""
+        from mini_engine.checkpoint.weights import load_model  # here, because a page has no tensors
+        from mini_engine.pocket import POCKET_DIR
+
+        return load_model(POCKET_DIR)
+
+    @cached_property
+    def tokenizer(self):
+        """The pocket model's tokenizer."""
+        from mini_engine.pocket import POCKET_DIR
+        from mini_engine.text.tokenizer import Tokenizer
+
+        return Tokenizer(POCKET_DIR)
+
+    def words(self, token_ids: Sequence[int]) -> list[str]:
+        """Return each token's text, without spaces around it."""
+        return [self.tokenizer.decode([token]).strip() for token in token_ids]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The trace as a player reads it."""
+        return {name: getattr(self, name) for name in ("id", "file", "kind", "title", "poster", "scene", "frames")}
+
     @property
     def text(self) -> str:
         """The file's text, one frame per line."""
-        head = {"file": self.file, "id": self.id, "kind": self.kind, "poster": self.poster}
-        head |= {"scene": self.scene, "title": self.title}
-        pairs = [f"{dump(key)}: {dump(value)}" for key, value in sorted((head | {"version": VERSION}).items())]
-        frames = ",\n".join(map(dump, self.frames))
-        return "\n".join(
-            [
-                "// Recorded by scripts/traces/record.py: do not edit, record again.",
-                "window.KV_TRACES = window.KV_TRACES || {};",
-                f"window.KV_TRACES[{dump(self.id)}] = {{",
-                *(pair + "," for pair in pairs),
-                f'"frames": [\n{frames}\n]}};\n',
-            ]
+        head = {**self.data, "version": VERSION}
+        frames = ",\n".join(map(dump, head.pop("frames")))
+        pairs = "".join(f"{dump(key)}: {dump(value)},\n" for key, value in sorted(head.items()))
+        return (
+            "// Recorded by scripts/traces/record.py: do not edit, record again.\n"
+            "window.KV_TRACES = window.KV_TRACES || {};\n"
+            f'window.KV_TRACES[{dump(self.id)}] = {{\n{pairs}"frames": [\n{frames}\n]}};\n'
         )
 
 
@@ -112,7 +108,21 @@ def read_trace(text: str) -> dict[str, Any]:
     return json.loads(body[: body.rindex(";")])
 
 
-Record = Callable[[Tape], None]
+def ask(question: str, right: Any, others: Sequence[Any], why: str) -> Ask | None:
+    """Return a question whose correct answer comes from the run. Options are sorted, so position gives nothing away.
+
+    None if no wrong option remains: the run's answer was the only one.
+    """
+    options = sorted({str(right), *map(str, others)}, key=in_order)
+    if len(options) == 1:
+        return None
+    return {"question": question, "options": options, "right": options.index(str(right)), "why": why}
+
+
+def in_order(text: str) -> tuple[float, str]:
+    """Sort key: numbers by value, then words alphabetically."""
+    head = text.split(" ", 1)[0].replace(",", "")
+    return (float(head) if head.lstrip("-").isdigit() else float("inf"), text)
 
 
 def plural(count: int, word: str) -> str:
@@ -120,10 +130,11 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
-def listed(values: Sequence[Any]) -> str:
-    """Return "4", "4 and 1", "4, 1 and 0"."""
+def listed(values: Sequence[Any], one: str = "", many: str = "") -> str:
+    """Return "4", "4 and 1", "4, 1 and 0"; with a verb for one and for many: "A waits", "A and B wait"."""
     words = [str(value) for value in values]
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+    text = " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+    return f"{text} {one if len(words) == 1 else many}" if one and words else text
 
 
 def ranges(values: Sequence[int]) -> str:

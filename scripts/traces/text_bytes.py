@@ -4,6 +4,9 @@ from typing import Any
 
 from scripts.traces.tape import Tape, ask, plural
 
+from mini_engine.engine.answer import AnswerText
+from mini_engine.text.detokenizer import Detokenizer
+
 STOP = "User:"
 FIRST, SECOND = "A café: 5 €, Us, User: no", "Hi 😀"
 CUT = 1  # tokens missing at the end of the second answer
@@ -11,176 +14,143 @@ DETOKENIZER = "mini_engine/text/detokenizer.py::Detokenizer"
 CHECKER = "mini_engine/text/detokenizer.py::StopChecker"
 
 
-def tape() -> Tape:
-    return Tape("l6-bytes", "l6_text/bytes.trace.js", "bytes", "From tokens to characters", {"stop": STOP}, 15)
+class TextBytes(Tape):
+    """One answer after another, on its way through detokenizer and stop strings.
 
+    said: what the bytes have become. shown: how much of it a reader has seen.
+    """
 
-class Answer:
-    """One answer on its way through detokenizer and stop strings."""
+    def __init__(self) -> None:
+        super().__init__("l6-bytes", "l6_text/bytes.trace.js", "bytes", "From tokens to characters", 15, stop=STOP)
+        self.begin()
 
-    def __init__(self, tape: Tape, tokenizer) -> None:
-        from mini_engine.text.detokenizer import Detokenizer, StopChecker
-
-        self.tape, self.tokenizer = tape, tokenizer
-        self.detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
-        self.checker = StopChecker([STOP])
+    def begin(self) -> None:
+        """Begin an answer."""
+        self.answer = AnswerText(self.tokenizer, [STOP])
+        self.characters = Detokenizer(self.tokenizer.token_bytes, self.tokenizer.special_ids)  # before stop strings
         self.tokens: list[int] = []
-        self.text = self.shown = ""  # what the bytes have become, and how much of it was shown
-        self.stop: str | None = None
+        self.said = self.shown = ""
+        self.is_over = False
 
     def push(self, token: int) -> str:
         """Add a token. Returns the text that it completes."""
+        text = self.characters.push(token)
         self.tokens.append(token)
-        text = self.detokenizer.push(token)
-        self.take(text)
+        self.said += text
+        self.shown += self.answer.push(token)
         return text
 
-    def take(self, text: str) -> None:
-        self.text += text
-        checked = self.checker.push(text)
-        self.shown += checked.text
-        self.stop = checked.stop
-
     def finish(self) -> None:
-        self.take(self.detokenizer.finish())
-        self.shown += self.checker.finish()
+        self.said += self.characters.finish()
+        self.shown += self.answer.finish()
+        self.is_over = True
 
     @property
-    def num_bytes(self) -> int:
-        return sum(len(self.tokenizer.token_bytes[token]) for token in self.tokens)
+    def held(self) -> str:
+        """What may be the beginning of a stop string."""
+        return self.answer.checker.held
 
-    def state(self, is_over: bool = False) -> dict[str, Any]:
-        tokens = [{"id": token, "bytes": self.tokenizer.token_bytes[token].hex(" ")} for token in self.tokens]
-        chars = spans_of(self.text, self.num_bytes, is_over)
-        return {"tokens": tokens, "chars": chars, "shown": self.shown, "held": self.checker.held, "stop": self.stop}
+    def bytes_of(self, token: int) -> bytes:
+        return self.tokenizer.token_bytes[token]
 
+    @property
+    def waiting(self) -> int:
+        """How many bytes have not become a character yet."""
+        return sum(len(self.bytes_of(token)) for token in self.tokens) - len(self.said.encode())
 
-def spans_of(text: str, num_bytes: int, is_over: bool) -> list[list[Any]]:
-    """Pair each character with its number of bytes. At the end, the last one stands for all bytes that are left."""
-    sizes = [len(char.encode()) for char in text]
-    if is_over and sizes:
-        sizes[-1] += num_bytes - sum(sizes)
-    return [list(span) for span in zip(text, sizes, strict=True)]
+    def state(self) -> dict[str, Any]:
+        """chars: each character with its number of bytes; at the end, the last one stands for all that are left."""
+        tokens = [{"id": token, "bytes": self.bytes_of(token).hex(" ")} for token in self.tokens]
+        chars = [[char, len(char.encode())] for char in self.said]
+        if self.is_over:
+            chars[-1][1] += self.waiting
+        return {"tokens": tokens, "chars": chars, "shown": self.shown, "held": self.held, "stop": self.answer.stop}
 
-
-def record(tape: Tape) -> None:
-    from mini_engine.pocket import POCKET_DIR
-    from mini_engine.text.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer(POCKET_DIR)
-    answer = Answer(tape, tokenizer)
-    tape.frame(
-        "The tokens of an answer arrive one by one. Each is a few bytes. The answer ends at the stop string "
-        f"“{STOP}”, of which the reader must never see any part.",
-        code=DETOKENIZER,
-        **answer.state(),
-    )
-    ends_at_a_stop(answer, tokenizer.encode(FIRST))
-    is_cut_short(Answer(tape, tokenizer), tokenizer.encode(SECOND)[:-CUT])
-
-
-def ends_at_a_stop(answer: Answer, ids: list[int]) -> None:
-    """Record a frame for each token. Tokens that pass straight through share a frame."""
-    tape, passed, state = answer.tape, "", {}
-    for token in ids:
-        held = answer.checker.held
-        text = answer.push(token)
-        if text.isascii() and text and not held and not answer.checker.held and answer.stop is None:
-            passed, state = passed + text, answer.state()
-            continue
-        if passed:
-            said = f"“{passed}”: plain ASCII, one byte per character. It is shown at once."
-            tape.frame(said, code=f"{DETOKENIZER}.push", **state)
-            passed = ""
-        code = f"{DETOKENIZER if not text.isascii() or not text else CHECKER}.push"
-        tape.frame(*tale(answer, token, text, held), code, **answer.state())
-        if answer.stop is not None:
-            return
-
-
-def tale(answer: Answer, token: int, text: str, held: str):
-    """Describe what happened to a token that did not pass straight through, perhaps with a question."""
-    raw = answer.tokenizer.token_bytes[token]
-    if not text:
-        return tale_of_a_part(answer, token, raw)
-    if not text.isascii():
-        size = len(text.encode())
-        return (
-            f"Token {token}, the byte {raw.hex(' ')}, ends a character of {plural(size, 'byte')}: “{text}” is shown.",
-            None,
+    def record(self) -> None:
+        self.show(
+            "The tokens of an answer arrive one by one. Each is a few bytes. The answer ends at the stop string "
+            f"“{STOP}”, of which the reader must never see any part.",
+            DETOKENIZER,
         )
-    if answer.stop is not None:
-        question = ask(
-            "The next token is “:”. How much of “User:” does the reader see?",
-            "nothing",
-            ("“User”", "“User:”"),
-            "It was held back from its first letter on, and a completed stop string is discarded.",
+        self.ends_at_a_stop()
+        self.is_cut_short()
+
+    def ends_at_a_stop(self) -> None:
+        """Record a frame for each token. Tokens that pass straight through share a frame."""
+        passed, state = "", {}
+        for token in self.tokenizer.encode(FIRST):
+            held = self.held
+            text = self.push(token)
+            if text.isascii() and text and not held and not self.held and self.answer.stop is None:
+                passed, state = passed + text, self.state()
+                continue
+            if passed:
+                said = f"“{passed}”: plain ASCII, one byte per character. It is shown at once."
+                self.show(said, f"{DETOKENIZER}.push", **state)
+                passed = ""
+            say, question = self.tale(token, text, held)
+            self.show(say, f"{CHECKER if text.isascii() and text else DETOKENIZER}.push", question)
+            if self.answer.stop is not None:
+                return
+
+    def tale(self, token: int, text: str, held: str):
+        """Describe what happened to a token that did not pass straight through, perhaps with a question."""
+        if not text:
+            return self.tale_of_a_part(self.bytes_of(token), f"Token {token} is the byte ")
+        if not text.isascii():
+            ends = f"ends a character of {plural(len(text.encode()), 'byte')}: “{text}” is shown."
+            return f"Token {token}, the byte {self.bytes_of(token).hex(' ')}, {ends}", None
+        if self.answer.stop is not None:
+            why = "It was held back from its first letter on, and a completed stop string is discarded."
+            wrong = ("“User”", "“User:”")
+            question = ask("The next token is “:”. How much of “User:” does the reader see?", "nothing", wrong, why)
+            said = f"“{text}” completes “{self.answer.stop}”. The answer ends here, and no part of the stop string "
+            return f"{said}was shown.", question
+        if self.held:
+            return self.tale_of_a_wait(text)
+        return f"“{text}”: no stop string begins with “{held}{text}”. The text that was held back is shown.", None
+
+    def is_asked(self, word: str) -> bool:
+        """Whether a question with this word has been asked."""
+        return any(word in frame.get("ask", {}).get("question", "") for frame in self.frames)
+
+    def tale_of_a_part(self, raw: bytes, begins: str):
+        """Describe a token that begins or continues a character without completing it."""
+        have, alone = ("has", "it") if self.waiting == 1 else ("have", "they")
+        why = f"{plural(self.waiting, 'byte')} of a character {have} arrived, and more must follow. "
+        why += f"Alone, {alone} would be “�”."
+        question = None
+        if not self.is_asked("?"):
+            text = f"The next token is the byte {raw.hex()}, the first of an “é”. What does the reader see?"
+            question = ask(text, "nothing yet", ("�", "é", "Ã"), why)
+        return f"{begins}{raw.hex(' ')}. {why} Nothing is shown.", question
+
+    def tale_of_a_wait(self, text: str):
+        """Describe a token whose text may begin a stop string, and is held back."""
+        held, question = self.held, None
+        if not self.is_asked("stop string"):
+            shown = "the space" if text.removesuffix(held) == " " else "all of it" if not held else "nothing"
+            why = f"A stop string may begin here. “{held}” is held back until that is decided."
+            asked = f"The next token is “{text}”, and the stop string is “{STOP}”. How much of the token is shown?"
+            question = ask(asked, shown, ("all of it", "nothing"), why)
+        return f"“{text}”: “{held}” may be the beginning of “{STOP}”, so it is held back.", question
+
+    def is_cut_short(self) -> None:
+        """Record an answer that reaches its maximum length in the middle of a character."""
+        self.begin()
+        for token in self.tokenizer.encode(SECOND)[:-CUT]:
+            self.push(token)
+        self.show(
+            f"Another answer: “{self.said}”, then an emoji of 4 bytes. It has reached max_tokens with only "
+            f"{plural(self.waiting, 'byte')} of the emoji.",
+            f"{DETOKENIZER}.push",
         )
-        return (
-            f"“{text}” completes “{answer.stop}”. The answer ends here, and no part of the stop string was shown.",
-            question,
+        self.finish()
+        text = "The answer ends in the middle of an emoji. What happens to its bytes?"
+        why = "The deltas add up to what decoding everything at once gives, and that ends in one replacement character."
+        self.show(
+            f"It ends here. Bytes that never became a character are shown as “{self.said[-1]}”, so that the reader "
+            "knows that something is missing.",
+            f"{DETOKENIZER}.finish",
+            ask(text, self.said[-1], ("they are left out", "😀", "an error"), why),
         )
-    if answer.checker.held:
-        return tale_of_a_wait(answer, text)
-    return f"“{text}”: no stop string begins with “{held}{text}”. The text that was held back is shown.", None
-
-
-def tale_of_a_part(answer: Answer, token: int, raw: bytes):
-    """Describe a token that begins or continues a character without completing it."""
-    waiting = answer.num_bytes - len(answer.text.encode())
-    have, alone = ("has", "it") if waiting == 1 else ("have", "they")
-    why = f"{plural(waiting, 'byte')} of a character {have} arrived, and more must follow. Alone, {alone} would be “�”."
-    question = None
-    if not any("ask" in frame for frame in answer.tape.frames):
-        question = ask(
-            f"The next token is the byte {raw.hex()}, the first of an “é”. What does the reader see?",
-            "nothing yet",
-            ("�", "é", "Ã"),
-            why,
-        )
-    return f"Token {token} is the byte {raw.hex(' ')}. {why} Nothing is shown.", question
-
-
-def tale_of_a_wait(answer: Answer, text: str):
-    """Describe a token whose text may begin a stop string, and is held back."""
-    held, question = answer.checker.held, None
-    if not any("stop string" in frame.get("ask", {}).get("question", "") for frame in answer.tape.frames):
-        question = ask(
-            f"The next token is “{text}”, and the stop string is “{STOP}”. How much of the token is shown?",
-            shown_of(text, held),
-            ("all of it", "nothing"),
-            f"A stop string may begin here. “{held}” is held back until that is decided.",
-        )
-    return f"“{text}”: “{held}” may be the beginning of “{STOP}”, so it is held back.", question
-
-
-def shown_of(text: str, held: str) -> str:
-    """Say in words how much of `text` is shown."""
-    return "the space" if text.removesuffix(held) == " " else "all of it" if not held else "nothing"
-
-
-def is_cut_short(answer: Answer, ids: list[int]) -> None:
-    """Record an answer that reaches its maximum length in the middle of a character."""
-    for token in ids:
-        answer.push(token)
-    answer_state = answer.state()
-    waiting = answer.num_bytes - len(answer.text.encode())
-    answer.tape.frame(
-        f"Another answer: “{answer.text}”, then an emoji of 4 bytes. It has reached max_tokens with only "
-        f"{plural(waiting, 'byte')} of the emoji.",
-        code=f"{DETOKENIZER}.push",
-        **answer_state,
-    )
-    answer.finish()
-    answer.tape.frame(
-        f"It ends here. Bytes that never became a character are shown as “{answer.text[-1]}”, so that the reader knows "
-        "that something is missing.",
-        ask(
-            "The answer ends in the middle of an emoji. What happens to its bytes?",
-            answer.text[-1],
-            ("they are left out", "😀", "an error"),
-            "The deltas add up to what decoding everything at once gives, and that ends in one replacement character.",
-        ),
-        code=f"{DETOKENIZER}.finish",
-        **answer.state(is_over=True),
-    )

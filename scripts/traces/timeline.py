@@ -1,9 +1,14 @@
 """Course machinery. Lesson 5's trace: six requests in one batch, step by step, with chunks, a preemption, an abort."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from scripts.traces.tape import Tape, ask, listed, plural, ranges
+
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
 
 BLOCKS, BLOCK_SIZE, BUDGET = 9, 4, 8
 SCHEDULER = "mini_engine/engine/scheduler.py::Scheduler"
@@ -28,122 +33,142 @@ JOBS = (
     Job("E", 8, 5, 9, abort=15),
     Job("F", 10, 3, 3),
 )
+Cells = dict[str, dict[str, Any]]  # what a step does with each request
 
 
-def tape() -> Tape:
-    jobs = [{"name": job.name, "prompt": job.prompt, "answer": job.answer} for job in JOBS]
-    scene = {"blocks": BLOCKS, "budget": BUDGET, "jobs": jobs}
-    return Tape("l5-timeline", "l5_scheduler/batch.trace.js", "timeline", "One batch, step by step", scene, 16)
+class Steps(Tape):
+    """Steps a scheduler, a frame for each step: the base of the recorder and of lesson 5's lab.
 
+    came, gone: requests that have arrived or been aborted since the last step.
+    """
 
-class Recorder:
-    """Replaces a runner's `run`: records what each step computes and what each request holds, before it runs."""
+    scheduler: Scheduler
+    abort_code = f"{SCHEDULER}.finish"
 
-    def __init__(self, engine) -> None:
-        self.engine, self.compute = engine, engine.runner.run
+    def __init__(self, *about: Any, **scene: Any) -> None:
+        super().__init__(*about, **scene)
+        self.came, self.gone = list[str](), list[str]()
         self.preempted: dict[str, int] = {}
+        self.steps = 0
 
-    def run(self, chunks):
-        scheduler = self.engine.scheduler
-        self.cells: dict[str, dict[str, Any]] = {}
-        self.out = []
-        for request in scheduler.waiting:
-            if request.num_preemptions > self.preempted.get(request.id, 0):
-                self.out.append(request.id)
+    def compute(self, chunks: Sequence[Chunk]) -> list[Sampled]:
+        """Run the model and the sampler."""
+        raise NotImplementedError
+
+    def held(self) -> dict[str, int]:
+        """Return how many blocks each request holds."""
+        return {name: len(table.blocks) for name, table in self.scheduler.manager.tables.items()}
+
+    def step(self) -> None:
+        """Run a step and add it as a frame: what each request holds before it is computed, and what is."""
+        chunks = self.scheduler.schedule()
+        requests = [chunk.request for chunk in chunks]
+        cells, held = self.cells_of(chunks), self.held()
+        self.scheduler.update(chunks, self.compute(chunks))
+        ended = [request.id for request in requests if request.is_finished]
+        say = " ".join(filter(None, self.sentences(cells, ended)))
+        self.show(say, self.code_of(cells), self.question(cells, held), cells=cells, held=held, ended=ended)
+        self.came, self.gone = [], []
+        self.steps += 1
+
+    def cells_of(self, chunks: Sequence[Chunk]) -> Cells:
+        cells: Cells = {}
+        for request in self.scheduler.waiting:
+            was_out = request.num_preemptions > self.preempted.get(request.id, 0)
             self.preempted[request.id] = request.num_preemptions
-            self.cells[request.id] = {"kind": "out" if request.id in self.out else "waits"}
+            cells[request.id] = {"kind": "out" if was_out else "waits"}
         for chunk in chunks:
             request = chunk.request
             kind = "decode" if not request.is_prefilling else "again" if request.num_preemptions else "prefill"
-            self.cells[request.id] = {
-                "kind": kind,
-                "start": chunk.start,
-                "stop": chunk.stop,
-                "of": len(request.token_ids),
-            }
-        self.held = {name: len(table.blocks) for name, table in scheduler.manager.tables.items()}
-        return self.compute(chunks)
+            part = {"start": chunk.start, "stop": chunk.stop, "of": len(request.token_ids)}
+            cells[request.id] = {"kind": kind, **part}
+        return cells | {name: {"kind": "aborted"} for name in self.gone}
+
+    def code_of(self, cells: Cells) -> str:
+        """Return the function behind what is rarest in a step: an abort, a preemption, a new request."""
+        if self.gone:
+            return self.abort_code
+        is_new = any(cell.get("start") == 0 for cell in cells.values())
+        return f"{SCHEDULER}.{'preempt' if of_kind(cells, 'out') else 'admit' if is_new else 'continue_running'}"
+
+    def sentences(self, cells: Cells, ended: list[str]) -> list[str]:
+        """Say what happened, in the order of the scheduler's decisions; "" for what did not."""
+        gone, out = listed(self.gone), listed(of_kind(cells, "out"))
+        total = sum(cell["stop"] - cell["start"] for cell in cells.values() if "stop" in cell)
+        return [
+            f"Step {self.steps}:",
+            listed(self.came, "arrives.", "arrive."),
+            gone and f"{gone} is aborted because its client disconnected; its blocks are freed.",
+            out and f"The pool cannot keep all its promises: {out}, the newest, is preempted.",
+            listed(of_kind(cells, "decode"), "decodes.", "decode, one token each."),
+            *(f"{name} computes {part_of(cells[name])}." for name in of_kind(cells, "prefill")),
+            *(f"{name} computes {part_of(cells[name])} again." for name in of_kind(cells, "again")),
+            listed(of_kind(cells, "waits"), "waits.", "wait."),
+            listed(ended, "has ended.", "have ended."),
+            f"{plural(total, 'token')} in total.",
+        ]
+
+    def question(self, cells: Cells, held: dict[str, int]):
+        """Ask about each of the scheduler's rules once, where it first applies."""
+        asked = {frame["ask"]["question"].split(":")[0] for frame in self.frames if "ask" in frame}
+        decodes, out, again = (of_kind(cells, kind) for kind in ("decode", "out", "again"))
+        cut = [name for name in of_kind(cells, "prefill") if cells[name]["stop"] < cells[name]["of"]]
+        if cut and decodes and "The budget" not in asked:
+            return budget_question(cut[0], cells[cut[0]], decodes, self.scene["budget"])
+        if out and "The pool" not in asked:
+            why = "The newest request is preempted: requests that arrived earlier never lose their place to it."
+            text = "The pool: the step needs more blocks than are free. Which request is preempted?"
+            return ask(text, out[0], [name for name in held if name not in out][:3], why)
+        if again and "Back again" not in asked:
+            why = "Its blocks were freed, so its KV is lost: the prompt and the answer so far are computed again."
+            text = "Back again: the preempted request has room now. Where does it resume?"
+            return ask(text, f"at token {cells[again[0]]['start']}", ("where it stopped",), why)
+        if self.gone and "The client" not in asked:
+            why = "An abort takes effect between two steps and frees everything at once. Other requests are unaffected."
+            text = f"The client: {self.gone[0]}'s client disconnects. When are its blocks free?"
+            return ask(text, "before this step", ("when its answer would have ended", "after this step"), why)
+        return None
 
 
-def record(tape: Tape) -> None:
-    from mini_engine.checkpoint.weights import load_model
-    from mini_engine.engine.engine import Engine
-    from mini_engine.engine.sampling_params import SamplingParams
-    from mini_engine.engine.scheduler import SchedulerConfig
-    from mini_engine.pocket import POCKET_DIR
+class Timeline(Steps):
+    """An engine of the pocket model."""
 
-    limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=BUDGET, watermark=0)
-    engine = Engine.for_model(
-        load_model(POCKET_DIR),
-        num_blocks=BLOCKS + 1,
-        block_size=BLOCK_SIZE,
-        kernel="reference",
-        scheduler_config=limits,
-    )
-    recorder = Recorder(engine)
-    engine.runner.run = recorder.run
-    step, coming = 0, list(JOBS)
-    while engine.has_unfinished or coming:
-        came, gone = [], []
-        for job in [job for job in coming if job.arrival == step]:
-            coming.remove(job)
-            came.append(job.name)
-            params = SamplingParams(temperature=0, max_tokens=job.answer, ignore_eos=True)
-            engine.add_request(job.name, [65 + i for i in range(job.prompt)], params)
-        for job in JOBS:
-            if job.abort == step and engine.abort(job.name):
-                gone.append(job.name)
-        result = engine.step()
-        ended = [request.id for request in result.finished]
-        show(tape, step, recorder, came, gone, ended)
-        step += 1
+    abort_code = "mini_engine/engine/engine.py::Engine.abort"
 
+    def __init__(self) -> None:
+        jobs = [{"name": job.name, "prompt": job.prompt, "answer": job.answer} for job in JOBS]
+        scene = {"blocks": BLOCKS, "budget": BUDGET, "jobs": jobs}
+        title = "One batch, step by step"
+        super().__init__("l5-timeline", "l5_scheduler/batch.trace.js", "timeline", title, 16, **scene)
 
-def show(tape: Tape, step: int, recorder: Recorder, came: list[str], gone: list[str], ended: list[str]) -> None:
-    """Add one step as a frame."""
-    cells, held = recorder.cells, recorder.held
-    for name in gone:
-        cells[name] = {"kind": "aborted"}
-    say = " ".join(sentences(step, cells, recorder.out, came, gone, ended))
-    asked, code = question(tape, cells, held, recorder.out, gone), code_of(cells, recorder.out, gone)
-    tape.frame(say, asked, code, cells=cells, held=held, ended=ended)
+    def record(self) -> None:
+        from mini_engine.engine.engine import Engine  # here, because the lab's page has no tensors
+
+        limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=BUDGET, watermark=0)
+        self.engine = engine = Engine.for_model(
+            self.model, num_blocks=BLOCKS + 1, block_size=BLOCK_SIZE, kernel="reference", scheduler_config=limits
+        )
+        self.scheduler = engine.scheduler
+        coming = list(JOBS)
+        while engine.has_unfinished or coming:
+            for job in [job for job in coming if job.arrival == self.steps]:
+                coming.remove(job)
+                self.came.append(job.name)
+                params = SamplingParams(temperature=0, max_tokens=job.answer, ignore_eos=True)
+                engine.add_request(job.name, [65 + i for i in range(job.prompt)], params)
+            self.gone = [job.name for job in JOBS if job.abort == self.steps and engine.abort(job.name)]
+            self.step()
+
+    def compute(self, chunks: Sequence[Chunk]) -> list[Sampled]:
+        return self.engine._run(chunks)
 
 
-def code_of(cells, out, gone) -> str:
-    """Return the function behind what is rarest in a step: an abort, a preemption, a new request."""
-    if gone:
-        return "mini_engine/engine/engine.py::Engine.abort"
-    if out:
-        return f"{SCHEDULER}.preempt"
-    return f"{SCHEDULER}.{'admit' if any(cell.get('start') == 0 for cell in cells.values()) else 'continue_running'}"
-
-
-def sentences(step, cells, out, came, gone, ended) -> list[str]:
-    """Say what happened, in the order of the scheduler's decisions."""
-    of_kind = {
-        kind: [name for name, cell in cells.items() if cell["kind"] == kind]
-        for kind in ("decode", "prefill", "again", "waits")
-    }
-    said = [f"{listed(came)} {'arrives' if len(came) == 1 else 'arrive'}." if came else ""]
-    said += [f"{listed(gone)} is aborted because its client disconnected; its blocks are freed." if gone else ""]
-    said += [f"The pool cannot keep all its promises: {listed(out)}, the newest, is preempted." if out else ""]
-    if names := of_kind["decode"]:
-        each = ", one token each" if len(names) > 1 else ""
-        said.append(f"{listed(names)} {'decode' if len(names) > 1 else 'decodes'}{each}.")
-    for kind, verb, again in (("prefill", "computes", ""), ("again", "computes", " again")):
-        for name in of_kind[kind]:
-            cell = cells[name]
-            said.append(f"{name} {verb} {part_of(cell)}{again}.")
-    said += [
-        f"{listed(of_kind['waits'])} {'waits' if len(of_kind['waits']) == 1 else 'wait'}." if of_kind["waits"] else ""
-    ]
-    said += [f"{listed(ended)} {'has' if len(ended) == 1 else 'have'} ended." if ended else ""]
-    total = sum(cell["stop"] - cell["start"] for cell in cells.values() if "stop" in cell)
-    return [f"Step {step}:", *filter(None, said), f"{plural(total, 'token')} in total."]
+def of_kind(cells: Cells, kind: str) -> list[str]:
+    return [name for name, cell in cells.items() if cell["kind"] == kind]
 
 
 def part_of(cell: dict[str, Any]) -> str:
-    """ "tokens 0 … 5 of 15", "all 6 tokens"."""
+    """Return "tokens 0 … 5 of 15", "all 6 tokens"."""
     start, stop, of = cell["start"], cell["stop"], cell["of"]
     if stop - start == of:
         return f"all {of} tokens"
@@ -151,46 +176,10 @@ def part_of(cell: dict[str, Any]) -> str:
 
 
 def budget_question(name: str, cell: dict[str, Any], decodes: list[str], budget: int):
-    count = cell["stop"] - cell["start"]
     return ask(
         f"The budget: {listed(decodes)} decode, and {name} arrives with {cell['of']} tokens. How many of its tokens "
         "run in this step?",
-        count,
+        cell["stop"] - cell["start"],
         (cell["of"], budget, 1),
         f"Decodes come first: {plural(len(decodes), 'token')}. The rest of the {budget} goes to {name}'s prompt.",
     )
-
-
-def question(tape: Tape, cells, held, out, gone):
-    """Ask about each of the scheduler's rules once, where it first applies."""
-    asked = {frame["ask"]["question"].split(":")[0] for frame in tape.frames if "ask" in frame}
-    decodes = [name for name, cell in cells.items() if cell["kind"] == "decode"]
-    chunk = next(
-        ((name, cell) for name, cell in cells.items() if cell["kind"] == "prefill" and cell["stop"] < cell["of"]), None
-    )
-    if chunk and decodes and "The budget" not in asked:
-        return budget_question(*chunk, decodes, tape.scene["budget"])
-    if out and "The pool" not in asked:
-        others = [name for name in held if name not in out]
-        why = "The newest request is preempted: requests that arrived earlier never lose their place to it."
-        return ask(
-            "The pool: the step needs more blocks than are free. Which request is preempted?", out[0], others[:3], why
-        )
-    again = next((cell for cell in cells.values() if cell["kind"] == "again"), None)
-    if again and "Back again" not in asked:
-        why = "Its blocks were freed, so its KV is lost: the prompt and the answer so far are computed again."
-        return ask(
-            "Back again: the preempted request has room now. Where does it resume?",
-            f"at token {again['start']}",
-            ("where it stopped",),
-            why,
-        )
-    if gone and "The client" not in asked:
-        why = "An abort takes effect between two steps and frees everything at once. Other requests are unaffected."
-        return ask(
-            f"The client: {gone[0]}'s client disconnects. When are its blocks free?",
-            "before this step",
-            ("when its answer would have ended", "after this step"),
-            why,
-        )
-    return None

@@ -14,6 +14,12 @@ from typing import Any
 
 from scripts.traces.tape import plural
 
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.worker import EngineWorker
+from mini_engine.model.causal_lm import CausalLM
+from mini_engine.text.tokenizer import Tokenizer
+
 NUM_BLOCKS, BLOCK_SIZE = 13, 4
 PROMPTS = {"A": "The capital of France is", "B": "Once upon a time", "C": "Count: one, two, three,"}
 LENGTHS = {"A": 9, "B": 8, "C": 12}
@@ -106,20 +112,14 @@ def num_tokens(body: bytes) -> int:
 class Stage:
     """The app with its engine's thread, and three clients. `async with` starts the thread and ends everything."""
 
-    def __init__(self) -> None:
-        from mini_engine.checkpoint.weights import load_model
-        from mini_engine.engine.engine import Engine
-        from mini_engine.engine.scheduler import SchedulerConfig
-        from mini_engine.engine.worker import EngineWorker
-        from mini_engine.pocket import POCKET_DIR
-        from mini_engine.server.app import create_app
+    def __init__(self, model: CausalLM, tokenizer: Tokenizer) -> None:
+        from mini_engine.server.app import create_app  # here, because the server is an extra
         from mini_engine.server.metrics import Metrics
         from mini_engine.server.server_config import ServerConfig
-        from mini_engine.text.tokenizer import Tokenizer
 
-        self.tokenizer = Tokenizer(POCKET_DIR)
+        self.tokenizer = tokenizer
         self.engine = Engine.for_model(
-            load_model(POCKET_DIR), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, kernel="reference",
+            model, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, kernel="reference",
             scheduler_config=SchedulerConfig(watermark=0),
         )  # fmt: skip
         metrics = Metrics()

@@ -4,14 +4,13 @@ from typing import Any
 
 from scripts.traces.tape import Tape, ask, plural
 
+from mini_engine.engine.loop import generate
+from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
+from mini_engine.kv.no_cache import NoCache, Recompute
+
 PROMPT, ANSWER = "The capital of France is", 12
 LOOP = "mini_engine/engine/loop.py::generate"
 PLANS = ("mini_engine/kv/no_cache.py::Recompute.plan", "mini_engine/kv/contiguous.py::CachedSequence.plan")
-
-
-def tape() -> Tape:
-    scene = {"names": ["no cache", "K and V kept"], "steps": ANSWER}
-    return Tape("l0-work", "l0_the_loop/work.trace.js", "work", "The work of each step", scene, 12)
 
 
 class Counting:
@@ -30,38 +29,14 @@ class Counting:
         return self.store.attend(layer, q, meta)
 
 
-def record(tape: Tape) -> None:
-    """Answer the same prompt with both stores, and show their steps side by side."""
-    from mini_engine.checkpoint.weights import load_model
-    from mini_engine.engine.loop import generate
-    from mini_engine.kv.contiguous import CachedSequence, ContiguousKv
-    from mini_engine.kv.no_cache import NoCache, Recompute
-    from mini_engine.pocket import POCKET_DIR
-    from mini_engine.text.tokenizer import Tokenizer
+class Work(Tape):
+    """The steps of both runs, as far as they are shown."""
 
-    tokenizer, model = Tokenizer(POCKET_DIR), load_model(POCKET_DIR)
-    prompt_ids = tokenizer.encode(PROMPT)
-    work = Work(tape, [tokenizer.decode([token]).strip() for token in prompt_ids])
-    kept = ContiguousKv(model.config, len(prompt_ids) + ANSWER)
-    runs = [(NoCache(), Recompute()), (kept, CachedSequence(kept))]
-    work.opening()
-    stores = [Counting(store) for store, _ in runs]
-    answers = [
-        generate(model, store, sequence, prompt_ids, ANSWER) for store, (_, sequence) in zip(stores, runs, strict=True)
-    ]
-    if answers[0] != answers[1]:
-        raise ValueError("with and without a cache the tokens differ")
-    words = [tokenizer.decode([token]).strip() for token in answers[0]]
-    for step, (fed, new) in enumerate(zip(*(store.rows for store in stores), strict=True), 1):
-        work.step(step, fed, new, words[:step])
-    work.sum_up()
-
-
-class Work:
-    """The steps of both runs, as far as they are shown. prompt: its tokens as words."""
-
-    def __init__(self, tape: Tape, prompt: list[str]) -> None:
-        self.tape, self.prompt = tape, prompt
+    def __init__(self) -> None:
+        scene = {"names": ["no cache", "K and V kept"], "steps": ANSWER}
+        super().__init__("l0-work", "l0_the_loop/work.trace.js", "work", "The work of each step", 12, **scene)
+        self.ids = self.tokenizer.encode(PROMPT)
+        self.answer: list[str] = []
         self.rows: list[list[list[int]]] = [[], []]  # of each run: the positions computed in each step
 
     @property
@@ -74,40 +49,50 @@ class Work:
         """How many of them had been computed before, by each run."""
         return [count - len(set().union(*rows)) for count, rows in zip(self.counts, self.rows, strict=True)]
 
-    def show(self, say: str, question=None, answer=(), *, code: str) -> None:
+    def state(self) -> dict[str, Any]:
         spans = [[[rows[0], rows[-1] + 1] for rows in run] for run in self.rows]
-        state = {"prompt": self.prompt, "answer": list(answer), "counts": self.counts, "again": self.again}
-        self.tape.frame(say, question, code=code, spans=spans, **state)
+        counts = {"counts": self.counts, "again": self.again}
+        return {"prompt": self.words(self.ids), "answer": list(self.answer), "spans": spans} | counts
 
-    def opening(self) -> None:
+    def record(self) -> None:
+        """Answer the same prompt with both stores, and show their steps side by side."""
+        kept = ContiguousKv(self.model.config, len(self.ids) + ANSWER)
+        stores, sequences = (Counting(NoCache()), Counting(kept)), (Recompute(), CachedSequence(kept))
         self.show(
-            f"The same prompt, {plural(len(self.prompt), 'token')}, is continued twice: by this lesson's loop, and by "
+            f"The same prompt, {plural(len(self.ids), 'token')}, is continued twice: by this lesson's loop, and by "
             "the same loop with lesson 1's cache. A line of boxes is a step, a full box a row that the model computes.",
-            code="mini_engine/kv/no_cache.py::Recompute",
+            "mini_engine/kv/no_cache.py::Recompute",
         )
+        runs = zip(stores, sequences, strict=True)
+        answers = [generate(self.model, store, sequence, self.ids, ANSWER) for store, sequence in runs]
+        if answers[0] != answers[1]:
+            raise ValueError("with and without a cache the tokens differ")
+        steps = zip(*(store.rows for store in stores), self.words(answers[0]), strict=True)
+        for number, (fed, new, word) in enumerate(steps, 1):
+            self.step(number, fed, new, word)
+        self.sum_up()
 
-    def step(self, number: int, fed: list[int], new: list[int], words: list[str]) -> None:
-        """Add a step: the positions that each run computed, and the answer with the token chosen in this step."""
+    def step(self, number: int, fed: list[int], new: list[int], word: str) -> None:
+        """Add a step: the positions that each run computed, and the token chosen in it."""
         question = self.question(number, fed, new)
+        self.answer.append(word)
         for run, rows in zip(self.rows, (fed, new), strict=True):
             run.append(rows)
-        chosen = f"Both choose “{words[-1]}”."
         if number == 1:
-            say = f"Step 1: both feed the {len(fed)} tokens of the prompt. {chosen}"
+            say = f"Step 1: both feed the {len(fed)} tokens of the prompt."
         else:
             say = (
                 f"Step {number}: without a cache {len(fed)} tokens go through the model, {len(fed) - len(new)} of them "
-                f"computed before. With K and V kept, {plural(len(new), 'token')}. {chosen}"
+                f"computed before. With K and V kept, {plural(len(new), 'token')}."
             )
-        self.show(say, question, words, code=LOOP if number == 1 else PLANS[number == 3])
+        self.show(f"{say} Both choose “{word}”.", LOOP if number == 1 else PLANS[number == 3], question)
 
     def question(self, number: int, fed: list[int], new: list[int]):
         total = [count + len(rows) for count, rows in zip(self.counts, (fed, new), strict=True)]
         if number == 2:
             why = "Nothing was kept, so the prompt is fed again, and behind it the token that was just chosen."
-            return ask(
-                "Step 2, without a cache. How many tokens does it feed?", len(fed), (1, len(self.prompt), 0), why
-            )
+            text = "Step 2, without a cache. How many tokens does it feed?"
+            return ask(text, len(fed), (1, len(self.ids), 0), why)
         if number == 3:
             why = "K and V of all earlier tokens are in the cache. Only the newest token has none yet."
             return ask("And step 3 with the cache?", len(new), (len(fed), 2, 3), why)
@@ -118,11 +103,10 @@ class Work:
         return None
 
     def sum_up(self) -> None:
-        (without, kept), words = self.counts, self.tape.frames[-1]["answer"]
+        without, kept = self.counts
         self.show(
-            f"{plural(len(words), 'token')} chosen. Without a cache the model computed {without} rows, {self.again[0]} "
-            f"of them for tokens that it had computed before; with K and V kept, {kept}. The triangle grows with the "
-            "square of the length, its edge with the length.",
-            answer=words,
-            code=PLANS[1],
+            f"{plural(len(self.answer), 'token')} chosen. Without a cache the model computed {without} rows, "
+            f"{self.again[0]} of them for tokens that it had computed before; with K and V kept, {kept}. The triangle "
+            "grows with the square of the length, its edge with the length.",
+            PLANS[1],
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 from scripts import ROOT
 from scripts.live.answers import MOST_ANSWER, SETTINGS
-from scripts.live.labs import LABS, pool
+from scripts.live.labs import LABS
 from scripts.website import live
 from scripts.website.player_links import BEFORE_HTML, addresses
 from scripts.website.repo_links import page_path
@@ -46,7 +46,7 @@ class LiveLinks(Preprocessor):
             data = LABS[which].described() | {"code": self.places(anchor, LABS[which].code)}
         elif what == "model":
             data = {"slots": SETTINGS["blocks"] * SETTINGS["size"], "most": MOST_ANSWER}
-            data |= {"code": self.places(anchor, pool.CODE)}
+            data |= {"code": self.places(anchor, LABS["pool"].code)}
         else:
             data = exercise(page_lesson(self.md), numbers(which))
             anchor = f"{what}-{'-'.join(map(str, numbers(which)))}"

@@ -50,9 +50,9 @@ ASK = """async ([kind, question]) => {
 }"""
 
 
-def told(lab: Lab, settings: dict[str, Any], do: str) -> list[dict[str, Any]]:
+def told(lab: type[Lab], settings: dict[str, Any], do: str) -> list[dict[str, Any]]:
     """Return the frames as a page gets them."""
-    return json.loads(json.dumps(lab.play(settings, do)[0].frames))
+    return json.loads(json.dumps(lab.play(settings, do).frames))
 
 
 # The labs, in this Python
@@ -82,6 +82,14 @@ def test_in_no_frame_is_a_block_lost_or_held_twice(lab):
                 assert sum(frame["sums"].values()) == settings["blocks"], f"seed {seed}, frame {index}"
             else:
                 assert sum(frame["held"].values()) <= settings["blocks"], f"seed {seed}, frame {index}"
+
+
+def test_the_blocks_that_a_tree_lab_says_are_stored_are_new_in_its_tree():
+    frames = told(LABS["tree"], {"size": 2, "answer": 1}, "+A=once upon a time;*;+B=once upon a time there was;*")
+    trees = [{block for node in frame["nodes"] for block in node["blocks"]} for frame in frames]
+    for frame, tree, before in zip(frames[1:], trees[1:], trees, strict=False):
+        if frame["code"].endswith(".store"):
+            assert set(frame["marked"]) == tree - before, frame["say"]
 
 
 @each_lab

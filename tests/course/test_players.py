@@ -1,9 +1,7 @@
 """Course machinery. The players as readers use them: played, stepped, answered and announced, on each page."""
 
-from scripts import ROOT
-from scripts.traces import record as recording
 from scripts.traces.pictures import PLAYER, draw, picture_path
-from scripts.traces.tape import read_trace
+from scripts.traces.tape import Tape
 from scripts.website.browser import DESKTOP, PHONE, Site, visiting
 from scripts.website.player_links import place_of
 
@@ -11,10 +9,8 @@ import pytest
 
 from tests.course.site_fixtures import SITE, on_a_page
 from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
+from tests.course.test_traces import PATHS, TRACES
 
-LESSONS = ROOT / "lessons"
-PATHS = {name: LESSONS / recording.recorder(name).tape().file for name in recording.NAMES}
-TRACES = {name: read_trace(path.read_text(encoding="utf-8")) for name, path in PATHS.items()}
 PAGES = {"README.md": "l8-tree"}
 for name, path in PATHS.items():
     page = f"{path.parent.name}/README.md"
@@ -287,8 +283,9 @@ def test_axe_finds_nothing_while_a_player_asks(page, site_http, browser):
 @pytest.mark.slow(*SITE)
 @pytest.mark.parametrize("name", TRACES)
 def test_the_pictures_are_what_the_players_draw(name, browser):
-    tape = recording.recorder(name).tape()
-    tape.frames += TRACES[name]["frames"]
+    trace = TRACES[name]
+    tape = Tape(*(trace[key] for key in ("id", "file", "kind", "title", "poster")), **trace["scene"])
+    tape.frames += trace["frames"]
     assert draw(browser, tape) == picture_path(PATHS[name]).read_text(encoding="utf-8"), "record again"
 
 

@@ -25,11 +25,17 @@ from lessons._course.places import WORK_VARIABLE, CourseError, Places
 from lessons._course.trace import course_trace
 
 PLACES = Places.find()
-PATHS = {name: recording.LESSONS / recording.recorder(name).tape().file for name in recording.NAMES}
+PATHS = {
+    read_trace(path.read_text(encoding="utf-8"))["id"]: path for path in sorted(recording.LESSONS.glob("*/*.trace.js"))
+}
 TRACES = {name: read_trace(path.read_text(encoding="utf-8")) for name, path in PATHS.items()}
 MOST_BYTES = 40_000
 each_trace = pytest.mark.parametrize("name", TRACES)
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_each_trace_has_its_recorder():
+    assert set(TRACES) == set(recording.RECORDERS)
 
 
 @each_trace
@@ -102,19 +108,17 @@ def test_each_frame_names_a_function_that_has_run(name, monkeypatch):
         if event == "call" and "mini_engine" in code.co_filename:
             ran.add(f"{Path(code.co_filename).relative_to(ROOT).as_posix()}::{code.co_qualname}")
 
-    add_frame = Tape.frame
+    add_frame = Tape.show
 
-    def checked(self, say, question=None, code="", **state):
+    def checked(self, say, code="", question=None, **state):
         assert code in ran or f"{code}.__init__" in ran, f"{code} has not run before the frame “{say}”"
-        add_frame(self, say, question, code, **state)
+        add_frame(self, say, code, question, **state)
 
-    monkeypatch.setattr(Tape, "frame", checked)
-    start, story = recording.recorder(name)
-    tape = start()
+    monkeypatch.setattr(Tape, "show", checked)
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        story(tape)
+        recording.record(name)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # pyright: ignore[reportArgumentType]
@@ -361,15 +365,15 @@ def test_check_says_what_is_out_of_date(tmp_path, monkeypatch, capsys):
 
 
 def test_recording_code_that_never_ends_is_stopped():
-    tape = Tape("x", "x.trace.js", "pool", "x", {})
+    tape = Tape("x", "x.trace.js", "pool", "x")
     with pytest.raises(RuntimeError, match="more than"):
         for _ in range(MOST_FRAMES + 1):
-            tape.frame("again")
+            tape.show("again")
 
 
 def test_a_trace_reads_back_as_it_was_written():
-    tape = Tape("x", "x.trace.js", "pool", "“x”; </script>", {"n": 1})
-    tape.frame("one", ask("How many?", 1, (2, 3, 1), "So."), state=[1, None])
+    tape = Tape("x", "x.trace.js", "pool", "“x”; </script>", n=1)
+    tape.show("one", question=ask("How many?", 1, (2, 3, 1), "So."), state=[1, None])
     asked = {"question": "How many?", "options": ["1", "2", "3"], "right": 0, "why": "So."}
     assert read_trace(tape.text)["frames"] == [{"say": "one", "state": [1, None], "ask": asked}]
 
@@ -380,6 +384,7 @@ def test_a_question_without_a_wrong_option_is_not_asked():
 
 def test_lists_and_ranges_in_words():
     assert [listed([4]), listed([4, 1]), listed([4, 1, 0])] == ["4", "4 and 1", "4, 1 and 0"]
+    assert [listed(names, "waits", "wait") for names in ("A", "AB", "")] == ["A waits", "A and B wait", ""]
     assert ranges([4, 5, 6, 9, 2, 3]).replace("\u00a0", " ") == "4 … 6, 9, 2, 3"
 
 

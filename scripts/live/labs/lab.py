@@ -1,16 +1,17 @@
-"""Course machinery. A lab: knobs, presets, and a world of the engine's own objects in which events happen.
+"""Course machinery. The base of the labs: knobs, presets, and the engine's own objects, driven by a reader's events.
 
-The world emits frames; the website's views draw them as they draw recorded traces.
+A lab is a subclass of Lab in a module of this folder: a Tape (`scripts/traces/tape.py`) whose frames come from events
+instead of a story. The website's views draw them as they draw recorded traces.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from scripts import ROOT
 from scripts.live.labs.events import NAMES, Event, joined, parse, whole_number
-from scripts.live.labs.rules import Rules
+from scripts.live.labs.rules import RULES
 from scripts.traces.tape import MOST_FRAMES, Tape
 
 from lessons._course.catalog import read_lesson
@@ -51,78 +52,107 @@ class Preset:
     settings: Mapping[str, int | str]
 
 
-class World(Protocol):
-    """What a lab does with events."""
+class Lab(Tape):
+    """A lab; an instance is one run of it, with the settings `chosen`.
+
+    kind: the view that draws it. prompt: what a request is made of, `words` or `sizes`; `example` is one. verbs: the
+    events' kinds that its buttons offer, with their labels. modules: those that a student writes and can run here.
+    lesson: the id of the lesson whose tasks keep its rules. code: the functions that its frames name (Tape.show).
+    """
+
+    name: str
+    kind: str
+    title: str
+    prompt: str
+    example: str
+    lesson: str
+    verbs: ClassVar[Mapping[str, str]]
+    knobs: Sequence[Knob]
+    presets: Sequence[Preset]
+    modules: Sequence[str]
+    code: Sequence[str]
+
+    def __init__(self, chosen: dict[str, Any], **scene: Any) -> None:
+        super().__init__(f"lab-{self.name}", "", self.kind, self.title, 0, **scene)
+        self.chosen = chosen
+
+    def arrive(self, name: str, text: str) -> None:
+        """Begin a request."""
+        raise NotImplementedError
+
+    def leave(self, name: str) -> None:
+        """End or abort a request, if there is one."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Let each request go on by a step."""
+        raise NotImplementedError
+
+    @property
+    def alive(self) -> list[str]:
+        """The requests that have not ended."""
+        raise NotImplementedError
 
     def happen(self, event: Event) -> None:
         """Let one event happen, as zero or more frames."""
+        if event.kind == "+":
+            self.arrive(event.name, event.text)
+        elif event.kind == "-":
+            self.leave(event.name)
+        elif event.kind == "*" and "*" in self.verbs:
+            while self.alive and not self.is_full:
+                self.step()
+        else:
+            self.step()
 
     def finish(self) -> None:
         """Show what is still to come, after the last event."""
 
     @property
-    def alive(self) -> list[str]:
-        """The requests that have not ended."""
-        ...
+    def is_full(self) -> bool:
+        """Whether only the frames of one more event fit."""
+        return len(self.frames) >= MOST_FRAMES - 12
 
+    @property
+    def trace(self) -> dict[str, Any]:
+        """What a page gets."""
+        return {key: value for key, value in self.data.items() if key not in ("file", "poster")}
 
-@dataclass(frozen=True)
-class Lab:
-    """A lab's definition.
+    @classmethod
+    def settings(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {knob.name: knob.read(given.get(knob.name, knob.default)) for knob in cls.knobs}
 
-    kind: the view that draws it. prompt: what a request is made of, `words` or `sizes`; `example` is one. verbs: the
-    events' kinds that its buttons offer, with their labels. modules: those that a student writes and can run here.
-    lesson: the id of the lesson whose tasks keep the `rules`. code: the functions that its frames name (Tape.frame).
-    """
-
-    name: str
-    title: str
-    kind: str
-    prompt: str
-    example: str
-    verbs: Mapping[str, str]
-    knobs: Sequence[Knob]
-    presets: Sequence[Preset]
-    modules: Sequence[str]
-    world: Callable[[Tape, dict[str, Any]], World]
-    lesson: str
-    rules: Rules
-    code: Sequence[str]
-
-    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {knob.name: knob.read(given.get(knob.name, knob.default)) for knob in self.knobs}
-
-    def play(self, given: Mapping[str, Any], do: str) -> tuple[Tape, list[str]]:
-        """Return what happens as frames, and which requests are left. The frames end where the code fails."""
-        settings, events = self.settings(given), parse(do)
-        tape = Tape(f"lab-{self.name}", "", self.kind, self.title, {})
-        world = self.world(tape, settings)
+    @classmethod
+    def play(cls, given: Mapping[str, Any], do: str) -> "Lab":
+        """Let events happen. The frames end where the code fails or breaks a rule."""
+        chosen, events = cls.settings(given), parse(do)
+        lab = cls(chosen)
         try:
             for event in events:
-                seen = len(tape.frames)
-                world.happen(event)
-                if self.breaks(tape, seen, settings, event.kind):
-                    return tape, list(world.alive)
-                if is_full(tape):
-                    tape.frames[-1]["say"] += f" The lab shows {len(tape.frames)} frames and ends here."
-                    return tape, list(world.alive)
-            world.finish()
+                seen = len(lab.frames)
+                lab.happen(event)
+                if lab.breaks(seen, event.kind):
+                    return lab
+                if lab.is_full:
+                    lab.frames[-1]["say"] += f" The lab shows {len(lab.frames)} frames and ends here."
+                    return lab
+            lab.finish()
         except UserError:
             raise
         except Exception as error:
-            if not tape.frames:
+            if not lab.frames:
                 raise
-            tape.stopped(error)
-            if task := self.task_of(error):
-                tape.frames[-1]["broken"] = {"task": task, "says": "It stopped in your code."}
-        return tape, list(world.alive)
+            lab.stopped(error)
+            if task := lab.task_of(error):
+                lab.frames[-1]["broken"] = {"task": task, "says": "It stopped in your code."}
+        return lab
 
-    def breaks(self, tape: Tape, seen: int, settings: dict[str, Any], kind: str) -> bool:
-        """End the tape with the first frame from `seen` on that breaks a rule, marked. Return whether one does."""
-        for end in range(seen + 1, len(tape.frames) + 1):
-            if broken := next(self.rules(tape.frames[:end], settings, kind), None):
-                del tape.frames[end:]
-                tape.frames[-1]["broken"] = {"task": broken[0], "says": broken[1]}
+    def breaks(self, seen: int, kind: str) -> bool:
+        """End with the first frame from `seen` on that breaks a rule, marked. Return whether one does."""
+        for end in range(seen + 1, len(self.frames) + 1):
+            if broken := next(RULES[self.name](self.frames[:end], self.chosen, kind), None):
+                del self.frames[end:]
+                self.frames[-1]["broken"] = {"task": broken[0], "says": broken[1]}
                 return True
         return False
 
@@ -138,52 +168,43 @@ class Lab:
             at = at.tb_next
         return found
 
-    def scenario(self, seed: int, length: int = 24) -> tuple[dict[str, Any], str]:
+    @classmethod
+    def scenario(cls, seed: int, length: int = 24) -> tuple[dict[str, Any], str]:
         """Return random settings and events; the same for the same seed."""
-        chance = random.Random(f"{self.name} {seed}")
-        settings = {knob.name: knob.any(chance) for knob in self.knobs}
+        chance = random.Random(f"{cls.name} {seed}")
+        settings = {knob.name: knob.any(chance) for knob in cls.knobs}
         alive: list[str] = []
-        events = [self._any_event(chance, alive) for _ in range(length)]
-        return settings, joined(events)
+        return settings, joined([cls.any_event(chance, alive) for _ in range(length)])
 
-    def _any_event(self, chance: random.Random, alive: list[str]) -> Event:
+    @classmethod
+    def any_event(cls, chance: random.Random, alive: list[str]) -> Event:
+        """Return a random event; `alive` is changed with it."""
         free = [name for name in NAMES if name not in alive]
-        kind = chance.choice([verb for verb in self.verbs if verb != "*"] + ["."])
+        kind = chance.choice([verb for verb in cls.verbs if verb != "*"] + ["."])
         if (kind == "+" or not alive) and free:
             alive.append(free[0])
-            return Event("+", free[0], self._any_prompt(chance))
+            return Event("+", free[0], cls.any_prompt(chance))
         if kind == "-" and alive:
             name = chance.choice(alive)
-            if self.prompt == "words":
+            if cls.prompt == "words":
                 alive.remove(name)
             return Event("-", name)
         if kind == "!" and alive:
             return Event("!", chance.choice(alive), str(chance.randint(0, 6)))
         return Event(".")
 
-    def _any_prompt(self, chance: random.Random) -> str:
-        if self.prompt == "sizes":
+    @classmethod
+    def any_prompt(cls, chance: random.Random) -> str:
+        if cls.prompt == "sizes":
             return f"{chance.randint(1, 12)},{chance.randint(1, 6)}"
         return " ".join(SOME_WORDS[: chance.randint(1, len(SOME_WORDS))])
 
-    def described(self) -> dict[str, Any]:
+    @classmethod
+    def described(cls) -> dict[str, Any]:
         """For the page: everything but the code."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "kind": self.kind,
-            "prompt": self.prompt,
-            "example": self.example,
-            "verbs": dict(self.verbs),
-            "knobs": [asdict(knob) for knob in self.knobs],
-            "modules": list(self.modules),
-            "presets": [{**asdict(preset), "settings": dict(preset.settings)} for preset in self.presets],
-        }
-
-
-def is_full(tape: Tape) -> bool:
-    """Whether only the frames of one more event fit."""
-    return len(tape.frames) >= MOST_FRAMES - 12
+        about = {name: getattr(cls, name) for name in ("name", "title", "kind", "prompt", "example", "verbs")}
+        knobs, presets = ([asdict(one) for one in some] for some in (cls.knobs, cls.presets))
+        return about | {"knobs": knobs, "modules": list(cls.modules), "presets": presets}
 
 
 def percent(part: float) -> str:

@@ -4,12 +4,11 @@ A reader's own code can break a rule. The lab ends at the event that did it and 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 Frames = Sequence[dict[str, Any]]
 Broken = tuple[int, str]  # the task, and what is wrong
-Rules = Callable[[Frames, dict[str, Any], str], Iterator[Broken]]  # frames up to now, settings, the event's kind
 
 
 def one_place_each(held: list[int], free: list[int], every: range, task: int) -> Iterator[Broken]:
@@ -105,3 +104,7 @@ def tree_rules(frames: Frames, settings: dict[str, Any], kind: str) -> Iterator[
     for block, count in enumerate(frame["counts"]):
         if block and count != stored[block] + tables[block]:
             yield 1, f"Block {block} has {stored[block] + tables[block]} holders and a count of {count}."
+
+
+# By the lab's name. Arguments: the frames up to now, the settings, the event's kind
+RULES = {"pool": pool_rules, "table": table_rules, "batch": batch_rules, "tree": tree_rules}

@@ -1,47 +1,38 @@
-"""Course machinery. Shared by the labs with a scheduler: its events, and which requests are left."""
+"""Course machinery. Shared by the labs with a scheduler: its requests, and which of them are left."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from scripts.live.labs.events import Event
-from scripts.live.labs.lab import is_full
-from scripts.traces.tape import Tape
+from scripts.live.labs.lab import Lab
 
-if TYPE_CHECKING:  # a reader's own may take its place
-    from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.request import FinishReason, Request
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.errors import UserError
 
 
-class Scheduled:
-    """A world in which a scheduler is stepped. A lab says how a request arrives and what one step does."""
+class Scheduled(Lab):
+    """A lab in which a scheduler is stepped."""
 
-    tape: Tape
-    scheduler: "Scheduler"
-
-    def arrive(self, name: str, text: str) -> None:
-        raise NotImplementedError
-
-    def step(self) -> None:
-        raise NotImplementedError
-
-    def happen(self, event: Event) -> None:
-        if event.kind == "+":
-            self.arrive(event.name, event.text)
-        elif event.kind == "-":
-            self.abort(event.name)
-        elif event.kind == "*":
-            while self.scheduler.requests and not is_full(self.tape):
-                self.step()
-        else:
-            self.step()
+    scheduler: Scheduler
 
     @property
     def alive(self) -> list[str]:
         return list(self.scheduler.requests)
 
-    def abort(self, name: str) -> bool:
-        """End a request. Return whether there was one."""
-        from mini_engine.engine.request import FinishReason
+    def add(self, name: str, prompt_ids: list[int], answer: int, priority: int = 0) -> UserError | None:
+        """Put a request into the queue. Return why the scheduler refuses it, if it does."""
+        params = SamplingParams(temperature=0, max_tokens=answer, seed=0)
+        try:
+            self.scheduler.add(Request(name, prompt_ids, params, priority))
+        except UserError as error:
+            return error
+        return None
 
-        request = self.scheduler.requests.get(name)
-        if request:
+    def leave(self, name: str) -> None:
+        if request := self.scheduler.requests.get(name):
             self.scheduler.finish(request, FinishReason.ABORT)
-        return request is not None
+
+    def counters(self) -> dict[str, Any]:
+        scheduler = self.scheduler
+        queues = {"running": len(scheduler.running), "waiting": len(scheduler.waiting)}
+        return queues | {"preempted so far": scheduler.num_preemptions}
