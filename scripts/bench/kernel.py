@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scripts.bench.common import Report, left_out
 from scripts.bench.options import add_threads
-from scripts.bench.turns import READ_BYTES, Timing, memory_reader, synchronized, take_turns
+from scripts.bench.turns import READ_BYTES, memory_reader, synchronized, take_turns
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from mini_engine.kv.block_table import NULL_BLOCK
 
-DECODES = ((1, 2048), (16, 512), (16, 2048), (32, 256))  # (sequences, keys of each)
+NUM_SEQS, KV_LEN = 16, 2048
 HEADS, KV_HEADS, DIM, DTYPE = 16, 8, 128, torch.bfloat16  # Qwen3-0.6B's
 SCALAR = "scalar C++"  # what paged_cpu.cpp opens with; no user can choose it
 FLEX_PAGE = 128  # keys per page of FlexAttention, its default block size
@@ -159,9 +159,6 @@ def contenders(batch: Batch, quick: bool) -> dict[str, Callable[[], Callable[[],
     return ways
 
 
-# ---------------------------------------------------------------- one shape, all shapes
-
-
 def prepare(batch: Batch, quick: bool) -> dict[str, Callable[[], Tensor]]:
     """Return the contenders that run here, after checking their results; name the others on stderr."""
     ready, expected = {}, contiguous_sdpa(batch, fold=False)
@@ -177,35 +174,24 @@ def prepare(batch: Batch, quick: bool) -> dict[str, Callable[[], Tensor]]:
     return ready
 
 
-def measure(batch: Batch, args) -> tuple[list[dict], float]:
-    """Return the rows for one shape, and memory's read rate in bytes/s during the same rounds."""
-    title = f"{batch.num_seqs} × {batch.kv_len} decode"
-    runs = {"": memory_reader(args.device)} | prepare(batch, args.quick)
-    runs = {name: synchronized(run, args.device) for name, run in runs.items()}
-    timings = take_turns(runs, args.rounds or (9 if args.quick else 25), title)
-    speed = READ_BYTES / timings.pop("").median
-    slowest = timings["gather + SDPA"].median
-    return [row(title, name, timing, slowest, batch, speed) for name, timing in timings.items()], speed
-
-
-def row(title: str, name: str, timing: Timing, slowest: float, batch: Batch, speed: float) -> dict:
-    read = batch.kv_bytes / timing.median
-    figures = {"× gather": slowest / timing.median, "% of memory": 100 * read / speed, "GB/s": read / 1e9}
-    return {"shape": title, "contender": name} | timing.columns | figures
-
-
 def run(args) -> Report:
-    """Measure all shapes, one after another."""
+    """Measure all contenders, and reading memory, in turns."""
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no CUDA device; omit the option to measure on the CPU")
-    rows, speeds = [], []
     with torch.inference_mode():
-        for shape in DECODES[2:3] if args.quick else DECODES:
-            new_rows, speed = measure(make_batch(*shape, args.device), args)
-            rows += new_rows
-            speeds.append(f"{speed / 1e9:.1f}")
+        batch = make_batch(NUM_SEQS, KV_LEN, args.device)
+        runs = {"": memory_reader(args.device)} | prepare(batch, args.quick)
+        runs = {name: synchronized(run, args.device) for name, run in runs.items()}
+        timings = take_turns(runs, args.rounds or (9 if args.quick else 25), "kernel")
+    speed = READ_BYTES / timings.pop("").median
+    slowest = timings["gather + SDPA"].median
+    rows = []
+    for name, timing in timings.items():
+        read = batch.kv_bytes / timing.median
+        figures = {"× gather": slowest / timing.median, "% of memory": 100 * read / speed, "GB/s": read / 1e9}
+        rows.append({"contender": name} | timing.columns | figures)
     notes = [
         f"one layer, {HEADS} query heads on {KV_HEADS} key/value heads of {DIM}, bfloat16, blocks of 16",
-        f"memory read at {', '.join(speeds)} GB/s in the same rounds",
+        f"decode: {NUM_SEQS} sequences of {KV_LEN} keys; memory read at {speed / 1e9:.1f} GB/s in the same rounds",
     ]
     return Report("kernel", rows, notes)

@@ -8,19 +8,15 @@
 All contenders run lesson 9's layers in float32. The second rank sleeps while the first runs alone.
 """
 
-import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 from scripts.bench.common import Report
 from scripts.bench.turns import take_turns
-from scripts.make_random_qwen3 import SHAPES, write_random
-from scripts.smoke.arguments import pocket_dir
 
 import torch
 import torch.distributed as dist
@@ -36,8 +32,8 @@ from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.layers import speed_up
 from mini_engine.layers.exchange import whole
+from mini_engine.pocket import POCKET_DIR
 
-WIDE = "wide"
 BATCHES = (1, 8)
 HISTORY, PREFILL, STEPS = 32, 256, 4
 BLOCK = 16
@@ -53,28 +49,21 @@ class Contender(NamedTuple):
 
 
 def run(args: Namespace) -> Report:
-    """Measure both models."""
-    rows, exchange = [], []
-    with tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True) as folder:
-        models = {"pocket": str(pocket_dir()), WIDE: folder}
-        write_random(Path(folder), WIDE, "float32")
-        for name in list(models)[: 1 if args.quick else 2]:
-            with start_ranks(models[name], EngineConfig(tensor_parallel_size=2), torch.float32)[0] as ranks:
-                rows += [{"model": name} | row for row in timed(models[name], ranks, args)]
-                exchange += [{"model": name} | row for row in exchanged(ranks)]
-    width = SHAPES[WIDE]
+    """Time the steps, and count their exchange."""
+    with start_ranks(str(POCKET_DIR), EngineConfig(tensor_parallel_size=2), torch.float32)[0] as ranks:
+        rows, exchange = timed(ranks, args), exchanged(ranks)
     notes = [
-        f"float32, lesson 9's layers; {WIDE}: the 0.6B's width, {width['num_hidden_layers']} layers, random weights",
+        "the pocket model in float32, lesson 9's layers",
         f"decode behind {HISTORY} tokens; prefill of {PREFILL}; × is the time beside one rank with one thread",
         *map(sentence, exchange),
     ]
     return Report("parallel", rows, notes)
 
 
-def contenders_for(path: str, ranks: Ranks) -> list[Contender]:
-    """Return the ways to run the checkpoint."""
-    alone = partial(build_engine, speed_up(load_model(path)))
-    divisible = speed_up(load_model(path), exchange=whole)
+def contenders_for(ranks: Ranks) -> list[Contender]:
+    """Return the ways to run the model."""
+    alone = partial(build_engine, speed_up(load_model(POCKET_DIR)))
+    divisible = speed_up(load_model(POCKET_DIR), exchange=whole)
     return [
         Contender("1 process, 1 thread", 1, alone),
         Contender("1 process, 2 threads", 2, alone),
@@ -83,10 +72,10 @@ def contenders_for(path: str, ranks: Ranks) -> list[Contender]:
     ]
 
 
-def timed(path: str, ranks: Ranks, args: Namespace) -> list[Row]:
+def timed(ranks: Ranks, args: Namespace) -> list[Row]:
     """Time decode steps at each batch, and a prefill, the contenders in turn."""
     rows, rounds = [], args.rounds or (5 if args.quick else 15)
-    contenders = contenders_for(path, ranks)
+    contenders = contenders_for(ranks)
     for batch in BATCHES:
         calls = {one.name: decoder(one, batch, rounds) for one in contenders}
         rows += as_rows(f"decode, {batch} at once", calls, rounds, STEPS)
@@ -195,7 +184,7 @@ def exchanged(ranks: Ranks) -> list[Row]:
 def sentence(row: Row) -> str:
     """Say what a step exchanged."""
     return (
-        f"{row['model']}, {row['step']}: {row['all-reduces']:g} all-reduces of {row['bytes'] / 2**10:g} KiB together "
+        f"{row['step']}: {row['all-reduces']:g} all-reduces of {row['bytes'] / 2**10:g} KiB together "
         f"(theory: at most {row['theory'] / 2**10:g}), {row['share']:.0%} of the step, {row['µs a call']:.0f} µs each"
     )
 

@@ -19,13 +19,12 @@ from scripts.bench.runs import Way
 Loaded = tuple[str, int, Way]  # version, bytes of the KV pool, a way to run jobs
 POOL_BYTES = 2**30
 BATCH_TOKENS = 2048  # per step, for every engine with such a setting
-PAGES = 640  # of `generate_batch`
 
 # ---------------------------------------------------------------- engines: each function loads one
 
 
 def load_ours(request: dict) -> Loaded:
-    """Load this course's engine: "ours plain" with the layers of lessons 0 to 8, the others with lesson 9's."""
+    """Load this course's engine, with lesson 9's layers."""
     import torch
 
     from mini_engine.checkpoint.weights import load_model
@@ -34,8 +33,7 @@ def load_ours(request: dict) -> Loaded:
     from mini_engine.kv.prefix_cache import caching_manager
     from mini_engine.layers import speed_up
 
-    model = load_model(request["model"], getattr(torch, request["dtype"]))
-    model = model if request["engine"] == "ours plain" else speed_up(model)
+    model = speed_up(load_model(request["model"], getattr(torch, request["dtype"])))
     limits = SchedulerConfig(max_num_batched_tokens=BATCH_TOKENS, chunked_prefill_size=BATCH_TOKENS)
     engine = Engine.for_model(model, kv_bytes=POOL_BYTES, scheduler_config=limits, manager=caching_manager)
     return f"torch {torch.__version__}", engine.runner.pool.bytes, runs.ours(engine)
@@ -46,16 +44,6 @@ def load_padded(request: dict) -> Loaded:
     import transformers
 
     return transformers.__version__, 0, runs.padded(runs.load_hf(request["model"], request["dtype"]))
-
-
-def load_generate_batch(request: dict) -> Loaded:
-    """Load transformers' `generate_batch`."""
-    import transformers
-
-    model = runs.load_hf(request["model"], request["dtype"])
-    config = model.config
-    per_token = 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers * model.dtype.itemsize
-    return transformers.__version__, PAGES * runs.PAGE * per_token, runs.continuous(model, PAGES)
 
 
 def load_vllm(request: dict) -> Loaded:
@@ -80,10 +68,8 @@ def load_vllm(request: dict) -> Loaded:
 
 ENGINES = {
     "ours": load_ours,
-    "ours plain": load_ours,
     "ours without a compiler": load_ours,
     "transformers generate": load_padded,
-    "transformers generate_batch": load_generate_batch,
     "vllm": load_vllm,
 }
 

@@ -18,12 +18,10 @@ from mini_engine.attention.registry import load_kernel
 from mini_engine.checkpoint.config import DTYPES
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.runner import ModelRunner, plan_step
+from mini_engine.engine.runner import plan_step
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
-from mini_engine.kv.block_tensor import KvPool
-from mini_engine.kv.manager import KvCacheManager
 from mini_engine.layers import native, speed_up
 from mini_engine.layers.packed_layers import PackedModel
 
@@ -53,9 +51,9 @@ class Prefill:
             raise UserError("step --prefill times lesson 9's C++ from within, and there is no compiler for it here")
         self.model = model
         limits = SchedulerConfig(max_num_seqs=BATCH, max_num_batched_tokens=BATCH * LENGTH, chunked_prefill_size=LENGTH)
-        scheduler = Scheduler(KvCacheManager(BATCH * (LENGTH // 16 + 2) + 1, 16), limits)
-        self.pool = KvPool(model.config, scheduler.manager.num_usable_blocks + 1, 16, kernel, model.dtype)
-        self.engine = Engine(model.config, scheduler, ModelRunner(model, self.pool))
+        num_blocks = BATCH * (LENGTH // 16 + 2) + 1
+        self.engine = Engine.for_model(model, num_blocks=num_blocks, scheduler_config=limits)
+        self.pool = self.engine.runner.pool
         self.others = onednn_matrices(model, BATCH * LENGTH)
 
     def round(self) -> Round:

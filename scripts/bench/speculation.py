@@ -117,7 +117,6 @@ def figures(num_tokens: int, steps: int, drafted: int, accepted: int) -> dict[st
 
 POCKET_LOADS = {
     "pocket: the same question again": asked_twice("What is a KV cache?"),
-    "pocket: counting": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n1, 2, 3, 4, 5,",
     "pocket: a story": COURSE_PROMPTS[20],
 }
 
