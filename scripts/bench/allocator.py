@@ -10,7 +10,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from scripts.bench.common import Report
-from scripts.bench.turns import Timing, take_turns
+from scripts.bench.turns import take_turns
 
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.refcount import RefCountedAllocator
@@ -131,16 +131,9 @@ def run(args) -> Report:
     for name, make in makers.items():
         contenders |= {(name, size): take_and_return(worn_allocator(make, size)) for size in sizes}
     timings = take_turns(contenders, args.rounds or (30 if args.quick else 200), "allocator")
-    rows = [row(name, size, timing) for (name, size), timing in timings.items()]
+    rows = [
+        {"allocator": name, "blocks in the pool": size} | timing.columns("µs", CALLS)
+        for (name, size), timing in timings.items()
+    ]
     note = f"second table: requests of 1 to {LARGEST} blocks come and go in a pool of {PLACED_IN:,}"
     return Report("allocator", rows, [note], more=placements(PLACED // 10 if args.quick else PLACED))
-
-
-def row(name: str, pool_size: int, timing: Timing) -> dict:
-    return {
-        "allocator": name,
-        "blocks in the pool": pool_size,
-        "µs": timing.median / CALLS * 1e6,
-        "best": timing.best / CALLS * 1e6,
-        "± %": timing.spread * 100,
-    }

@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.bench.common import Report
 from scripts.bench.compiled_layers import LayerLoad, layer_rows, on_paper
-from scripts.bench.gpu_target import H100_MATRIX, H100_READ, POINTERS, SHARED_BYTES, Compiled, compile_for
+from scripts.bench.gpu_target import POINTERS, SHARED_BYTES, Compiled, compile_for, h100_seconds
 from scripts.bench.options import numbers
 
 import torch
@@ -74,7 +74,7 @@ class Load:
     @property
     def h100_seconds(self) -> float:
         """What no kernel can beat on an H100: reading, or arithmetic."""
-        return max(self.bytes_moved / H100_READ, self.operations / H100_MATRIX[self.dtype])
+        return h100_seconds(self.bytes_moved, self.operations, self.dtype)
 
     def config(self, capability: int) -> LaunchConfig:
         """The launch that the engine would choose for it, but for what `launch` says."""

@@ -189,7 +189,7 @@ def run(args) -> Report:
     for name, timing in timings.items():
         read = batch.kv_bytes / timing.median
         figures = {"× gather": slowest / timing.median, "% of memory": 100 * read / speed, "GB/s": read / 1e9}
-        rows.append({"contender": name} | timing.columns | figures)
+        rows.append({"contender": name} | timing.columns() | figures)
     notes = [
         f"one layer, {HEADS} query heads on {KV_HEADS} key/value heads of {DIM}, bfloat16, blocks of 16",
         f"decode: {NUM_SEQS} sequences of {KV_LEN} keys; memory read at {speed / 1e9:.1f} GB/s in the same rounds",

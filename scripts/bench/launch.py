@@ -138,7 +138,7 @@ def run(args) -> Report:
         counts = {key: operations_of(engine) for key, engine in engines.items()}
         timings = take_turns({key: engine.step for key, engine in engines.items()}, rounds, "launch")
     rows = [
-        dict(zip(("sequences", "model", "step"), key, strict=True)) | {"operations": counts[key]} | timing.columns
+        dict(zip(("sequences", "model", "step"), key, strict=True)) | {"operations": counts[key]} | timing.columns()
         for key, timing in timings.items()
     ]
     notes = [f"float32, greedy, a history of {HISTORY} tokens or more for each sequence; whole steps of the engine"]

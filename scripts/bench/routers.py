@@ -125,18 +125,16 @@ def plain_app() -> type:
 
     sglang-router adds every parameter that SGLang knows, and lesson 7's server refuses those that it does not know.
     """
+    from starlette.requests import Request
+
     from mini_engine.server.app import ServerApp
 
     class PlainApp(ServerApp):
         async def __call__(self, scope, receive, send) -> None:
             if scope["type"] != "http" or scope["method"] != "POST":
                 return await super().__call__(scope, receive, send)
-            message = await receive()
-            content = message.get("body", b"")
-            while message.get("more_body"):
-                message = await receive()
-                content += message.get("body", b"")
-            asked = {name: value for name, value in json.loads(content).items() if name in ASKED}
+            sent = await Request(scope, receive).json()
+            asked = {name: value for name, value in sent.items() if name in ASKED}
             body = json.dumps(asked).encode()
             headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
             scope = dict(scope) | {"headers": [*headers, (b"content-length", str(len(body)).encode())]}

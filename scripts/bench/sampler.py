@@ -55,4 +55,4 @@ def run(args) -> Report:
 
 def rows_of(timings: dict[tuple[str, str], Timing]) -> list[dict]:
     """Return a row for each timing."""
-    return [{"of": kind, "what": name} | timing.columns for (kind, name), timing in timings.items()]
+    return [{"of": kind, "what": name} | timing.columns() for (kind, name), timing in timings.items()]

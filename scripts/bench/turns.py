@@ -42,10 +42,10 @@ class Timing:
         low, _, high = statistics.quantiles(self.seconds, n=4)
         return (high - low) / 2 / self.median
 
-    @property
-    def columns(self) -> dict[str, float]:
-        """A table's columns: median and fastest call in ms, and the spread."""
-        return {"ms": self.median * 1e3, "best": self.best * 1e3, "± %": self.spread * 100}
+    def columns(self, unit: str = "ms", calls: int = 1) -> dict[str, float]:
+        """Return a table's columns: the median and the best of one of `calls` calls, in ms or µs, and the spread."""
+        scale = {"ms": 1e3, "µs": 1e6}[unit] / calls
+        return {unit: self.median * scale, "best": self.best * scale, "± %": self.spread * 100}
 
 
 def percentile(values: list[float], part: int) -> float:
