@@ -16,6 +16,7 @@ from scripts.bench import (
     peers,
     plot,
     prefill_parts,
+    routers,
     rungs,
     runs,
     step,
@@ -30,6 +31,7 @@ import torch
 
 from mini_engine.attention.registry import KERNEL_NAMES
 from mini_engine.checkpoint.weights import load_model
+from mini_engine.distributed.routing.policy import RoundRobin
 from mini_engine.engine.engine import Engine
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
@@ -464,6 +466,16 @@ def test_the_public_shapes_have_their_public_sizes():
         heads = 1 if sizes.get("tie_word_embeddings", True) else 2
         count = layers * (2 * hidden * (q + kv) + 3 * hidden * inner) + heads * sizes["vocab_size"] * hidden
         assert count / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+# ---------------------------------------------------------------- lesson 13's routers
+
+
+def test_the_routers_suite_counts_what_real_servers_found(monkeypatch):
+    pytest.importorskip("fastapi", reason="the server is an extra")
+    monkeypatch.setattr(routers, "SERVERS", 1)
+    found = routers.measured(lambda urls: routers.ours(urls, RoundRobin()), [[1, 2, 3]] * 2)
+    assert found["max / mean"] == 1 and 0 <= found["cached %"] < 100
 
 
 # ---------------------------------------------------------------- lesson 3's kernels and blocks
