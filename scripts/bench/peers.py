@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from mini_engine.errors import UserError
 
 VLLM_VARIABLE = "MINI_ENGINE_VLLM_PYTHON"
 OURS = "ours"
-GROUPS = ("decode", "ragged", "shared", "prefill")
 PAUSE = 0.3  # seconds before each run: the previous engine's threads stop spinning within 0.2 s
 
 
@@ -42,14 +41,13 @@ def add_arguments(parser) -> None:
     """Add this suite's options."""
     add_checkpoint(parser)
     add_choice(parser, "peers", tuple(ENGINES))
-    add_choice(parser, "loads", GROUPS)
     parser.add_argument("--vllm-python", metavar="PYTHON", help=f"Python that has vLLM (default: ${VLLM_VARIABLE})")
 
 
 # ---------------------------------------------------------------- loads
 
 
-def loads_of(groups: Collection[str], vocab_size: int, quick: bool) -> dict[str, Jobs]:
+def loads_of(vocab_size: int, quick: bool) -> dict[str, Jobs]:
     """Return the loads by name: each prompt with the number of tokens it wants."""
     chance = random.Random(0)
 
@@ -57,20 +55,14 @@ def loads_of(groups: Collection[str], vocab_size: int, quick: bool) -> dict[str,
         return chance.choices(range(vocab_size), k=count)
 
     loads = {}
-    if "decode" in groups:
-        for count in (1, 4) if quick else (1, 8, 16, 32):
-            loads[f"decode, {count} at once"] = [(ids(64), 8 if quick else 32) for _ in range(count)]
-    if "ragged" in groups:
-        lengths = [[max(4, int(most * chance.random() ** 2)) for most in (256, 96)] for _ in range(24)]
-        jobs = [(ids(own), wanted) for own, wanted in lengths[: 4 if quick else 24]]
-        loads[f"ragged, {len(jobs)} requests"] = jobs
-    if "shared" in groups:
-        start = ids(128 if quick else 512)
-        count = 4 if quick else 16
-        loads[f"shared beginning, {count} × ({len(start)} + 16)"] = [(start + ids(16), 16) for _ in range(count)]
-    if "prefill" in groups:
-        count = 2 if quick else 8
-        loads[f"prefill, {count} × 256"] = [(ids(256), 1) for _ in range(count)]
+    for count in (1, 4) if quick else (1, 8, 16, 32):
+        loads[f"decode, {count} at once"] = [(ids(64), 8 if quick else 32) for _ in range(count)]
+    ragged, sharing, prompts, common = (4, 4, 2, 128) if quick else (24, 16, 8, 512)
+    lengths = [[max(4, int(most * chance.random() ** 2)) for most in (256, 96)] for _ in range(24)]
+    loads[f"ragged, {ragged} requests"] = [(ids(own), wanted) for own, wanted in lengths[:ragged]]
+    start = ids(common)
+    loads[f"shared beginning, {sharing} × ({common} + 16)"] = [(start + ids(16), 16) for _ in range(sharing)]
+    loads[f"prefill, {prompts} × 256"] = [(ids(256), 1) for _ in range(prompts)]
     return loads
 
 
@@ -183,7 +175,7 @@ def run(args) -> Report:
     """Measure every load on every engine that runs here."""
     model = checkpoint_of(args)
     num_bytes = weight_bytes(model, DTYPES[args.dtype].itemsize)
-    loads = loads_of(args.loads, Qwen3Config.from_dir(model).vocab_size, args.quick)
+    loads = loads_of(Qwen3Config.from_dir(model).vocab_size, args.quick)
     notes = [
         f"{model}, {args.dtype}, {torch.get_num_threads()} threads, {num_bytes / 1e9:.2f} GB of weights read per step"
     ]
