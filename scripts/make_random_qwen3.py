@@ -1,7 +1,7 @@
 """Course machinery. Writes a Qwen3 checkpoint of a real shape with random weights, to measure speed without a download.
 
 Tensors are drawn and written piece by piece, so memory use stays small however large the model is. The same seed gives
-the same weights, in one file or in shards. The answers are nonsense; their speed is the real model's.
+the same weights. The answers are nonsense; their speed is the real model's.
 """
 
 import json
@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.pool_size import memory
 from scripts.smoke.arguments import pocket_dir
 from scripts.smoke.report import print_json
 
-from mini_engine.cli.parser import OneLineParser, guard, whole_number
+from mini_engine.cli.parser import OneLineParser, guard
 
 PIECE = 1 << 22  # numbers drawn at a time
 STD = 0.02
@@ -26,8 +25,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 QWEN3 = dict(vocab_size=151_936, num_key_value_heads=8, head_dim=128, max_position_embeddings=40_960)
 HYBRID = dict(linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4, full_attention_interval=4)
 # From the public config.json files. "hybrid-0.6B" is the 0.6B with delta nets in three layers of four (lesson 11);
-# "small" and "wide", the 0.6B's width in fewer layers, are ours, for two cores and little time; "pocket" is the pocket
-# model's.
+# "small" is ours, for two cores and little time; "pocket" is the pocket model's.
 SHAPES: dict[str, dict[str, Any]] = {
     "0.6B": QWEN3 | dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
     "1.7B": QWEN3 | dict(hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16),
@@ -37,8 +35,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     | dict(tie_word_embeddings=False),
     "small": QWEN3
     | dict(vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8),
-    "wide": QWEN3
-    | dict(vocab_size=2048, hidden_size=1024, intermediate_size=3072, num_hidden_layers=8, num_attention_heads=16),
     "hybrid-0.6B": QWEN3
     | HYBRID
     | dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16)
@@ -104,15 +100,15 @@ def num_elements(shape: Sequence[int]) -> int:
     return product
 
 
-def pieces(name: str, shape: Sequence[int], dtype: str, seed: int) -> Iterator[bytes]:
-    """Yield a tensor's bytes, PIECE numbers at a time: ones for a norm, otherwise normal; seeded by its name.
+def pieces(name: str, shape: Sequence[int], dtype: str) -> Iterator[bytes]:
+    """Yield a tensor's bytes, PIECE numbers at a time: ones for a norm, otherwise normal; its name is the seed.
 
     A delta net's dt_bias gives time steps of 0.01: with ones, it would forget within a few tokens.
     """
     import torch
 
     kind = getattr(torch, dtype)
-    generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     left = num_elements(shape)
     while left:
         count = min(left, PIECE)
@@ -123,8 +119,8 @@ def pieces(name: str, shape: Sequence[int], dtype: str, seed: int) -> Iterator[b
         left -= count
 
 
-def write_file(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, seed: int, show: Callable[[int], Any]):
-    """Write one safetensors file: the header's length, the header, then the tensors one after another."""
+def write_file(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, show: Callable[[int], Any]):
+    """Write the safetensors file: the header's length, the header, then the tensors one after another."""
     header: dict[str, dict[str, object]] = {"__metadata__": {"format": "pt"}}
     start, width = 0, 2 if dtype == "bfloat16" else 4
     for name, shape in shapes.items():
@@ -136,37 +132,21 @@ def write_file(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, seed:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, shape in shapes.items():
-            for piece in pieces(name, shape, dtype, seed):
+            for piece in pieces(name, shape, dtype):
                 file.write(piece)
                 show(len(piece))
-
-
-def split(shapes: dict[str, tuple[int, ...]], width: int, most: int | None) -> list[dict[str, tuple[int, ...]]]:
-    """Split the tensors into shards of at most `most` bytes; a larger tensor gets a shard of its own."""
-    shards, size = [{}], 0
-    for name, shape in shapes.items():
-        own = num_elements(shape) * width
-        if most and shards[-1] and size + own > most:
-            shards.append({})
-            size = 0
-        shards[-1][name] = shape
-        size += own
-    return shards
 
 
 def write_random(
     directory: Path,
     shape: str,
     dtype: str = "bfloat16",
-    seed: int = 0,
-    shard_bytes: int | None = None,
     tokenizer: bool = False,
     show: Callable[[int], Any] = lambda count: None,
 ) -> int:
     """Write a checkpoint into `directory`, which must exist. Return the bytes of its weights.
 
     Args:
-        shard_bytes: maximum size of a file; None for a single file.
         tokenizer: also write the pocket model's tokenizer.
         show: called with the number of bytes of each piece written.
 
@@ -180,17 +160,7 @@ def write_random(
     total = sum(map(num_elements, shapes.values())) * width
     if total > (free := shutil.disk_usage(directory).free):
         raise UserError(f"the weights take {total / 1e9:.1f} GB, but {directory.parent} has {free / 1e9:.1f} GB free")
-    shards = split(shapes, width, shard_bytes)
-    count = len(shards)
-    names = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
-    if count == 1:
-        names = ["model.safetensors"]
-    else:
-        weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        write_json(directory / "model.safetensors.index.json", index)
-    for name, shard in zip(names, shards, strict=True):
-        write_file(directory / name, shard, dtype, seed, show)
+    write_file(directory / "model.safetensors", shapes, dtype, show)
     for name in TOKENIZER_FILES if tokenizer else ():
         shutil.copy(pocket_dir() / name, directory)
     return total
@@ -205,8 +175,6 @@ def arguments():
     parser.add_argument("--shape", choices=SHAPES, default="0.6B", help="default: 0.6B")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default: bfloat16")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/random-qwen3-SHAPE")
-    parser.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="default: 0")
-    parser.add_argument("--shard-size", type=memory, metavar="2GB", help="maximum size of a file (default: one file)")
     parser.add_argument("--tokenizer", action="store_true", help="add the pocket model's tokenizer, for text prompts")
     parser.add_argument("--overwrite", action="store_true", help="replace the checkpoint in DIR")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -222,13 +190,11 @@ def run(args) -> int:
         raise UserError(f"--out {out} is a file; give a directory, which is created if necessary")
     if out.is_dir() and any(out.iterdir()) and not args.overwrite:
         raise UserError(f"{out} is not empty; give another --out, or --overwrite to replace the checkpoint in it")
-    if args.shard_size == 0:
-        raise UserError("--shard-size is 0; give an amount such as 2GB, or leave it out for one file")
     try:
         total = write_whole(out, args)
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
-    facts = {"out": str(out), "shape": args.shape, "dtype": args.dtype, "bytes": total, "seed": args.seed}
+    facts = {"out": str(out), "shape": args.shape, "dtype": args.dtype, "bytes": total}
     if args.json:
         print_json(facts)
     else:
@@ -250,8 +216,7 @@ def write_whole(out: Path, args) -> int:
         write_json(directory / "config.json", config_of(args.shape, args.dtype, args.tokenizer))
         count = sum(map(num_elements, tensor_shapes(directory).values()))
         task = bar.add_task("writing", total=count * width)
-        rest = (args.seed, args.shard_size, args.tokenizer, lambda done: bar.advance(task, done))
-        total = write_random(directory, args.shape, args.dtype, *rest)
+        total = write_random(directory, args.shape, args.dtype, args.tokenizer, lambda done: bar.advance(task, done))
         names = {path.name for path in directory.iterdir()}
     for old in [*out.glob("*.safetensors"), *out.glob("*.safetensors.index.json")]:
         if old.name not in names:

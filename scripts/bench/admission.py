@@ -4,6 +4,12 @@ import random
 
 from scripts.bench.common import Report
 
+from mini_engine.engine.request import Request
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.kv.manager import KvCacheManager
+
 POLICIES = {
     "known tokens, no watermark": dict(watermark=0),
     "known tokens, half a block per running request": dict(watermark=0.5),
@@ -11,14 +17,7 @@ POLICIES = {
     "the whole answer": dict(watermark=0, reserve_answers=True),
 }
 BLOCK_SIZE = 16
-
-
-def add_arguments(parser) -> None:
-    """Add this suite's options."""
-    from mini_engine.cli.parser import whole_number
-
-    parser.add_argument("--requests", type=whole_number(1), default=64, metavar="N", help="default: 64")
-    parser.add_argument("--share", type=float, default=0.25, metavar="X", help="pool / total need (default: 0.25)")
+REQUESTS, SHARE = 64, 0.25  # of the blocks that all of them need
 
 
 def load_of(requests: int, seed: int) -> list[tuple[int, int]]:
@@ -33,12 +32,6 @@ def blocks_of(prompt: int, answer: int) -> int:
 
 def simulate(load, num_blocks: int, **limits) -> dict[str, float]:
     """Run a load through the scheduler without a model."""
-    from mini_engine.engine.request import Request
-    from mini_engine.engine.sampled import Sampled
-    from mini_engine.engine.sampling_params import SamplingParams
-    from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
-    from mini_engine.kv.manager import KvCacheManager
-
     scheduler = Scheduler(KvCacheManager(num_blocks + 1, BLOCK_SIZE), SchedulerConfig(**limits))
     requests = [
         Request(str(i), [1] * prompt, SamplingParams(temperature=0, max_tokens=answer))
@@ -70,9 +63,9 @@ def run(args) -> Report:
     for name, limits in POLICIES.items():
         found = []
         for seed in seeds:
-            load = load_of(args.requests, seed)
+            load = load_of(REQUESTS, seed)
             needs = [blocks_of(*job) for job in load]
-            found.append(simulate(load, max(max(needs), int(args.share * sum(needs))), **limits))
+            found.append(simulate(load, max(max(needs), int(SHARE * sum(needs))), **limits))
         rows.append({"promised": name} | {key: sum(f[key] for f in found) / len(found) for key in found[0]})
-    note = f"{args.requests} requests at once, a pool of {args.share:g} of their total need, {len(seeds)} loads"
-    return Report("admission", rows, [note], drawn="steps")
+    note = f"{REQUESTS} requests at once, a pool of {SHARE:g} of their total need, {len(seeds)} loads"
+    return Report("admission", rows, [note])

@@ -9,17 +9,17 @@ import re
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from scripts.bench.common import Report, Timing, take_turns
+from scripts.bench.common import Report
+from scripts.bench.turns import take_turns
+
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.refcount import RefCountedAllocator
 
 BLOCKS = 64
 CALLS = 200  # per measurement, so that the cost of reading the clock is negligible
 POOL_SIZES = (1_000, 10_000, 100_000, 1_000_000)
 PLACED_IN, LARGEST, PLACED = 1_024, 64, 20_000  # blocks in a pool, of the largest request, and requests placed
 Place = Callable[[bytearray, int], list[int]]
-
-
-def add_arguments(parser) -> None:
-    """Add this suite's options: none."""
 
 
 def worn_allocator(make, num_blocks: int):
@@ -124,28 +124,16 @@ def placements(num_requests: int) -> list[dict]:
 
 def run(args) -> Report:
     """Measure microseconds for allocating and freeing 64 blocks, for each allocator and pool size."""
-    from mini_engine.kv.allocator import BlockAllocator
-    from mini_engine.kv.refcount import RefCountedAllocator
-
     makers = {"lesson 2": BlockAllocator, "lesson 8, counted": RefCountedAllocator}
     sizes = POOL_SIZES[:3] if args.quick else POOL_SIZES
     contenders = {("a list, no checks", size): bare_list(size) for size in sizes}
     contenders |= {("lowest first, no checks", size): bare_heap(size) for size in sizes}
     for name, make in makers.items():
         contenders |= {(name, size): take_and_return(worn_allocator(make, size)) for size in sizes}
-    fresh = {size: take_and_return(BlockAllocator(size)) for size in sizes}
-    contenders |= {("lesson 2, in an unused pool", size): run for size, run in fresh.items()}
     timings = take_turns(contenders, args.rounds or (30 if args.quick else 200), "allocator")
-    rows = [row(name, size, timing) for (name, size), timing in timings.items()]
+    rows = [
+        {"allocator": name, "blocks in the pool": size} | timing.columns("µs", CALLS)
+        for (name, size), timing in timings.items()
+    ]
     note = f"second table: requests of 1 to {LARGEST} blocks come and go in a pool of {PLACED_IN:,}"
-    return Report("allocator", rows, [note], drawn="µs", more=placements(PLACED // 10 if args.quick else PLACED))
-
-
-def row(name: str, pool_size: int, timing: Timing) -> dict:
-    return {
-        "allocator": name,
-        "blocks in the pool": pool_size,
-        "µs": timing.median / CALLS * 1e6,
-        "best": timing.best / CALLS * 1e6,
-        "± %": timing.spread * 100,
-    }
+    return Report("allocator", rows, [note], more=placements(PLACED // 10 if args.quick else PLACED))

@@ -1,12 +1,12 @@
 """Course machinery. Suite `block_size`: a decode's attention and the slots left empty, with blocks of several sizes."""
 
 import random
-import sys
-from argparse import Namespace
 from collections.abc import Callable
 
-from scripts.bench.common import Report, take_turns
+from scripts.bench.common import Report, left_out
 from scripts.bench.kernel import make_batch, our_kernel
+from scripts.bench.options import add_threads
+from scripts.bench.turns import take_turns
 
 import torch
 from torch import Tensor
@@ -17,30 +17,25 @@ from mini_engine.kv.block_table import BlockTable, waste_ratio
 
 SIZES = (8, 16, 32, 64, 128)
 KERNELS = ("blockwise", "torch", "cpu")
-LAYER = dict(heads=16, kv_heads=8, head_dim=128, dtype="bfloat16", device="cpu")  # Qwen3-0.6B's
 NUM_SEQS, KV_LEN = 8, 2048
 NUM_REQUESTS, LONGEST = 1000, 1000  # for the slots left empty: as many requests, of 1 to as many tokens
 
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    from mini_engine.cli.parser import whole_number
-
-    parser.add_argument(
-        "--threads", type=whole_number(1), metavar="N", help="torch's threads (default: torch's choice)"
-    )
+    add_threads(parser)
 
 
 def contenders(sizes: tuple[int, ...]) -> dict[tuple[int, str], Callable[[], Tensor]]:
     """Bind each kernel that works here to the same sequences in blocks of each size; name the others on stderr."""
     ready = {}
     for size in sizes:
-        batch = make_batch(NUM_SEQS, 1, KV_LEN, Namespace(**LAYER, block_size=size))
+        batch = make_batch(NUM_SEQS, KV_LEN, block_size=size)
         for name in KERNELS:
             try:
                 ready[size, name] = our_kernel(name, batch)
             except UserError as why:
-                sys.stderr.write(f"left out: {name}; {why}\n")
+                left_out(name, why)
     return ready
 
 
@@ -57,8 +52,6 @@ def wasted(size: int) -> float:
 
 def run(args) -> Report:
     """Measure all sizes in turns."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
     sizes = SIZES[:3] if args.quick else SIZES
     with torch.inference_mode():
         timings = take_turns(contenders(sizes), args.rounds or (5 if args.quick else 25), "blocks")

@@ -1,9 +1,9 @@
 """Course machinery. The command behind scripts/bench.py: choose a suite, measure, print the table, write the files.
 
 A suite is a module in this folder with a `run` function. The first line of its docstring says what it measures,
-`add_arguments(parser)` adds its options, `run(args)` measures and returns a `common.Report`. `args.rates` holds the
-machine's rates, measured just before. A suite may define `draw(report, path)` for its own picture, and
-`finish(report, args) -> int` for work after the report; the latter's result is the exit code.
+`run(args)` measures and returns a `common.Report`. `args.rates` holds the machine's rates, measured just before. A
+suite may define `add_arguments(parser)` for its options, `draw(report, path)` for a picture, and `finish(report, args)`
+for work after the report, whose result is the exit code.
 """
 
 import ast
@@ -37,7 +37,7 @@ def choose_suite(argv: Sequence[str]) -> str:
     """Return the suite named by the first argument. Without one, print the list of suites and exit."""
     summaries = suites()
     if not argv or argv[0] in ("-h", "--help"):
-        usage = "usage: bench.py SUITE [--quick] [--json FILE] [--plot FILE] [--help]"
+        usage = "usage: bench.py SUITE [--quick] [--rounds N] [--json FILE] [--help]"
         print(f"{usage}\n\nMeasure what the lessons claim, on this machine.\n")
         show(Console(highlight=False), [Column(is_text=True)] * 2, list(summaries.items()))
         sys.exit(0 if argv else 2)
@@ -56,8 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, for a first impression")
     parser.add_argument("--rounds", type=whole_number(1), metavar="N", help="how many times each contender runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="also draw a picture (.svg, .png or .pdf)")
-    suite.add_arguments(parser)
+    if hasattr(suite, "draw"):
+        parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="also draw a picture (.svg, .png or .pdf)")
+    if hasattr(suite, "add_arguments"):
+        suite.add_arguments(parser)
     return guard(parser, lambda args: measure(suite, args), argv[1:])
 
 
@@ -72,31 +74,23 @@ def let_threads_wait_as_in_use() -> None:
 
 def measure(suite: ModuleType, args: Namespace) -> int:
     """Measure the machine, then the suite; print the table and write the requested files."""
-    from scripts.bench.common import measure_rates
     from scripts.bench.plot import check_plot
+    from scripts.bench.turns import measure_rates
+    from scripts.smoke.arguments import pick_device
 
-    if args.plot:
-        check_plot(args.plot)  # fail before spending minutes
-    args.rates = measure_rates(device_of(args))
+    import torch
+
+    plot = getattr(args, "plot", None)
+    if plot:
+        check_plot(plot)  # fail before spending minutes
+    if getattr(args, "threads", None):
+        torch.set_num_threads(args.threads)
+    args.rates = measure_rates(pick_device(getattr(args, "device", "cpu")))
     report = suite.run(args)
     report.machine |= args.rates.facts()
     report.show()
     if args.json:
         report.write(args.json)
-    if args.plot:
-        getattr(suite, "draw", draw)(report, args.plot)
+    if plot:
+        suite.draw(report, plot)
     return suite.finish(report, args) if hasattr(suite, "finish") else 0
-
-
-def draw(report, path: Path) -> None:
-    """Draw the default picture: bars of one column."""
-    from scripts.bench.plot import draw_bars
-
-    draw_bars(report, path)
-
-
-def device_of(args: Namespace) -> str:
-    """Return the device that the suite will run on."""
-    from scripts.smoke.arguments import pick_device
-
-    return pick_device(getattr(args, "device", "cpu"))

@@ -1,16 +1,10 @@
-"""Course machinery. Shared by the benchmark suites: interleaved timing, the machine's facts, tables, the JSON file.
-
-A shared machine changes speed from minute to minute. So contenders take turns, one call each, round by round, and
-reading memory may be one of them. Ratios within a run are meaningful; figures from different runs are not comparable.
-"""
+"""Course machinery. A suite's report: the machine's facts, tables, the JSON file."""
 
 import json
 import os
 import platform
-import statistics
 import subprocess
-import time
-from collections.abc import Callable
+import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, takewhile
@@ -18,106 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 
 from lessons._course.tables import Column, show
 from mini_engine.errors import UserError
-
-READ_BYTES = 512 << 20  # many times any processor's cache
-MATRIX = 1024  # rows and columns of the matrices used to measure the rate of arithmetic
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one contender's calls, in order."""
-
-    seconds: list[float]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def best(self) -> float:
-        return min(self.seconds)
-
-    @property
-    def spread(self) -> float:
-        """Half the interquartile range, as a fraction of the median."""
-        if len(self.seconds) < 2:
-            return 0.0
-        low, _, high = statistics.quantiles(self.seconds, n=4)
-        return (high - low) / 2 / self.median
-
-
-def percentile(values: list[float], part: int) -> float:
-    """Return the value below which `part` percent of the values lie."""
-    return statistics.quantiles(values, n=100, method="inclusive")[part - 1]
-
-
-def take_turns(
-    contenders: dict[Any, Callable[[], Any]], rounds: int, title: str, clock: Callable[[], float] = time.perf_counter
-) -> dict[Any, Timing]:
-    """Warm up every contender with one call, then time `rounds` rounds of one call each by `clock`."""
-    for run in contenders.values():
-        run()
-    seconds = {name: [] for name in contenders}
-    for _ in track(range(rounds), title, console=Console(stderr=True), transient=True):
-        for name, run in contenders.items():
-            started = clock()
-            run()
-            seconds[name].append(clock() - started)
-    return {name: Timing(taken) for name, taken in seconds.items()}
-
-
-def memory_reader(device: str = "cpu") -> Callable[[], Any]:
-    """Return a contender that reads READ_BYTES with all threads: the maximum of a tensor far larger than any cache."""
-    import torch
-
-    return torch.ones(READ_BYTES // 4, device=device).max
-
-
-# ---------------------------------------------------------------- what the machine can do
-
-
-@dataclass(frozen=True)
-class Rates:
-    """The machine's limits: bytes read per second, and operations per second in a matrix product, by dtype."""
-
-    read: float
-    matrix: dict[str, float]
-
-    def facts(self) -> dict[str, Any]:
-        """Return the rates for the report, in GB/s and Gflop/s."""
-        matrix = {name: round(rate / 1e9) for name, rate in self.matrix.items()}
-        return {"read_gb_s": round(self.read / 1e9, 1), "matrix_gflop_s": matrix}
-
-
-def measure_rates(device: str = "cpu", seconds: float = 0.3) -> Rates:
-    """Measure the rates: medians of a few reads and of a few matrix products per dtype. Takes about a second."""
-    import torch
-
-    def median_of(run: Callable[[], Any]) -> float:
-        taken, end = [], time.perf_counter() + seconds
-        wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-        run()
-        while not taken or (time.perf_counter() < end and len(taken) < 15):
-            wait()
-            begun = time.perf_counter()
-            run()
-            wait()
-            taken.append(time.perf_counter() - begun)
-        return statistics.median(taken)
-
-    read = READ_BYTES / median_of(memory_reader(device))
-    matrix = {}
-    for name in ("float32", "bfloat16"):
-        a = torch.ones(MATRIX, MATRIX, dtype=getattr(torch, name), device=device)
-        matrix[name] = 2 * MATRIX**3 / median_of(lambda a=a: a @ a)
-    return Rates(read, matrix)
-
-
-# ---------------------------------------------------------------- the report
 
 
 def describe_machine() -> dict[str, Any]:
@@ -160,7 +57,6 @@ def git(*arguments: str) -> str:
 class Report:
     """The results of a suite. `rows` go into the table and the file; a note is a sentence above the table.
 
-    drawn: the column that a plot shows as bars; None if there is nothing to draw.
     more: a second table, with its own columns.
     """
 
@@ -168,7 +64,6 @@ class Report:
     rows: list[dict[str, Any]]
     notes: list[str] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=describe_machine)
-    drawn: str | None = None
     more: list[dict[str, Any]] = field(default_factory=list)
 
     def show(self) -> None:
@@ -209,6 +104,11 @@ def print_table(console: Console, rows: list[dict[str, Any]]) -> None:
         cells.append(["" if first == shown else format_figure(first), *map(format_figure, figures)])
         shown = first
     show(console, columns, cells, keys=max(1, len(names)))
+
+
+def left_out(name: str, why: object) -> None:
+    """Say on stderr why a contender is not measured."""
+    sys.stderr.write(f"left out: {name}; {why}\n")
 
 
 def save_text(path: Path, text: str) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from scripts.bench.common import Report
 from scripts.bench.compiled_layers import LayerLoad, layer_rows, on_paper
-from scripts.bench.gpu_target import H100_MATRIX, H100_READ, POINTERS, SHARED_BYTES, Compiled, compile_for
+from scripts.bench.gpu_target import POINTERS, SHARED_BYTES, Compiled, compile_for, h100_seconds
+from scripts.bench.options import numbers
 
 import torch
 
@@ -21,15 +22,8 @@ BLOCK_SIZE, REACH = 16, 4096
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    from mini_engine.cli.parser import whole_number
-
-    parser.add_argument("--heads", type=whole_number(1), default=16, metavar="N", help="query heads (default: 16)")
-    parser.add_argument("--kv-heads", type=whole_number(1), default=8, metavar="N", help="key/value heads (default: 8)")
-    parser.add_argument("--head-dim", type=whole_number(2), default=128, metavar="N", help="default: 128")
-    parser.add_argument("--hidden-size", type=whole_number(2), default=1024, metavar="N", help="default: 1024")
-    parser.add_argument("--intermediate-size", type=whole_number(2), default=3072, metavar="N", help="default: 3072")
     parser.add_argument(
-        "--targets", type=lambda text: [int(part) for part in text.split(",")], default=list(SHARED_BYTES),
+        "--targets", type=numbers(SHARED_BYTES), default=list(SHARED_BYTES),
         metavar="75,80,90", help="compute capabilities (default: all of these)",
     )  # fmt: skip
     parser.add_argument(
@@ -80,7 +74,7 @@ class Load:
     @property
     def h100_seconds(self) -> float:
         """What no kernel can beat on an H100: reading, or arithmetic."""
-        return max(self.bytes_moved / H100_READ, self.operations / H100_MATRIX[self.dtype])
+        return h100_seconds(self.bytes_moved, self.operations, self.dtype)
 
     def config(self, capability: int) -> LaunchConfig:
         """The launch that the engine would choose for it, but for what `launch` says."""
@@ -122,16 +116,15 @@ def compile_merge(load: Load, capability: int) -> Compiled:
     return compile_for(kernel._merge, types | dict.fromkeys(("starts", "kv_lens"), "*i32"), constants, capability)
 
 
-def loads(heads: int, kv_heads: int, dim: int, prompts: tuple[tuple[str, int], ...] = ()) -> Iterator[Load]:
+def loads(prompts: tuple[tuple[str, int], ...]) -> Iterator[Load]:
     """The loads of the table: a batch of decodes and a prompt in each dtype, and decodes over int8 rows.
 
     prompts: what a prompt's launch has instead of the engine's choice.
     """
-    shape = (heads, kv_heads, dim)
     for dtype in POINTERS:
-        yield Load(32, 1, 2048, dtype, *shape)
-        yield Load(1, 2048, 2048, dtype, *shape, launch=prompts)
-    yield Load(32, 1, 2048, "float16", *shape, int8=True)
+        yield Load(32, 1, 2048, dtype)
+        yield Load(1, 2048, 2048, dtype, launch=prompts)
+    yield Load(32, 1, 2048, "float16", int8=True)
 
 
 def can_run(load: Load, capability: int) -> bool:
@@ -143,7 +136,7 @@ def run(args) -> Report:
     """Compile every load for every target."""
     rows, asked = [], list(zip(("rows", "keys"), args.tile, strict=True)) if args.tile else []
     asked += [("warps", args.warps)] if args.warps else []
-    for load in loads(args.heads, args.kv_heads, args.head_dim, tuple(asked)):
+    for load in loads(tuple(asked)):
         for capability in args.targets:
             if not can_run(load, capability):
                 continue
@@ -154,15 +147,13 @@ def run(args) -> Report:
             row |= {"MB": load.bytes_moved / 1e6, "Gflop": load.operations / 1e9}
             rows.append(row | {"H100 us": load.h100_seconds * 1e6})
     note = "tile: rows of queries x keys; spilled: bytes of a thread; KiB: shared memory; H100 us: at best, on paper"
-    notes = [f"one layer: {args.heads} heads, {args.kv_heads} of keys and values", note]
+    notes = ["one layer of Qwen3-0.6B's shape: 16 heads, 8 of keys and values", note]
     notes.append("second table: a layer of lesson 10's fused layers, 32 decodes in bfloat16")
-    return Report("compiled", rows, notes, more=a_layer(args))
+    return Report("compiled", rows, notes, more=a_layer(args.targets))
 
 
-def a_layer(args) -> list[dict[str, Any]]:
+def a_layer(targets: list[int]) -> list[dict[str, Any]]:
     """Return the table of lesson 10's layer, launch by launch."""
-    shape = dict(heads=args.heads, kv_heads=args.kv_heads, dim=args.head_dim)
-    load = LayerLoad(32, "bfloat16", args.hidden_size, intermediate=args.intermediate_size, **shape)
-    attend = Load(32, 1, 2048, "bfloat16", **shape)
-    rows = layer_rows(load, [capability for capability in args.targets if capability >= 80])
+    attend = Load(32, 1, 2048, "bfloat16")
+    rows = layer_rows(LayerLoad(32, "bfloat16"), [capability for capability in targets if capability >= 80])
     return [*rows, on_paper("attention over 2,048", attend.bytes_moved, attend.h100_seconds)]

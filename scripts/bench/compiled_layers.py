@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.bench.gpu_target import H100_MATRIX, H100_READ, POINTERS, Compiled, compile_for
+from scripts.bench.gpu_target import POINTERS, Compiled, compile_for, h100_seconds
 
 import torch
 
@@ -55,8 +55,7 @@ class LayerLoad:
     def h100_seconds(self, name: str) -> float:
         """What no kernel of this name can beat on an H100: reading, or arithmetic."""
         inputs, outputs = self.matrices.get(name, (0, 0))
-        operations = 2 * self.rows * inputs * outputs
-        return max(self.bytes_moved[name] / H100_READ, operations / H100_MATRIX[self.dtype])
+        return h100_seconds(self.bytes_moved[name], 2 * self.rows * inputs * outputs, self.dtype)
 
 
 def compile_between(load: LayerLoad, capability: int) -> Iterator[tuple[str, int, Compiled]]:

@@ -20,6 +20,11 @@ H100_MATRIX = {"float16": 989e12, "bfloat16": 989e12, "float32": 67e12}  # opera
 POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
 
 
+def h100_seconds(num_bytes: int, operations: int, dtype: str) -> float:
+    """Return what no kernel can beat on an H100: reading, or arithmetic."""
+    return max(num_bytes / H100_READ, operations / H100_MATRIX[dtype])
+
+
 @dataclass(frozen=True)
 class Compiled:
     """What a compiled kernel needs: registers of a thread, bytes that it spills, bytes of shared memory."""

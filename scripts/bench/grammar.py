@@ -2,10 +2,16 @@
 
 import time
 
-from scripts.bench.common import Report, take_turns
-from scripts.bench.sampler import row, sampling
+from scripts.bench.common import Report
+from scripts.bench.sampler import ROWS, rows_of, sampling
+from scripts.bench.turns import take_turns
 
-from mini_engine.cli.parser import whole_number
+import torch
+
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.server.grammars import GrammarCompiler
+from mini_engine.server.output_forms import OutputForm
+from mini_engine.text.tokenizer import Tokenizer
 
 TOWN = {
     "type": "object",
@@ -19,29 +25,17 @@ TOWN = {
 VOCABULARIES = {"the pocket model's": 2048, "padded to Qwen3's": 151_936}
 
 
-def add_arguments(parser) -> None:
-    """Add this suite's options."""
-    parser.add_argument("--rows", type=whole_number(2), default=8, metavar="N", help="rows in a batch (default: 8)")
-
-
-def contenders(count: int, vocab_size: int, name: str) -> dict:
+def contenders(vocab_size: int, name: str) -> dict:
     """Return batches with and without a grammar, and a compilation."""
-    import torch
-
-    from mini_engine.pocket import POCKET_DIR
-    from mini_engine.server.grammars import GrammarCompiler
-    from mini_engine.server.output_forms import OutputForm
-    from mini_engine.text.tokenizer import Tokenizer
-
     compiler = GrammarCompiler(Tokenizer(POCKET_DIR), vocab_size, ())
     form = OutputForm(TOWN)
     bound = {"temperature": 0, "grammar": compiler.compile_sync(form)}
     free = {"temperature": 0}
-    logits = torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(ROWS, vocab_size, generator=torch.Generator().manual_seed(0))
     return {
-        (name, "no row has a grammar"): sampling(logits, [free] * count),
-        (name, "one row has one"): sampling(logits, [bound] + [free] * (count - 1)),
-        (name, "all rows have one"): sampling(logits, [bound] * count),
+        (name, "no row has a grammar"): sampling(logits, [free] * ROWS),
+        (name, "one row has one"): sampling(logits, [bound] + [free] * (ROWS - 1)),
+        (name, "all rows have one"): sampling(logits, [bound] * ROWS),
         (name, "compile a schema"): lambda: compiler.compile_sync(form),
     }
 
@@ -50,9 +44,9 @@ def run(args) -> Report:
     """Measure milliseconds of processor time per batch, and per compilation."""
     found, rounds = {}, args.rounds or (5 if args.quick else 30)
     for name, size in VOCABULARIES.items():
-        found |= take_turns(contenders(args.rows, size, name), rounds, "grammar", clock=time.process_time)
+        found |= take_turns(contenders(size, name), rounds, "grammar", clock=time.process_time)
     notes = [
-        f"{args.rows} greedy rows; a vocabulary that is padded has no more tokens for llguidance to look at",
+        f"{ROWS} greedy rows; a vocabulary that is padded has no more tokens for llguidance to look at",
         "processor time of all threads: other programs on the machine do not count",
     ]
-    return Report("grammar", [row(kind, what, timing) for (kind, what), timing in found.items()], notes, drawn="ms")
+    return Report("grammar", rows_of(found), notes)

@@ -1,11 +1,12 @@
-"""Course machinery. Suite `kernel`: one layer's attention over paged K and V, in every available way."""
+"""Course machinery. Suite `kernel`: one layer's attention over paged K and V in a decode, in every available way."""
 
 import functools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scripts.bench.common import READ_BYTES, Report, Timing, memory_reader, take_turns
+from scripts.bench.common import Report, left_out
+from scripts.bench.options import add_threads
+from scripts.bench.turns import READ_BYTES, memory_reader, synchronized, take_turns
 
 import torch
 import torch.nn.functional as F
@@ -17,32 +18,23 @@ from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
 from mini_engine.kv.block_table import NULL_BLOCK
 
-DECODES = ((1, 2048), (16, 512), (16, 2048), (32, 256))  # (sequences, keys of each)
-PREFILLS = ((1, 512), (1, 2048))  # (sequences, tokens of each)
+NUM_SEQS, KV_LEN = 16, 2048
+HEADS, KV_HEADS, DIM, DTYPE = 16, 8, 128, torch.bfloat16  # Qwen3-0.6B's
 SCALAR = "scalar C++"  # what paged_cpu.cpp opens with; no user can choose it
 FLEX_PAGE = 128  # keys per page of FlexAttention, its default block size
 
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    from mini_engine.cli.parser import whole_number
-
-    parser.add_argument("--heads", type=whole_number(1), default=16, metavar="N", help="query heads (default: 16)")
-    parser.add_argument("--kv-heads", type=whole_number(1), default=8, metavar="N", help="key/value heads (default: 8)")
-    parser.add_argument("--head-dim", type=whole_number(2), default=128, metavar="N", help="default: 128")
-    parser.add_argument("--block-size", type=whole_number(1), default=16, metavar="N", help="default: 16")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="default: bfloat16")
+    add_threads(parser)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
-    parser.add_argument(
-        "--threads", type=whole_number(1), metavar="N", help="torch's threads (default: torch's choice)"
-    )
 
 
 @dataclass(frozen=True)
 class Batch:
-    """S sequences of kv_len keys, of which the last q_len are new; contiguous, and in blocks of a shuffled pool."""
+    """A query for each of S sequences of kv_len keys; contiguous, and in blocks of a shuffled pool."""
 
-    q: Tensor  # [S * q_len, H_q, D]
+    q: Tensor  # [S, H_q, D]
     k: Tensor  # [S, kv_len, H_kv, D]
     v: Tensor
     k_cache: Tensor  # [num_blocks, block_size, H_kv, D]
@@ -58,10 +50,6 @@ class Batch:
         return self.k.shape[1]
 
     @property
-    def q_len(self) -> int:
-        return len(self.q) // len(self.k)
-
-    @property
     def kv_bytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
 
@@ -69,35 +57,30 @@ class Batch:
     def tables(self) -> tuple[Tensor, Tensor, Tensor]:
         """cu_seqlens_q, seq_lens_kv, block_table."""
         device = self.q.device
-        starts = torch.arange(self.num_seqs + 1, dtype=torch.int32, device=device) * self.q_len
+        starts = torch.arange(self.num_seqs + 1, dtype=torch.int32, device=device)
         return starts, torch.full((self.num_seqs,), self.kv_len, dtype=torch.int32, device=device), self.block_table
 
 
-def make_batch(num_seqs: int, q_len: int, kv_len: int, args) -> Batch:
+def make_batch(num_seqs: int, kv_len: int, device: str = "cpu", block_size: int = 16) -> Batch:
     """Return a batch of random K and V, with each sequence's blocks scattered as in a pool that has been in use."""
     torch.manual_seed(0)
-    make = functools.partial(torch.randn, dtype=getattr(torch, args.dtype), device=args.device)
-    size, per = args.block_size, -(-kv_len // args.block_size)
-    table = 1 + NULL_BLOCK + torch.randperm(num_seqs * per, device=args.device).view(num_seqs, per)
-    q = make(num_seqs * q_len, args.heads, args.head_dim)
-    k_cache, v_cache = (make(num_seqs * per + 1, size, args.kv_heads, args.head_dim) for _ in range(2))
+    make, per = functools.partial(torch.randn, dtype=DTYPE, device=device), -(-kv_len // block_size)
+    table = 1 + NULL_BLOCK + torch.randperm(num_seqs * per, device=device).view(num_seqs, per)
+    q = make(num_seqs, HEADS, DIM)
+    k_cache, v_cache = (make(num_seqs * per + 1, block_size, KV_HEADS, DIM) for _ in range(2))
     k, v = (x[table].flatten(1, 2)[:, :kv_len].contiguous() for x in (k_cache, v_cache))
     return Batch(q, k, v, k_cache, v_cache, table.int())
 
 
-# ---------------------------------------------------------------- contenders: each returns [T, H_q, D]
+# ---------------------------------------------------------------- contenders: each returns [S, H_q, D]
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, fold: bool) -> Tensor:
-    """Run torch's attention on q `[S * q_len, H_q, D]`, k and v `[S, kv_len, H_kv, D]`; `fold` is for decode only."""
+    """Run torch's attention on q `[S, H_q, D]`, k and v `[S, kv_len, H_kv, D]`."""
     k, v = k.transpose(1, 2), v.transpose(1, 2)
-    if fold:
-        folded = q.view(len(k), k.shape[1], -1, q.shape[2])  # treat the heads of a group as query tokens
-        return F.scaled_dot_product_attention(folded, k, v).view_as(q)
-    heads_first = q.view(len(k), -1, *q.shape[1:]).transpose(1, 2)
-    causal = heads_first.shape[2] > 1
-    out = F.scaled_dot_product_attention(heads_first, k, v, is_causal=causal, enable_gqa=True)
-    return out.transpose(1, 2).reshape(q.shape)
+    if fold:  # treat the heads of a group as query tokens
+        return F.scaled_dot_product_attention(q.view(len(k), k.shape[1], -1, q.shape[2]), k, v).view_as(q)
+    return F.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True).view_as(q)
 
 
 def contiguous_sdpa(batch: Batch, fold: bool) -> Tensor:
@@ -113,16 +96,14 @@ def gathered_sdpa(batch: Batch, fold: bool) -> Tensor:
 
 
 def paged_flex(batch: Batch) -> Callable[[], Tensor]:
-    """Prepare compiled FlexAttention over its own pages (torch's experimental PagedAttention), for decode only.
+    """Prepare compiled FlexAttention over its own pages (torch's experimental PagedAttention).
 
     Raises:
-        UserError: it cannot be compiled here, or the history is not a multiple of the page size.
+        UserError: it cannot be compiled here.
     """
     from torch.nn.attention.experimental._paged_attention import PagedAttention
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention, noop_mask
 
-    if batch.q_len > 1 or batch.kv_len % FLEX_PAGE:
-        raise UserError(f"only measured for decode, with histories that are a multiple of {FLEX_PAGE} keys")
     seqs, kv_len, kv_heads, dim = batch.k.shape
     device, dtype = batch.q.device, batch.q.dtype
     pages = PagedAttention(seqs * kv_len // FLEX_PAGE, FLEX_PAGE, seqs, device=str(device))
@@ -163,27 +144,19 @@ def our_kernel(name: str, batch: Batch) -> Callable[[], Tensor]:
 def contenders(batch: Batch, quick: bool) -> dict[str, Callable[[], Callable[[], Tensor]]]:
     """Map the name of each contender to a function that prepares it."""
     ways: dict[str, Callable[[], Callable[[], Tensor]]] = {}
-    ways["gather + SDPA"] = lambda: functools.partial(gathered_sdpa, batch, fold=False)
-    if batch.q_len == 1:
-        ways["gather + SDPA, folded"] = lambda: functools.partial(gathered_sdpa, batch, fold=True)
+    for name, way in (("gather + SDPA", gathered_sdpa), ("contiguous + SDPA", contiguous_sdpa)):
+        ways[name] = lambda way=way: functools.partial(way, batch, fold=False)
+        ways[f"{name}, folded"] = lambda way=way: functools.partial(way, batch, fold=True)
     if not quick:
         ways["FlexAttention, paged"] = lambda: paged_flex(batch)
-    ways["contiguous + SDPA"] = lambda: functools.partial(contiguous_sdpa, batch, fold=False)
-    if batch.q_len == 1:
-        ways["contiguous + SDPA, folded"] = lambda: functools.partial(contiguous_sdpa, batch, fold=True)
-    for name in ("reference", "blockwise", "torch", *compiled_kernels(batch)):
+    for name in (
+        "reference",
+        "blockwise",
+        "torch",
+        *((SCALAR, "cpu") if batch.q.device.type == "cpu" else ("triton",)),
+    ):
         ways[f"our {name}"] = functools.partial(our_kernel, name, batch)
     return ways
-
-
-def compiled_kernels(batch: Batch) -> tuple[str, ...]:
-    """Name the kernels that a compiler makes for this batch's device; the scalar one takes minutes for a prompt."""
-    if batch.q.device.type != "cpu":
-        return ("triton",)
-    return (SCALAR, "cpu") if batch.q_len == 1 else ("cpu",)
-
-
-# ---------------------------------------------------------------- one shape, all shapes
 
 
 def prepare(batch: Batch, quick: bool) -> dict[str, Callable[[], Tensor]]:
@@ -193,7 +166,7 @@ def prepare(batch: Batch, quick: bool) -> dict[str, Callable[[], Tensor]]:
         try:
             ready[name] = make()
         except UserError as why:
-            sys.stderr.write(f"left out: {name}; {why}\n")
+            left_out(name, why)
             continue
         error = (ready[name]().float() - expected.float()).abs().max() / expected.abs().max()
         if not error < 0.02:
@@ -201,62 +174,24 @@ def prepare(batch: Batch, quick: bool) -> dict[str, Callable[[], Tensor]]:
     return ready
 
 
-def synchronized(run: Callable[[], Tensor], device: str) -> Callable[[], Tensor]:
-    """On a GPU, wait until the work is done, not only queued."""
-    if device == "cpu":
-        return run
-
-    def run_and_wait() -> Tensor:
-        out = run()
-        torch.cuda.synchronize()
-        return out
-
-    return run_and_wait
-
-
-def measure(batch: Batch, args) -> tuple[list[dict], float]:
-    """Return the rows for one shape, and memory's read rate in bytes/s during the same rounds."""
-    title = f"{batch.num_seqs} × {batch.kv_len} {'decode' if batch.q_len == 1 else 'prefill'}"
-    runs = {"": memory_reader(args.device)} | prepare(batch, args.quick)
-    runs = {name: synchronized(run, args.device) for name, run in runs.items()}
-    timings = take_turns(runs, args.rounds or (9 if args.quick else 25), title)
-    speed = READ_BYTES / timings.pop("").median
-    slowest = timings["gather + SDPA"].median
-    return [row(title, name, timing, slowest, batch, speed) for name, timing in timings.items()], speed
-
-
-def row(title: str, name: str, timing: Timing, slowest: float, batch: Batch, speed: float) -> dict:
-    read = batch.kv_bytes / timing.median
-    return {
-        "shape": title,
-        "contender": name,
-        "ms": timing.median * 1e3,
-        "best": timing.best * 1e3,
-        "± %": timing.spread * 100,
-        "× gather": slowest / timing.median,
-        "% of memory": 100 * read / speed if batch.q_len == 1 else None,
-        "GB/s": read / 1e9 if batch.q_len == 1 else None,
-    }
-
-
 def run(args) -> Report:
-    """Measure all shapes, one after another."""
-    if args.heads % args.kv_heads:
-        raise UserError(f"--heads {args.heads} is not a multiple of --kv-heads {args.kv_heads}")
+    """Measure all contenders, and reading memory, in turns."""
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no CUDA device; omit the option to measure on the CPU")
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    shapes = [(s, 1, n) for s, n in DECODES] + [(s, n, n) for s, n in PREFILLS]
-    rows, speeds = [], []
     with torch.inference_mode():
-        for shape in shapes[2:3] if args.quick else shapes:
-            new_rows, speed = measure(make_batch(*shape, args), args)
-            rows += new_rows
-            speeds.append(f"{speed / 1e9:.1f}")
-    layout = f"{args.heads} query heads on {args.kv_heads} key/value heads of {args.head_dim}, {args.dtype}"
+        batch = make_batch(NUM_SEQS, KV_LEN, args.device)
+        runs = {"": memory_reader(args.device)} | prepare(batch, args.quick)
+        runs = {name: synchronized(run, args.device) for name, run in runs.items()}
+        timings = take_turns(runs, args.rounds or (9 if args.quick else 25), "kernel")
+    speed = READ_BYTES / timings.pop("").median
+    slowest = timings["gather + SDPA"].median
+    rows = []
+    for name, timing in timings.items():
+        read = batch.kv_bytes / timing.median
+        figures = {"× gather": slowest / timing.median, "% of memory": 100 * read / speed, "GB/s": read / 1e9}
+        rows.append({"contender": name} | timing.columns() | figures)
     notes = [
-        f"one layer, {layout}, blocks of {args.block_size}",
-        f"memory read at {', '.join(speeds)} GB/s in the same rounds",
+        f"one layer, {HEADS} query heads on {KV_HEADS} key/value heads of {DIM}, bfloat16, blocks of 16",
+        f"decode: {NUM_SEQS} sequences of {KV_LEN} keys; memory read at {speed / 1e9:.1f} GB/s in the same rounds",
     ]
-    return Report("kernel", rows, notes, drawn="ms")
+    return Report("kernel", rows, notes)

@@ -3,21 +3,21 @@
     quality    NLL and KL against full precision, on held-out text and on a random model; int4 is what goes wrong
     memory     bytes a token takes, and tokens per GiB
     attention  one layer's attention over long histories, in the C++ kernel
-    write      one layer's K and V of a step, put into the pool
     decode     one token after a long history, through a whole model with random weights
 
 Both kinds of pool take turns.
 """
 
-import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.bench.common import Report, take_turns
+from scripts.bench.common import Report
 from scripts.bench.kv_quality import compare, heavy_tailed, held_out, text_of
+from scripts.bench.options import add_choice, add_threads
+from scripts.bench.turns import clock_of, take_turns
 from scripts.make_random_qwen3 import SHAPES
 
 import torch
@@ -32,39 +32,33 @@ from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.layers.fast_model import speed_up
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
-PARTS = ("quality", "memory", "attention", "write", "decode")
+PARTS = ("quality", "memory", "attention", "decode")
 SHAPE = "0.6B"
 BLOCK_SIZE = 16
-LONG = ((1, 1, 4096), (1, 1, 16_384), (1, 1, 32_768), (4, 1, 8192))  # (sequences, queries of each, keys of each)
-PROMPT = (1, 2048, 2048)
-WRITES = (1, 16, 512)  # tokens
-HISTORIES = (1024, 16_384)  # tokens
+LONG = (4096, 16_384, 32_768)  # tokens that one layer attends to
+HISTORIES = (1024, 16_384)  # tokens before a step of the whole model
 STD = 0.02
 Row = dict[str, Any]
 
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    from mini_engine.cli.parser import whole_number
-
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all of them")
+    add_choice(parser, "parts", PARTS)
     parser.add_argument("--text", type=Path, metavar="FILE", help="compare the pocket model's predictions over it, too")
-    parser.add_argument("--threads", type=whole_number(1), default=1, metavar="N", help="torch's threads (default: 1)")
+    add_threads(parser, default=1)
 
 
 def run(args: Namespace) -> Report:
     """Measure the parts asked for."""
-    torch.set_num_threads(args.threads)
-    parts = {"memory": memory_rows, "attention": attention_rows, "write": write_rows, "decode": decode_rows}
+    parts = {"memory": memory_rows, "attention": attention_rows, "decode": decode_rows}
     with torch.inference_mode():
         found = [{"part": part} | row for part in parts if part in args.parts for row in parts[part](args)]
         quality = quality_rows(args.text) if "quality" in args.parts else []
-    columns = dict.fromkeys(name for row in found for name in row)
     notes = [
-        f"speed: the {SHAPE} shape, attention and write in one layer, bfloat16 against int8, blocks of {BLOCK_SIZE}; "
+        f"speed: the {SHAPE} shape, attention in one layer, bfloat16 against int8, blocks of {BLOCK_SIZE}; "
         f"{'processor' if args.threads == 1 else 'wall clock'} time"
     ]
-    return Report("kv_dtype", [{name: row.get(name) for name in columns} for row in found], notes, more=quality)
+    return Report("kv_dtype", found, notes, more=quality)
 
 
 def quality_rows(text: Path | None) -> list[Row]:
@@ -104,7 +98,7 @@ def memory_rows(args: Namespace) -> list[Row]:
 
 
 class Both(NamedTuple):
-    """A pool of each kind with the same K and V, and the queries of a step."""
+    """A pool of each kind with the same K and V, and the query of a step of one sequence."""
 
     full: KvPool
     int8: Int8KvPool
@@ -112,59 +106,40 @@ class Both(NamedTuple):
     meta: ForwardMeta
 
 
-def both_pools(num_seqs: int, q_len: int, kv_len: int, num_layers: int = 1) -> Both:
-    """Return filled pools, with each sequence's blocks scattered as in a pool that has been in use."""
+def both_pools(kv_len: int, num_layers: int = 1) -> Both:
+    """Return filled pools, with the sequence's blocks scattered as in a pool that has been in use."""
     torch.manual_seed(0)
     config = replace(Qwen3Config(**SHAPES[SHAPE]), num_hidden_layers=num_layers)
     per = -(-kv_len // BLOCK_SIZE)
-    num_blocks = 1 + num_seqs * per
-    full = KvPool(config, num_blocks, BLOCK_SIZE, load_kernel("cpu", "cpu", torch.bfloat16), torch.bfloat16)
-    int8 = Int8KvPool(config, num_blocks, BLOCK_SIZE, int8_kernels.load_kernel("cpu", "cpu", torch.bfloat16))
-    slots = torch.arange(num_blocks * BLOCK_SIZE)
+    full = KvPool(config, 1 + per, BLOCK_SIZE, load_kernel("cpu", "cpu", torch.bfloat16), torch.bfloat16)
+    int8 = Int8KvPool(config, 1 + per, BLOCK_SIZE, int8_kernels.load_kernel("cpu", "cpu", torch.bfloat16))
+    slots = torch.arange((1 + per) * BLOCK_SIZE)
     k, v = (torch.randn(len(slots), config.num_key_value_heads, config.head_dim).bfloat16() for _ in range(2))
     for layer in range(num_layers):
         full.set_kv(layer, slots, k, v)
         int8.set_kv(layer, slots, k, v)
-    table = (NULL_BLOCK + 1 + torch.randperm(num_seqs * per)).view(num_seqs, per)
-    positions = torch.arange(kv_len - q_len, kv_len)
+    table, last = NULL_BLOCK + 1 + torch.randperm(per), kv_len - 1
     meta = ForwardMeta(
-        positions=positions.repeat(num_seqs),
-        slot_mapping=(table[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE).flatten(),
-        cu_seqlens_q=torch.arange(num_seqs + 1, dtype=torch.int32) * q_len,
-        seq_lens_kv=torch.full((num_seqs,), kv_len, dtype=torch.int32),
-        block_table=table.int(),
+        positions=torch.tensor([last]),
+        slot_mapping=table[last // BLOCK_SIZE, None] * BLOCK_SIZE + last % BLOCK_SIZE,
+        cu_seqlens_q=torch.tensor([0, 1], dtype=torch.int32),
+        seq_lens_kv=torch.tensor([kv_len], dtype=torch.int32),
+        block_table=table[None].int(),
         block_size=BLOCK_SIZE,
     )
-    q = torch.randn(num_seqs * q_len, config.num_attention_heads, config.head_dim).bfloat16()
-    return Both(full, int8, q, meta)
+    return Both(full, int8, torch.randn(1, config.num_attention_heads, config.head_dim).bfloat16(), meta)
 
 
 def attention_rows(args: Namespace) -> list[Row]:
     """Time attention over each history, both pools in turn."""
     rows = []
-    for shape in (LONG[1], PROMPT) if args.quick else (*LONG, PROMPT):
-        both = both_pools(*shape)
+    for history in LONG[1:2] if args.quick else LONG:
+        both = both_pools(history)
+        pools = {"bfloat16": both.full, "int8": both.int8}
         contenders = {
-            "bfloat16": lambda both=both: both.full.attend(0, both.q, both.meta),
-            "int8": lambda both=both: both.int8.attend(0, both.q, both.meta),
+            name: lambda pool=pool, both=both: pool.attend(0, both.q, both.meta) for name, pool in pools.items()
         }
-        num_seqs, q_len, kv_len = shape
-        rows += timed(f"{num_seqs} × {kv_len} {'decode' if q_len == 1 else 'prefill'}", contenders, args)
-    return rows
-
-
-def write_rows(args: Namespace) -> list[Row]:
-    """Time writing a step's K and V, both pools in turn."""
-    rows = []
-    for tokens in WRITES:
-        both = both_pools(1, tokens, tokens)
-        k = torch.randn(tokens, *both.full.K[0].shape[2:]).bfloat16()
-        slots = both.meta.slot_mapping
-        contenders = {
-            "bfloat16": lambda both=both, k=k, slots=slots: both.full.set_kv(0, slots, k, k),
-            "int8": lambda both=both, k=k, slots=slots: both.int8.set_kv(0, slots, k, k),
-        }
-        rows += timed(f"write {tokens}", contenders, args)
+        rows += timed(f"1 × {history} decode", contenders, args)
     return rows
 
 
@@ -176,7 +151,7 @@ def decode_rows(args: Namespace) -> list[Row]:
         weight.fill_(1.0) if weight.dim() == 1 else weight.normal_(std=STD)
     fast, token, rows = speed_up(model), torch.tensor([1]), []
     for history in HISTORIES:
-        both = both_pools(1, 1, history, config.num_hidden_layers)
+        both = both_pools(history, config.num_hidden_layers)
         contenders = {
             "bfloat16": lambda both=both: fast(token, both.full, both.meta),
             "int8": lambda both=both: fast(token, both.int8, both.meta),
@@ -187,8 +162,7 @@ def decode_rows(args: Namespace) -> list[Row]:
 
 def timed(title: str, contenders: dict[str, Callable[[], Any]], args: Namespace) -> list[Row]:
     """Return a row for each contender; × is the speed beside the first."""
-    clock = time.process_time if args.threads == 1 else time.perf_counter
-    timings = take_turns(contenders, args.rounds or (9 if args.quick else 41), title, clock)
+    timings = take_turns(contenders, args.rounds or (9 if args.quick else 41), title, clock_of(args))
     first = next(iter(timings.values())).median
     return [
         {"what": f"{title}: {name}", "ms": one.median * 1e3, "± %": one.spread * 100, "×": first / one.median}

@@ -7,17 +7,29 @@
 Lessons 4, 6 and 7 are not about speed: a second table shows what they cost.
 """
 
-import argparse
-import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from scripts import ROOT
-from scripts.bench.common import Report, Timing, take_turns
-from scripts.smoke.arguments import pick_device, pocket_dir
+from scripts.bench import rungs
+from scripts.bench.common import Report, left_out
+from scripts.bench.options import add_dtype, add_model, model_of, numbers
+from scripts.bench.rungs import Load, Pass
+from scripts.bench.turns import Timing, take_turns
+from scripts.smoke.arguments import pick_device
 
+from mini_engine.checkpoint.config import DTYPES
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.cli.parser import whole_number
+from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.prefix_cache import caching_manager
+from mini_engine.layers import speed_up
+from mini_engine.text.tokenizer import Tokenizer
 
 FOLDER = ROOT / "lessons" / "ladder"
 RUNGS = {
@@ -41,75 +53,39 @@ QUICK = dict(requests=6, common=32, own=32, answer=12)
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    from mini_engine.cli.parser import whole_number
-
-    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32")
+    add_model(parser)
+    add_dtype(parser, "float32")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="default: cpu")
-    parser.add_argument("--lessons", type=lesson_list, metavar="0,1,…", help="default: all that run here")
+    parser.add_argument("--lessons", type=numbers(RUNGS), metavar="0,1,…", help="default: all that run here")
     parser.add_argument("--requests", type=whole_number(1), metavar="N", help=f"default: {REQUESTS}")
     parser.add_argument("--write", action="store_true", help="update page, picture and figures in lessons/ladder")
 
 
-def lesson_list(text: str) -> list[int]:
-    """Parse comma-separated lessons of the ladder, in its order (an argparse type)."""
-    try:
-        lessons = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        lessons = []
-    if not lessons or not set(lessons) <= set(RUNGS):
-        known = ",".join(map(str, RUNGS))
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of the ladder's lessons; give some of {known}")
-    return lessons
-
-
-def resolved(args) -> Path:
-    """Return the checkpoint's directory."""
-    from mini_engine.checkpoint.weights import resolve_checkpoint
-
-    return resolve_checkpoint(args.model or pocket_dir())
-
-
-def load_of(args, vocab_size: int):
+def load_of(args: Namespace, vocab_size: int) -> Load:
     """Return the load, a smaller one with --quick."""
-    from scripts.bench.rungs import make_load
-
     sizes = dict(requests=REQUESTS, common=COMMON, own=OWN, answer=ANSWER) | (QUICK if args.quick else {})
     if args.requests:
         sizes["requests"] = args.requests
-    return make_load(vocab_size=vocab_size, share=SHARE, **sizes)
+    return rungs.make_load(vocab_size=vocab_size, share=SHARE, **sizes)
 
 
-def build(lesson: int, model, reload: Callable[[], Any], load) -> Callable[[], Any]:
+def build(lesson: int, model, reload: Callable[[], Any], load: Load) -> Callable[[], Pass]:
     """Return a function that runs the load as that lesson does.
 
     Raises:
-        UserError: the lesson is not available or cannot run here.
+        UserError: the lesson cannot run here.
     """
-    from scripts.bench import rungs
-
-    if lesson < 5:
-        simple = {0: lambda: rungs.lesson_0(model), 1: lambda: rungs.lesson_1(model, load)}
-        simple |= {2: lambda: rungs.lesson_2(model, load), 3: lambda: rungs.lesson_3(model, load)}
-        run = simple[lesson]()
-    elif lesson == 5:
-        from mini_engine.kv.manager import KvCacheManager
-
-        run = rungs.engine_rung(model, load, KvCacheManager)
-    else:
-        from mini_engine.kv.prefix_cache import caching_manager
-
-        run = rungs.engine_rung(model if lesson == 8 else sped_up(reload()), load, caching_manager)
+    ways: dict[int, Callable[[], Callable[[Load], Pass]]] = {
+        0: lambda: rungs.lesson_0(model),
+        1: lambda: rungs.lesson_1(model, load),
+        2: lambda: rungs.lesson_2(model, load),
+        3: lambda: rungs.lesson_3(model, load),
+        5: lambda: rungs.engine_rung(model, load, KvCacheManager),
+        8: lambda: rungs.engine_rung(model, load, caching_manager),
+        9: lambda: rungs.engine_rung(speed_up(reload()), load, caching_manager),
+    }
+    run = ways[lesson]()
     return lambda: run(load)
-
-
-def sped_up(model):
-    """Return the model with lesson 9's layers."""
-    try:
-        from mini_engine.layers import speed_up
-    except ImportError as error:
-        raise UserError(f"lesson 9 is not available ({error})") from None
-    return speed_up(model)
 
 
 def ready_rungs(args, model, reload, load) -> dict[int, Callable[[], Any]]:
@@ -121,7 +97,7 @@ def ready_rungs(args, model, reload, load) -> dict[int, Callable[[], Any]]:
         except UserError as why:
             if args.lessons:
                 raise
-            sys.stderr.write(f"left out: lesson {lesson}; {why}\n")
+            left_out(f"lesson {lesson}", why)
     return ready
 
 
@@ -131,14 +107,11 @@ def run(args) -> Report:
     Raises:
         UserError: two lessons gave different tokens, so their figures are not comparable.
     """
-    from mini_engine.checkpoint.config import DTYPES
-    from mini_engine.checkpoint.weights import load_model
-
     if args.write and (args.quick or args.lessons):
         raise UserError("--write updates the page from a full run; leave out --quick and --lessons")
 
     def reload():
-        return load_model(resolved(args), DTYPES[args.dtype], pick_device(args.device))
+        return load_model(model_of(args), DTYPES[args.dtype], pick_device(args.device))
 
     model = reload()
     load = load_of(args, model.config.vocab_size)
@@ -159,22 +132,17 @@ def run(args) -> Report:
         f"a pool of {load.pool_blocks} blocks of 16",
         f"all lessons gave the same {load.new_tokens} tokens; medians of {rounds} interleaved rounds",
     ]
-    return Report("ladder", rows, notes, drawn="new tokens/s", more=costs(timings, load, args))
+    return Report("ladder", rows, notes, more=costs(timings, load, args))
 
 
 def costing(args, model, load) -> dict[str, Callable[[], Any]]:
     """Return the runs of lessons 4 and 6 on lesson 5's engine, and its greedy run to compare with."""
-    from scripts.bench.rungs import offline_rung, text_rung
-
-    from mini_engine.engine.sampling_params import SamplingParams
-    from mini_engine.text.tokenizer import Tokenizer
-
     drawn = SamplingParams(temperature=0.8, top_p=0.9, seed=0)
-    ways = {GREEDY: offline_rung(model, load), SAMPLED: offline_rung(model, load, drawn)}
+    ways = {GREEDY: rungs.offline_rung(model, load), SAMPLED: rungs.offline_rung(model, load, drawn)}
     try:
-        ways[STREAMED] = text_rung(model, load, Tokenizer(resolved(args)))
+        ways[STREAMED] = rungs.text_rung(model, load, Tokenizer(model_of(args)))
     except UserError as why:
-        sys.stderr.write(f"left out: lesson 6; {why}\n")
+        left_out("lesson 6", why)
     return {name: lambda way=way: way(load) for name, way in ways.items()}
 
 
@@ -196,9 +164,9 @@ def http_costs(args) -> list[dict[str, Any]]:
     from scripts import l7_load
 
     try:
-        speed, _ = l7_load.measure(argparse.Namespace(model=args.model, requests=50, max_new_tokens=64, rounds=3))
+        speed, _ = l7_load.measure(Namespace(model=args.model, requests=50, max_new_tokens=64, rounds=3))
     except ImportError as error:
-        sys.stderr.write(f"left out: lesson 7; {error}\n")
+        left_out("lesson 7", error)
         return []
     streamed, offline = speed["HTTP, streamed"], speed["LLM.generate"]
     share = rounded(100 * streamed / offline)
@@ -220,8 +188,6 @@ def check_equal(passes: dict[int | str, list]) -> None:
 
 def row(lesson: int, timing: Timing, before: Timing | None, passes: list, load, per_token: int) -> dict[str, Any]:
     """Return a lesson's row: medians over the rounds; figures that do not depend on time come from the last round."""
-    from statistics import median
-
     found = [done.figures(load, per_token) for done in passes]
     last = found[-1]
     return {

@@ -11,20 +11,28 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from scripts.bench.common import Report, take_turns
+from scripts.bench.common import Report
+from scripts.bench.scheduler import decoding_scheduler
+from scripts.bench.turns import take_turns
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.runner import ModelRunner
+from mini_engine.gpu.graphs import GraphRunner
+from mini_engine.kv.block_tensor import KvPool
+from mini_engine.layers.fused_layers import fuse
+from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.pocket import POCKET_DIR
 
 HISTORY, ROOM = 64, 2048
 BATCHES = (1, 32)
 DEEP = 28  # the layers of Qwen3-0.6B
 TWIN = dict(hidden_size=2, intermediate_size=2, num_attention_heads=1, num_key_value_heads=1, head_dim=2, vocab_size=2)
 ALLOCATES = ("aten::empty", "aten::new_empty", "aten::empty_like")
-
-
-def add_arguments(parser) -> None:
-    """Add this suite's options: none."""
 
 
 class Operations(TorchDispatchMode):
@@ -83,9 +91,6 @@ class CountedLayers:
 
 def twin_of(config, layers: int, fused: bool = False):
     """Return a model with `layers` layers that computes next to nothing; the layers may be lesson 10's fused ones."""
-    from mini_engine.layers.fused_layers import fuse
-    from mini_engine.model.qwen3 import Qwen3ForCausalLM
-
     twin = Qwen3ForCausalLM(replace(config, **TWIN, num_hidden_layers=layers)).requires_grad_(False)
     return fuse(twin, CountedLayers()) if fused else twin
 
@@ -96,13 +101,6 @@ def nothing() -> None:
 
 def engine_of(model, batch: int, replayed: bool, kernel: Callable[..., torch.Tensor] | None = None):
     """Return an engine whose requests all decode, either plain or with replays that do nothing."""
-    from scripts.bench.scheduler import decoding_scheduler
-
-    from mini_engine.engine.engine import Engine
-    from mini_engine.engine.runner import ModelRunner
-    from mini_engine.gpu.graphs import GraphRunner
-    from mini_engine.kv.block_tensor import KvPool
-
     scheduler = decoding_scheduler(batch, HISTORY, room=ROOM)
     pool = KvPool(model.config, scheduler.manager.num_usable_blocks + 1, 16, Counted(kernel), model.dtype)
     eager = ModelRunner(model, pool)
@@ -122,10 +120,6 @@ def operations_of(engine) -> int:
 
 def run(args) -> Report:
     """Measure a step of the pocket model, and of its twins, plain and replayed."""
-    from mini_engine.attention.registry import load_kernel
-    from mini_engine.checkpoint.weights import load_model
-    from mini_engine.pocket import POCKET_DIR
-
     torch.set_num_threads(1)
     pocket = load_model(POCKET_DIR)
     kernel, layers = load_kernel("auto"), pocket.config.num_hidden_layers
@@ -143,18 +137,9 @@ def run(args) -> Report:
     with patch("mini_engine.kv.block_tensor.check_slots", lambda *_: None):  # on a GPU it checks no slot
         counts = {key: operations_of(engine) for key, engine in engines.items()}
         timings = take_turns({key: engine.step for key, engine in engines.items()}, rounds, "launch")
+    rows = [
+        dict(zip(("sequences", "model", "step"), key, strict=True)) | {"operations": counts[key]} | timing.columns()
+        for key, timing in timings.items()
+    ]
     notes = [f"float32, greedy, a history of {HISTORY} tokens or more for each sequence; whole steps of the engine"]
-    return Report("launch", [row(key, counts[key], timing) for key, timing in timings.items()], notes, drawn="ms")
-
-
-def row(key: tuple[str, str, str], operations: int, timing) -> dict:
-    batch, model, path = key
-    return {
-        "sequences": batch,
-        "model": model,
-        "step": path,
-        "operations": operations,
-        "ms": timing.median * 1e3,
-        "best": timing.best * 1e3,
-        "± %": timing.spread * 100,
-    }
+    return Report("launch", rows, notes)

@@ -1,12 +1,14 @@
 """Course machinery. Suite `loop`: the cost of one step as the text grows, for the single-request lessons 0, 1 and 2."""
 
-import argparse
 from collections.abc import Callable
 
-from scripts.bench.common import Report, take_turns
+from scripts.bench.common import Report
+from scripts.bench.options import add_model, model_of, numbers
+from scripts.bench.turns import take_turns
 
 import torch
 
+from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.loop import Sequence
 from mini_engine.kv import contiguous, no_cache, token_flat
 from mini_engine.kv.allocator import BlockAllocator
@@ -19,19 +21,10 @@ QUICK_LENGTHS = (32, 128, 512)
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
-    parser.add_argument("--stages", type=stage_list, default=list(STAGES), metavar="0,1,2", help="lessons to measure")
-
-
-def stage_list(text: str) -> list[int]:
-    """Parse comma-separated lesson numbers (an argparse type)."""
-    try:
-        stages = [int(part) for part in text.split(",")]
-    except ValueError:
-        stages = []
-    if not stages or not set(stages) <= set(STAGES):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of these lessons; give some of 0,1,2")
-    return stages
+    add_model(parser)
+    parser.add_argument(
+        "--stages", type=numbers(STAGES), default=list(STAGES), metavar="0,1,2", help="lessons to measure"
+    )
 
 
 def new_sequence(stage: int, config, ids: list[int]) -> tuple[KvStore, Sequence, Callable[[], None]]:
@@ -75,11 +68,7 @@ class Walker:
 
 def run(args) -> Report:
     """Measure every stage at every length, in interleaved rounds."""
-    from scripts.smoke.arguments import pocket_dir
-
-    from mini_engine.checkpoint.weights import load_model
-
-    model = load_model(args.model or pocket_dir())
+    model = load_model(model_of(args))
     lengths = QUICK_LENGTHS if args.quick else LENGTHS
     walkers = {(stage, length): Walker(model, stage, length) for stage in args.stages for length in lengths}
     timings = take_turns({key: w.step for key, w in walkers.items()}, args.rounds or (5 if args.quick else 15), "loop")
@@ -95,9 +84,7 @@ def run(args) -> Report:
                 f"times its step at {lengths[0]}": times,
             }
         )
-    return Report(
-        "loop", rows, ["one step chooses one token", *gain(timings, args.stages, lengths[-1])], drawn="ms a step"
-    )
+    return Report("loop", rows, ["one step chooses one token", *gain(timings, args.stages, lengths[-1])])
 
 
 def gain(timings, stages: list[int], length: int) -> list[str]:

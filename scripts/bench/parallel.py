@@ -4,23 +4,19 @@
                      the layers that ranks have, which leave room for an exchange, but nobody to exchange with
     exchange         all-reduces and bytes of a step, counted, beside what the shapes say; the share of its time. The
                      last layer adds up only the rows whose logits are needed
-    on paper         the same all-reduces over other links, from bandwidths and latencies that nothing here measures
 
 All contenders run lesson 9's layers in float32. The second rank sleeps while the first runs alone.
 """
 
-import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from scripts.bench.common import Report, take_turns
-from scripts.make_random_qwen3 import SHAPES, write_random
-from scripts.smoke.arguments import pocket_dir
+from scripts.bench.common import Report
+from scripts.bench.turns import take_turns
 
 import torch
 import torch.distributed as dist
@@ -28,7 +24,6 @@ import torch.distributed as dist
 from mini_engine.build import assemble, build_engine, over_ranks, start_ranks
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.weights import load_model
-from mini_engine.cli.parser import at_least
 from mini_engine.distributed.ranks.processes import Ranks
 from mini_engine.distributed.ranks.shard import bytes_per_step
 from mini_engine.engine.engine import Engine
@@ -37,13 +32,11 @@ from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.layers import speed_up
 from mini_engine.layers.exchange import whole
+from mini_engine.pocket import POCKET_DIR
 
-WIDE = "wide"
 BATCHES = (1, 8)
 HISTORY, PREFILL, STEPS = 32, 256, 4
 BLOCK = 16
-PAPER, PAPER_TOKENS = "8B", (1, 32, 2048)
-NVLINK, PCIE = (450.0, 10.0), (25.0, 20.0)  # GB/s in each direction, µs an all-reduce, of two GPUs; round figures
 Row = dict[str, Any]
 
 
@@ -55,43 +48,22 @@ class Contender(NamedTuple):
     make: Callable[[EngineConfig], Engine]
 
 
-def add_arguments(parser) -> None:
-    """Add this suite's options."""
-    parser.add_argument(
-        "--memory", type=at_least(1), default=3000.0, metavar="GB/S", help="of a GPU, on paper (default: 3000)"
-    )
-    parser.add_argument(
-        "--compute", type=at_least(1), default=500.0, metavar="TFLOP/S", help="of a GPU, on paper (default: 500)"
-    )
-
-
 def run(args: Namespace) -> Report:
-    """Measure both models, then compute the table on paper."""
-    rows, exchange = [], []
-    with tempfile.TemporaryDirectory(prefix="kv-course-", ignore_cleanup_errors=True) as folder:
-        models = {"pocket": str(pocket_dir()), WIDE: folder}
-        write_random(Path(folder), WIDE, "float32")
-        for name in list(models)[: 1 if args.quick else 2]:
-            with start_ranks(models[name], EngineConfig(tensor_parallel_size=2), torch.float32)[0] as ranks:
-                rows += [{"model": name} | row for row in timed(models[name], ranks, args)]
-                exchange += [{"model": name} | row for row in exchanged(ranks)]
-    width = SHAPES[WIDE]
+    """Time the steps, and count their exchange."""
+    with start_ranks(str(POCKET_DIR), EngineConfig(tensor_parallel_size=2), torch.float32)[0] as ranks:
+        rows, exchange = timed(ranks, args), exchanged(ranks)
     notes = [
-        f"float32, lesson 9's layers; {WIDE}: the 0.6B's width, {width['num_hidden_layers']} layers, random weights",
+        "the pocket model in float32, lesson 9's layers",
         f"decode behind {HISTORY} tokens; prefill of {PREFILL}; × is the time beside one rank with one thread",
         *map(sentence, exchange),
     ]
-    gloo = min(row["µs a call"] for row in exchange)
-    return Report("parallel", rows, notes, drawn="×", more=on_paper(args.memory * 1e9, args.compute * 1e12, gloo))
+    return Report("parallel", rows, notes)
 
 
-# ---------------------------------------------------------------- measured
-
-
-def contenders_for(path: str, ranks: Ranks) -> list[Contender]:
-    """Return the ways to run the checkpoint."""
-    alone = partial(build_engine, speed_up(load_model(path)))
-    divisible = speed_up(load_model(path), exchange=whole)
+def contenders_for(ranks: Ranks) -> list[Contender]:
+    """Return the ways to run the model."""
+    alone = partial(build_engine, speed_up(load_model(POCKET_DIR)))
+    divisible = speed_up(load_model(POCKET_DIR), exchange=whole)
     return [
         Contender("1 process, 1 thread", 1, alone),
         Contender("1 process, 2 threads", 2, alone),
@@ -100,10 +72,10 @@ def contenders_for(path: str, ranks: Ranks) -> list[Contender]:
     ]
 
 
-def timed(path: str, ranks: Ranks, args: Namespace) -> list[Row]:
+def timed(ranks: Ranks, args: Namespace) -> list[Row]:
     """Time decode steps at each batch, and a prefill, the contenders in turn."""
     rows, rounds = [], args.rounds or (5 if args.quick else 15)
-    contenders = contenders_for(path, ranks)
+    contenders = contenders_for(ranks)
     for batch in BATCHES:
         calls = {one.name: decoder(one, batch, rounds) for one in contenders}
         rows += as_rows(f"decode, {batch} at once", calls, rounds, STEPS)
@@ -212,46 +184,9 @@ def exchanged(ranks: Ranks) -> list[Row]:
 def sentence(row: Row) -> str:
     """Say what a step exchanged."""
     return (
-        f"{row['model']}, {row['step']}: {row['all-reduces']:g} all-reduces of {row['bytes'] / 2**10:g} KiB together "
+        f"{row['step']}: {row['all-reduces']:g} all-reduces of {row['bytes'] / 2**10:g} KiB together "
         f"(theory: at most {row['theory'] / 2**10:g}), {row['share']:.0%} of the step, {row['µs a call']:.0f} µs each"
     )
-
-
-# ---------------------------------------------------------------- on paper
-
-
-def on_paper(memory: float, compute: float, gloo: float) -> list[Row]:
-    """Return what two GPUs would gain by sharing a model, link by link. Nothing in it is measured but `gloo`.
-
-    A step takes as long as reading the weights once or the arithmetic, whichever is longer. Two ranks halve both. An
-    all-reduce over two ranks costs a fixed time and its bytes, once in each direction.
-
-    Args:
-        memory: bytes/s at which a GPU reads weights. compute: its operations/s.
-        gloo: µs of an all-reduce between the processes of this run, waiting included; bytes are free there.
-    """
-    config = Qwen3Config(**SHAPES[PAPER])
-    links = {"NVLink": NVLINK, "PCIe 4 x16": PCIE, "gloo, as here": (float("inf"), gloo)}
-    calls, num_bytes = 2 * config.num_hidden_layers, weight_bytes(config, 2)
-    rows = []
-    for tokens in PAPER_TOKENS:
-        size = bytes_per_step(config, tokens, 2)
-        alone = 1e3 * max(num_bytes / memory, num_bytes * tokens / compute)  # two operations a weight of two bytes
-        for name, (rate, latency) in links.items():
-            exchange = calls * latency / 1e3 + size / rate / 1e6
-            both = alone / 2 + exchange
-            rows.append(
-                {
-                    f"on paper: {PAPER} in bfloat16": f"{tokens} tokens a step",
-                    "link": name,
-                    "MiB a step": size / 2**20,
-                    "ms of exchange": exchange,
-                    "ms on 1 GPU": alone,
-                    "ms on 2 GPUs": both,
-                    "×": both / alone,
-                }
-            )
-    return rows
 
 
 def weight_bytes(config: Qwen3Config, itemsize: int) -> int:

@@ -7,14 +7,18 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-WORKER = Path(__file__).with_name("peer_worker.py")
+from scripts import ROOT
+
+WORKER = ("-m", "scripts.bench.peer_worker")
 TAIL = 300  # characters to show of a dead process's last output
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 WAITING = "OMP_WAIT_POLICY"  # scripts.smoke's choice suits busy machines; here every engine's threads wait by default
@@ -31,22 +35,23 @@ class Peer:
         name: a key of `peer_worker.ENGINES`.
         python: the interpreter of the environment in which the engine is installed.
         environment: additional environment variables.
-        worker: the program to run; tests use their own.
+        worker: what the interpreter runs; tests use their own program.
     """
 
     def __init__(
         self,
         name: str,
-        python: str | Path = sys.executable,
+        python: str = sys.executable,
         environment: dict[str, str] | None = None,
-        worker: Path = WORKER,
+        worker: Sequence[str] = WORKER,
     ) -> None:
         self.name = name
         inherited = {name: value for name, value in os.environ.items() if name != WAITING}
         self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed in close)
         try:
             self.process = subprocess.Popen(
-                [str(python), str(worker)],
+                [Path(shutil.which(python) or python).absolute(), *worker],
+                cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.log,

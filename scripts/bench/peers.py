@@ -8,69 +8,46 @@ that cannot run here is left out, with the reason. vLLM needs its own environmen
 The model is a checkpoint of Qwen3-0.6B's shape with random weights, which is written if it does not exist yet.
 """
 
-import argparse
 import os
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.common import READ_BYTES, Report, memory_reader
+from scripts.bench.common import Report
+from scripts.bench.options import add_checkpoint, add_choice, checkpoint_of
 from scripts.bench.peer_protocol import Peer, PeerError
+from scripts.bench.peer_worker import ENGINES
+from scripts.bench.runs import Jobs
+from scripts.bench.turns import READ_BYTES, memory_reader, seconds_of
+from scripts.make_random_qwen3 import num_elements, tensor_shapes
 
+import torch
+
+from mini_engine.checkpoint.config import DTYPES, Qwen3Config
 from mini_engine.errors import UserError
 
 VLLM_VARIABLE = "MINI_ENGINE_VLLM_PYTHON"
 OURS = "ours"
-NAMES = (
-    OURS,
-    "ours plain",
-    "ours without a compiler",
-    "transformers generate",
-    "transformers generate_batch",
-    "vllm",
-)
-GROUPS = ("decode", "ragged", "shared", "prefill")
 PAUSE = 0.3  # seconds before each run: the previous engine's threads stop spinning within 0.2 s
-Jobs = list[tuple[list[int], int]]
 
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    from mini_engine.cli.parser import whole_number
-
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a Qwen3 checkpoint (default: random weights)")
-    parser.add_argument("--shape", default="0.6B", help="shape of the random weights (default: 0.6B)")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
-    parser.add_argument("--peers", type=choice_of(NAMES), metavar="A,B", help=f"some of {', '.join(NAMES)}")
-    parser.add_argument("--loads", type=choice_of(GROUPS), metavar="A,B", help=f"some of {', '.join(GROUPS)}")
+    add_checkpoint(parser)
+    add_choice(parser, "peers", tuple(ENGINES))
     parser.add_argument("--vllm-python", metavar="PYTHON", help=f"Python that has vLLM (default: ${VLLM_VARIABLE})")
-    parser.add_argument(
-        "--threads", type=whole_number(1), metavar="N", help="threads per engine (default: torch's choice)"
-    )
-
-
-def choice_of(names: tuple[str, ...]):
-    """Return an argparse type for a comma-separated selection of `names`."""
-
-    def parse(text: str) -> list[str]:
-        chosen = [part.strip() for part in text.split(",")]
-        if stray := [name for name in chosen if name not in names]:
-            raise argparse.ArgumentTypeError(f"{stray[0]!r} is not one of {', '.join(names)}")
-        return chosen
-
-    return parse
 
 
 # ---------------------------------------------------------------- loads
 
 
-def loads_of(groups: Collection[str], vocab_size: int, quick: bool) -> dict[str, Jobs]:
+def loads_of(vocab_size: int, quick: bool) -> dict[str, Jobs]:
     """Return the loads by name: each prompt with the number of tokens it wants."""
     chance = random.Random(0)
 
@@ -78,20 +55,14 @@ def loads_of(groups: Collection[str], vocab_size: int, quick: bool) -> dict[str,
         return chance.choices(range(vocab_size), k=count)
 
     loads = {}
-    if "decode" in groups:
-        for count in (1, 4) if quick else (1, 8, 16, 32):
-            loads[f"decode, {count} at once"] = [(ids(64), 8 if quick else 32) for _ in range(count)]
-    if "ragged" in groups:
-        lengths = [[max(4, int(most * chance.random() ** 2)) for most in (256, 96)] for _ in range(24)]
-        jobs = [(ids(own), wanted) for own, wanted in lengths[: 4 if quick else 24]]
-        loads[f"ragged, {len(jobs)} requests"] = jobs
-    if "shared" in groups:
-        start = ids(128 if quick else 512)
-        count = 4 if quick else 16
-        loads[f"shared beginning, {count} × ({len(start)} + 16)"] = [(start + ids(16), 16) for _ in range(count)]
-    if "prefill" in groups:
-        count = 2 if quick else 8
-        loads[f"prefill, {count} × 256"] = [(ids(256), 1) for _ in range(count)]
+    for count in (1, 4) if quick else (1, 8, 16, 32):
+        loads[f"decode, {count} at once"] = [(ids(64), 8 if quick else 32) for _ in range(count)]
+    ragged, sharing, prompts, common = (4, 4, 2, 128) if quick else (24, 16, 8, 512)
+    lengths = [[max(4, int(most * chance.random() ** 2)) for most in (256, 96)] for _ in range(24)]
+    loads[f"ragged, {ragged} requests"] = [(ids(own), wanted) for own, wanted in lengths[:ragged]]
+    start = ids(common)
+    loads[f"shared beginning, {sharing} × ({common} + 16)"] = [(start + ids(16), 16) for _ in range(sharing)]
+    loads[f"prefill, {prompts} × 256"] = [(ids(256), 1) for _ in range(prompts)]
     return loads
 
 
@@ -105,8 +76,6 @@ def speed(name: str, jobs: Jobs, figures: dict[str, float]) -> float:
 
 def weight_bytes(directory: Path, width: int) -> int:
     """Return the bytes that a decode step must read: all weights except an untied embedding."""
-    from scripts.make_random_qwen3 import num_elements, tensor_shapes
-
     shapes = tensor_shapes(directory)
     if "lm_head.weight" in shapes:
         del shapes["model.embed_tokens.weight"]
@@ -132,11 +101,9 @@ def start(name: str, args, model: Path, stack: ExitStack) -> tuple[Peer, dict]:
     if name == "ours without a compiler":  # hide the compiler and everything built before
         empty = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-peers-", ignore_cleanup_errors=True))
         environment = {"CXX": str(Path(empty) / "none"), "XDG_CACHE_HOME": empty}
-    if args.threads:
-        environment["OMP_NUM_THREADS"] = str(args.threads)
     peer = stack.enter_context(Peer(name, python, environment))
     asked = {"do": "load", "engine": name, "model": str(model.resolve()), "dtype": args.dtype}
-    facts = peer.ask(asked | {"threads": threads_of(args)}, timeout=900)
+    facts = peer.ask(asked | {"threads": torch.get_num_threads()}, timeout=900)
     chance = random.Random(1)
     for count in (1, 8):
         jobs = [(chance.choices(range(100), k=40), 4) for _ in range(count)]
@@ -144,16 +111,10 @@ def start(name: str, args, model: Path, stack: ExitStack) -> tuple[Peer, dict]:
     return peer, facts
 
 
-def threads_of(args) -> int:
-    import torch
-
-    return args.threads or torch.get_num_threads()
-
-
 def start_all(args, model: Path, stack: ExitStack, notes: list[str]) -> tuple[dict[str, Peer], dict[str, int]]:
     """Return the engines that run here and the bytes of their KV pools; name the others in the notes."""
-    ready, pools, wanted = {}, {}, args.peers or NAMES
-    for name in wanted:
+    ready, pools = {}, {}
+    for name in args.peers:
         begun = time.perf_counter()
         try:
             ready[name], facts = start(name, args, model, stack)
@@ -191,12 +152,6 @@ def rounds_of(ready: dict[str, Peer], jobs: Jobs, rounds: int, notes: list[str],
     return found
 
 
-def seconds_of(run) -> float:
-    begun = time.perf_counter()
-    run()
-    return time.perf_counter() - begun
-
-
 def rows_of(load: str, jobs: Jobs, found: dict[str, list], num_bytes: int) -> Iterator[dict[str, Any]]:
     """Yield a row per engine. With a single sequence, decode reads all weights for each token."""
     read = READ_BYTES / statistics.median(found.pop(""))
@@ -216,32 +171,14 @@ def rows_of(load: str, jobs: Jobs, found: dict[str, list], num_bytes: int) -> It
         }
 
 
-def checkpoint_of(args) -> Path:
-    """Return the checkpoint to run, writing random weights if necessary."""
-    from scripts.make_random_qwen3 import SHAPES
-    from scripts.make_random_qwen3 import main as make_random
-
-    from mini_engine.checkpoint.weights import resolve_checkpoint
-
-    if args.model:
-        return resolve_checkpoint(args.model)
-    if args.shape not in SHAPES:
-        raise UserError(f"--shape {args.shape}: choose one of {', '.join(SHAPES)}")
-    out = Path("build") / f"random-qwen3-{args.shape}{'' if args.dtype == 'bfloat16' else '-' + args.dtype}"
-    options = ["--shape", args.shape, "--dtype", args.dtype, "--out", str(out)]
-    if not (out / "config.json").is_file() and make_random(options):
-        raise UserError(f"no checkpoint could be written to {out}; give --model")
-    return out
-
-
 def run(args) -> Report:
     """Measure every load on every engine that runs here."""
-    from mini_engine.checkpoint.config import DTYPES, Qwen3Config
-
     model = checkpoint_of(args)
     num_bytes = weight_bytes(model, DTYPES[args.dtype].itemsize)
-    loads = loads_of(args.loads or GROUPS, Qwen3Config.from_dir(model).vocab_size, args.quick)
-    notes = [f"{model}, {args.dtype}, {threads_of(args)} threads, {num_bytes / 1e9:.2f} GB of weights read per step"]
+    loads = loads_of(Qwen3Config.from_dir(model).vocab_size, args.quick)
+    notes = [
+        f"{model}, {args.dtype}, {torch.get_num_threads()} threads, {num_bytes / 1e9:.2f} GB of weights read per step"
+    ]
     rows = []
     with ExitStack() as stack:
         ready, pools = start_all(args, model, stack, notes)
@@ -257,4 +194,4 @@ def run(args) -> Report:
         for name, peak in peaks.items()
         if peak
     ]
-    return Report("peers", rows, notes, drawn="tokens/s", more=more)
+    return Report("peers", rows, notes, more=more)

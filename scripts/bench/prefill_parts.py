@@ -5,18 +5,28 @@ model is the vocabulary head, the last norm and Python; the rest of the step is 
 The limit of the matrices is oneDNN with packed weights on matrices of the same shapes, in the same rounds.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from scripts.bench.common import Report, Timing
-from scripts.bench.peers import checkpoint_of
+from scripts.bench.common import Report
+from scripts.bench.options import checkpoint_of
+from scripts.bench.turns import Timing, seconds_of
 
 import torch
 
+from mini_engine.attention.registry import load_kernel
+from mini_engine.checkpoint.config import DTYPES
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.runner import plan_step
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
+from mini_engine.layers import native, speed_up
+from mini_engine.layers.packed_layers import PackedModel
 
 MATRICES = "matrices"
+BATCH, LENGTH = 8, 256
 
 
 class Round(NamedTuple):
@@ -28,64 +38,44 @@ class Round(NamedTuple):
     onednn: float
 
 
-def timed(work: Callable[[], Any]) -> float:
-    """Return the seconds that a call takes."""
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
-
-
 class Prefill:
-    """A step of `batch` new prompts of `length` tokens each, which can be repeated.
+    """A step of BATCH new prompts of LENGTH tokens each, which can be repeated.
 
     Raises:
         UserError: lesson 9's packed layers or lesson 3's C++ kernel do not work here.
     """
 
-    def __init__(self, model, batch: int, length: int) -> None:
-        from mini_engine.attention.registry import load_kernel
-        from mini_engine.engine.engine import Engine
-        from mini_engine.engine.runner import ModelRunner
-        from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
-        from mini_engine.kv.block_tensor import KvPool
-        from mini_engine.kv.manager import KvCacheManager
-        from mini_engine.layers.packed_layers import PackedModel
-
+    def __init__(self, model) -> None:
         kernel = load_kernel("auto", torch.device("cpu"), model.dtype)
         if not isinstance(model.model, PackedModel) or getattr(kernel, "name", "") != "cpu":
             raise UserError("step --prefill times lesson 9's C++ from within, and there is no compiler for it here")
-        self.model, self.batch, self.length = model, batch, length
-        limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=batch * length, chunked_prefill_size=length)
-        scheduler = Scheduler(KvCacheManager(batch * (length // 16 + 2) + 1, 16), limits)
-        self.pool = KvPool(model.config, scheduler.manager.num_usable_blocks + 1, 16, kernel, model.dtype)
-        self.engine = Engine(model.config, scheduler, ModelRunner(model, self.pool))
-        self.others = onednn_matrices(model, batch * length)
+        self.model = model
+        limits = SchedulerConfig(max_num_seqs=BATCH, max_num_batched_tokens=BATCH * LENGTH, chunked_prefill_size=LENGTH)
+        num_blocks = BATCH * (LENGTH // 16 + 2) + 1
+        self.engine = Engine.for_model(model, num_blocks=num_blocks, scheduler_config=limits)
+        self.pool = self.engine.runner.pool
+        self.others = onednn_matrices(model, BATCH * LENGTH)
 
     def round(self) -> Round:
         """Run oneDNN's matrices, the step, and its model call once more with the parts timed."""
-        from mini_engine.engine.runner import plan_step
-        from mini_engine.layers import native
-
-        onednn = timed(self.others)
+        onednn = seconds_of(self.others)
         self.add_prompts()
         plan = plan_step(self.engine.scheduler.schedule(), 16, self.pool.device)
         self.drop_prompts()
         with self.model.model.timed() as seconds, torch.inference_mode():
-            whole = timed(lambda: self.model(plan.token_ids, self.pool, plan.meta, rows=plan.rows))
+            whole = seconds_of(lambda: self.model(plan.token_ids, self.pool, plan.meta, rows=plan.rows))
         self.add_prompts()
-        step = timed(self.engine.step)
+        step = seconds_of(self.engine.step)
         self.drop_prompts()
         return Round(dict(zip(native.PARTS, seconds.mean(0).tolist(), strict=True)), whole, step, onednn)
 
     def add_prompts(self) -> None:
-        from mini_engine.engine.sampling_params import SamplingParams
-
-        for i in range(self.batch):
-            ids = torch.randint(self.model.config.vocab_size, (self.length,)).tolist()
+        for i in range(BATCH):
+            ids = torch.randint(self.model.config.vocab_size, (LENGTH,)).tolist()
             self.engine.add_request(str(i), ids, SamplingParams(temperature=0, max_tokens=2))
 
     def drop_prompts(self) -> None:
-        for i in range(self.batch):
+        for i in range(BATCH):
             self.engine.abort(str(i))
 
 
@@ -117,17 +107,12 @@ def onednn_matrices(model, rows: int) -> Callable[[], None]:
 
 def measure(args) -> Report:
     """Measure the step in rounds, and report each part's median."""
-    from mini_engine.checkpoint.config import DTYPES
-    from mini_engine.checkpoint.weights import load_model
-    from mini_engine.layers import speed_up
-
     directory = checkpoint_of(args)
-    batch, length = args.prefill
-    prefill = Prefill(speed_up(load_model(directory, DTYPES[args.dtype])), batch, length)
+    prefill = Prefill(speed_up(load_model(directory, DTYPES[args.dtype])))
     prefill.round()
     rounds = [prefill.round() for _ in range(args.rounds or (3 if args.quick else 7))]
-    notes = [f"{directory}, {args.dtype}, {batch} prompts of {length} tokens in one step", verdict(rounds)]
-    return Report("step", rows_of(rounds), notes, drawn="ms")
+    notes = [f"{directory}, {args.dtype}, {BATCH} prompts of {LENGTH} tokens in one step", verdict(rounds)]
+    return Report("step", rows_of(rounds), notes)
 
 
 def rows_of(rounds: list[Round]) -> list[dict[str, Any]]:

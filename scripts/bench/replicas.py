@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from scripts.bench.common import Report, percentile
+from scripts.bench.common import Report
+from scripts.bench.options import add_choice
+from scripts.bench.turns import percentile
 
-from mini_engine.cli.parser import OneLineParser, at_least, whole_number
+from mini_engine.cli.parser import OneLineParser, at_least
 from mini_engine.distributed.replicas.cluster import Cluster
 from mini_engine.distributed.replicas.front_server import needs_ray
 from mini_engine.engine.answer import TextDelta
@@ -25,22 +27,21 @@ from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 
 ROUTERS = ("round-robin", "default", "score")
+REPLICAS, CLIENTS, CONVERSATIONS = 2, 6, 4  # the last of a client
 OPENING, TURN, ANSWER = 192, 64, 8  # tokens
 VOCABULARY = 2000
 
 
 @dataclass(frozen=True)
 class Load:
-    """Who asks what: each client holds `conversations` at once, one turn of each after another."""
+    """What clients ask: each holds CONVERSATIONS at once, one turn of each after another."""
 
-    clients: int
-    conversations: int
     turns: int
 
     @property
     def blocks(self) -> int:
         """Blocks of 16 tokens that all conversations fill in the end."""
-        return self.clients * self.conversations * -(-(OPENING + self.turns * (TURN + ANSWER)) // 16)
+        return CLIENTS * CONVERSATIONS * -(-(OPENING + self.turns * (TURN + ANSWER)) // 16)
 
     @property
     def findable(self) -> float:
@@ -60,38 +61,33 @@ class Turn:
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    parser.add_argument("--replicas", type=whole_number(2, 64), default=2, metavar="N", help="default: 2")
-    parser.add_argument("--routers", choices=ROUTERS, nargs="+", default=ROUTERS, help="default: all")
+    add_choice(parser, "routers", ROUTERS)
     parser.add_argument(
         "--beta", type=at_least(0), nargs="+", default=(1.0, 0.25), help="what load costs in the score (default: 1 .25)"
-    )
-    parser.add_argument("--clients", type=whole_number(1), default=6, metavar="N", help="default: 6")
-    parser.add_argument(
-        "--conversations", type=whole_number(1), default=4, metavar="N", help="of a client (default: 4)"
     )
 
 
 def run(args: Namespace) -> Report:
     """Return a row for each router."""
     fleets = needs_ray()
-    load = Load(args.clients, args.conversations, 3 if args.quick else 6)
-    blocks = max(64, load.blocks * 3 // (2 * args.replicas))
-    with fleets.ray_running(args.replicas):
+    load = Load(3 if args.quick else 6)
+    blocks = max(64, load.blocks * 3 // (2 * REPLICAS))
+    with fleets.ray_running(REPLICAS):
         rows = [measure(fleets, config, blocks, load, args.rounds or 3) for config in configs(fleets, args)]
     notes = [
-        f"{args.replicas} replicas of the pocket model with {blocks} blocks each; {load.clients} clients hold "
-        f"{load.conversations} conversations of {load.turns} turns each, {load.blocks} blocks in the end",
+        f"{REPLICAS} replicas of the pocket model with {blocks} blocks each; {CLIENTS} clients hold "
+        f"{CONVERSATIONS} conversations of {load.turns} turns each, {load.blocks} blocks in the end",
         f"found: share of prompt tokens in the answering replica's cache, at most {100 * load.findable:.1f} %; "
         "times include Ray's own",
     ]
-    return Report("replicas", rows, notes, drawn="found %")
+    return Report("replicas", rows, notes)
 
 
 def configs(fleets, args: Namespace) -> list[Any]:
     """Return the settings of each row: every router, the score with each beta."""
-    found = [fleets.FleetConfig(args.replicas, 1024, router) for router in args.routers if router != "score"]
+    found = [fleets.FleetConfig(REPLICAS, 1024, router) for router in args.routers if router != "score"]
     betas = args.beta if "score" in args.routers else ()
-    return found + [fleets.FleetConfig(args.replicas, 1024, "score", beta) for beta in betas]
+    return found + [fleets.FleetConfig(REPLICAS, 1024, "score", beta) for beta in betas]
 
 
 def measure(fleets, config, blocks: int, load: Load, num_rounds: int) -> dict[str, Any]:
@@ -125,7 +121,7 @@ def serve_options(blocks: int) -> Namespace:
 async def one_round(cluster: Cluster, load: Load, seed: int) -> tuple[list[Turn], float]:
     """Let all clients talk at once. Returns every turn, and seconds for all."""
     started = time.perf_counter()
-    clients = (talk(cluster, load, random.Random(f"{seed} {number}")) for number in range(load.clients))
+    clients = (talk(cluster, load, random.Random(f"{seed} {number}")) for number in range(CLIENTS))
     found = await asyncio.gather(*clients)
     return [turn for turns in found for turn in turns], time.perf_counter() - started
 
@@ -137,7 +133,7 @@ async def talk(cluster: Cluster, load: Load, chance: random.Random) -> list[Turn
         return [chance.randrange(VOCABULARY) for _ in range(count)]
 
     params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
-    conversations, turns = [some(OPENING) for _ in range(load.conversations)], []
+    conversations, turns = [some(OPENING) for _ in range(CONVERSATIONS)], []
     for _ in range(load.turns):
         for conversation in conversations:
             conversation += some(TURN)

@@ -23,12 +23,13 @@ from scripts.bench.traffic import Chats
 from rich.console import Console
 from rich.progress import track
 
-from mini_engine.cli.parser import at_least, whole_number
+from mini_engine.cli.parser import at_least
 from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
 from mini_engine.errors import UserError
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.llm import LLM
 
+SERVERS, BLOCKS, IN_FLIGHT = 4, 160, 8  # blocks of 16 tokens for each server; requests in flight
 LETTERS = 32  # in a block of the trace; as text, all that a router sees
 CHATS = Chats(num_requests=400, continues=0.75, opening=(6.0, 0.6), turn=(2.0, 0.6), gap=(24.0, 0.6))
 START_SECONDS = 60.0
@@ -39,9 +40,6 @@ Send = Callable[[Sequence[int]], dict]
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    parser.add_argument("--servers", type=whole_number(1), default=4, metavar="N", help="default: 4")
-    parser.add_argument("--blocks", type=whole_number(2), default=160, help="of 16 tokens, per server (default: 160)")
-    parser.add_argument("--in-flight", type=whole_number(1), default=8, metavar="N", help="requests (default: 8)")
     parser.add_argument(
         "--beta", type=at_least(0), nargs="+", default=[1.0, 0.3], help="what load costs in our score (default: 1 0.3)"
     )
@@ -62,21 +60,21 @@ def run(args: Namespace) -> Report:
             contenders[f"sglang-router {policy}"] = lambda urls, policy=policy: peer(urls, args.sglang_router, policy)
     console = Console(stderr=True)
     rows = [
-        {"router": name} | measured(contender, requests, args)
+        {"router": name} | measured(contender, requests)
         for name, contender in track(contenders.items(), "routers", console=console, transient=True)
     ]
     notes = [
-        f"{len(requests)} requests of chats under one system prompt, {args.in_flight} in flight",
-        f"{args.servers} servers of the pocket model on one machine, {args.blocks} blocks of 16 tokens each",
+        f"{len(requests)} requests of chats under one system prompt, {IN_FLIGHT} in flight",
+        f"{SERVERS} servers of the pocket model on one machine, {BLOCKS} blocks of 16 tokens each",
         "max / mean: prompt tokens computed by the busiest server, and on average",
     ]
     return Report("routers", rows, notes)
 
 
-def measured(contender: Callable, requests: Sequence[Sequence[int]], args: Namespace) -> dict[str, float]:
+def measured(contender: Callable, requests: Sequence[Sequence[int]]) -> dict[str, float]:
     """Send the requests through a router to new servers; return what they found and how even the work was."""
-    with servers(args.servers, args.blocks) as (urls, llms), contender(urls) as send:
-        with ThreadPoolExecutor(args.in_flight) as pool:
+    with servers() as (urls, llms), contender(urls) as send:
+        with ThreadPoolExecutor(IN_FLIGHT) as pool:
             usages = list(pool.map(send, requests))
         computed = [computed_tokens(llm) for llm in llms]
     found = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usages)
@@ -107,17 +105,18 @@ def ask(url: str, keys: Sequence[int]) -> dict:
 
 
 @contextmanager
-def servers(number: int, num_blocks: int) -> Iterator[tuple[list[str], list[LLM]]]:
+def servers() -> Iterator[tuple[list[str], list[LLM]]]:
     """Run lesson 7's server several times; yield the addresses and the engines behind them."""
     from mini_engine.engine.worker import EngineWorker
+    from mini_engine.server.app import Service
     from mini_engine.server.background import in_background
     from mini_engine.server.metrics import Metrics
     from mini_engine.server.server_config import ServerConfig
 
     with ExitStack() as stack:
-        llms = [LLM(num_blocks=num_blocks) for _ in range(number)]
+        llms = [LLM(num_blocks=BLOCKS) for _ in range(SERVERS)]
         workers = [stack.enter_context(EngineWorker(llm.engine, llm.tokenizer)) for llm in llms]
-        apps = [plain_app()(worker, ServerConfig(), Metrics()) for worker in workers]
+        apps = [plain_app()(Service(worker, ServerConfig(), Metrics())) for worker in workers]
         yield [stack.enter_context(in_background(app)) for app in apps], llms
 
 
@@ -126,18 +125,16 @@ def plain_app() -> type:
 
     sglang-router adds every parameter that SGLang knows, and lesson 7's server refuses those that it does not know.
     """
+    from starlette.requests import Request
+
     from mini_engine.server.app import ServerApp
 
     class PlainApp(ServerApp):
         async def __call__(self, scope, receive, send) -> None:
             if scope["type"] != "http" or scope["method"] != "POST":
                 return await super().__call__(scope, receive, send)
-            message = await receive()
-            content = message.get("body", b"")
-            while message.get("more_body"):
-                message = await receive()
-                content += message.get("body", b"")
-            asked = {name: value for name, value in json.loads(content).items() if name in ASKED}
+            sent = await Request(scope, receive).json()
+            asked = {name: value for name, value in sent.items() if name in ASKED}
             body = json.dumps(asked).encode()
             headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
             scope = dict(scope) | {"headers": [*headers, (b"content-length", str(len(body)).encode())]}

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.arrivals import generated, read_arrivals
-from scripts.bench.common import Report, percentile
+from scripts.bench.common import Report
 from scripts.bench.traffic import TRACE_BLOCK
+from scripts.bench.turns import percentile
 
 from rich.console import Console
 from rich.progress import track
@@ -22,7 +23,8 @@ from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRob
 from mini_engine.distributed.routing.simulate import Arrival, Rates, Served, simulate
 
 CASES = ((4, 3_000), (8, 3_000), (4, 10_000))  # replicas, blocks in the cache of each
-SIZES = (4, 8, 16, 32, 64)
+SIZES, BLOCKS = (4, 8, 16, 32, 64), 3_000  # of the second table
+PREFILL, DECODE = 10_000, 40  # tokens/s of a replica, and of one answer
 QUICK = 1_500  # requests
 
 
@@ -33,30 +35,24 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument("--beta", type=at_least(0), default=1.0, help="what load costs in the score (default: 1)")
     parser.add_argument(
-        "--replicas", type=whole_number(1), nargs="+", default=SIZES, metavar="N", help="of the second table"
-    )
-    parser.add_argument("--blocks", type=whole_number(1), default=3_000, help="in each cache there (default: 3000)")
-    parser.add_argument(
         "--view",
         type=whole_number(1),
         metavar="N",
         help="blocks that the router believes a replica holds (default: as many as its cache)",
     )
-    parser.add_argument("--prefill", type=at_least(1), default=10_000.0, help="tokens/s of a replica (default: 10000)")
-    parser.add_argument("--decode", type=at_least(1), default=40.0, help="tokens/s of one answer (default: 40)")
 
 
 def run(args: Namespace) -> Report:
     """Return a table without time, and one with it."""
     requests = read_arrivals(args.trace) if args.trace else generated()
     requests = requests[:QUICK] if args.quick else requests
-    rates = Rates(args.prefill / TRACE_BLOCK, args.decode)
-    timed = [(num_replicas, args.blocks) for num_replicas in args.replicas]
+    rates = Rates(PREFILL / TRACE_BLOCK, DECODE)
+    timed = [(num_replicas, BLOCKS) for num_replicas in SIZES]
     rows, more = table(requests, CASES, args), table(requests, timed, args, rates)
     where = args.trace.name if args.trace else "generated requests"
     notes = [
         f"{where}: {len(requests):,} requests of {total_blocks(requests):,} blocks of {TRACE_BLOCK} tokens, simulated",
-        f"second table: {args.prefill:g} tokens/s of prefill a replica, {args.decode:g} tokens/s of decode an answer",
+        f"second table: {PREFILL} tokens/s of prefill a replica, {DECODE} tokens/s of decode an answer",
     ]
     return Report("routing", rows, notes, more=more)
 

@@ -5,14 +5,13 @@ text of random tokens, which is its longest search.
 """
 
 import random
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from scripts.bench.common import Report, take_turns
-from scripts.bench.peers import checkpoint_of
+from scripts.bench.common import Report
+from scripts.bench.options import add_checkpoint, add_threads, checkpoint_of
+from scripts.bench.turns import clock_of, take_turns
 
 import torch
 
@@ -39,20 +38,14 @@ CALLS = 200  # of a lookup, timed together
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    from mini_engine.cli.parser import whole_number
-
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a Qwen3 checkpoint (default: random weights)")
-    parser.add_argument("--shape", default="0.6B", help="shape of the random weights (default: 0.6B)")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
-    parser.add_argument("--threads", type=whole_number(1), metavar="N", help="default: torch's own; 1: processor time")
+    add_checkpoint(parser)
+    add_threads(parser)
 
 
 @torch.inference_mode()
 def run(args) -> Report:
     """Time a step by its rows, and the lookups."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    clock = time.process_time if args.threads == 1 else time.perf_counter
+    clock = clock_of(args)
     steps = take_turns(model_steps(args), 3 if args.quick else args.rounds or 15, "steps", clock)
     rows: list[dict[str, Any]] = [
         {"what": f"a step of {count} rows", "ms": timing.median * 1e3, "x": timing.median / steps[1].median}
@@ -60,7 +53,7 @@ def run(args) -> Report:
     ]
     found = take_turns(lookups(), 5, "lookups", clock)
     rows += [{"what": name, "ms": timing.median / CALLS * 1e3} for name, timing in found.items()]
-    return Report("rows", rows, [f"one sequence of {HISTORY} tokens; lookups in {TEXT_TOKENS:,} tokens"], drawn="ms")
+    return Report("rows", rows, [f"one sequence of {HISTORY} tokens; lookups in {TEXT_TOKENS:,} tokens"])
 
 
 def model_steps(args) -> dict[int, Callable[[], Any]]:

@@ -17,7 +17,7 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.loop import generate
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.packed import step
-from mini_engine.engine.runner import Runner
+from mini_engine.engine.runner import ModelRunner, Runner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv import block_tensor, contiguous, no_cache, token_flat
@@ -73,24 +73,18 @@ def make_load(requests: int, vocab_size: int, common: int, own: int, answer: int
 class Pass:
     """One run of the load.
 
-    first_tokens: seconds from the start, when all requests arrive, to each request's first token.
-    came: seconds from the start and number of the request, for every token, in order; not from lesson 3.
+    came: seconds from the start, when all requests arrive, and number of the request, for every token, in order.
     fed: tokens that went through the model.
     held, used, running: per step, the slots held, those of them with KV, and the running requests.
     """
 
     answers: list[list[int]] = field(default_factory=list)
-    first_tokens: list[float] = field(default_factory=list)
     came: list[tuple[float, int]] = field(default_factory=list)
     fed: int = 0
     held: list[int] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
     begun: float = field(default_factory=time.perf_counter)
-
-    def note_first(self, count: int = 1) -> None:
-        """Record that `count` requests have their first token now."""
-        self.first_tokens += [time.perf_counter() - self.begun] * count
 
     def note_tokens(self, requests: Iterable[int]) -> None:
         """Record that these requests, by number, get a token now."""
@@ -103,6 +97,11 @@ class Pass:
         self.held.append(held)
         self.used.append(used)
         self.running.append(running)
+
+    @property
+    def first_tokens(self) -> list[float]:
+        """Seconds from the start to the first token of each request."""
+        return list({request: seconds for seconds, request in reversed(self.came)}.values())
 
     def figures(self, load: Load, bytes_per_token: int) -> dict[str, float | None]:
         """Return the table's figures except for the speed. waste is None if nothing is held."""
@@ -122,16 +121,13 @@ class Observed:
     """Wraps a stage's sequence for lesson 0's loop and records each step."""
 
     def __init__(self, sequence, done: Pass, slots_held: Callable[[], int]) -> None:
-        self.sequence, self.done, self.slots_held, self.is_first = sequence, done, slots_held, True
+        self.sequence, self.done, self.slots_held = sequence, done, slots_held
 
     def plan(self, token_ids: list[int]):
         return self.sequence.plan(token_ids)
 
     def commit(self, meta) -> None:
         self.sequence.commit(meta)
-        if self.is_first:
-            self.done.note_first()
-            self.is_first = False
         self.done.note_tokens([len(self.done.answers)])
         held = self.slots_held()
         self.done.note_step(len(meta.positions), held, int(meta.positions[-1]) + 1 if held else 0, 1)
@@ -196,17 +192,17 @@ def lesson_3(model, load: Load) -> Callable[[Load], Pass]:
         done = Pass()
         for batch in batches(load):
             requests = [block_tensor.PackedRequest(list(prompt), BlockTable(allocator)) for prompt, _ in batch]
-            wanted = {id(request): count for request, (_, count) in zip(requests, batch, strict=True)}
+            numbered = enumerate((count for _, count in batch), len(done.answers))
+            jobs = {id(request): job for request, job in zip(requests, numbered, strict=True)}  # number, tokens wanted
             running = requests
             while running:
                 before = sum(request.cur_len for request in running)
                 step(model, pool, running, BLOCK_SIZE)
-                if running is requests:
-                    done.note_first(len(running))
+                done.note_tokens(jobs[id(request)][0] for request in running)
                 used = sum(request.cur_len for request in running)
                 done.note_step(used - before, len(allocator.held) * BLOCK_SIZE, used, len(running))
                 for request in running:
-                    if len(request.output_ids) == wanted[id(request)]:
+                    if len(request.output_ids) == jobs[id(request)][1]:
                         request.table.free()
                 running = [request for request in running if request.table.blocks]
             done.answers += [request.output_ids for request in requests]
@@ -230,7 +226,18 @@ def batches(load: Load) -> list[list[Job]]:
 
 def engine_rung(model, load: Load, manager: Callable[..., KvCacheManager]) -> Callable[[Load], Pass]:
     """Return a run of lesson 5's engine with that manager, starting from an empty cache."""
-    engine = Engine.for_model(model, num_blocks=load.pool_blocks + 1, block_size=BLOCK_SIZE, manager=manager)
+    seen: dict[str, int] = {}
+
+    def look() -> None:  # before requests finish, so that all their slots count
+        held = tables.blocks_by_state.held * BLOCK_SIZE
+        empty = sum(table.num_slots - table.num_tokens for table in tables.tables.values())
+        seen.update(held=held, used=held - empty, running=len(tables.tables))
+
+    def runner(model, pool) -> Looking:
+        return Looking(ModelRunner(model, pool), look)
+
+    num_blocks = load.pool_blocks + 1
+    engine = Engine.for_model(model, num_blocks=num_blocks, block_size=BLOCK_SIZE, manager=manager, runner=runner)
     tables = engine.scheduler.manager
 
     def run(load: Load) -> Pass:
@@ -238,7 +245,9 @@ def engine_rung(model, load: Load, manager: Callable[..., KvCacheManager]) -> Ca
         done = Pass()
         requests = [engine.add_request(str(i), prompt, exactly(wanted)) for i, (prompt, wanted) in enumerate(load.jobs)]
         while engine.has_unfinished:
-            observe_step(engine, done)
+            result = engine.step()
+            done.note_step(result.stats.prefill_tokens + result.stats.decode_tokens, **seen)
+            done.note_tokens(map(int, result.new_tokens))
         done.answers = [request.output_ids for request in requests]
         return done
 
@@ -285,30 +294,8 @@ def text_rung(model, load: Load, tokenizer) -> Callable[[Load], Pass]:
     return run
 
 
-def observe_step(engine: Engine, done: Pass) -> None:
-    """Run a step of the engine and record it. Held slots are counted after the model, before requests finish."""
-    manager, seen = engine.scheduler.manager, {}
-
-    def look() -> None:
-        held = manager.blocks_by_state.held * BLOCK_SIZE
-        empty = sum(table.num_slots - table.num_tokens for table in manager.tables.values())
-        seen.update(held=held, used=held - empty, running=len(manager.tables))
-
-    runner = engine.runner
-    engine.runner = Looking(runner, look)
-    try:
-        result = engine.step()
-    finally:
-        engine.runner = runner
-    if seen:
-        done.note_step(result.stats.prefill_tokens + result.stats.decode_tokens, **seen)
-    requests = {**engine.scheduler.requests, **{request.id: request for request in result.finished}}
-    done.note_tokens(int(name) for name in result.new_tokens)
-    done.note_first(sum(len(requests[name].output_ids) == 1 for name in result.new_tokens))
-
-
 class Looking:
-    """A runner that calls `look` after each forward pass of another one."""
+    """A runner that calls `look` after each forward pass of another one: before requests finish, so all slots count."""
 
     fault = ""
 

@@ -2,12 +2,20 @@
 
 from collections.abc import Sequence
 
-from scripts.bench.common import Report, take_turns
+from scripts.bench.common import Report
+from scripts.bench.turns import take_turns
 
 import torch
 
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.request import Request
 from mini_engine.engine.runner import ModelRunner, plan_step
-from mini_engine.engine.scheduler import Chunk
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.pocket import POCKET_DIR
 
 STEPS = 4  # per measurement
 ROOM = 2048  # tokens a request may grow by during the measurement
@@ -17,18 +25,8 @@ HISTORIES = (64, 256, 1024, 4096)
 POOLS = (20_000, 200_000, 1_000_000)
 
 
-def add_arguments(parser) -> None:
-    """Add this suite's options: none."""
-
-
 def decoding_scheduler(running: int, history: int, num_blocks: int | None = None, room: int = ROOM):
     """Return a scheduler with `running` decoding requests, each with `history` tokens."""
-    from mini_engine.engine.request import Request
-    from mini_engine.engine.sampled import Sampled
-    from mini_engine.engine.sampling_params import SamplingParams
-    from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
-    from mini_engine.kv.manager import KvCacheManager
-
     needed = running * ((history + room) // 16 + 1) + 1
     limits = SchedulerConfig(
         max_num_seqs=running, max_num_batched_tokens=running * history, chunked_prefill_size=history
@@ -42,8 +40,6 @@ def decoding_scheduler(running: int, history: int, num_blocks: int | None = None
 
 def deciding(scheduler):
     """Return a contender: STEPS steps of the scheduler alone."""
-    from mini_engine.engine.sampled import Sampled
-
     sampled = [Sampled(1, None)] * len(scheduler.running)
 
     def run() -> None:
@@ -66,10 +62,6 @@ class NoModel(ModelRunner):
 
 def stepping(scheduler):
     """Return a contender: STEPS whole engine steps without the model's own time."""
-    from mini_engine.checkpoint.config import Qwen3Config
-    from mini_engine.engine.engine import Engine
-    from mini_engine.pocket import POCKET_DIR
-
     engine = Engine(Qwen3Config.from_dir(POCKET_DIR), scheduler, NoModel(len(scheduler.running)))
 
     def run() -> None:
@@ -90,12 +82,7 @@ def run(args) -> Report:
         contenders[*case, "step"] = stepping(decoding_scheduler(*shape))
     timings = take_turns(contenders, args.rounds or (40 if args.quick else 200), "scheduler")
     rows = [row(case, shape[0], timings[*case, "decide"], timings[*case, "step"]) for case, shape in cases.items()]
-    return Report(
-        "scheduler",
-        rows,
-        ["a decode step: the scheduler alone, then with plan, sampler and statistics"],
-        drawn="µs, all but the model",
-    )
+    return Report("scheduler", rows, ["a decode step: the scheduler alone, then with plan, sampler and statistics"])
 
 
 def row(case, running: int, decide, step) -> dict:

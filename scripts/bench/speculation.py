@@ -7,27 +7,29 @@
 "always" guesses at any load; "adaptive", the default, stops where rows are no longer free.
 """
 
-import argparse
 import random
 import sys
-import time
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.common import Report, Timing, take_turns
-from scripts.bench.peers import checkpoint_of
+from scripts.bench.common import Report
+from scripts.bench.options import add_batches, add_checkpoint, add_choice, add_threads, checkpoint_of
 from scripts.bench.replay import ReplayRunner, Script, loads
-from scripts.bench.step import batch_list
+from scripts.bench.turns import Timing, clock_of, gather_turns
 from scripts.l14_smoke import asked_twice
 
-import torch
-
+from mini_engine import loading
+from mini_engine.build import build_engine
 from mini_engine.checkpoint.config import DTYPES
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
 from mini_engine.speculation.options import Speculation
@@ -46,37 +48,28 @@ OFF, ADAPTIVE, UNLIMITED = "lesson 9", "adaptive", "always"
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    from mini_engine.cli.parser import whole_number
-
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all of them")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a Qwen3 checkpoint (default: random weights)")
-    parser.add_argument("--shape", default="0.6B", help="shape of the random weights (default: 0.6B)")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
-    parser.add_argument("--batches", type=batch_list, default=BATCHES, metavar="1,8,…", help="default: 1,8,32")
+    add_checkpoint(parser)
+    add_choice(parser, "parts", PARTS)
+    add_choice(parser, "loads", (*loads(), ORACLE))
+    add_batches(parser, BATCHES)
+    add_threads(parser)
     parser.add_argument("--max-rows", type=whole_number(1), metavar="N", help="of the adaptive contender")
-    parser.add_argument(
-        "--new-tokens", type=whole_number(1), default=NEW_TOKENS, metavar="N", help=f"default: {NEW_TOKENS}"
-    )
-    parser.add_argument("--loads", nargs="+", choices=[*loads(), ORACLE], metavar="LOAD", help="default: all of them")
-    parser.add_argument("--threads", type=whole_number(1), metavar="N", help="default: torch's own; 1: processor time")
 
 
-def run(args: argparse.Namespace) -> Report:
+def run(args: Namespace) -> Report:
     """Count what is accepted, and measure the speed."""
-    if args.threads:
-        torch.set_num_threads(args.threads)
     tokenizer = Tokenizer(POCKET_DIR)
     scripts = {name: Script.of(load, tokenizer) for name, load in loads().items()}
     counted = [*counted_rows(scripts), *pocket_rows(tokenizer)] if "accepted" in args.parts else []
     timed = speed_rows(scripts, args) if "speed" in args.parts else []
     notes = [
         "texts in the pocket model's tokens; tokens a step: of one request while it decodes",
-        f"speed: {args.new_tokens} replayed tokens an answer; random weights of the {args.shape} shape, {args.dtype}; "
+        f"speed: {NEW_TOKENS} replayed tokens an answer; random weights of the {args.shape} shape, {args.dtype}; "
         f"'{ORACLE}' takes them from the known answer; in all other loads they come from the text",
     ]
     if timed:
-        return Report("speculation", timed, notes, drawn="× lesson 9", more=counted)
-    return Report("speculation", counted, notes, drawn="tokens a step")
+        return Report("speculation", timed, notes, more=counted)
+    return Report("speculation", counted, notes)
 
 
 # ---------------------------------------------------------------- what is accepted
@@ -124,16 +117,12 @@ def figures(num_tokens: int, steps: int, drafted: int, accepted: int) -> dict[st
 
 POCKET_LOADS = {
     "pocket: the same question again": asked_twice("What is a KV cache?"),
-    "pocket: counting": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n1, 2, 3, 4, 5,",
     "pocket: a story": COURSE_PROMPTS[20],
 }
 
 
 def pocket_rows(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Let the pocket model answer, greedily; and once more, when the tree knows the answer."""
-    from mini_engine.build import build_engine
-    from mini_engine.checkpoint.weights import load_model
-
     rows = []
     for name, prompt in POCKET_LOADS.items():
         settings = Speculation(max_rows=ALWAYS, use_tree=True)
@@ -152,14 +141,13 @@ def pocket_rows(tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draw the tokens a step by k, a line for each load; with the part `speed`, its bars."""
-    from scripts.bench.plot import INK, MUTED, SERIES, canvas, draw_bars
+    """Draw the tokens a step by k, a line for each load."""
+    from scripts.bench.plot import INK, MUTED, SERIES, canvas
 
-    if report.drawn != "tokens a step":
-        draw_bars(report, path)
-        return
     lines: dict[str, list[float]] = {}
-    for row in report.rows:
+    for row in report.more or report.rows:
+        if "k" not in row:
+            raise UserError("only the part 'accepted' can be drawn; add --parts accepted, or leave out --plot")
         if not row["load"].startswith("pocket"):
             lines.setdefault(row["load"], []).append(row["tokens a step"])
     words = [f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, values in lines.items()]
@@ -198,20 +186,17 @@ class OracleDrafter:
 
 
 class Contender:
-    """One engine, whose requests all replay one load. `decode` runs them and keeps the time of decoding alone."""
+    """One engine, whose requests all replay one load. steps: of the last run's decoding."""
 
-    def __init__(self, engine: Engine, scripts: dict[str, Script], args: argparse.Namespace) -> None:
+    def __init__(self, engine: Engine, scripts: dict[str, Script], args: Namespace) -> None:
         self.engine, self.scripts, self.script = engine, scripts, scripts["0"]
-        script = self.script
-        self.params = SamplingParams(
-            temperature=0, ignore_eos=True, max_tokens=min(args.new_tokens, len(script.answer_ids))
-        )
-        self.clock = time.process_time if args.threads == 1 else time.perf_counter
-        self.seconds: list[float] = []
+        longest = min(NEW_TOKENS, len(self.script.answer_ids))
+        self.params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=longest)
+        self.clock = clock_of(args)
         self.steps = 0
 
-    def decode(self) -> None:
-        """Answer all requests; their prompts' KV is cached after the first time."""
+    def decode(self) -> float:
+        """Answer all requests; return the seconds a token of decoding. Prompts' KV is cached after the first time."""
         engine = self.engine
         requests = [engine.add_request(name, self.script.prompt_ids, self.params) for name in self.scripts]
         while not all(request.output_ids for request in requests):
@@ -223,15 +208,13 @@ class Contender:
             self.steps += 1
         taken = self.clock() - started
         assert all(request.output_ids == self.script.answer_ids[: self.params.max_tokens] for request in requests)
-        self.seconds.append(taken / (sum(len(request.output_ids) for request in requests) - before))
+        return taken / (sum(len(request.output_ids) for request in requests) - before)
 
 
-def engines(model, args: argparse.Namespace, name: str, scripts: dict[str, Script]) -> dict[str, Engine]:
+def engines(model, max_rows: int | None, name: str, scripts: dict[str, Script]) -> dict[str, Engine]:
     """Return each contender's engine, over one model. With one sequence nothing is ever turned off."""
-    from mini_engine.build import build_engine
-
     batch = len(scripts)
-    tokens = len(scripts["0"].prompt_ids) + batch * (args.new_tokens + 32)  # they share the prompt's blocks
+    tokens = len(scripts["0"].prompt_ids) + batch * (NEW_TOKENS + 32)  # they share the prompt's blocks
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=4096, watermark=0)
 
     def engine(speculate: Speculation | None) -> Engine:
@@ -242,42 +225,40 @@ def engines(model, args: argparse.Namespace, name: str, scripts: dict[str, Scrip
             scheduler = Scheduler(scheduler.manager, limits, scheduler.memories, oracle)
         return Engine(made.config, scheduler, ReplayRunner(made.runner, scripts))
 
-    adaptive = Speculation(max_rows=args.max_rows) if args.max_rows else Speculation()
+    adaptive = Speculation(max_rows=max_rows) if max_rows else Speculation()
     found = {OFF: engine(None), ADAPTIVE: engine(adaptive)}
     return found if batch == 1 else found | {UNLIMITED: engine(Speculation(max_rows=ALWAYS))}
 
 
-def speed_rows(scripts: dict[str, Script], args: argparse.Namespace) -> list[dict[str, Any]]:
+def speed_rows(scripts: dict[str, Script], args: Namespace) -> list[dict[str, Any]]:
     """Time every load at every number of sequences; the contenders take turns."""
-    from mini_engine.build import build_engine
-    from mini_engine.loading import load
-
-    loaded, rows = load(checkpoint_of(args), DTYPES[args.dtype], "cpu"), []
+    loaded, rows = loading.load(checkpoint_of(args), DTYPES[args.dtype], "cpu"), []
     model = build_engine(loaded, num_blocks=2).runner.model  # with fast layers, which the contenders share
     scripts = scripts | {ORACLE: scripts["prose"]}
     for batch in args.batches[:1] if args.quick else args.batches:
-        for name in args.loads or scripts:
+        for name in args.loads:
             asked = {str(i): scripts[name] for i in range(batch)}
-            made = engines(model, args, name, asked)
+            made = engines(model, args.max_rows, name, asked)
             contenders = {who: Contender(engine, asked, args) for who, engine in made.items()}
             turns = {who: contender.decode for who, contender in contenders.items()}
-            take_turns(turns, args.rounds or (1 if args.quick else 3), f"{name}, {batch} at once")
-            rows += batch_rows(name, batch, contenders)
+            timings = gather_turns(turns, args.rounds or (1 if args.quick else 3), f"{name}, {batch} at once")
+            rows += batch_rows(name, batch, contenders, timings)
             sys.stderr.write(f"{rows[-1]}\n")
     return rows
 
 
-def batch_rows(load: str, batch: int, contenders: dict[str, Contender]) -> list[dict[str, Any]]:
+def batch_rows(
+    load: str, batch: int, contenders: dict[str, Contender], timings: dict[str, Timing]
+) -> list[dict[str, Any]]:
     """Return a row for each contender."""
-    seconds = {who: Timing(contender.seconds[1:]) for who, contender in contenders.items()}  # the first was a warm-up
     return [
         {
             "load": load,
             "engine": f"{batch} at once, {who}",
             "tokens a step": (contender.params.max_tokens - 1) / contender.steps,
-            "tokens/s": 1 / seconds[who].median,
-            "± %": seconds[who].spread * 100,
-            "× lesson 9": seconds[OFF].median / seconds[who].median,
+            "tokens/s": 1 / timings[who].median,
+            "± %": timings[who].spread * 100,
+            "× lesson 9": timings[OFF].median / timings[who].median,
         }
         for who, contender in contenders.items()
     ]

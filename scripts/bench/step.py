@@ -6,17 +6,34 @@ Python code between the parts in the engine. A part's limit is the time to read 
 that takes longer, at the rates measured in this run: reading in the same rounds, arithmetic just before.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.common import READ_BYTES, Report, Timing, memory_reader, take_turns
-from scripts.bench.peers import checkpoint_of
+from scripts.bench import prefill_parts
+from scripts.bench.common import Report
+from scripts.bench.options import add_batches, add_checkpoint, checkpoint_of
+from scripts.bench.peers import weight_bytes
+from scripts.bench.scheduler import NoModel, decoding_scheduler
+from scripts.bench.turns import READ_BYTES, Timing, memory_reader, take_turns
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.checkpoint.config import DTYPES
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.cli.parser import whole_number
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.runner import ModelRunner, plan_step
+from mini_engine.engine.sampler import sample
+from mini_engine.errors import UserError
+from mini_engine.kv.block_tensor import KvPool
+from mini_engine.layers import speed_up
 
 HISTORY, ROOM = 256, 256
-PROMPTS = (8, 256)
 BATCHES = (1, 8, 16, 32)
 PARTS = ("linears", "attention", "rest of the model", "sampling", "schedule and plan", "rest of the engine")
 READ = ("", "read")  # the contender that only reads memory
@@ -25,47 +42,14 @@ PLAIN, FAST = "lessons 0 to 8", "lesson 9"
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    from mini_engine.cli.parser import whole_number
-
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a Qwen3 checkpoint (default: random weights)")
-    parser.add_argument("--shape", default="0.6B", help="shape of the random weights (default: 0.6B)")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="default: bfloat16")
-    parser.add_argument("--batches", type=batch_list, default=BATCHES, metavar="1,8,…", help="default: 1,8,16,32")
+    add_checkpoint(parser)
+    add_batches(parser, BATCHES)
     parser.add_argument("--history", type=whole_number(1), default=HISTORY, metavar="N", help="default: 256")
-    parser.add_argument(
-        "--prefill",
-        type=prompts,
-        nargs="?",
-        const=PROMPTS,
-        metavar="8x256",
-        help="take a prefill step apart instead: so many prompts of so many tokens (default: 8x256)",
-    )
-
-
-def batch_list(text: str) -> list[int]:
-    """Parse comma-separated numbers of sequences (an argparse type)."""
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = [0]
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of positive whole numbers, such as 1,8,16")
-    return found
-
-
-def prompts(text: str) -> tuple[int, int]:
-    """Parse `8x256`: a number of prompts and their length (an argparse type)."""
-    parts = text.split("x")
-    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of prompts and their length, such as 8x256")
-    return int(parts[0]), int(parts[1])
+    parser.add_argument("--prefill", action="store_true", help="take a prefill step apart instead")
 
 
 def linears_of(model) -> list[tuple[Callable, int]]:
     """Return every linear layer (plain, packed or oneDNN's) with its number of inputs, the head last."""
-    import torch.nn.functional as F
-    from torch import nn
-
     found = []
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -81,16 +65,6 @@ def linears_of(model) -> list[tuple[Callable, int]]:
 
 def contenders(model, batch: int, history: int) -> dict[str, Callable[[], Any]]:
     """Return the contenders: whole step, model, linears, attention, sampling, and the engine without a model."""
-    from scripts.bench.scheduler import NoModel, decoding_scheduler
-
-    import torch
-
-    from mini_engine.attention.registry import load_kernel
-    from mini_engine.engine.engine import Engine
-    from mini_engine.engine.runner import ModelRunner, plan_step
-    from mini_engine.engine.sampler import sample
-    from mini_engine.kv.block_tensor import KvPool
-
     config, dtype = model.config, model.dtype
     scheduler = decoding_scheduler(batch, history, room=ROOM)
     kernel = load_kernel("auto", torch.device("cpu"), dtype)
@@ -159,29 +133,17 @@ def rows_of(variant: str, batch: int, timings: dict[str, Timing], least: dict[st
 
 def variants(model_dir: Path, dtype) -> tuple[dict[str, Any], list[str]]:
     """Return the plain model and, if available, the one with lesson 9's layers; a note says why if not."""
-    from mini_engine.checkpoint.weights import load_model
-    from mini_engine.errors import UserError
-
     models: dict[str, Any] = {PLAIN: load_model(model_dir, dtype)}
     notes = []
     try:
-        from mini_engine.layers import speed_up
-
         models[FAST] = speed_up(load_model(model_dir, dtype))
-    except (ImportError, UserError) as why:
+    except UserError as why:
         notes.append(f"left out: lesson 9; {why}")
     return models, notes
 
 
 def run(args) -> Report:
     """Measure every batch size, plain and fast, in interleaved rounds; or a prefill step."""
-    from scripts.bench import prefill_parts
-    from scripts.bench.peers import weight_bytes
-
-    import torch
-
-    from mini_engine.checkpoint.config import DTYPES
-
     if args.prefill:
         return prefill_parts.measure(args)
     dtype, directory = DTYPES[args.dtype], checkpoint_of(args)
@@ -203,7 +165,7 @@ def run(args) -> Report:
             own = {what: timing for (whose, what), timing in timings.items() if whose == variant}
             least = limits(model.config, num_bytes, batch, args.history, rates, dtype)
             rows += rows_of(variant, batch, own, least)
-    return Report("step", rows, notes, drawn="ms")
+    return Report("step", rows, notes)
 
 
 def draw(report: Report, path: Path) -> None:

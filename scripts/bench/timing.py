@@ -10,6 +10,7 @@ from statistics import median
 from urllib.parse import urlsplit
 
 from scripts.bench.common import Report
+from scripts.bench.options import add_model
 
 KEYS = ("one", "two")
 PROMPT_TOKENS = 128
@@ -19,7 +20,7 @@ SALTED, OTHER_KEY = "the same prompt, with a salt of its own", "the same prompt,
 
 def add_arguments(parser) -> None:
     """Add this suite's options."""
-    parser.add_argument("--model", metavar="DIR_OR_HUB_ID", help="a Qwen3 checkpoint (default: the pocket model)")
+    add_model(parser)
 
 
 @contextmanager
@@ -74,4 +75,4 @@ def run(args) -> Report:
         for name, taken in found.items()
     ]
     note = f"prompts of {PROMPT_TOKENS} tokens that a first client has just sent; medians of {rounds} rounds, in turns"
-    return Report("timing", rows, [note], drawn="ms")
+    return Report("timing", rows, [note])

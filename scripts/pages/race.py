@@ -40,6 +40,7 @@ def lanes(new_tokens: int) -> list[Lane]:
 def record() -> dict[str, Any]:
     """Run the five engines once, each after a run that warms it up."""
     from scripts.bench import ladder
+    from scripts.bench.options import model_of
 
     from mini_engine.checkpoint.config import DTYPES
     from mini_engine.checkpoint.weights import load_model
@@ -47,7 +48,7 @@ def record() -> dict[str, Any]:
     args = Namespace(model=None, requests=None, quick=False, lessons=None)
 
     def reload():
-        return load_model(ladder.resolved(args), DTYPES["float32"], "cpu")
+        return load_model(model_of(args), DTYPES["float32"], "cpu")
 
     model = reload()
     load = ladder.load_of(args, model.config.vocab_size)

@@ -13,15 +13,17 @@ from scripts.bench import (
     kernel,
     ladder,
     peer_protocol,
-    peer_worker,
     peers,
     plot,
     prefill_parts,
+    routers,
     rungs,
+    runs,
     step,
 )
-from scripts.bench.common import Report, Timing
+from scripts.bench.common import Report
 from scripts.bench.kv_quality import PIECE, compare, text_of
+from scripts.bench.turns import Timing, take_turns
 from scripts.pages import ladder as ladder_page
 
 import pytest
@@ -29,6 +31,8 @@ import torch
 
 from mini_engine.attention.registry import KERNEL_NAMES
 from mini_engine.checkpoint.weights import load_model
+from mini_engine.distributed.routing.policy import RoundRobin
+from mini_engine.engine.engine import Engine
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefix_cache import caching_manager
@@ -57,6 +61,7 @@ def test_the_ladders_picture_is_drawn_from_its_figures(committed, tmp_path):
     ladder_page.draw_ladder(committed.rows, tmp_path / "ladder.svg")
     drawn, kept = ((folder / "ladder.svg").read_text(encoding="utf-8") for folder in (tmp_path, LADDER))
     assert drawn == kept, "the picture is older than the figures or than the code that draws it"
+    assert "prefers-color-scheme: dark" in drawn and 'aria-label="What each lesson bought' in drawn
 
 
 def test_the_committed_ladder_rises(committed):
@@ -167,20 +172,19 @@ def test_a_quick_ladder_runs_and_writes(tmp_path, capsys):
     ("arguments", "said"),
     [
         (["ladder", "--lessons", "1,4"], "give some of 0,1,2,3,5,8,9"),
+        (["ladder", "--lessons", "1,x"], "'1,x' is not a list of numbers"),
         (["ladder", "--quick", "--write"], "leave out --quick and --lessons"),
         (["ladder", "--plot", "ladder.txt"], ".svg, .png, .pdf"),
         (["ladder", "--model", "nowhere"], "no directory nowhere"),
-        (["peers", "--peers", "oars"], "'oars' is not one of ours"),
-        (["peers", "--shape", "9B"], "--shape 9B: choose one of 0.6B"),
-        (["step", "--batches", "0"], "not a list of positive whole numbers"),
-        (["step", "--prefill", "8"], "not a number of prompts and their length"),
-        (["step", "--prefill", "0x5"], "not a number of prompts and their length"),
+        (["peers", "--peers", "oars"], "invalid choice: 'oars'"),
+        (["peers", "--shape", "9B"], "invalid choice: '9B'"),
+        (["step", "--batches", "0"], "give numbers such as 1,8,16"),
         (["kv_dtype", "--parts", "quality", "--text", "nowhere.txt"], "the text nowhere.txt cannot be read"),
         (["stairs"], "there is no suite 'stairs'"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments, said, capsys, monkeypatch):
-    monkeypatch.setattr("scripts.bench.common.measure_rates", lambda device: None)
+    monkeypatch.setattr("scripts.bench.turns.measure_rates", lambda device: None)
     try:
         code = command.main(arguments)
     except SystemExit as leave:
@@ -193,33 +197,23 @@ def test_a_mistake_is_one_sentence(arguments, said, capsys, monkeypatch):
 def test_every_suite_has_help(suite, capsys):
     with pytest.raises(SystemExit) as leave:
         command.main([suite, "--help"])
-    assert leave.value.code == 0 and "--plot" in capsys.readouterr().out
+    assert leave.value.code == 0 and "--json" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("suite", command.suites())
-def test_threads_wait_as_in_use_while_a_suite_measures(suite):
+def test_threads_wait_as_in_use_while_a_suite_measures():
     """The smoke scripts' setting, which suits a busy machine, would change the figures."""
-    assert wait_policy(f"from scripts.bench.command import main; main([{suite!r}, '--quick'])") == "None"
+    assert wait_policy("from scripts.bench.command import main; main(['ladder', '--quick'])") == "None"
+
+
+def test_contenders_take_turns_and_the_warm_up_is_not_counted():
+    called, now = [], iter(range(100))
+    runs_of = {name: lambda name=name: called.append(name) for name in "ab"}
+    timings = take_turns(runs_of, 3, "", clock=lambda: float(next(now)))
+    assert "".join(called) == "ab" * 4, "a warm-up, then round by round"
+    assert [timing.seconds for timing in timings.values()] == [[1.0] * 3] * 2
 
 
 # ---------------------------------------------------------------- pictures
-
-
-def test_a_picture_has_the_same_bytes_each_time_and_colours_for_the_dark(tmp_path):
-    pytest.importorskip("matplotlib")
-    report = Report("toy", [{"a": "x", "b": "one", "ms": 1.0}, {"a": "x", "b": "two", "ms": 2.5}], [], {}, "ms")
-    for name in ("1.svg", "2.svg"):
-        plot.draw_bars(report, tmp_path / name)
-    one, two = (tmp_path / name for name in ("1.svg", "2.svg"))
-    assert one.read_bytes() == two.read_bytes(), "no date, no random ids"
-    text = one.read_text(encoding="utf-8")
-    assert "prefers-color-scheme: dark" in text and 'aria-label="toy: ms"' in text
-
-
-def test_a_report_without_a_column_to_draw_says_so(tmp_path):
-    pytest.importorskip("matplotlib")
-    with pytest.raises(UserError, match="suite toy has nothing to draw"):
-        plot.draw_bars(Report("toy", [{"a": 1}], [], {}), tmp_path / "x.svg")
 
 
 def test_without_matplotlib_one_sentence_says_what_to_install(monkeypatch):
@@ -255,7 +249,7 @@ for line in sys.stdin:
 def fake(tmp_path):
     worker = tmp_path / "worker.py"
     worker.write_text(FAKE, encoding="utf-8")
-    return worker
+    return (str(worker),)
 
 
 def test_a_peer_answers_and_ends(fake):
@@ -323,20 +317,36 @@ def test_what_a_speed_counts_depends_on_the_load():
 
 
 def test_the_watch_counts_decoding_from_when_all_have_begun():
-    watch = peer_worker.Watch([[[1], 3], [[1], 2]])
-    for counts in ({0: 1}, {0: 2, 1: 1}, {0: 3, 1: 2}):
-        watch.note(counts)
-    assert watch.tokens_before == 3 and watch.figures()["decode_tokens"] == 2
-    unfinished = peer_worker.Watch([[[1], 3]])
-    unfinished.note({0: 2})
+    seen = runs.Watch([([1], 3), ([1], 2)])
+    for when, tokens in enumerate(({0: [5]}, {0: [5, 6], 1: [7]}, {0: [5, 6, 7], 1: [7, 8, 9]}), 1):
+        seen.note(runs.Step(seen.begun + when, tokens))
+    assert seen.figures() == pytest.approx({"seconds": 3.0, "decode_tokens": 2, "decode_seconds": 1.0})
+    assert seen.first_tokens == pytest.approx([1, 2]) and seen.answers == [[5, 6, 7], [7, 8]], "none beyond the wanted"
+    unfinished = runs.Watch([([1], 3)])
+    unfinished.note(runs.Step(0.0, {0: [1, 2]}))
     with pytest.raises(RuntimeError, match="3 tokens were wanted and 2 came"):
         unfinished.figures()
+
+
+def test_ours_and_transformers_give_the_same_tokens_and_each_run_begins_with_an_empty_cache(tmp_path):
+    directory = write_checkpoint(tmp_path, num_hidden_layers=1)
+    engine = Engine.for_model(load_model(directory), num_blocks=32, manager=caching_manager)
+    ways = [runs.ours(engine), runs.padded(runs.load_hf(directory, "float32"))]
+    jobs = [(list(range(1, 40)), 4), ([5], 2)]
+    for way in ways:
+        first, again = (runs.watch(way, [jobs, jobs]) for _ in range(2))
+        assert [len(answer) for answer in first[0].answers] == [4, 2]
+        assert [seen.prefill_tokens for seen in first] == [seen.prefill_tokens for seen in again], (
+            "the cache was cleared"
+        )
+    assert runs.watch(ways[0], [jobs])[0].answers == runs.watch(ways[1], [jobs])[0].answers
+    assert first[0].prefill_tokens > 0
 
 
 @pytest.mark.slow("scripts/bench", "mini_engine")
 def test_our_engine_and_transformers_answer_in_processes_of_their_own(tmp_path):
     model = write_checkpoint(tmp_path, num_hidden_layers=1)
-    for name in ("ours plain", "transformers generate"):
+    for name in ("ours", "transformers generate"):
         with peer_protocol.Peer(name) as peer:
             asked = {"do": "load", "engine": name, "model": str(model), "dtype": "float32", "threads": 1}
             assert peer.ask(asked)["version"]
@@ -349,8 +359,7 @@ def test_our_engine_and_transformers_answer_in_processes_of_their_own(tmp_path):
 
 
 def test_a_load_has_the_same_prompts_at_every_call():
-    groups = list(peers.GROUPS)
-    one, two = (peers.loads_of(groups, 1000, quick=False) for _ in range(2))
+    one, two = (peers.loads_of(1000, quick=False) for _ in range(2))
     assert one == two
     assert [len(jobs) for jobs in one.values()] == [1, 8, 16, 32, 24, 16, 8]
     shared = next(jobs for name, jobs in one.items() if name.startswith("shared"))
@@ -419,8 +428,7 @@ def make(tmp_path, *options: str) -> int:
 def test_a_random_checkpoint_runs_here_and_in_transformers_alike(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    assert make(tmp_path, "--dtype", "float32", "--tokenizer", "--shard-size", "2MB") == 0
-    assert len(list((tmp_path / "m").glob("*.safetensors"))) > 1
+    assert make(tmp_path, "--dtype", "float32", "--tokenizer") == 0
     ids = AutoTokenizer.from_pretrained(tmp_path / "m").encode("The capital of France is")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
     ours, no_cache = load_model(tmp_path / "m"), rungs.no_cache
@@ -431,16 +439,9 @@ def test_a_random_checkpoint_runs_here_and_in_transformers_alike(tmp_path):
     assert got.std() > 0.01, "random weights, not empty ones"
 
 
-def test_shards_and_seeds(tmp_path):
-    for name, options in {"one": [], "two": ["--shard-size", "1MB"], "three": ["--seed", "1"]}.items():
-        assert make(tmp_path / name, *options) == 0
-    one, two, three = (load_model(tmp_path / name / "m").state_dict() for name in ("one", "two", "three"))
-    assert all(torch.equal(one[key], two[key]) for key in one), "where a tensor lies does not change it"
-    assert not torch.equal(one["model.embed_tokens.weight"], three["model.embed_tokens.weight"])
-
-
 def test_a_checkpoint_is_replaced_only_on_request_and_then_completely(tmp_path, capsys):
-    assert make(tmp_path, "--shard-size", "1MB") == 0
+    assert make(tmp_path) == 0
+    (tmp_path / "m" / "model-00001-of-00002.safetensors").touch()
     assert make(tmp_path) == 2 and "is not empty; give another --out, or --overwrite" in capsys.readouterr().err
     assert make(tmp_path, "--overwrite") == 0
     left = {path.name for path in (tmp_path / "m").iterdir()}
@@ -466,6 +467,16 @@ def test_the_public_shapes_have_their_public_sizes():
         assert count / 1e9 == pytest.approx(billions, rel=0.01)
 
 
+# ---------------------------------------------------------------- lesson 13's routers
+
+
+def test_the_routers_suite_counts_what_real_servers_found(monkeypatch):
+    pytest.importorskip("fastapi", reason="the server is an extra")
+    monkeypatch.setattr(routers, "SERVERS", 1)
+    found = routers.measured(lambda urls: routers.ours(urls, RoundRobin()), [[1, 2, 3]] * 2)
+    assert found["max / mean"] == 1 and 0 <= found["cached %"] < 100
+
+
 # ---------------------------------------------------------------- lesson 3's kernels and blocks
 
 
@@ -476,7 +487,6 @@ def test_larger_blocks_leave_more_slots_empty():
 
 
 def test_the_kernel_suite_measures_every_kernel_that_runs_on_a_cpu():
-    args = SimpleNamespace(heads=2, kv_heads=1, head_dim=8, block_size=4, dtype="float32", device="cpu")
-    ready = kernel.prepare(kernel.make_batch(2, 1, 9, args), quick=True)
+    ready = kernel.prepare(kernel.make_batch(2, 9, block_size=4), quick=True)
     assert {f"our {name}" for name in KERNEL_NAMES} - set(ready) <= {"our auto", "our triton", "our cpu"}
     assert ("our cpu" in ready) == ("our scalar C++" in ready), "both or none, as there is a compiler"
