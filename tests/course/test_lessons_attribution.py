@@ -1,4 +1,7 @@
-"""Course machinery. Every red names a task and says what was observed; nothing is guessed from a test's name."""
+"""Course machinery. Every red names a task and says what was observed; nothing is guessed from a test's name.
+
+Protects students from being sent to a task that is right, or to the wrong pitfall.
+"""
 
 import importlib
 import json

@@ -1,4 +1,7 @@
-"""Course machinery. The commands of `python -m lessons` respond at once, are clear, and never lose student files."""
+"""Course machinery. The commands of `python -m lessons` respond at once, are clear, and never lose student files.
+
+Protects students' files and progress: no command overwrites one, and a mistake on the command line costs one line.
+"""
 
 import inspect
 import json

@@ -1,4 +1,7 @@
-"""Course machinery. The repository as a whole: versions agree, names do not drift, nothing is tied to one machine."""
+"""Course machinery. The repository as a whole: versions agree, names do not drift, nothing is tied to one machine.
+
+Protects installations on another day, another Python or another system, and the rules of CONTRIBUTING.md.
+"""
 
 import ast
 import re

@@ -1,6 +1,8 @@
 """Course machinery. The website as readers see it: each page, light and dark, wide and narrow, served and from disk.
 
-No test depends on how fast a browser shows a page; scripts.website.report measures that.
+Protects readers on a phone, in the dark, with a screen reader, without a network: a page must be whole for each of
+them, and every link must lead somewhere. No test depends on how fast a browser shows a page; scripts.website.report
+measures that.
 """
 
 import hashlib
@@ -42,7 +44,8 @@ STICKS_OUT = """() => [...document.querySelectorAll("body, .kv-hero *, .md-conte
     return true;
 }).slice(0, 3).map(part => "wider than the window: " + part.outerHTML.slice(0, 120))"""
 
-RUN_AXE = """async rules => (await axe.run(document, {resultTypes: ["violations"], ...rules})).violations.flatMap(
+RUN_AXE = """async ({place, ...rules}) => (
+    await axe.run(place ?? document, {resultTypes: ["violations"], ...rules})).violations.flatMap(
     found => found.nodes.slice(0, 3).map(node => `${found.id}: ${found.help}: ${node.html.slice(0, 160)} ${
         [...node.any, ...node.all, ...node.none].map(check => check.message).join("; ").slice(0, 300)}`))"""
 

@@ -1,4 +1,7 @@
-"""Course machinery. scripts/train_pocket.py is reproducible, writes all files or none, and reports mistakes plainly."""
+"""Course machinery. scripts/train_pocket.py is reproducible, writes all files or none, and reports mistakes plainly.
+
+Protects the model that all tests share: it can be trained again, bit for bit, and no file is left half written.
+"""
 
 import json
 from itertools import pairwise
