@@ -20,7 +20,8 @@ from lessons._course.warm import warm_launch
 from tests.course.toy import Toy, words
 
 WARM = warm_launch()
-MACHINE = """from hypothesis import strategies as st
+MACHINE = """from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mini_engine.kv.seats import Seats
@@ -57,6 +58,7 @@ class SeatMachine(RuleBasedStateMachine):
 
 
 TestSeats = SeatMachine.TestCase
+TestSeats.settings = settings(max_examples=10, stateful_step_count=6)
 """
 
 
