@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from mini_engine.errors import OutOfBlocks, UserError
-from mini_engine.kv.block_table import fragmentation_ratio, waste_ratio
 from mini_engine.kv.request_table import RequestTable
 from mini_engine.kv.seams import NO_CONNECTOR, CacheMemory, CopyBlocks, KvConnector, NoPrefixes, Prefixes, TierStats
 
@@ -250,16 +249,6 @@ class KvCacheManager:
         """Free, held and cached blocks, counted without reading any table."""
         cached = self.prefixes.num_evictable
         return BlocksByState(self.allocator.num_free, len(self.allocator.held) - cached, cached)
-
-    @property
-    def fragmentation_ratio(self) -> float:
-        """Partly filled blocks / allocated blocks."""
-        return fragmentation_ratio(list(self.tables.values()))
-
-    @property
-    def waste_ratio(self) -> float:
-        """Unused slots / allocated slots."""
-        return waste_ratio(list(self.tables.values()))
 
 
 def blocks_in_budget(budget_bytes: int, bytes_per_token: int, block_size: int) -> int:
