@@ -3,6 +3,7 @@
 Only on Linux, where forking such a process is safe; elsewhere each check starts a new process.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -49,6 +50,7 @@ def warm_launch() -> Launch:
 
 def run_command(command: Command) -> None:
     """In the forked process: behave like `python *arguments`, as closely as possible."""
+    gc.freeze()
     os.setsid()
     os.chdir(command.cwd)
     os.environ.update(command.env)

@@ -65,11 +65,6 @@ class Qwen3Config:
     rope_scaling: RopeScaling = RopeScaling()
 
     @property
-    def group_size(self) -> int:
-        """How many query heads share one key/value head."""
-        return self.num_attention_heads // self.num_key_value_heads
-
-    @property
     def trained_length(self) -> int:
         """The context, in tokens, that the model was trained with before RoPE was stretched."""
         return self.rope_scaling.original_max_position_embeddings or self.max_position_embeddings

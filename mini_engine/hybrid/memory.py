@@ -165,12 +165,6 @@ class StateMemory:
         self.states.reset_states(hold.slots[:1])
         self.free_slots += reversed(hold.slots)
 
-    def fork(self, parent_id: str, child_id: str) -> None:
-        """Copy the parent's state into a slot of the child's own."""
-        parent, slot = self.holds[parent_id], self.free_slots.pop()
-        self.states.copy_states(parent.slots[0], slot)
-        self.holds[child_id] = StateHold([slot], parent.num_computed)
-
     def last(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
         """Return how many tokens of `key` lie before the deepest checkpoint within it."""
         path = tree.path(key, namespace)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from mini_engine.errors import OutOfBlocks, UserError
-from mini_engine.kv.block_table import fragmentation_ratio, waste_ratio
 from mini_engine.kv.request_table import RequestTable
 from mini_engine.kv.seams import NO_CONNECTOR, CacheMemory, CopyBlocks, KvConnector, NoPrefixes, Prefixes, TierStats
 
@@ -227,39 +226,11 @@ class KvCacheManager:
             raise ValueError(f"blocks {shared} are shared; copy only into blocks with a single holder")
         self.copy(sources, targets)
 
-    def fork(self, parent_id: str, child_id: str) -> None:
-        """Give `child_id` the parent's tokens: neither sees what the other writes afterwards.
-
-        Raises:
-            OutOfBlocks: there are not enough free blocks, or a memory has no room; nothing was changed.
-            ValueError: the child has a table already. KeyError: the parent has none.
-        """
-        parent = self.tables[parent_id]
-        if child_id in self.tables:
-            raise ValueError(f"request {child_id!r} has a block table already; fork to a new id")
-        for memory in self.memories:
-            memory.check_room()
-        child = RequestTable(self.allocator)
-        self.prefixes.fork(parent, child, self.copy)
-        for memory in self.memories:
-            memory.fork(parent_id, child_id)
-        self.tables[child_id] = child
-
     @property
     def blocks_by_state(self) -> BlocksByState:
         """Free, held and cached blocks, counted without reading any table."""
         cached = self.prefixes.num_evictable
         return BlocksByState(self.allocator.num_free, len(self.allocator.held) - cached, cached)
-
-    @property
-    def fragmentation_ratio(self) -> float:
-        """Partly filled blocks / allocated blocks."""
-        return fragmentation_ratio(list(self.tables.values()))
-
-    @property
-    def waste_ratio(self) -> float:
-        """Unused slots / allocated slots."""
-        return waste_ratio(list(self.tables.values()))
 
 
 def blocks_in_budget(budget_bytes: int, bytes_per_token: int, block_size: int) -> int:

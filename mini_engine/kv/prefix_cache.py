@@ -140,20 +140,13 @@ class PrefixCache:
     def release(self, table: RequestTable, computed_ids: Sequence[int]) -> Stored | None:
         """Keep the whole blocks of `computed_ids` in the tree, and unlock them. Return them if any is new."""
         shared, stored = table.shared, None
-        if num_blocks := self._storable(table, len(computed_ids) // self.block_size):
+        if num_blocks := len(computed_ids) // self.block_size:
             key = key_of(computed_ids[: num_blocks * self.block_size])
             self.tree.insert(key, table.blocks[:num_blocks], shared.namespace)
             if num_blocks > shared.num_stored:
                 stored = Stored(key, shared.namespace, table.blocks[:num_blocks], shared.num_stored)
         self.tree.unlock(shared.node)
         return stored
-
-    def fork(self, parent: RequestTable, child: RequestTable, copy: CopyBlocks) -> None:
-        """Share the parent's blocks. Nothing is copied until one of the two writes into a shared block."""
-        child.shared = parent.shared.forked()
-        self.tree.lock(child.shared.node)
-        self._adopt(child, parent.blocks, parent.num_tokens)
-        parent.shared.may_share_last = child.shared.may_share_last = True
 
     def shared(self, blocks: Collection[int]) -> list[int]:
         """Return those of `blocks` that have several holders: what is written there, others would read."""
@@ -204,19 +197,9 @@ class PrefixCache:
 
     def _include(self, table: RequestTable, token_ids: Sequence[int], num_blocks: int) -> None:
         """Extend the part of the table that the tree is to store: an answer's tokens are not in `key`."""
-        if num_blocks > table.shared.num_whole and self._storable(table, num_blocks) == num_blocks:
+        if num_blocks > table.shared.num_whole:
             table.shared.key = key_of(token_ids[: num_blocks * self.block_size])
             table.shared.num_whole = num_blocks
-
-    def _storable(self, table: RequestTable, num_blocks: int) -> int:
-        """How many of the first `num_blocks` blocks may be stored: those before the first new block that a fork shares.
-
-        The fork has not locked that block, so it must not become evictable.
-        """
-        for index in range(min(table.shared.num_stored, num_blocks), num_blocks):
-            if self.allocator.counts[table.blocks[index]] > 1:
-                return index
-        return num_blocks
 
     def _writes_shared(self, table: RequestTable, num_tokens: int) -> bool:
         """Whether the next token would be written into a block that has other holders."""

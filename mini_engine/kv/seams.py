@@ -102,10 +102,6 @@ class Prefixes(Protocol):
         """Take the whole blocks of a request that ends; return them. Its table is freed next."""
         ...
 
-    def fork(self, parent: RequestTable, child: RequestTable, copy: CopyBlocks) -> None:
-        """Begin an empty table with the parent's tokens."""
-        ...
-
     def shared(self, blocks: Collection[int]) -> list[int]:
         """Return those of `blocks` that have several holders."""
         ...
@@ -157,11 +153,6 @@ class NoPrefixes:
     def release(self, table: RequestTable, computed_ids: Sequence[int]) -> Stored | None:
         """Take nothing."""
 
-    def fork(self, parent: RequestTable, child: RequestTable, copy: CopyBlocks) -> None:
-        """Copy the parent's blocks: neither sees what the other writes afterwards."""
-        child.append(parent.num_tokens)
-        copy(parent.blocks, child.blocks)
-
     def shared(self, blocks: Collection[int]) -> list[int]:
         """Return none."""
         return []
@@ -212,10 +203,6 @@ class CacheMemory(Protocol):
 
     def free(self, request_id: str) -> None:
         """Release what the request has of it."""
-        ...
-
-    def fork(self, parent_id: str, child_id: str) -> None:
-        """Copy the parent's for a child."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Lesson 8. A prefix cache's note of a request's table: the part of it that is shared through the tree."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mini_engine.kv.radix_node import TOKEN_BYTES, Node
 
@@ -13,7 +13,7 @@ class SharedPrefix:
     key: the tokens it was admitted with, whole blocks only, as bytes.
     namespace: only requests of the same namespace share blocks. node: where the stored prefix that it has locked ends.
     num_stored: how many leading blocks the tree has. num_whole: how many hold, or will hold, the tokens of `key`.
-    may_share_last: after a fork or a truncation, its partly filled last block may have other holders.
+    may_share_last: after a truncation, its partly filled last block may have other holders.
     """
 
     key: bytes
@@ -27,7 +27,3 @@ class SharedPrefix:
         """Whether `whole` has at least `num_tokens` tokens, and begins with the same ones as `key`."""
         size = num_tokens * TOKEN_BYTES
         return size <= len(whole) and whole[:size] == self.key[:size]
-
-    def forked(self) -> "SharedPrefix":
-        """Return a note for a table that begins with the same blocks: its tokens may differ from the rest of `key`."""
-        return replace(self, num_whole=min(self.num_whole, self.num_stored))

@@ -1,11 +1,13 @@
 """Course machinery. Fixtures: the built website and a browser, for the tests that open pages."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.website.browser import Site, build_sites, find_browser, launched, served
 
 import pytest
+from filelock import FileLock  # torch brings it
 
 SITE = ("lessons", "site", "mkdocs.yml", "scripts/website", "scripts/traces", "mini_engine", "README.md")
 IN_EVERY_RUN = ("README.md", "l5_scheduler/README.md")  # the front page, and one with everything a lesson's page has
@@ -18,10 +20,15 @@ def on_a_page(page: str):
 
 @pytest.fixture(scope="session")
 def site_folders(tmp_path_factory) -> dict[str, Path]:
-    """Build the site strictly, for a server (`http`) and for reading from disk (`file`)."""
+    """Build the site strictly, for a server (`http`) and for reading from disk (`file`); once for all processes."""
     pytest.importorskip("material", reason="the site is built with mkdocs-material: pip install --group docs")
-    folders = {kind: tmp_path_factory.mktemp("site") / kind for kind in ("http", "file")}
-    build_sites(folders)
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folders = {kind: root / "site" / kind for kind in ("http", "file")}
+    with FileLock(root / "site.lock"):
+        if not (done := root / "site" / "done").exists():
+            build_sites(folders)
+            done.touch()
     return folders
 
 

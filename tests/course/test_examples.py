@@ -1,4 +1,7 @@
-"""Course machinery. hypothesis tries the same examples in every run, whatever else the run has imported."""
+"""Course machinery. hypothesis tries the same examples in every run, whatever else the run has imported.
+
+Protects students from `check 5` and `check 5 --task 2` that disagree because they tried different examples.
+"""
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location

@@ -1,4 +1,7 @@
-"""Course machinery. Claims of pages about pinned packages hold in them; figures on paper follow from the shapes."""
+"""Course machinery. Claims of pages about pinned packages hold in them; figures on paper follow from the shapes.
+
+Protects readers from a version, a behaviour or a figure on a page that the code and its packages no longer have.
+"""
 
 from importlib.metadata import version
 

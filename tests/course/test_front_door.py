@@ -1,4 +1,7 @@
-"""Course machinery. The package's public names: the README's first examples work as printed."""
+"""Course machinery. The package's public names: the README's first examples work as printed.
+
+Protects programs that use the engine as a library, and readers who try the README's examples first.
+"""
 
 import importlib
 import subprocess

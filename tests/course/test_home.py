@@ -1,4 +1,7 @@
-"""Course machinery. The front page: its figures come from commands, its race runs, nothing on it jumps."""
+"""Course machinery. The front page: its figures come from commands, its race runs, nothing on it jumps.
+
+Protects the first impression: a figure that nobody measured, a race that stalls or a page that moves while it is read.
+"""
 
 import re
 

@@ -1,4 +1,7 @@
-"""Course machinery. Every red names a task and says what was observed; nothing is guessed from a test's name."""
+"""Course machinery. Every red names a task and says what was observed; nothing is guessed from a test's name.
+
+Protects students from being sent to a task that is right, or to the wrong pitfall.
+"""
 
 import importlib
 import json
@@ -17,7 +20,8 @@ from lessons._course.warm import warm_launch
 from tests.course.toy import Toy, words
 
 WARM = warm_launch()
-MACHINE = """from hypothesis import strategies as st
+MACHINE = """from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mini_engine.kv.seats import Seats
@@ -54,6 +58,7 @@ class SeatMachine(RuleBasedStateMachine):
 
 
 TestSeats = SeatMachine.TestCase
+TestSeats.settings = settings(max_examples=10, stateful_step_count=6)
 """
 
 

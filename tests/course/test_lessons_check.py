@@ -1,4 +1,7 @@
-"""Course machinery. `check` finds what is wrong with a student's file and says it clearly."""
+"""Course machinery. `check` finds what is wrong with a student's file and says it clearly.
+
+Protects students from a red check that leaves them guessing, and from a green one that they have not earned.
+"""
 
 import json
 import shutil

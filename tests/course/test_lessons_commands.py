@@ -1,4 +1,7 @@
-"""Course machinery. The commands of `python -m lessons` respond at once, are clear, and never lose student files."""
+"""Course machinery. The commands of `python -m lessons` respond at once, are clear, and never lose student files.
+
+Protects students' files and progress: no command overwrites one, and a mistake on the command line costs one line.
+"""
 
 import inspect
 import json
@@ -74,7 +77,6 @@ def test_after_the_last_lesson_the_list_says_what_comes_after_the_course(toy, nu
     assert "Next:" not in "\n".join(lines)
     for page in re.findall(r"lessons/[\w-]+\.md", "\n".join(rest)):
         assert (ROOT / page).is_file(), f"{page} is not there"
-    assert "mini_engine" in rest[0] and "vLLM" in rest[0] and "whats-not-covered" in rest[1]
 
 
 def test_a_lesson_that_was_started_comes_before_what_follows_the_course(toy):

@@ -1,4 +1,7 @@
-"""Course machinery. `check` copes with odd files, and says what is odd about them."""
+"""Course machinery. `check` copes with odd files, and says what is odd about them.
+
+Protects students whose file prints, loops, crashes or leaves Python: a check still ends and says what happened.
+"""
 
 import sys
 

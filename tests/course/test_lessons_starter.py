@@ -1,4 +1,7 @@
-"""Course machinery. The starter is the reference without its tasks' bodies, and contains nothing of them."""
+"""Course machinery. The starter is the reference without its tasks' bodies, and contains nothing of them.
+
+Without it, a starter could give a solution away, or differ from the reference where the student changes nothing.
+"""
 
 import ast
 import io

@@ -1,6 +1,7 @@
 """Course machinery. Labs and exercises that run in the page: the same code, the same states, the same judgements.
 
-They need Pyodide, which `python -m scripts.website.live` fetches; without it, the tests that need it are skipped.
+Protects readers who solve tasks on the website from states or verdicts that the terminal would not give. They need
+Pyodide, which `python -m scripts.website.live` fetches; without it, the tests that need it are skipped.
 """
 
 import json

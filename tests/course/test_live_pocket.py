@@ -1,6 +1,7 @@
 """Course machinery. The pocket model in the page: its tokens are the repository's, its slots are the allocator's.
 
-It needs Pyodide for the allocator, which `python -m scripts.website.live` fetches.
+Protects readers from tokens on the front page that are not those of the engine. It needs Pyodide for the allocator,
+which `python -m scripts.website.live` fetches.
 """
 
 import random

@@ -1,4 +1,7 @@
-"""Course machinery. The matrix of features: a cell gives the expected tokens, or is refused as recorded."""
+"""Course machinery. The matrix of features: a cell gives the expected tokens, or is refused as recorded.
+
+Protects readers of what-works-with-what.md from combining two features that the page wrongly calls compatible.
+"""
 
 from scripts.pages import matrix
 from scripts.pages.matrix_cells import EITHER, FEATURES, Cell, cells, difference, expected, run

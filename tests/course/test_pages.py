@@ -1,4 +1,7 @@
-"""Course machinery. The pages are correct: links work, commands run, code is the engine's, sections are in order."""
+"""Course machinery. The pages are correct: links work, commands run, code is the engine's, sections are in order.
+
+Protects readers from a dead link, a command that fails and a solved task, and students from a pitfall without a test.
+"""
 
 import re
 import shlex

@@ -1,4 +1,7 @@
-"""Course machinery. The shipped pocket model: small, a genuine Qwen3, knows its facts, and leaves no near-ties."""
+"""Course machinery. The shipped pocket model: small, a genuine Qwen3, knows its facts, and leaves no near-ties.
+
+Every parity test and smoke script rests on this model: a near-tie would let rounding decide a token.
+"""
 
 from scripts.pocket.chats import CHAT_TEMPLATE, ask, render
 from scripts.pocket.corpus import build_corpus

@@ -1,4 +1,7 @@
-"""Course machinery. A reader's progress, kept in the browser: lessons done, guesses, where to go on."""
+"""Course machinery. A reader's progress, kept in the browser: lessons done, guesses, where to go on.
+
+Protects readers from losing their ticks or having an answer marked wrong on the site.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""Course machinery. On the website, links out of lessons/ lead to the repository, and a dead one causes a warning."""
+"""Course machinery. On the website, links out of lessons/ lead to the repository, and a dead one causes a warning.
+
+Without it, links to source files would be dead on the website although GitHub shows them.
+"""
 
 import logging
 from types import SimpleNamespace

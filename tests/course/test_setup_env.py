@@ -1,4 +1,7 @@
-"""Course machinery. The script that makes .venv: which torch it picks, when it starts over, what it rejects."""
+"""Course machinery. The script that makes .venv: which torch it picks, when it starts over, what it rejects.
+
+Protects newcomers' first command, `make`: it must neither delete a folder of theirs nor download gigabytes in vain.
+"""
 
 import ast
 import http.server

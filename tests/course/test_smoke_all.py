@@ -1,4 +1,7 @@
-"""Course machinery. The run of all smoke scripts: what it shows, what it counts, and when it fails."""
+"""Course machinery. The run of all smoke scripts: what it shows, what it counts, and when it fails.
+
+Protects the claim that all tokens are equal: no failed, hanging or missing script may look like a success.
+"""
 
 import json
 import os

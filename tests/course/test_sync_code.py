@@ -1,4 +1,7 @@
-"""Course machinery. Code blocks in the pages equal the engine's source and are kept up to date."""
+"""Course machinery. Code blocks in the pages equal the engine's source and are kept up to date.
+
+Protects readers from code on a page that the engine does not run.
+"""
 
 from scripts.pages import sync_code
 from scripts.pages.sync_code import SyncError, main, symbol_source

@@ -1,4 +1,7 @@
-"""Course machinery. The small tools in lessons' pages give what the lessons' own code gives."""
+"""Course machinery. The small tools in lessons' pages give what the lessons' own code gives.
+
+Protects readers who decide by a calculator: pool sizes, break-even lengths and probabilities are the engine's own.
+"""
 
 import json
 import math
@@ -26,7 +29,7 @@ from mini_engine.text.detokenizer import Detokenizer
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.tiers.break_even import BreakEven
 from tests.course.site_fixtures import SITE
-from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
+from tests.course.test_site import AXE, RUN_AXE
 
 PAGES = {
     "pool": "l2_token_flat/README.md",
@@ -211,7 +214,7 @@ def test_a_tool_answers_when_it_is_changed_and_is_accessible(tool, site_http, br
             box = room.bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width
         page.evaluate(AXE.read_text(encoding="utf-8"))
-        assert not page.evaluate(RUN_AXE, ALL_RULES)
+        assert not page.evaluate(RUN_AXE, {"place": f".kv-tool[data-tool={tool}]"})  # test_site looks at the rest
         assert not visitor.complaints
 
 

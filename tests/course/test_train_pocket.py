@@ -1,4 +1,7 @@
-"""Course machinery. scripts/train_pocket.py is reproducible, writes all files or none, and reports mistakes plainly."""
+"""Course machinery. scripts/train_pocket.py is reproducible, writes all files or none, and reports mistakes plainly.
+
+Protects the model that all tests share: it can be trained again, bit for bit, and no file is left half written.
+"""
 
 import json
 from itertools import pairwise
@@ -22,6 +25,7 @@ SIZES = {
     "layers": 1,
     "vocab-size": 320,
     "documents": 60,
+    "threads": 1,  # it stays set for the tests that follow in this process
 }
 TINY = [word for name, size in SIZES.items() for word in (f"--{name}", str(size))]
 
@@ -30,10 +34,18 @@ def run(out, *more: str) -> int:
     return train_pocket.main([*TINY, "--json", "--out", str(out), *more])
 
 
+@pytest.fixture
+def unexamined(monkeypatch):
+    """Leave out the evaluation, which takes longer than such a training: one test looks at it."""
+    monkeypatch.setattr(train_pocket, "examine", lambda directory: {})
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     out = tmp_path_factory.mktemp("train") / "new" / "tiny"
-    assert run(out) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_pocket, "examine", lambda directory: {})
+        assert run(out) == 0
     return out
 
 
@@ -46,13 +58,13 @@ def test_the_directory_opens_in_transformers_and_in_the_course(tiny):
     assert torch.equal(ours["model.embed_tokens.weight"], theirs.model.embed_tokens.weight.float())
 
 
-def test_the_same_seed_gives_the_same_files(tiny, tmp_path):
+def test_the_same_seed_gives_the_same_files(tiny, tmp_path, unexamined):
     assert run(tmp_path / "again") == 0
     for file in sorted(tiny.iterdir()):
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), f"{file.name} differs"
 
 
-def test_a_hybrid_opens_in_transformers_and_in_the_course_and_remembers(tmp_path):
+def test_a_hybrid_opens_in_transformers_and_in_the_course_and_remembers(tmp_path, unexamined):
     assert run(tmp_path / "hybrid", "--kind", "hybrid", "--layers", "4") == 0
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hybrid")
     assert theirs.config.model_type == "qwen3_5_text"
@@ -63,7 +75,7 @@ def test_a_hybrid_opens_in_transformers_and_in_the_course_and_remembers(tmp_path
     assert torch.equal(ours["model.embed_tokens.weight"], theirs.model.embed_tokens.weight.float())
 
 
-def test_a_run_that_was_cut_off_continues_to_the_same_weights(tmp_path, monkeypatch):
+def test_a_run_that_was_cut_off_continues_to_the_same_weights(tmp_path, monkeypatch, unexamined):
     saved = ("--saved-run", str(tmp_path / "run.pt"))
     assert run(tmp_path / "whole") == 0
     monkeypatch.setattr(saved_run, "EVERY", 2)

@@ -1,4 +1,7 @@
-"""Course machinery. The engine installed from a wheel: whole, and at work in another environment and another folder."""
+"""Course machinery. The engine installed from a wheel: whole, and at work in another environment and another folder.
+
+Protects `pip install`: a forgotten data file would be noticed by users only.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""Course machinery. With prefix sharing on, the tests of lessons 5 to 7 pass unchanged."""
+"""Course machinery. With prefix sharing on, the tests of lessons 5 to 7 pass unchanged.
+
+Protects the rule that a part changes nothing it is not asked for: lesson 8's sharing against lessons 5 to 7.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""Course machinery. The pages beside the lessons agree with the source, and glossary terms are linked."""
+"""Course machinery. The pages beside the lessons agree with the source, and glossary terms are linked.
+
+Protects readers from a map, an API page, a table of lessons or a glossary link that is out of date.
+"""
 
 import ast
 import re

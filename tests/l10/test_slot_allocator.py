@@ -127,12 +127,6 @@ def test_a_merge_of_an_empty_list_works(free, released):
     assert len(allocator.release_slots) == 0
 
 
-def test_without_need_sort_a_merge_appends():
-    allocator = TokenToKVPoolAllocator(8, need_sort=False)
-    allocator.free(allocator.alloc(3))
-    assert allocator.alloc(8).tolist() == [4, 5, 6, 7, 8, 1, 2, 3]
-
-
 def test_slots_may_come_back_in_any_order_shape_and_integer_type():
     allocator = TokenToKVPoolAllocator(8)
     held = allocator.alloc(8)

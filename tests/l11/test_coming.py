@@ -87,21 +87,6 @@ def test_a_long_answer_is_checkpointed_at_every_interval():
     assert serve(kv, "next turn", [*text, 1, 2]) == 16, "the next turn of a chat begins behind the last answer's state"
 
 
-def test_a_block_that_a_fork_shares_is_not_stored_behind_its_back():
-    """The fork has not locked it, so the tree would promise to evict what it cannot free."""
-    kv = manager()
-    admit(kv, "a", PROMPT[:5])
-    compute(kv, "a", PROMPT[:12])
-    kv.fork("a", "b")
-    compute(kv, "a", PROMPT[:16])
-    kv.free("a")
-    promised = kv.num_free_blocks
-    kv.tree.evict(promised)
-    assert kv.allocator.num_free == promised, (
-        "a block that a running request holds was counted as one that can be evicted"
-    )
-
-
 def test_a_lookup_counts_a_hit_for_each_node_of_its_path():
     kv = manager()
     serve(kv, "a", PROMPT)

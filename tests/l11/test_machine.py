@@ -108,17 +108,6 @@ class World:
         assert self.states.seen[slot] == (), "a slot is zeroed when its request ends or is preempted"
         self.calls += 1
 
-    def fork(self, chance):
-        if not 0 < len(self.alive) < SLOTS:
-            return
-        parent = chance.choice(sorted(self.alive))
-        self.names += 1
-        child = f"r{self.names}"
-        self.kv.fork(parent, child)
-        tokens, namespace = self.alive[parent]
-        self.alive[child] = ([*tokens[: self.kv.hold(parent).num_computed], chance.randrange(3)], namespace)
-        self.calls += 1
-
     def guess(self, chance):
         """Feed a request's newest token with guesses behind it, one state for each; some of them stand."""
         if not self.alive:
@@ -171,7 +160,7 @@ class World:
         while self.calls < until:
             dice = chance.random()
             actions = (
-                (0.35, self.admit), (0.7, self.step), (0.86, self.guess), (0.92, self.fork), (0.96, self.roll_back),
+                (0.35, self.admit), (0.7, self.step), (0.92, self.guess), (0.96, self.roll_back),
                 (1, self.evict),
             )  # fmt: skip
             next(action for limit, action in actions if dice < limit)(chance)
@@ -226,7 +215,7 @@ class HybridMachine(RuleBasedStateMachine):
     def many(self, seed):
         self.world.some(seed, self.calls_at_once)
 
-    @rule(seed=st.integers(0, 2**32), action=st.sampled_from(["admit", "step", "guess", "fork", "roll_back", "evict"]))
+    @rule(seed=st.integers(0, 2**32), action=st.sampled_from(["admit", "step", "guess", "roll_back", "evict"]))
     def one(self, seed, action):
         getattr(self.world, action)(random.Random(seed))
 

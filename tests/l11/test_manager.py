@@ -178,37 +178,6 @@ def test_a_request_waits_while_no_slot_is_free():
     assert not kv.cost([1, 2, 3], 3).should_wait
 
 
-def test_a_fork_copies_the_state():
-    kv = manager()
-    admit(kv, "a", PROMPT)
-    compute(kv, "a", PROMPT[:10])
-    kv.fork("a", "b")
-    first, second = kv.slot_of("a"), kv.slot_of("b")
-    assert first != second and kv.states.seen[second] == tuple(PROMPT[:10])
-    compute(kv, "b", [*PROMPT[:10], 1, 2, 3])
-    assert kv.states.seen[first] == tuple(PROMPT[:10]), "what the child adds must not reach the parent's state"
-
-
-def test_a_fork_without_a_free_slot_changes_nothing():
-    kv = manager(slots=1)
-    admit(kv, "a", PROMPT)
-    with pytest.raises(OutOfBlocks):
-        kv.fork("a", "b")
-    assert list(kv.tables) == ["a"] and kv.free_slots == []
-    with pytest.raises(ValueError):
-        kv.fork("a", "a")
-
-
-def test_a_fork_s_own_tokens_never_reach_the_parent_s_checkpoints():
-    kv = manager()
-    admit(kv, "a", PROMPT)
-    compute(kv, "a", PROMPT[:10])
-    kv.fork("a", "b")
-    compute(kv, "b", PROMPT[:10] + [1] * 20)
-    compute(kv, "a", PROMPT)
-    assert all(kv.states.seen[slot] == tokens for tokens, slot in places(kv).items())
-
-
 def test_a_state_cannot_be_rolled_back():
     kv = manager()
     admit(kv, "a", PROMPT)

@@ -299,7 +299,7 @@ def test_what_is_computed_is_shared_at_once_without_the_tiers(world):
 
 
 class Machine(RuleBasedStateMachine):
-    """Requests begin, grow, end, fork, are cut short and preempted; prefixes are evicted; the process starts again."""
+    """Requests begin, grow, end, are cut short and preempted; prefixes are evicted; the process starts again."""
 
     @initialize(host=st.sampled_from([0, 200, 10**6]), disk=st.booleans())
     def start(self, host, disk):
@@ -334,14 +334,6 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 9))
     def end(self, number):
         self.world.end(self.pick(number))
-
-    @precondition(lambda self: self.world.requests)
-    @rule(number=st.integers(0, 9))
-    def fork(self, number):
-        parent, child = self.pick(number), self.name()
-        self.world.manager.fork(parent, child)
-        tokens, namespace, computed = self.world.requests[parent]
-        self.world.requests[child] = [list(tokens), namespace, computed]
 
     @precondition(lambda self: self.world.requests)
     @rule(number=st.integers(0, 9), cut=st.integers(1, 8))

@@ -80,7 +80,8 @@ def test_a_small_answer_is_sent_at_once(service: Service, accepted):
 
 @reference
 @pytest.mark.parametrize("path", ["/health", "/v1/completions", "/nowhere"])
-def test_a_refused_request_s_body_is_not_read(path, parsed):
+def test_a_refused_request_s_body_is_not_read(path, parsed, monkeypatch):
+    monkeypatch.setattr(guard, "LINGER_SECONDS", 0.2)
     with Service(api_keys=("secret",)) as service, connect(service) as client:
         client.sendall(CHUNKED.format(path).encode())
         content = client.recv(65536)

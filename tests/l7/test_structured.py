@@ -286,15 +286,6 @@ def test_what_is_wrong_with_a_form_is_said_by_name(server: Service, more, param)
     assert found.status == 400 and found.body["error"]["param"] == param, found
 
 
-def test_a_form_costs_nothing_where_none_is_asked_for():
-    """llguidance is not even imported."""
-    import subprocess
-    import sys
-
-    program = "import sys, mini_engine.llm, mini_engine.server.app; sys.exit('llguidance' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
 def test_objects_are_closed_at_every_depth_unless_they_say_otherwise():
     shut = {"additionalProperties": False}
     point = {"type": "object", "properties": {"x": {"type": "integer"}}}

@@ -170,21 +170,15 @@ def test_stored_blocks_hold_what_was_computed_after_splits_evictions_and_reuse()
     assert driver.manager.prefixes.tree.num_evicted > 20 and driver.manager.prefixes.stats.num_hits > 10
 
 
-def test_stored_blocks_survive_a_write_behind_a_fork_and_behind_a_truncation():
+def test_stored_blocks_survive_a_write_behind_a_truncation():
     driver, prompt = Driver(), some_ids(14, 160)
     driver.begin("a", prompt)
     driver.run(driver.chunk("a"))
-    driver.manager.fork("a", "b")
-    child = driver.requests["b"] = Request("b", [*prompt, 3], greedy(1))
-    child.num_computed_tokens = 14
-    close(driver.run(driver.chunk("b"))[0], driver.cold([*prompt, 3])[0])
-    parent = driver.requests["a"]
-    parent.token_ids.append(5)
-    close(driver.run(driver.chunk("a"))[0], driver.cold([*prompt, 5])[0])
+    request = driver.requests["a"]
     driver.manager.truncate("a", 6)  # into a stored block
-    parent.token_ids[6:], parent.num_computed_tokens = [7, 8, 9], 6
+    request.token_ids[6:], request.num_computed_tokens = [7, 8, 9], 6
     close(driver.run(driver.chunk("a"))[0], driver.cold([*prompt[:6], 7, 8, 9])[0])
-    driver.end("a", "b")
+    driver.end("a")
     driver.check()
     close(driver.serve("c", [*prompt, 3, 4]), driver.cold([*prompt, 3, 4])[0])
 

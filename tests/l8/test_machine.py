@@ -37,7 +37,7 @@ class One:
     """A request as the world sees it. `digests[i]` stands for tokens 0 … i."""
 
     def __init__(self, name, namespace, tokens):
-        self.name, self.namespace, self.computed, self.is_landing = name, namespace, 0, False
+        self.name, self.namespace, self.computed = name, namespace, 0
         self.tokens, self.digests = [], []
         self.extend(tokens)
 
@@ -194,20 +194,14 @@ class World:
         self.manager.commit(one.name, one.tokens, one.stop)
         self.calls += 1
         whole = min(one.computed, self.manager.tables[one.name].shared.num_whole * SIZE)
-        one.is_landing = True
         self.store(one, whole // SIZE * SIZE)
-        one.is_landing = False
         if dice < 0.25:
             self.drop(one, computed=True)
         return None
 
     def store(self, one, num_tokens):
-        """Record newly stored blocks; at a request's end, only those before the first one that a fork shares."""
-        table = self.manager.tables[one.name]
-        others = {b for name, other in self.manager.tables.items() if name != one.name for b in other.blocks}
-        for index, (prefix, block) in enumerate(zip(one.prefixes(num_tokens), table.blocks, strict=False)):
-            if index >= table.shared.num_stored and block in others and not one.is_landing:
-                break
+        """Record newly stored blocks."""
+        for prefix, block in zip(one.prefixes(num_tokens), self.manager.tables[one.name].blocks, strict=False):
             self.stored.setdefault(prefix, block)
 
     def drop(self, one, computed):
@@ -217,18 +211,6 @@ class World:
         self.manager.free(one.name, ids)
         self.calls += 1
         del self.alive[one.name]
-
-    def fork(self, chance):
-        if self.alive and len(self.alive) < 5:
-            parent = self.alive[chance.choice(sorted(self.alive))]
-            self.names += 1
-            child = One(f"r{self.names}", parent.namespace, parent.tokens)
-            child.computed = parent.computed
-            self.manager.fork(parent.name, child.name)
-            self.alive[child.name] = child
-            child.cut(max(1, child.computed))
-            child.extend(chance.choices(range(2), k=2))
-            self.calls += 1
 
     def truncate(self, chance):
         if self.alive:
@@ -254,8 +236,6 @@ class World:
             dice = chance.random()
             if dice < 0.85:
                 self.step(chance)
-            elif dice < 0.90:
-                self.fork(chance)
             elif dice < 0.97:
                 self.truncate(chance)
             elif dice < 0.98:
@@ -335,10 +315,6 @@ class PrefixMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 2**32))
     def a_step(self, seed):
         self.world.step(random.Random(seed))
-
-    @rule(seed=st.integers(0, 2**32))
-    def a_fork(self, seed):
-        self.world.fork(random.Random(seed))
 
     @rule(seed=st.integers(0, 2**32))
     def a_truncation(self, seed):

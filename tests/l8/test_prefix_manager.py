@@ -565,28 +565,15 @@ class Copies(list):
         self.append((list(sources), list(targets)))
 
 
-def test_a_fork_shares_until_one_of_the_two_writes():
-    manager = manager_of(copy=(copies := Copies()))
-    serve(manager, "a", tokens(1, 2)[:6], end=False)
-    manager.fork("a", "b")
-    first, last = manager.tables["a"].blocks
-    assert manager.blocks_by_state.held == 2 and copies == [], "a fork on its own must take no block and copy nothing"
-    assert manager.missing_blocks("b", 7) == 1, "the next token goes into a shared block: a copy will be needed"
-    manager.grow("b", 7)
-    own = manager.tables["b"].blocks[1]
-    assert copies == [([last], [own])] and own != last, "b must write into a copy of its own"
-    assert manager.tables["a"].blocks == [first, last] and manager.allocator.counts[last] == 1
-    assert manager.missing_blocks("a", 7) == 0, "a is the only holder of its block now"
-    manager.grow("a", 7)
-    assert len(copies) == 1
-
-
 def test_a_request_truncated_into_a_stored_block_writes_into_a_copy():
     manager = manager_of(copy=(copies := Copies()))
     serve(manager, "a", tokens(1, 2, 3), end=False)
     stored = contents(manager.prefixes.tree)
     manager.truncate("a", 6)
+    assert manager.missing_blocks("a", 7) == 1, "the next token goes into a shared block: a copy will be needed"
     manager.grow("a", 7)
+    assert manager.missing_blocks("a", 8) == 0, "a is the only holder of its block now"
+    manager.grow("a", 8)
     assert len(copies) == 1 and manager.tables["a"].blocks[1] not in stored.values(), (
         "block 2 is in the tree: other requests would read what a writes into it"
     )
@@ -594,15 +581,6 @@ def test_a_request_truncated_into_a_stored_block_writes_into_a_copy():
     assert manager.prefixes.tree.num_protected == 1 and manager.blocks_by_state == BlocksByState(
         free=8, held=2, cached=2
     )
-
-
-def test_a_fork_to_an_id_in_use_is_refused():
-    manager = manager_of()
-    serve(manager, "a", tokens(1), end=False)
-    manager.allocate("b", tokens(2))
-    with pytest.raises(ValueError):
-        manager.fork("a", "b")
-    assert manager.allocator.counts[1] == 2, "a refused fork must change no count"
 
 
 def test_a_shared_block_is_refused_as_the_target_of_a_copy():

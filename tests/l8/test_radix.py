@@ -222,16 +222,6 @@ def test_blocks_whose_hashes_collide_are_told_apart(monkeypatch):
     )
 
 
-def test_namespaces_share_nothing():
-    tree = RadixTree(SIZE)
-    tree.insert(tokens(1, 2), [5, 6], namespace="one")
-    assert tree.match(tokens(1, 2), namespace="two").blocks == [], "no tenant may find what another has stored"
-    assert tree.match(tokens(1, 2)).blocks == []
-    tree.insert(tokens(1, 2), [7, 8], namespace="two")
-    assert tree.match(tokens(1, 2), namespace="one").blocks == [5, 6]
-    assert tree.match(tokens(1, 2), namespace="two").blocks == [7, 8]
-
-
 @pytest.mark.task(4)
 def test_a_match_counts_a_hit_on_every_node_of_the_path():
     tree, trunk, leaf, other = small_tree()
@@ -527,14 +517,6 @@ def test_a_lock_that_another_thread_took_back_meanwhile_is_not_taken_back_again(
     )
 
 
-def test_a_miss_can_be_locked_and_unlocked_like_a_hit():
-    tree, *_ = small_tree()
-    match = tree.match(tokens(7))
-    tree.lock(match.node)
-    tree.unlock(match.node)
-    assert tree.num_protected == 0
-
-
 def test_a_match_that_locks_leaves_no_gap_for_an_eviction():
     tree = RadixTree(SIZE)
     tree.insert(tokens(1, 2, 3), [5, 6, 7])
@@ -544,15 +526,6 @@ def test_a_match_that_locks_leaves_no_gap_for_an_eviction():
     )
     assert tree.match(tokens(1, 2)).blocks == match.blocks
     check_tree(tree)
-
-
-def test_a_prefix_that_was_evicted_cannot_be_locked():
-    tree = RadixTree(SIZE)
-    tree.insert(tokens(1), [5])
-    match = tree.match(tokens(1))
-    tree.evict(1)
-    with pytest.raises(ValueError):
-        tree.lock(match.node)
 
 
 def test_evictable_and_protected_add_up_through_splits_of_locked_nodes():
@@ -662,14 +635,6 @@ def test_each_policy_has_an_order_of_its_own(policy, order):
     for name in (1, 1, 3, 2):
         tree.match(tokens(name))
     assert tree.evict(3) == order, "1 was found twice, before the others; 3 and 2 once each, 3 before 2"
-
-
-def test_evict_takes_no_more_than_it_is_asked_for():
-    tree = RadixTree(SIZE)
-    tree.insert(tokens(1, 2, 3, 4), [5, 6, 7, 8])
-    assert tree.evict(0) == [] and tree.evict(-3) == [] and tree.num_blocks == 4
-    assert tree.evict(1) == [8] and tree.match(tokens(1, 2, 3, 4)).blocks == [5, 6, 7]
-    check_tree(tree)
 
 
 def test_clear_is_refused_while_a_prefix_is_used():
