@@ -125,7 +125,7 @@ def test_the_list_of_lessons(width):
 def test_the_table_of_a_whole_check(width):
     tests = [TestResult(f"tests/l19/test_{i}.py::test", "passed") for i in range(12)]
     tests.append(TestResult("tests/l19/test_x.py::test", "skipped", "needs an NVIDIA GPU with 16 GiB"))
-    task = Task(12, LONG, (), 1, (), ())
+    task = Task(12, LONG, (), 1, ())
     report = CheckReport(LESSONS[14], tests, [TaskReport(task, "NOT CHECKED", tests)])
     report.smoke = SmokeReport("NOT CHECKED", "tasks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 are not written")
     console = printed(width)
