@@ -43,8 +43,11 @@ TASKS = {
     if (text := (ROOT / "lessons" / page / "README.md").read_text(encoding="utf-8"))
 }
 needs_python = pytest.mark.skipif(not live.is_complete(), reason="needs Pyodide: python -m scripts.website.live")
-each_lab = pytest.mark.parametrize("lab", LABS.values(), ids=lambda lab: lab.name)
 slow = pytest.mark.slow(*SITE, "tests/l2", "tests/l3", "tests/l5", "tests/l8")
+each_lab = pytest.mark.parametrize("lab", LABS.values(), ids=lambda lab: lab.name)
+one_lab_or_slowly_each = pytest.mark.parametrize(
+    "lab", [pytest.param(lab, id=name, marks=[] if name == "pool" else slow) for name, lab in LABS.items()]
+)
 
 ASK = """async ([kind, question]) => {
     try { return await KvLive.engine.ask(kind, question); } catch (error) { return {failed: error.message}; }
@@ -194,7 +197,7 @@ def in_page(site_http, browser) -> Iterator[Python]:
 
 
 @needs_python
-@each_lab
+@one_lab_or_slowly_each
 def test_random_events_give_the_same_states_in_the_page(lab, in_page):
     for seed in SEEDS:
         settings, do = lab.scenario(seed)
@@ -215,7 +218,7 @@ DRAW = """async ([trace, kind]) => {
 
 @needs_python
 @each_lab
-@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+@pytest.mark.parametrize("width", [pytest.param(DESKTOP, marks=slow), PHONE])
 def test_what_a_lab_draws_fits_at_every_width(lab, width, in_page):
     in_page.page.set_viewport_size({"width": width, "height": 844})
     for seed in SEEDS:
@@ -400,6 +403,7 @@ def ticked(page) -> list[str]:
 
 
 @needs_python
+@slow
 def test_a_task_that_passes_in_the_page_is_ticked_as_one_of_the_terminal_s(tmp_path, site_http, browser):
     _, source = reference("l2_token_flat", 2)
     record = tmp_path / "progress.json"
