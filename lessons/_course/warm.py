@@ -50,7 +50,7 @@ def warm_launch() -> Launch:
 
 def run_command(command: Command) -> None:
     """In the forked process: behave like `python *arguments`, as closely as possible."""
-    gc.freeze()
+    gc.freeze()  # the half million objects of torch stay: no collection, and pytest makes several, looks at them again
     os.setsid()
     os.chdir(command.cwd)
     os.environ.update(command.env)
