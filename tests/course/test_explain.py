@@ -1,4 +1,7 @@
-"""Course machinery. `explain_divergence` names the step, the layer and the part where an injected bug first shows."""
+"""Course machinery. `explain_divergence` names the step, the layer and the part where an injected bug first shows.
+
+Protects students whose tokens differ from Hugging Face's from searching in a part of the model that is right.
+"""
 
 import argparse
 import json
