@@ -174,7 +174,6 @@ def test_a_quick_ladder_runs_and_writes(tmp_path, capsys):
         (["ladder", "--plot", "ladder.txt"], ".svg, .png, .pdf"),
         (["ladder", "--model", "nowhere"], "no directory nowhere"),
         (["peers", "--peers", "oars"], "invalid choice: 'oars'"),
-        (["peers", "--shape", "9B"], "invalid choice: '9B'"),
         (["step", "--batches", "0"], "give numbers such as 1,8,16"),
         (["kv_dtype", "--parts", "quality", "--text", "nowhere.txt"], "the text nowhere.txt cannot be read"),
         (["stairs"], "there is no suite 'stairs'"),
@@ -380,9 +379,8 @@ def test_a_prefill_steps_parts_and_rests_make_up_the_step():
     rows = {row["part"]: row for row in prefill_parts.rows_of(rounds)}
     assert sum(row["% of step"] for part, row in rows.items() if part != "whole step") == pytest.approx(100)
     assert rows["head and Python"]["ms"] == pytest.approx(500) and rows["matrices"]["× oneDNN"] == pytest.approx(1.2)
-    assert "1.200 times oneDNN's" in prefill_parts.verdict(rounds) and "33.3 % of the model's" in prefill_parts.verdict(
-        rounds
-    )
+    said = prefill_parts.verdict(rounds)
+    assert "1.200 times oneDNN's" in said and "33.3 % of the model's" in said
 
 
 def test_a_steps_parts_make_up_the_step():

@@ -19,7 +19,7 @@ from lessons._course.result import Result
 from lessons._course.runner import Spawned
 from lessons._course.verdict import judge
 from lessons._course.warm import warm_launch
-from tests.course.toy import Toy, assert_ends
+from tests.course.toy import Toy, assert_ends, words
 
 WARM = warm_launch()
 
@@ -39,11 +39,6 @@ def no_process(command):
 
 def states(verdict) -> list[str]:
     return [report.state for report in verdict.report.tasks]
-
-
-def words(verdict) -> str:
-    advice = verdict.advice
-    return "\n".join([advice.headline, advice.where, *advice.lines, *advice.commands])
 
 
 def test_a_fresh_starter_is_red_and_names_its_first_task(toy):

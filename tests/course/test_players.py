@@ -116,16 +116,8 @@ def test_the_keyboard_does_it_all(site_http, browser):
         shown = Shown(visitor.page, "l5-timeline")
         last = len(shown.frames) - 1
         shown.figure.locator(".kv-stage").focus()
-        steps = [
-            ("Home", 0),
-            ("ArrowRight", 1),
-            ("ArrowRight", 2),
-            ("ArrowLeft", 1),
-            ("End", last),
-            ("ArrowRight", last),
-            ("Home", 0),
-        ]
-        for key, index in steps:
+        keys = ("Home", "ArrowRight", "ArrowRight", "ArrowLeft", "End", "ArrowRight", "Home")
+        for key, index in zip(keys, (0, 1, 2, 1, last, last, 0), strict=True):
             visitor.page.keyboard.press(key)
             shown.is_at(index)
         visitor.page.keyboard.press(" ")
