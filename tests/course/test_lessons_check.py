@@ -113,8 +113,9 @@ def test_an_error_in_the_students_code_is_shown_at_its_line(toy):
     assert "IndexError: list index out of range" in words(verdict)
 
 
-def test_an_object_is_shown_by_its_class():
-    assert shortened_value("<a.b.Node object at 0x7f> is free") == "<Node> is free"
+def test_objects_are_shown_by_their_class_and_bytes_end_with_a_whole_escape():
+    shown = "<Node> has b'a" + "\\x00" * 5 + "…'"
+    assert shortened_value(f"<a.b.Node object at 0x7f> has {b'a' + bytes(40)!r}") == shown
 
 
 def test_a_figure_without_a_meaning_is_not_printed():
