@@ -1,4 +1,7 @@
-"""Course machinery. `explain_divergence` names the step, the layer and the part where an injected bug first shows."""
+"""Course machinery. `explain_divergence` names the step, the layer and the part where an injected bug first shows.
+
+Protects students whose tokens differ from Hugging Face's from searching in a part of the model that is right.
+"""
 
 import argparse
 import json
@@ -14,19 +17,16 @@ from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine import loop
 from mini_engine.kv import contiguous, no_cache
 from mini_engine.model import qwen3
-from tests.support import both, checkpoint, some_ids
+from tests.support import both, checkpoint, some_ids, write_checkpoint
 
 FAMILY = "two, tied, wide heads"
 
 
-def find(script=l1_smoke, model=None, tokens=6, **knobs):
+def find(script=l1_smoke, model=None):
     """What the tool says of the lesson's run against an unharmed Hugging Face."""
     ours, hf = both(FAMILY)
-    args = argparse.Namespace(
-        max_new_tokens=tokens, dtype="float32", device="cpu", max_seq_len=None, reuse=False, **knobs
-    )
-    prompt = some_ids(7, ours.config.vocab_size)
-    return explain(model or ours, hf, script.generate, prompt, tokens, args)
+    args = argparse.Namespace(max_new_tokens=6, dtype="float32", device="cpu", max_seq_len=64, reuse=False)
+    return explain(model or ours, hf, script.generate, some_ids(7, ours.config.vocab_size), 6, args)
 
 
 @pytest.mark.parametrize("script", [l0_smoke, l1_smoke])
@@ -75,9 +75,7 @@ def test_a_wrong_row_shows_in_the_first_decode(monkeypatch):
     right = contiguous.ContiguousKv.set_kv
     late = lambda self, layer, slots, k, v: right(self, layer, slots + (len(slots) == 1), k, v)  # noqa: E731
     monkeypatch.setattr(contiguous.ContiguousKv, "set_kv", late)
-    ours, hf = both(FAMILY)
-    args = argparse.Namespace(max_new_tokens=6, dtype="float32", device="cpu", max_seq_len=64, reuse=False)
-    finding = explain(ours, hf, l1_smoke.generate, [1, 2, 3], 6, args)
+    finding = find()
     assert finding.step == 1 and finding.layer == 0 and "decode" in str(finding), str(finding)
 
 
@@ -107,8 +105,6 @@ def test_the_command_prints_one_line_a_prompt(capsys):
 
 
 def test_the_command_can_speak_json_and_exits_1_on_a_difference(capsys, tmp_path):
-    from tests.support import write_checkpoint
-
     other = write_checkpoint(tmp_path, seed=3, num_key_value_heads=2, head_dim=40, tie_word_embeddings=True)
     arguments = ["--model", str(checkpoint(FAMILY)), "--hf-model", str(other), "--prompt-ids", "1,2", "--json"]
     assert explain_divergence.main(arguments) == 1

@@ -12,7 +12,6 @@ from scripts.make_random_qwen3 import SHAPES
 
 import pytest
 import torch
-from llguidance import LLMatcher
 from transformers import AutoTokenizer, DynamicCache
 
 from mini_engine.checkpoint.config import Qwen3Config
@@ -67,10 +66,6 @@ def test_transformers_makes_control_tokens_of_what_a_user_writes():
     ids = tokenizer.apply_chat_template(message, tokenize=True, return_dict=False)
     ends = ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>"))
     assert ends == 2, "lesson 7's page says that the user's marker becomes the control token, beside the template's own"
-
-
-def test_llguidance_can_take_tokens_back():
-    assert callable(LLMatcher.rollback), "lesson 14's page says that it can"
 
 
 # ---------------------------------------------------------------- our own

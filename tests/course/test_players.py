@@ -1,7 +1,10 @@
-"""Course machinery. The players as readers use them: played, stepped, answered and announced, on each page."""
+"""Course machinery. The players as readers use them: played, stepped, answered and announced, on each page.
 
-from scripts.traces.pictures import PLAYER, draw, picture_path
-from scripts.traces.tape import Tape
+Protects readers from a player that stops, cannot be read or reached by keyboard, marks a right answer wrong or moves
+the page. That a picture was drawn by today's views from today's trace is test_traces' business: it bears their digest.
+"""
+
+from scripts.traces.pictures import PLAYER
 from scripts.website.browser import DESKTOP, PHONE, Site, visiting
 from scripts.website.player_links import place_of
 
@@ -113,16 +116,8 @@ def test_the_keyboard_does_it_all(site_http, browser):
         shown = Shown(visitor.page, "l5-timeline")
         last = len(shown.frames) - 1
         shown.figure.locator(".kv-stage").focus()
-        steps = [
-            ("Home", 0),
-            ("ArrowRight", 1),
-            ("ArrowRight", 2),
-            ("ArrowLeft", 1),
-            ("End", last),
-            ("ArrowRight", last),
-            ("Home", 0),
-        ]
-        for key, index in steps:
+        keys = ("Home", "ArrowRight", "ArrowRight", "ArrowLeft", "End", "ArrowRight", "Home")
+        for key, index in zip(keys, (0, 1, 2, 1, last, last, 0), strict=True):
             visitor.page.keyboard.press(key)
             shown.is_at(index)
         visitor.page.keyboard.press(" ")
@@ -280,15 +275,6 @@ def test_axe_finds_nothing_while_a_player_asks(page, site_http, browser):
         assert not visitor.page.evaluate(RUN_AXE, ALL_RULES)
 
 
-@pytest.mark.slow(*SITE)
-@pytest.mark.parametrize("name", TRACES)
-def test_the_pictures_are_what_the_players_draw(name, browser):
-    trace = TRACES[name]
-    tape = Tape(*(trace[key] for key in ("id", "file", "kind", "title", "poster")), **trace["scene"])
-    tape.frames += trace["frames"]
-    assert draw(browser, tape) == picture_path(PATHS[name]).read_text(encoding="utf-8"), "record again"
-
-
 def bare_page(folder, links: str) -> str:
     """Return the address of a page with only these links and the player."""
     script = f'<script src="{(PLAYER / "player.js").as_uri()}"></script>'
@@ -321,14 +307,11 @@ def test_a_trace_that_is_missing_leaves_the_picture(tmp_path, browser):
     page.close()
 
 
-def test_the_player_is_small_and_asks_for_nothing():
+def test_the_player_is_small():
     files = [path for path in PLAYER.rglob("*") if path.suffix in (".js", ".css")]
     sizes = {path.name: len(path.read_bytes()) for path in files if path.parent != PLAYER}
     shared = sum(len(path.read_bytes()) for path in files if path.parent == PLAYER)
     assert sizes and shared + max(sizes.values()) < MOST_BYTES, f"{shared} bytes for every trace, and {sizes}"
-    text = "".join(path.read_text(encoding="utf-8") for path in files).replace("http://www.w3.org/2000/svg", "")
-    for word in ("http:", "https:", "fetch(", "XMLHttpRequest", "import ", "localStorage"):
-        assert word not in text
 
 
 def test_a_picture_that_leads_to_a_trace_becomes_a_player_and_no_other_link_does():

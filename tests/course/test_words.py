@@ -132,40 +132,6 @@ def test_the_api_page_has_every_heading_once():
     assert len(anchors) == len(set(anchors))
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("def f(a: int = 1, *, b: str='x') -> None: ...", 'def f(a: int = 1, *, b: str = "x") -> None'),
-        ("async def f(): ...", "async def f()"),
-        ("def f(a=1): ...", "def f(a=1)"),
-    ],
-)
-def test_a_signature_is_written_as_in_the_source(source, expected):
-    assert api.signature(ast.parse(source).body[0]) == expected
-
-
-def test_a_long_signature_has_an_argument_a_line():
-    source = f"def f(first: dict[str, int], second: str = {'x' * 80!r}) -> None: ..."
-    lines = api.signature(ast.parse(source).body[0]).splitlines()
-    assert lines[1] == "    first: dict[str, int]," and lines[-1] == ") -> None" and len(lines) == 4
-
-
-def test_a_docstring_becomes_lists_and_blocks():
-    fields, picture, raises = (
-        "name: words\n    go on.\nother, more: words.",
-        "    a  b",
-        "Raises:\n    ValueError: if\n        not.",
-    )
-    docstring = "\n\n".join(["Do: this.", fields, picture, raises])
-    assert api.prose(docstring) == [
-        "Do: this.",
-        "- `name`: words go on.\n- `other, more`: words.",
-        "```text\na  b\n```",
-        "**Raises**",
-        "- `ValueError`: if not.",
-    ]
-
-
 # The glossary
 
 
