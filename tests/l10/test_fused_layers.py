@@ -22,6 +22,7 @@ from tests.l10 import plain_kernels
 from tests.l10.gpu_helpers import answers, graph_engine
 from tests.support import FAMILIES, both, checkpoint, hf_greedy, some_ids
 
+pytestmark = pytest.mark.reference
 FAMILY = "two, tied, wide heads"
 LENGTHS = [1, 2, 5, 9, 17]
 DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 2e-2}  # the interpreter cuts bfloat16 off

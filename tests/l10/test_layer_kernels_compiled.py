@@ -9,6 +9,7 @@ from scripts.bench.gpu_target import POINTERS, SHARED_BYTES
 
 from mini_engine.layers.layer_kernels import _add_norm, _norm_rope, _silu_mul
 
+pytestmark = pytest.mark.reference
 slow = pytest.mark.slow(
     "mini_engine/gpu", "scripts/bench/gpu_target.py", "scripts/bench/compiled_layers.py", "tests/l10"
 )

@@ -19,6 +19,7 @@ from tests.l13.ranks import in_threads
 from tests.support import checkpoint, must_raise
 
 QWEN3 = ("two, tied, wide heads", "four, with biases")
+FAST = [pytest.param(name, marks=pytest.mark.reference) for name in ("torch", "packed")]  # given, and tested in full
 HYBRID = ("every fourth attends", "every second, one value head a key head, tied", "one delta net, last")
 OPTIONS = {"num_blocks": 60, "block_size": 8, "kernel": "torch"}
 PROMPTS = [[5, 9, 11, 30] * 6, [7], list(range(20, 60))]
@@ -38,7 +39,7 @@ def answers(engine):
     return [request.output_ids for request in requests]
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch", "packed"])
+@pytest.mark.parametrize("backend", ["reference", *FAST])
 @pytest.mark.parametrize("family", [*QWEN3, *HYBRID])
 def test_two_ranks_give_the_tokens_of_the_whole_model(family, backend):
     expected = answers(build_engine(load(family), backend="reference", **OPTIONS))

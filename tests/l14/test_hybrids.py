@@ -17,6 +17,7 @@ from tests.l11.models import SELECTED, both, greedy
 from tests.l14.toys import Always, drain
 from tests.support import some_ids
 
+pytestmark = pytest.mark.reference  # it imports transformers' hybrids, which takes seconds
 NEW = 20
 LENGTHS = (1, 7, 16, 33)
 each_family = pytest.mark.parametrize("family", SELECTED)

@@ -11,6 +11,8 @@ from tests.l13.ranks import Wire, engine_over, follow, started
 from tests.l13.test_parallel import OPTIONS, PROMPTS, slow
 from tests.l13.test_steps import NotingHybrid, check_states, hybrid
 
+pytestmark = pytest.mark.reference
+
 
 def answers(engine):
     """Answer all prompts together; return their tokens, and how many guesses were made and how many steps saved."""
