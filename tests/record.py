@@ -37,7 +37,9 @@ def digest(*paths: str) -> str:
 def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    return [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    """Return the files of the repository in a folder: neither bytecode, nor what was fetched for the labs."""
+    found = [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    return [file for file in found if "assets/live/vendor" not in file.as_posix()]
 
 
 @cache
