@@ -35,9 +35,9 @@ def digest(*paths: str) -> str:
 
 
 def files_of(path: Path) -> list[Path]:
+    """Return the files of the repository in a folder: neither bytecode, nor what was fetched for the labs."""
     if path.is_file():
         return [path]
-    """Return the files of the repository in a folder: neither bytecode, nor what was fetched for the labs."""
     found = [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
     return [file for file in found if "assets/live/vendor" not in file.as_posix()]
 
