@@ -10,11 +10,12 @@ export NO_MKDOCS_2_WARNING = 1
 # two processes, each with whole files of tests: a file's fixtures, such as a server or a browser, start once
 TWO_AT_A_TIME = -n 2 --dist loadfile
 
-.PHONY: help setup lock smoke test test-all serve lint format site serve-site bench clean
+.PHONY: help setup lock smoke report test test-all serve lint format site serve-site bench clean
 .NOTPARALLEL:
 
 help:
 	@echo "make smoke       run every lesson on the pocket model and compare its tokens with Hugging Face's"
+	@echo "make report      say what this machine is, whether all is right on it, and how fast; ten minutes at most"
 	@echo "make test        run the tests: everything that a change of yours can break, in a few minutes"
 	@echo "make test-all    also run the proofs: every known right and wrong answer of every lesson, every rerun, every browser"
 	@echo "make serve       serve an OpenAI-compatible API at http://127.0.0.1:8000/v1"
@@ -37,6 +38,9 @@ lock:
 
 smoke:
 	@$(RUN) scripts/smoke_all.py $(ARGS)
+
+report:
+	@$(RUN) scripts/report.py $(ARGS)
 
 test:
 	@$(RUN) -m pytest $(TWO_AT_A_TIME) $(ARGS)

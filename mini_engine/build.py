@@ -6,12 +6,13 @@ drafting, scheduler, runner, engine.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mini_engine.checkpoint.weights import resolve_checkpoint
+from mini_engine.checkpoint.weights import check_place, resolve_checkpoint
 from mini_engine.engine.engine import Engine, default_kv_bytes
 from mini_engine.engine.pools import OWN_POOLS, Pools
 from mini_engine.engine.scheduler import Scheduler
@@ -25,6 +26,7 @@ from mini_engine.model.causal_lm import CausalLM
 from mini_engine.parts import (
     drafting_of,
     identity_of,
+    identity_of_stored,
     pool_maker,
     runner_of,
     tier_connector,
@@ -33,7 +35,7 @@ from mini_engine.parts import (
 from mini_engine.values import shown
 
 if TYPE_CHECKING:
-    from mini_engine.distributed.ranks.processes import Ranks
+    from mini_engine.ranks.processes import Ranks
 
 
 def open_engine(
@@ -101,8 +103,8 @@ def assemble(model: Any, config: EngineConfig, identity: Any, pools: Pools = OWN
 
 def storage_of(model: Any, config: EngineConfig, pools: Pools) -> Storage:
     """Return the storage of a model with its layers."""
-    shape = model.config.kv_config if model.config.has_states else model.config
-    maker = pools.maker(pool_maker(config)(shape, model.dtype, model.device))
+    shape = kv_shape(model.config)
+    maker = pools.maker(pool_maker(model.config.has_latents, config)(shape, model.dtype, model.device))
     with told_of("kv_bytes"):
         if model.config.has_states:
             from mini_engine.hybrid.fast import native_step_for
@@ -111,7 +113,25 @@ def storage_of(model: Any, config: EngineConfig, pools: Pools) -> Storage:
             return hybrid_storage(model, config, maker, native_step_for(model), pools.slots)
         num_blocks = num_blocks_of(config, maker.bytes_per_token, model.device)
         kv = maker.make(num_blocks, config.block_size, config.kernel)
-    return plain_storage(kv, maker.copier(kv), config.enable_prefix_caching)
+    if model.config.has_windows:
+        from mini_engine.windows.storage import window_storage
+
+        return window_storage(model.config, config, kv, maker.copier(kv))
+    storage = plain_storage(kv, maker.copier(kv), config.enable_prefix_caching)
+    if model.config.has_latents:
+        from mini_engine.latents.store import LatentKv
+
+        return replace(storage, store=LatentKv(model.config, kv))
+    return storage
+
+
+def kv_shape(config: Any) -> Any:
+    """Return a model's shape as its KV pool sees it: some layers have no K and V, or share tensors with others."""
+    if config.has_windows:
+        from mini_engine.windows.storage import shape_of_pool
+
+        return shape_of_pool(config)
+    return config.kv_config if config.has_states else config
 
 
 def num_blocks_of(config: EngineConfig, bytes_per_token: int, device: torch.device) -> int:
@@ -138,12 +158,13 @@ def parallel(
     device: str | torch.device,
     capture: Any = None,
 ) -> Engine:
-    """Start other ranks and return the engine of this one, rank 0 (lesson 13). What ranks cannot share is refused."""
-    from mini_engine.distributed.ranks.limits import check_device, check_shareable
+    """Start other ranks and return the engine of this one, rank 0 (lesson 18). What ranks cannot share is refused."""
+    from mini_engine.ranks.limits import check_shareable, device_of_ranks
 
     check_shareable(config)
-    check_device(device)
-    ranks, identity = start_ranks(path_or_hub_id, config, as_dtype(dtype, "cpu"))
+    device = device_of_ranks(device, config.tensor_parallel_size)
+    config = replace(config, cuda_graphs=False)
+    ranks, identity = start_ranks(path_or_hub_id, config, as_dtype(dtype, device), device=device)
     try:
         return over_ranks(ranks, config, identity, capture)
     except BaseException:
@@ -151,24 +172,31 @@ def parallel(
         raise
 
 
-def start_ranks(path_or_hub_id: str | Path, config: EngineConfig, dtype: torch.dtype) -> "tuple[Ranks, Any]":
+def start_ranks(
+    path_or_hub_id: str | Path, config: EngineConfig, dtype: torch.dtype, transport: str = "auto", device: str = "cpu"
+) -> "tuple[Ranks, Any]":
     """Start the other ranks of a model, and join them. Return them, and what tiers call the model's records.
+
+    Args:
+        transport, device: as for `Ranks`.
 
     Raises:
         UserError: the model cannot be shared by so many ranks, or one of them ended before it was ready.
     """
-    from mini_engine.distributed.ranks.processes import Ranks
-    from mini_engine.distributed.ranks.shard import share_of, shared_by
+    from mini_engine.ranks.processes import Ranks
+    from mini_engine.ranks.shard import share_of, shared_by
 
+    check_place(dtype, device)
     directory = resolve_checkpoint(path_or_hub_id)
-    shape, read = reader_of(directory)
-    whole = shape(directory)
-    share_of(whole, config.tensor_parallel_size, shared_by(whole))
-    ranks = Ranks(str(directory), config.tensor_parallel_size, dtype, config.backend, read)
+    read = reader_of(directory).stored
+    stored = read(directory)
+    share_of(stored.config, config.tensor_parallel_size, shared_by(stored.config))
+    ranks = Ranks(
+        str(directory), config.tensor_parallel_size, dtype, config.backend, read, transport=transport, device=device
+    )
     try:
-        model = read(directory, dtype)  # while the others read it, too
-        identity = identity_of(model, config)
-        ranks.join(model)
+        identity = identity_of_stored(stored, dtype, config)
+        ranks.join(stored)
     except BaseException:
         ranks.close()
         raise
@@ -181,6 +209,6 @@ def over_ranks(ranks: "Ranks", config: EngineConfig, identity: Any = None, captu
     Args:
         identity: from `start_ranks`. capture: as for `build_engine`.
     """
-    from mini_engine.distributed.ranks.pools import SharedPools
+    from mini_engine.ranks.pools import SharedPools
 
     return assemble(ranks.model, config, identity, SharedPools(ranks), capture)

@@ -1,4 +1,4 @@
-"""Course machinery. Every option of an engine, checked once. `LLM`, the commands and lesson 13's ranks build it."""
+"""Course machinery. Every option of an engine, checked once. `LLM`, the commands and lesson 18's ranks build it."""
 
 import difflib
 import os
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mini_engine.speculation.options import Speculation
 
 BACKENDS = ("auto", "packed", "torch", "fused", "reference")
-KV_DTYPES = ("auto", "int8")
+KV_DTYPES = ("auto", "int8", "int4")
 LEAST = {
     "kv_bytes": 1,
     "num_blocks": 2,  # block 0 is the null block
@@ -44,14 +44,15 @@ class EngineConfig:
     enable_prefix_caching: share prefixes between requests (lesson 8).
     max_track_slots, checkpoint_interval: how many checkpoints of states a hybrid keeps, and how many tokens apart
         (lesson 11).
-    kv_dtype: "int8" stores K and V as int8 with a scale for each token and head (lesson 12): about twice the tokens in
-        the same memory, and answers that are close to those of "auto", the model's own dtype, but not the same.
+    kv_dtype: "int8" stores K and V as int8 with a scale for each token and head (lesson 17): about twice the tokens in
+        the same memory, and answers that are close to those of "auto", the model's own dtype, but not the same. "int4"
+        rotates and stores 4 bits with a step and a least for each 32 numbers: three times the tokens, further off.
     kv_cache_dir, kv_host_bytes, kv_disk_bytes: keep evicted prefixes in host memory and in this directory (lesson 12).
         With none of them there are no tiers; without prefix caching there can be none.
     kv_cache_key_file: holds at least 32 bytes with which records in the directory are sealed: one that was not sealed
         with them is not believed.
     kv_always: bring KV back whenever it is found, not only where a measurement at the start says that it pays.
-    tensor_parallel_size: processes that share the model's heads (lesson 13).
+    tensor_parallel_size: processes that share the model's heads (lesson 18).
     speculate: guess up to this many tokens for each request and step, and verify them together (lesson 14); a
         `Speculation` sets more. None guesses nothing.
 

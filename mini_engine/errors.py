@@ -16,7 +16,7 @@ class UserError(ValueError):
 
 
 class EngineDead(UserError):
-    """No step can run any more, whatever the request: a process that holds part of the model has ended (Lesson 13)."""
+    """No step can run any more, whatever the request: a process that holds part of the model has ended (lesson 18)."""
 
 
 class CacheFull(RuntimeError):

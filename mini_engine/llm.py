@@ -37,12 +37,12 @@ class LLM:
     """A model, its tokenizer and an engine. `with LLM() as llm:` frees all three at the end.
 
     Args:
-        model: a checkpoint directory, a hub id such as "Qwen/Qwen3-0.6B", "pocket-hybrid" (lesson 11), or a loaded
-            model; None is the pocket model.
+        model: a checkpoint directory, a hub id such as "Qwen/Qwen3-0.6B", "pocket-hybrid" (lesson 11),
+            "pocket-windows" (lesson 15) or "pocket-latent" (lesson 16), or a loaded model; None is the pocket model.
         tokenizer: for a loaded model; a checkpoint has its own.
         dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
             With tensor_parallel_size above 1 the model is shared by this process and others, which end with the LLM;
-            a script that asks for it belongs under `if __name__ == "__main__":` (lesson 13).
+            a script that asks for it belongs under `if __name__ == "__main__":` (lesson 18).
         config: the engine's options; or give the fields of `EngineConfig` by name.
 
     Raises:

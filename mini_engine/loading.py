@@ -1,16 +1,28 @@
-"""Course machinery. Loads any checkpoint of the course: a Qwen3 (lesson 0) or a hybrid (lesson 11)."""
+"""Course machinery. Loads any checkpoint of the course, of lesson 0, 11 (hybrids), 15 (windows) or 16 (latents)."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from mini_engine.checkpoint.config import DTYPES, Qwen3Config, read_json
-from mini_engine.checkpoint.weights import load_model, resolve_checkpoint
+from mini_engine.checkpoint.stored import Stored
+from mini_engine.checkpoint.weights import load_model, resolve_checkpoint, stored_model
 from mini_engine.errors import UserError
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.values import shown
+
+
+class Reader(NamedTuple):
+    """What reads one kind of checkpoint.
+
+    shape: its config. load: the model, ready for inference. stored: its tensors, checked, of which a rank loads a part.
+    """
+
+    shape: Callable[[Path], Any]
+    load: Callable[..., Any]
+    stored: Callable[[Path], Stored[Any]]
 
 
 def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | torch.device) -> Qwen3ForCausalLM:
@@ -30,17 +42,34 @@ def load(path_or_hub_id: str | Path, dtype: str | torch.dtype, device: str | tor
     device = as_device(device)
     dtype = as_dtype(dtype, device)
     directory = resolve_checkpoint(path_or_hub_id)
-    return reader_of(directory)[1](directory, dtype, device)
+    return reader_of(directory).load(directory, dtype, device)
 
 
-def reader_of(directory: Path) -> tuple[Callable[[Path], Any], Callable[..., Any]]:
-    """Return what reads the shape of a checkpoint, and what loads it: lesson 0's, or lesson 11's for a hybrid."""
-    if is_hybrid_at(directory):
+def reader_of(directory: Path) -> Reader:
+    """Return what reads a checkpoint: lesson 0's, or 11's, 15's or 16's."""
+    from mini_engine.checkpoint.config_schema import (
+        has_latents,
+        has_windows,
+        is_hybrid,
+    )  # its library is needed only here
+
+    raw = read_json(directory / "config.json")
+    if is_hybrid(raw):
         from mini_engine.hybrid.hybrid_config import HybridConfig
-        from mini_engine.hybrid.weights import load_hybrid
+        from mini_engine.hybrid.weights import load_hybrid, stored_hybrid
 
-        return HybridConfig.from_dir, load_hybrid
-    return Qwen3Config.from_dir, load_model
+        return Reader(HybridConfig.from_dir, load_hybrid, stored_hybrid)
+    if has_windows(raw):
+        from mini_engine.windows.weights import load_windowed, stored_windowed
+        from mini_engine.windows.window_config import WindowConfig
+
+        return Reader(WindowConfig.from_dir, load_windowed, stored_windowed)
+    if has_latents(raw):
+        from mini_engine.latents.latent_config import LatentConfig
+        from mini_engine.latents.weights import load_latents, stored_latents
+
+        return Reader(LatentConfig.from_dir, load_latents, stored_latents)
+    return Reader(Qwen3Config.from_dir, load_model, stored_model)
 
 
 def as_device(device: str | torch.device) -> torch.device:
@@ -58,10 +87,3 @@ def as_dtype(dtype: str | torch.dtype, device: str | torch.device) -> torch.dtyp
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise UserError(f"dtype is {shown(dtype)}; choose one of auto, {', '.join(DTYPES)}", param="dtype")
     return DTYPES[dtype] if isinstance(dtype, str) else dtype
-
-
-def is_hybrid_at(directory: Path) -> bool:
-    """Return whether the directory holds a hybrid model (lesson 11)."""
-    from mini_engine.checkpoint.config_schema import is_hybrid  # its library is needed only here
-
-    return is_hybrid(read_json(directory / "config.json"))

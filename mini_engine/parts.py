@@ -8,8 +8,12 @@ import sys
 import weakref
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
+
+from mini_engine.checkpoint.stored import Stored
 from mini_engine.engine.pools import Pools
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import Group, ModelRunner, Runner
@@ -23,13 +27,18 @@ from mini_engine.kv.pool_maker import PoolMaker
 from mini_engine.kv.seams import KvConnector
 
 
-def pool_maker(config: EngineConfig) -> type[PoolMaker]:
-    """Return what makes a pool that stores K and V in this way."""
-    if config.kv_dtype == "auto":
-        return PoolMaker
-    from mini_engine.int8.pool_maker import Int8PoolMaker
+def pool_maker(has_latents: bool, config: EngineConfig) -> Callable[..., PoolMaker]:
+    """Return what makes the maker of a pool that stores K and V, or latents, in this way."""
+    if config.kv_dtype != "auto":
+        from mini_engine.quantized.formats import FORMATS
+        from mini_engine.quantized.pool_maker import RowPoolMaker
 
-    return Int8PoolMaker
+        return partial(RowPoolMaker, rows=FORMATS[config.kv_dtype])
+    if has_latents:
+        from mini_engine.latents.pool_maker import LatentPoolMaker
+
+        return LatentPoolMaker
+    return PoolMaker
 
 
 def with_layers(model: Any, backend: str) -> Any:
@@ -38,7 +47,9 @@ def with_layers(model: Any, backend: str) -> Any:
     Raises:
         UserError: the backend does not work for this model or on this machine.
     """
-    return with_hybrid_layers(model, backend) if model.config.has_states else with_backend(model, backend)
+    if model.config.has_states:
+        return with_hybrid_layers(model, backend)
+    return with_latent_layers(model, backend) if model.config.has_latents else with_backend(model, backend)
 
 
 def with_backend(model: Any, backend: str) -> Any:
@@ -59,6 +70,15 @@ def with_hybrid_layers(model: Any, backend: str) -> Any:
     from mini_engine.hybrid.fast import speed_up_hybrid
 
     return speed_up_hybrid(model, backend)
+
+
+def with_latent_layers(model: Any, backend: str) -> Any:
+    """Return lesson 16's model with the layers of this backend."""
+    if backend == "reference" or (backend == "auto" and model.device.type != "cpu"):
+        return model
+    from mini_engine.latents.fast import speed_up_latents
+
+    return speed_up_latents(model, backend)
 
 
 def with_fused_layers(model: Any, backend: str) -> Any:
@@ -83,20 +103,44 @@ def identity_of(model: Any, config: EngineConfig) -> Any:
     return tiers.identity_of(model, config)
 
 
+def identity_of_stored(stored: Stored[Any], dtype: torch.dtype, config: EngineConfig) -> Any:
+    """Return the same for a model that no process loads as a whole (lesson 18)."""
+    if not config.has_tiers:
+        return None
+    from mini_engine.tiers import opening as tiers
+
+    return tiers.identity_of_stored(stored, dtype, config)
+
+
 def tier_connector(model: Any, storage: Storage, config: EngineConfig, identity: Any, pools: Pools) -> KvConnector:
     """Return lesson 12's connector. Its tiers are closed when it is gone or the process ends."""
     from mini_engine.tiers.connector import TierConnector
     from mini_engine.tiers.opening import open_tiers
-    from mini_engine.tiers.states import NO_STATES, StateRecords
 
-    slots = None if storage.states is None else pools.state_bytes(storage.states)
-    state_bytes = slots.payload_bytes if slots else 0
-    prefill = prober(model, storage, pools.group)
-    store = open_tiers(config, identity, pools.block_bytes(storage.kv), state_bytes, prefill)
-    states = StateRecords(store.tiers, slots, storage.slots_of) if slots else NO_STATES
-    connector = TierConnector(store, states)
+    blocks = pools.block_bytes(storage.kv)
+    companions = companions_of(storage, pools, blocks)
+    store = open_tiers(config, identity, blocks, companions, prober(model, storage, pools.group))
+    connector = TierConnector(store, companions.make(store.tiers))
     weakref.finalize(connector, store.tiers.close)
     return connector
+
+
+def companions_of(storage: Storage, pools: Pools, blocks: Any) -> Any:
+    """Return the CompanionMaker of lesson 12 for what a model needs besides blocks of all its layers."""
+    from mini_engine.tiers.companions import CompanionMaker
+
+    if storage.states is not None:
+        from mini_engine.tiers.states import StateRecords
+
+        slots = pools.state_bytes(storage.states)
+        return CompanionMaker(lambda tiers: StateRecords(tiers, slots, storage.slots_of), slots.payload_bytes)
+    if storage.windows is not None:
+        from mini_engine.windows.records import WindowRecords
+
+        memory = storage.windows
+        window_bytes = memory.most_at_start * blocks.payload_bytes
+        return CompanionMaker(lambda tiers: WindowRecords(tiers, blocks, memory), window_bytes, num_each=2)
+    return CompanionMaker()
 
 
 def prober(model: Any, storage: Storage, group: Group) -> Callable[[int], None]:
@@ -137,6 +181,10 @@ def runner_of(model: Any, storage: Storage, config: EngineConfig, group: Group, 
         from mini_engine.hybrid.graphs import SlotRows
 
         extras = SlotRows(storage.slots_of)
+    elif storage.windows is not None:
+        from mini_engine.windows.graphs import GroupRows
+
+        extras = GroupRows(storage.windows.tables_of, storage.windows.num_groups)
     if capture is not None:
         return GraphRunner(eager, config.max_num_seqs, capture, extras)
     if config.cuda_graphs and not can_record(storage.kv):

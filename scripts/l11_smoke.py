@@ -9,12 +9,11 @@ import sys
 from scripts import first_line
 from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
-from scripts.smoke.several import LeftOut, run_several
+from scripts.smoke.several import LeftOut, answers, run_several
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.gpu.kv_pool import KvPool
 from mini_engine.gpu.loop import generate_on_device
@@ -28,7 +27,6 @@ from mini_engine.hybrid.store import HybridKv
 ALONE = "alone"
 MAX_NUM_SEQS = 4
 CHUNK_SIZES = (1, 7, 33, 64)
-PREEMPT_EVERY = 3  # steps
 
 
 def alone(model, prompts, args) -> Outcome:
@@ -107,21 +105,6 @@ def make_engine(model, prompts, args, chunk=512, **options) -> Engine:
         checkpoint_interval=8 * args.block_size,
         **options,
     )
-
-
-def answers(engine, prompts, args, name="request", preempt=False) -> list[list[int]]:
-    """Run the prompts together; return their answers."""
-    params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
-    requests = [engine.add_request(f"{name} {i}", ids, params) for i, ids in enumerate(prompts)]
-    steps = 0
-    while engine.has_unfinished:
-        engine.step()
-        steps += 1
-        if preempt and steps % PREEMPT_EVERY == 0 and engine.scheduler.running:
-            engine.scheduler.preempt(engine.scheduler.running[-1])
-    if errors := [request.error for request in requests if request.error]:
-        raise RuntimeError(errors[0])
-    return [request.output_ids for request in requests]
 
 
 def outcome(engine: Engine, outputs) -> Outcome:

@@ -1,101 +1,90 @@
-"""Lesson 13. One model over several processes, and several engines behind a router: the same tokens.
+"""Lesson 13. Several engines behind a router: the same tokens, wherever a prompt is answered.
 
 Every path is compared with Hugging Face. A path that did not do what it is named for is reported as not exercised.
 """
 
+import asyncio
 import sys
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import AsyncGenerator
 
 from scripts import first_line
 from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
-from scripts.smoke.several import LeftOut, drained, run_several
+from scripts.smoke.several import drained, run_several
 
-from mini_engine.build import over_ranks, start_ranks
 from mini_engine.cli.parser import whole_number
-from mini_engine.distributed.ranks.processes import Ranks
-from mini_engine.distributed.routing.policy import PrefixScore
+from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
+from mini_engine.distributed.routing.retry import ReplicaLost, with_retries
 from mini_engine.engine.engine import Engine
-from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
-from mini_engine.engine_config import EngineConfig
 from mini_engine.kv.prefix_cache import PrefixCache, caching_manager
 
-ALONE = "alone"
-CHUNK = 7
 
+class Replicas:
+    """Engines with caches of their own, and a policy that sends each prompt to one of them.
 
-class Paths:
-    """What the paths share: the ranks, started by the first path and ended with the script."""
+    Attributes:
+        places: the engine that each request so far went to. faults: what went wrong in them.
+    """
 
-    def __init__(self, stack: ExitStack) -> None:
-        self.stack = stack
-        self.ranks: Ranks | None = None
+    def __init__(self, model, prompts, args, policy: Policy[int]) -> None:
+        options = options_for(prompts, args)
+        self.engines = [Engine.for_model(model, manager=caching_manager, **options) for _ in range(args.replicas)]
+        self.policy, self.args = policy, args
+        self.places: list[int] = []
+        self.faults: list[str] = []
 
-    def engine(self, model, prompts, args, **limits) -> Engine:
-        """Return an engine over all ranks, with empty pools that hold all prompts."""
-        if self.ranks is None:
-            config = EngineConfig(tensor_parallel_size=args.tp)
-            self.ranks = self.stack.enter_context(start_ranks(args.model, config, model.dtype)[0])
-        return over_ranks(self.ranks, EngineConfig(**options_for(prompts, args, **limits)))
+    def answer(self, ids: list[int]) -> list[int]:
+        """Return the tokens of the engine that the policy chooses. Load is the number of requests it has had."""
+        size, had = self.args.block_size, Counter(self.places)
+        keys = [tuple(ids[:end]) for end in range(size, len(ids) + 1, size)]
+        place = self.policy.choose(keys, {i: had[i] for i in range(len(self.engines))})
+        self.policy.sent(place, keys)
+        self.places.append(place)
+        before = found_tokens(self.engines[place])
+        one = drained(self.engines[place], [ids], self.args)
+        self.policy.found(place, keys, (found_tokens(self.engines[place]) - before) // size)
+        self.faults += one.faults
+        return one.outputs[0]
 
-    def alone(self, model, prompts, args) -> Outcome:
-        """Run the prompts one after another over all ranks."""
-        engine = self.engine(model, prompts, args)
-        each = [drained(engine, [ids], args) for ids in prompts]
-        kv = {"layout": f"block-tensor over {args.tp} ranks", "bytes": args.tp * engine.runner.pool.bytes}
-        return Outcome([one.outputs[0] for one in each], kv, [fault for one in each for fault in one.faults])
-
-    def batched(self, model, prompts, args) -> Outcome:
-        """Run all prompts together."""
-        return drained(self.engine(model, prompts, args), prompts, args)
-
-    def chunked(self, model, prompts, args) -> Outcome | LeftOut:
-        """Run all prompts together, a few tokens of a prompt a step."""
-        if all(len(ids) <= CHUNK for ids in prompts):
-            return "no prompt is longer"
-        return drained(self.engine(model, prompts, args, chunked_prefill_size=CHUNK), prompts, args)
-
-    def preempted(self, model, prompts, args) -> Outcome:
-        """Take back the blocks of the newest request once, in mid-decode."""
-        engine = self.engine(model, prompts, args)
-        params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
-        requests = [engine.add_request(str(i), ids, params) for i, ids in enumerate(prompts)]
-        for _ in range(2):
-            engine.step()
-        if engine.scheduler.running:
-            engine.scheduler.preempt(engine.scheduler.running[-1])
-        while engine.has_unfinished:
-            engine.step()
-        outcome = Outcome([request.output_ids for request in requests], {})
-        return outcome.exercising(engine.scheduler.num_preemptions, "no request was preempted")
-
-    def cached(self, model, prompts, args) -> Outcome:
-        """Run the prompts twice: the second time every whole block of a prompt is there."""
-        engine = self.engine(model, prompts, args)
-        drained(engine, prompts, args)
-        before = found_tokens(engine)
-        outcome = drained(engine, prompts, args)
-        return outcome.exercising(found_tokens(engine) > before, "no prompt found a prefix")
+    def twice(self, prompts) -> Outcome:
+        """Answer all prompts, then all of them again; return the second answers."""
+        first, second = ([self.answer(ids) for ids in prompts] for _ in range(2))
+        self.faults += [] if first == second else ["the second answers differ from the first"]
+        num_bytes = sum(engine.runner.pool.bytes for engine in self.engines)
+        kv = {"layout": f"block-tensor in {len(self.engines)} engines", "bytes": num_bytes}
+        outcome = Outcome(second, kv, self.faults)
+        return outcome.exercising(len(set(self.places)) > 1, "one engine answered everything")
 
 
 def routed(model, prompts, args) -> Outcome:
-    """Send the prompts twice to replicas that the policy chooses; the second time each goes where it is known."""
-    options = options_for(prompts, args)
-    engines = {i: Engine.for_model(model, manager=caching_manager, **options) for i in range(args.replicas)}
-    policy, places, outputs, faults = PrefixScore(), [], [], []
-    for ids in 2 * prompts:
-        keys = [tuple(ids[:end]) for end in range(args.block_size, len(ids) + 1, args.block_size)]
-        place = policy.choose(keys, {i: sum(p == i for p in places) for i in engines})
-        policy.sent(place, keys)
-        places.append(place)
-        one = drained(engines[place], [ids], args)
-        outputs, faults = outputs + one.outputs, faults + one.faults
-    half = len(prompts)
-    faults += [] if outputs[:half] == outputs[half:] else ["the second answers differ from the first"]
-    outcome = Outcome(outputs[half:], {}, faults)
-    outcome.exercising(sum(map(found_tokens, engines.values())), "no replica found a prefix")
-    return outcome.exercising(len(set(places)) > 1, "one replica answered everything")
+    """Send the prompts where the score says; the second time each goes where it is known."""
+    replicas = Replicas(model, prompts, args, PrefixScore())
+    return replicas.twice(prompts).exercising(sum(map(found_tokens, replicas.engines)), "no engine found a prefix")
+
+
+def by_turns(model, prompts, args) -> Outcome:
+    """Send the prompts to the engines in turn."""
+    return Replicas(model, prompts, args, RoundRobin()).twice(prompts)
+
+
+def retried(model, prompts, args) -> Outcome:
+    """Lose the first attempt at each answer before its first token; another engine gives it."""
+    replicas, lost = Replicas(model, prompts, args, RoundRobin()), []
+
+    async def answer(ids: list[int]) -> list[int]:
+        async def attempt() -> AsyncGenerator[int, None]:
+            tokens = replicas.answer(ids)
+            if ids not in lost:
+                lost.append(ids)
+                raise ReplicaLost
+            for token in tokens:
+                yield token
+
+        return [token async for token in with_retries(attempt)]
+
+    outcome = Outcome([asyncio.run(answer(ids)) for ids in prompts], {}, replicas.faults)
+    return outcome.exercising(len(replicas.places) > len(prompts), "no attempt was lost")
 
 
 def found_tokens(engine: Engine) -> int:
@@ -105,27 +94,13 @@ def found_tokens(engine: Engine) -> int:
     return manager.prefixes.stats.found_tokens
 
 
-def options_for(prompts, args, **limits) -> dict:
+def options_for(prompts, args) -> dict:
     """Return an engine's options for a pool that holds all prompts and answers, and the null block."""
-    blocks = blocks_for(prompts, args)
-    config = SchedulerConfig(**limits)
-    return {"num_blocks": 1 + 2 * sum(blocks), "block_size": args.block_size, "scheduler_config": config}
-
-
-@contextmanager
-def paths():
-    """Yield the first path and the others by name."""
-    with ExitStack() as stack:
-        shared = Paths(stack)
-        names = ("batched", "chunked", "preempted", "cached")
-        yield (ALONE, shared.alone), {name: getattr(shared, name) for name in names} | {"routed": routed}
+    return {"num_blocks": 1 + 2 * sum(blocks_for(prompts, args)), "block_size": args.block_size}
 
 
 def arguments():
     parser = make_parser(first_line(__doc__), block_size=8)
-    parser.add_argument(
-        "--tp", type=whole_number(1), default=2, metavar="N", help="processes of one model (default: 2)"
-    )
     parser.add_argument(
         "--replicas", type=whole_number(1), default=2, metavar="N", help="engines behind the router (default: 2)"
     )
@@ -136,8 +111,8 @@ def main(argv=None) -> int:
     from mini_engine.pocket import COURSE_PROMPTS
 
     parser = arguments()
-    with paths() as (first, others):
-        return run_several(13, first, others, parser, with_prompts(argv, parser, COURSE_PROMPTS[-3:]))
+    others = {"by turns": by_turns, "retried": retried}
+    return run_several(13, ("routed", routed), others, parser, with_prompts(argv, parser, COURSE_PROMPTS[-5:]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Course machinery. Makes a pocket model from scratch: its text, its tokenizer and its weights, on two CPU cores.
 
-The corpus comes from facts and grammars in scripts/pocket. It is a Qwen3 or, with `--kind hybrid`, a Qwen3.5;
-this course and transformers load both. The same seed, steps and thread count on the same machine give the same weights.
+The corpus comes from facts and grammars in scripts/pocket. It is a Qwen3; with `--kind hybrid` a Qwen3.5, with
+`--kind latent` a dense DeepSeek-V3. This course and transformers load each. The same seed, steps and thread count on
+the same machine give the same weights.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from scripts.smoke.report import print_json
 
 from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
-DEFAULT_OUTS = {"qwen3": Path("build/pocket"), "hybrid": Path("build/pocket-hybrid")}
+DEFAULT_OUTS = {"qwen3": "build/pocket", "hybrid": "build/pocket-hybrid", "latent": "build/pocket-latent"}
 
 
 def positive_number(text: str) -> float:
@@ -33,8 +34,8 @@ def positive_number(text: str) -> float:
 
 def arguments() -> argparse.ArgumentParser:
     parser = OneLineParser(description=__doc__)
-    parser.add_argument("--kind", choices=KINDS, help="qwen3, or hybrid: lesson 11's (default: %(default)s)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/pocket or build/pocket-hybrid")
+    parser.add_argument("--kind", choices=KINDS, help="lesson 0's, 11's or 16's (default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/pocket, or build/pocket-KIND")
     parser.add_argument(
         "--saved-run", type=Path, metavar="FILE", help="save the run here as it goes, and continue from it"
     )
@@ -139,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
 
     from mini_engine.errors import UserError
 
-    args.out = args.out or DEFAULT_OUTS[args.kind]
+    args.out = args.out or Path(DEFAULT_OUTS[args.kind])
     for name, value in KINDS[args.kind].items():
         setattr(args, name, getattr(args, name) or value)
     if args.out.exists() and not args.out.is_dir():

@@ -11,8 +11,8 @@ from lessons._course.show import View, make_console
 from lessons._course.verdict import Verdict, judge
 
 AFTERWARDS = (
-    "After the course: build something with mini_engine (lessons/api.md), or read vLLM's source, with",
-    "lessons/coming-from.md as a map; lessons/whats-not-covered.md names what this course leaves out.",
+    "After the course: your first pull request to vLLM or SGLang (lessons/capstone.md, with lessons/coming-from.md as",
+    "a map), or something of your own with mini_engine (lessons/api.md). Left out here: lessons/whats-not-covered.md.",
 )
 
 

@@ -29,6 +29,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+EVERY_KEY = 2**31 - 1  # a window (lesson 15): how many keys a query sees, its own included; this one hides none
+
 
 class PagedAttention(Protocol):
     """A kernel's function: the contract above, with inputs that `check_inputs` has let through."""

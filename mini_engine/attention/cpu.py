@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mini_engine.attention.contract import PagedAttention
+from mini_engine.attention.contract import EVERY_KEY, PagedAttention
 from mini_engine.errors import UserError
 from mini_engine.native_build import find_or_build
 
@@ -28,7 +28,7 @@ class AttentionSizes(ctypes.Structure):
         for name in (
             *("num_seqs", "num_rows", "heads", "kv_heads", "dim"),
             *("num_blocks", "block_size", "max_blocks"),
-            *("q_stride", "out_stride"),
+            *("q_stride", "out_stride", "window"),
         )
     )
 
@@ -65,10 +65,11 @@ def paged_attention(
     seq_lens_kv: Tensor,
     block_table: Tensor,
     scale: float,
+    window: int = EVERY_KEY,
 ) -> Tensor:
     """As the contract says. q's dtype chooses the function: one for float32 would read past the end of bfloat16."""
     function = getattr(_library_for(q.dtype), FUNCTIONS[q.dtype])
-    return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+    return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window)
 
 
 def scalar_attention(
@@ -79,10 +80,11 @@ def scalar_attention(
     seq_lens_kv: Tensor,
     block_table: Tensor,
     scale: float,
+    window: int = EVERY_KEY,
 ) -> Tensor:
     """As the contract says, by the plain loops of `scalar.h` on one thread: to be read, tested and measured against."""
     function = getattr(_library_for(q.dtype), SCALAR_FUNCTIONS[q.dtype])
-    return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+    return call(function, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window)
 
 
 def call(
@@ -94,13 +96,17 @@ def call(
     seq_lens_kv: Tensor,
     block_table: Tensor,
     scale: float,
+    window: int = EVERY_KEY,
 ) -> Tensor:
-    """Call a compiled PagedAttention that takes q's dtype and this cache; ValueError if a table names no block."""
+    """Call a compiled PagedAttention that takes q's dtype and this cache; ValueError if a table names no block.
+
+    Each query sees `window` keys, its own included; blocks that no query sees are not read, nor is their entry.
+    """
     if q.stride()[1:] != (q.shape[2], 1):
         q = q.contiguous()
     tables = [x.contiguous() for x in (cu_seqlens_q, seq_lens_kv, block_table)]
     out = q.new_empty(q.shape)
-    sizes = sizes_of(q, out, k_cache, block_table)
+    sizes = sizes_of(q, out, k_cache, block_table, window)
     pointers = [x.data_ptr() for x in (q, k_cache, v_cache, out, *tables)]
     bad_seq = function(*pointers, sizes, scale, torch.get_num_threads())
     if bad_seq >= 0:
@@ -108,7 +114,7 @@ def call(
     return out
 
 
-def sizes_of(q: Tensor, out: Tensor, k_cache: Tensor, block_table: Tensor) -> AttentionSizes:
+def sizes_of(q: Tensor, out: Tensor, k_cache: Tensor, block_table: Tensor, window: int = EVERY_KEY) -> AttentionSizes:
     """The sizes of a call with these tensors; the heads of a row of `q` and of `out` follow each other in memory."""
     num_rows, heads, dim = q.shape
     num_blocks, block_size, kv_heads, _ = k_cache.shape
@@ -124,6 +130,7 @@ def sizes_of(q: Tensor, out: Tensor, k_cache: Tensor, block_table: Tensor) -> At
         max_blocks=max_blocks,
         q_stride=q.stride(0),
         out_stride=out.stride(0),
+        window=window,
     )
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mini_engine.attention.contract import EVERY_KEY
 from mini_engine.attention.dense import causal_attention
 
 COPY_BYTES = 2**22  # K and V of sequences attended to together; a longer one goes alone
@@ -35,10 +36,14 @@ class Span(NamedTuple):
 
 
 class FoldedAttention:
-    """The contract of `mini_engine.attention.contract`; an object, because it keeps its buffer between calls."""
+    """The contract of `mini_engine.attention.contract`; an object, because it keeps its buffer between calls.
 
-    def __init__(self) -> None:
-        self._buffer = CopyBuffer()
+    Args:
+        window: how many keys a query sees, its own included; the others are copied, and masked.
+    """
+
+    def __init__(self, window: int = EVERY_KEY) -> None:
+        self._buffer, self._window = CopyBuffer(), window
 
     def __call__(
         self,
@@ -58,10 +63,11 @@ class FoldedAttention:
             elif span.q_len > 1:
                 k, v = gather([span])
                 rows = slice(span.begin, span.begin + span.q_len)
-                out[rows] = attend_chunk(q[rows], k[0], v[0], scale)
+                out[rows] = attend_chunk(q[rows], k[0], v[0], scale, self._window)
         for group in of_similar_length(decodes, COPY_BYTES // (2 * k_cache[0, 0].nbytes)):
             rows = as_index([span.begin for span in group])
-            out[rows] = attend_decodes(q[rows], *gather(group), [span.kv_len for span in group], scale)
+            kv_lens = [span.kv_len for span in group]
+            out[rows] = attend_decodes(q[rows], *gather(group), kv_lens, scale, self._window)
         return out
 
 
@@ -71,10 +77,12 @@ def read_spans(cu_seqlens_q: Tensor, seq_lens_kv: Tensor) -> list[Span]:
     return [Span(s, begin, end - begin, kv_lens[s]) for s, (begin, end) in enumerate(bounds)]
 
 
-def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def attend_chunk(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
     """Causal attention of a sequence's last q_len tokens, in the way that is fastest for them."""
     if len(q) >= MIN_QUERIES and q.device.type == "cpu" and q.dtype == torch.bfloat16 and multiplies_bfloat16():
-        return attend_by_products(q, k, v, scale)
+        return attend_by_products(q, k, v, scale, window)
+    if len(k) > window:
+        return attend_window(q, k, v, scale, window)
     return attend_prompt(q, k, v, scale) if len(q) == len(k) else causal_attention(q, k, v, scale)
 
 
@@ -83,8 +91,8 @@ def multiplies_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def attend_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Attend with two matrix products for QUERY_TILE queries at a time, over the keys that the last of them sees.
+def attend_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    """Attend with two matrix products for QUERY_TILE queries at a time, over the keys that any of them sees.
 
     Scores are rounded to q's dtype before the softmax, as in Hugging Face's eager attention.
     """
@@ -93,9 +101,13 @@ def attend_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     for queries in q.unflatten(1, (heads, -1)).permute(1, 2, 0, 3).split(QUERY_TILE, dim=2):  # [H_kv, group, n, D]
         group, n = queries.shape[1:3]
         seen += n
-        future = q.new_full((n, seen), -torch.inf).triu(seen - n + 1).repeat(group, 1)  # added; 0 if visible
-        scores = torch.baddbmm(future, queries.flatten(1, 2), keys[:, :, :seen], alpha=scale)
-        out.append(torch.bmm(scores.softmax(dim=-1), values[:, :seen]).view_as(queries))
+        first = max(0, seen - n - window + 1)  # the first key that the first of these queries sees
+        hidden = q.new_full((n, seen - first), -torch.inf)  # added to the scores; 0 if visible
+        mask = hidden.triu(seen - n - first + 1)
+        if seen > window:
+            mask += hidden.tril(seen - n - first - window)
+        scores = torch.baddbmm(mask.repeat(group, 1), queries.flatten(1, 2), keys[:, :, first:seen], alpha=scale)
+        out.append(torch.bmm(scores.softmax(dim=-1), values[:, first:seen]).view_as(queries))
     return torch.cat(out, dim=2).permute(2, 0, 1, 3).flatten(1, 2)
 
 
@@ -105,10 +117,20 @@ def attend_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)[0].transpose(0, 1)
 
 
-def attend_decodes(q: Tensor, k: Tensor, v: Tensor, kv_lens: Sequence[int], scale: float) -> Tensor:
-    """One query a sequence sees all its keys, so the H_q // H_kv heads of a group can stand in as that many queries."""
+def attend_window(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+    """Attend with a sequence's last q_len tokens to the last `window` keys of each."""
+    own = len(k) - len(q)  # the first query's own key
+    visible = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device).tril(own).triu(own - window + 1)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=True)[0].transpose(0, 1)
+
+
+def attend_decodes(q: Tensor, k: Tensor, v: Tensor, kv_lens: Sequence[int], scale: float, window: int) -> Tensor:
+    """One query a sequence has one mask, so the H_q // H_kv heads of a group can stand in as that many queries."""
+    if (behind := min(kv_lens) - window) > 0:  # keys that none of them sees
+        k, v, kv_lens = k[:, behind:], v[:, behind:], [kv_len - behind for kv_len in kv_lens]
     n, longest, heads, dim = k.shape
-    mask = None if min(kv_lens) == longest else first_columns(kv_lens, longest, k.device)[:, None, None]
+    mask = None if min(kv_lens) == longest else last_columns(kv_lens, longest, window, k.device)[:, None, None]
     folded = q.reshape(n, heads, -1, dim)  # [n, H_kv, group, D]
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     return F.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale).reshape(q.shape)
@@ -174,6 +196,14 @@ def blocks_to_copy(table: Tensor, kv_lens: Sequence[int], block_size: int) -> Te
 def first_columns(counts: Sequence[int], width: int, device: torch.device) -> Tensor:
     """`[n, width]` bool: the first `counts` columns of each row."""
     return torch.arange(width, device=device) < torch.tensor(counts, device=device)[:, None]
+
+
+def last_columns(counts: Sequence[int], width: int, window: int, device: torch.device) -> Tensor:
+    """`[n, width]` bool: of the first `counts` columns of each row, the last `window`."""
+    visible = first_columns(counts, width, device)
+    if width > window:
+        visible &= ~first_columns([count - window for count in counts], width, device)
+    return visible
 
 
 def as_index(numbers: Sequence[int]) -> slice | list[int]:

@@ -6,6 +6,7 @@ Not every machine has a C++ compiler or Triton, so the kernels that need them ar
 import functools
 import sys
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
@@ -14,6 +15,7 @@ from mini_engine.attention.contract import Kernel, PagedAttention
 from mini_engine.errors import UserError
 from mini_engine.values import shown
 
+Loaded = TypeVar("Loaded")  # a kernel: lesson 16's are of another kind
 KERNEL_NAMES = ("auto", "reference", "blockwise", "torch", "cpu", "triton")
 
 
@@ -53,7 +55,7 @@ def _load_triton(device: torch.device, dtype: torch.dtype) -> PagedAttention:
     return triton_kernel.load(device, dtype)
 
 
-def best_kernel(load: Callable[[str], Kernel], device: torch.device) -> Kernel:
+def best_kernel(load: Callable[[str], Loaded], device: torch.device) -> Loaded:
     """Return the fastest kernel that `load` can give for this device; say on stderr if that is not the usual one."""
     try:
         return load({"cpu": "cpu", "cuda": "triton"}.get(device.type, "torch"))

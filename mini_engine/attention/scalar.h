@@ -7,13 +7,14 @@
 
 #include <vector>
 
-// One head of one query, which sees the sequence's first `keys` keys. `row` is the sequence's row of the block table.
+// One head of one query, which sees the last `window` of the sequence's first `keys` keys. `row` is the sequence's row
+// of the block table.
 template <typename T>
 static void attend_scalar(const T* q, const T* k, const T* v, T* out, const int32_t* row, int64_t keys, int64_t kv_head,
                           const AttentionSizes& n, float scale) {
     float largest = -INFINITY, total = 0;  // of the scores so far; the sum of exp(score - largest)
     std::vector<float> sums(n.dim);        // the sum of exp(score - largest) * value
-    for (int64_t i = 0; i < keys; i++) {
+    for (int64_t i = first_key(keys, n.window); i < keys; i++) {
         const int64_t slot = row[i / n.block_size] * n.block_size + i % n.block_size;
         const T *key = k + (slot * n.kv_heads + kv_head) * n.dim, *value = v + (key - k);  // read in place
         float score = 0;

@@ -3,7 +3,7 @@
 // A row is summed in an order that its history alone decides: tiles of LANES keys, stretches of SPLIT keys, merged
 // first to last (flash-decoding: Dao et al., 2023). Threads, neighbours, chunk size and block size change no bit of it.
 //
-// What the cache holds is a parameter: C is T itself here, and lesson 12 adds a compressed one.
+// What the cache holds is a parameter: C is T itself here, and lesson 17 adds compressed ones.
 
 #pragma once
 #include "paged_cpu.h"
@@ -51,12 +51,15 @@ struct Task {  // a tile over the keys begin ... end - 1
 
 template <typename T, typename C = T>  // q and out hold T, the cache C
 struct Attention {
+    using E = typename Words<C>::Element;  // C, or T if each row is opened, once, before the loops over it
+    static constexpr bool OPENS = !std::is_same_v<E, C>;
+
     const T* q;
     const C *k, *v;
     T* out;
     const int32_t *starts, *kv_lens, *table;
     int num_seqs, num_rows, heads, kv_heads, dim, block_size, max_blocks;
-    int64_t q_stride, out_stride;
+    int64_t q_stride, out_stride, window;
     float scale;
 
     int group() const { return heads / kv_heads; }
@@ -69,21 +72,24 @@ struct Attention {
     int q_len(int seq) const { return starts[seq + 1] - starts[seq]; }
     int rows(const Tile& t) const { return t.heads * t.queries * group(); }  // by head, then query, then group member
     int keys_seen(const Tile& t, int query) const { return kv_lens[t.seq] - q_len(t.seq) + t.first_query + query + 1; }
+    int first_seen(const Tile& t) const { return int(first_key(keys_seen(t, 0), window)); }  // by any of its queries
     int64_t row_at(const Tile& t, int row, int64_t stride) const {  // where a row's query begins
         const int member = row % group(), query = row / group() % t.queries, head = row / group() / t.queries;
         return (starts[t.seq] + t.first_query + query) * stride + ((t.first_head + head) * group() + member) * dim;
     }
 
-    struct Places {  // where some consecutive tokens' keys and values lie; spare lanes repeat the first
-        const C *key[LANES], *value[LANES];
+    template <typename Row>
+    struct Found {  // where some consecutive tokens' keys and values lie; spare lanes repeat one of them
+        const Row *key[LANES], *value[LANES];
         int count;
         vec key_scale, value_scale;  // of one head
     };
-    Places places(int seq, int begin, int end) const {
+    using Places = Found<C>;
+    Places places(int seq, int begin, int end, int seen) const {  // those before `seen` are spare: they may be gone
         Places p;
         p.count = std::min(LANES, end - begin);
         for (int j = 0; j < LANES; j++) {
-            const int token = j < p.count ? begin + j : begin;
+            const int token = std::max(j < p.count ? begin + j : begin, seen);
             const int64_t block = table[int64_t(seq) * max_blocks + token / block_size];
             const int64_t at = (block * block_size + token % block_size) * kv_heads * stride();
             p.key[j] = k + at, p.value[j] = v + at;
@@ -93,36 +99,39 @@ struct Attention {
 
     struct Workspace {  // one thread's
         Floats q, keys, values, scores, stretch, sums;
-        std::vector<T> row;     // one query
-        std::vector<C> padded;  // keys and values of a tile, where a head does not fill whole loads
+        std::vector<T> row;  // one query
+        Floats padded;       // keys and values of a tile, where they are opened or do not fill whole loads
         Workspace(const Attention& a, int64_t rows)
             : q(rows * a.words()), keys(LANES * a.words()), values(LANES * a.width()), scores(rows * LANES),
               stretch(rows * a.record()), sums(rows * a.record()), row(a.width()),
-              padded(a.dim == a.width() ? 0 : 2 * LANES * a.width()) {}
+              padded(a.dim == a.width() && !OPENS ? 0 : 2 * LANES * a.width() * sizeof(E) / 4) {}
     };
 
-    Places of_head(Places p, int head, Workspace& w) const {  // one head's part of them, padded with zeros
+    Found<E> of_head(Places p, int head, Workspace& w) const {  // one head's part of them, padded with zeros
         for (int j = 0; j < LANES; j++) p.key[j] += head * stride(), p.value[j] += head * stride();
         p.key_scale = Words<C>::scales(p.key, dim), p.value_scale = Words<C>::scales(p.value, dim);
-        for (int j = 0; j < LANES && !w.padded.empty(); j++) {
-            C *key = &w.padded[2 * j * width()], *value = key + width();
-            std::copy(p.key[j], p.key[j] + dim, key);
-            std::copy(p.value[j], p.value[j] + dim, value);
-            p.key[j] = key, p.value[j] = value;
-        }
-        return p;
+        if constexpr (!OPENS)
+            if (w.padded.empty()) return p;
+        Found<E> copy{{}, {}, p.count, p.key_scale, p.value_scale};
+        E *keys = (E*)w.padded.at(0), *values = keys + LANES * width();
+        Words<C>::open(p.key, dim, keys, width());
+        Words<C>::open(p.value, dim, values, width());
+        for (int j = 0; j < LANES; j++) copy.key[j] = keys + j * width(), copy.value[j] = values + j * width();
+        return copy;
     }
 
     void attend(const Tile& t, int begin, int end, float* sums, Workspace& w) const {
+        const int seen = first_seen(t);
+        const bool single = begin / SPLIT == (end - 1) / SPLIT;
         for (int r = 0; r < rows(t); r++) take_query(q + row_at(t, r, q_stride), w.row.data(), w.q.at(r * words()));
         clear(sums, rows(t), record());
-        for (int first = begin; first < end; first += SPLIT) {
-            const int last = std::min(end, first + SPLIT);
-            float* stretch = end - begin <= SPLIT ? sums : w.stretch.at(0);  // a single one needs no merging
+        for (int first = begin, last; first < end; first = last) {
+            last = std::min(end, first / SPLIT * SPLIT + SPLIT);
+            float* stretch = single ? sums : w.stretch.at(0);  // which needs no merging
             if (stretch != sums) clear(stretch, rows(t), record());
-            Places now = places(t.seq, first, last);
+            Places now = places(t.seq, first, last, seen);
             for (int key = first; key < last; key += LANES) {
-                const Places next = key + LANES < end ? places(t.seq, key + LANES, end) : now;
+                const Places next = key + LANES < end ? places(t.seq, key + LANES, end, seen) : now;
                 for (int head = 0; head < t.heads; head++) add_tile(t, head, key, now, next, stretch, w);
                 now = next;
             }
@@ -134,7 +143,7 @@ struct Attention {
         if (dim < width()) from = (std::fill(std::copy(from, from + dim, row), row + width(), T{}), row);
         vec x[Words<T>::PIECES];
         for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
-            Words<C>::load_query(from + d, x);
+            Words<E>::load_query(from + d, x);
             for (int p = 0; p < Words<T>::PIECES; p++, to += LANES) store(to, x[p]);
         }
     }
@@ -144,35 +153,45 @@ struct Attention {
                   Workspace& w) const {
         const int n = t.queries * group(), seen = keys_seen(t, 0);
         const int first = std::max(0, key + 1 - seen) * group();  // the rows before it see none of these keys
+        const int last = int(std::min<int64_t>(t.queries, key + LANES + window - seen)) * group();  // nor those from it
         const bool many = n >= MANY_ROWS;
         const int64_t at = (t.first_head + head) * stride();
-        const Places p = of_head(now, t.first_head + head, w);
+        const Found<E> p = of_head(now, t.first_head + head, w);
         float *q = w.q.at(head * n * words()), *scores = w.scores.at(0), *sums = stretch + head * n * record();
-        const C *keys_ahead[LANES], *values_ahead[LANES];
-        for (int j = 0; j < LANES; j++) keys_ahead[j] = next.key[j] + at, values_ahead[j] = next.value[j] + at;
+        const E *keys_ahead[LANES], *values_ahead[LANES];
+        if constexpr (OPENS) {  // whole rows, for the next call; the loops below read what is in the cache already
+            for (int j = 0; j < LANES; j++) prefetch_row(next.key[j] + at), prefetch_row(next.value[j] + at);
+            std::copy(p.key, p.key + LANES, keys_ahead), std::copy(p.value, p.value + LANES, values_ahead);
+        } else
+            for (int j = 0; j < LANES; j++) keys_ahead[j] = next.key[j] + at, values_ahead[j] = next.value[j] + at;
         if (many) {
             transpose_keys(p.key, keys_ahead, words(), w.keys.at(0));
-            for_rows(first, n, [&](auto R, int r) {
-                score_transposed<R, C>(q + r * words(), w.keys.at(0), words(), scores + r * LANES);
+            for_rows(first, last, [&](auto R, int r) {
+                score_transposed<R, E>(q + r * words(), w.keys.at(0), words(), scores + r * LANES);
             });
         } else
-            for_rows(first, n, [&](auto R, int r) {
-                score<R>(q + r * words(), p.key, r > first ? nullptr : keys_ahead, words(), scores + r * LANES);
+            for_rows(first, last, [&](auto R, int r) {
+                score<R>(q + r * words(), p.key, OPENS || r > first ? nullptr : keys_ahead, words(), scores + r * LANES);
             });
-        softmax_update<C>(scores + first * LANES, n - first, scale * p.key_scale, p.value_scale,
-                          seen + first / group() - key, group(), sums + first * record(), record());
-        const InCache<C> values{p.value, values_ahead};
+        softmax_update<E>(scores + first * LANES, last - first, scale * p.key_scale, p.value_scale,
+                          seen + first / group() - key, int(window), group(), sums + first * record(), record());
+        const InCache<E> values{p.value, values_ahead};
         if (many) {
             const auto packed = pack_values(values, p.count, width(), w.values.at(0));
-            return add_all(packed, scores, first, n, p.count, sums);
+            return add_all(packed, scores, first, last, p.count, sums);
         }
-        add_all(values, scores, first, n, p.count, sums);
+        add_all(values, scores, first, last, p.count, sums);
+    }
+
+    void prefetch_row(const C* row) const {
+        for (int64_t i = 0; i < stride(); i += 64) prefetch(row + i);
+        prefetch(row + stride() - 1);
     }
 
     template <typename Values>
-    void add_all(const Values& values, const float* scores, int first, int n, int count, float* sums) const {
-        for_rows(first, n, [&](auto R, int r) {
-            add_values<R, SUMS / R, C>(scores + r * LANES, values, r == first, count, 0, width(), record(),
+    void add_all(const Values& values, const float* scores, int first, int last, int count, float* sums) const {
+        for_rows(first, last, [&](auto R, int r) {
+            add_values<R, SUMS / R, E>(scores + r * LANES, values, !OPENS && r == first, count, 0, width(), record(),
                                        sums + r * record() + VALUES);
         });
     }
@@ -184,7 +203,7 @@ struct Attention {
             T *to = out + row_at(t, r, out_stride), *row = dim < width() ? w.row.data() : to;
             for (int d = 0; d < width(); d += PER_LOAD<T> * LANES) {
                 for (int p = 0; p < PER_LOAD<T>; p++) x[p] = load(sums + VALUES + d + p * LANES) / weight;
-                Words<C>::store_values(row + d, x);
+                Words<E>::store_values(row + d, x);
             }
             if (row != to) std::copy(row, row + dim, to);
         }
@@ -196,7 +215,8 @@ struct Attention {
     void cut(int threads, std::vector<Tile>& tiles, std::vector<Task>& tasks, int64_t& floats) const {
         const int queries = std::max(1, MAX_ROWS / group());
         int64_t stretches = 0;
-        for (int s = 0; s < num_seqs; s++) stretches += (kv_lens[s] + SPLIT - 1) / SPLIT;
+        for (int s = 0; s < num_seqs; s++)
+            stretches += (kv_lens[s] - first_key(kv_lens[s] - q_len(s) + 1, window) + SPLIT - 1) / SPLIT;
         for (int s = 0; s < num_seqs; s++)
             for (int first = 0; first < q_len(s); first += queries) {
                 const int count = std::min(queries, q_len(s) - first);
@@ -209,14 +229,18 @@ struct Attention {
 
     void add_tasks(Tile t, std::vector<Tile>& tiles, std::vector<Task>& tasks, int64_t& floats) const {
         const int end = keys_seen(t, t.queries - 1), tile = int(tiles.size());
-        const bool several = t.queries == q_len(t.seq) && end > SPLIT;  // long prompts have tiles enough
+        const int begin = first_seen(t) / LANES * LANES, stretch = begin / SPLIT * SPLIT;
+        const bool several = t.queries == q_len(t.seq) && end > stretch + SPLIT;  // long prompts have tiles enough
         if (several) t.parts = floats;
-        for (int begin = 0; begin < end; begin += several ? SPLIT : end) {
-            tasks.push_back({tile, begin, several ? std::min(end, begin + SPLIT) : end});
+        for (int first = stretch, last; first < end; first = last) {
+            last = several ? std::min(end, first + SPLIT) : end;
+            tasks.push_back({tile, std::max(first, begin), last});
             floats += several ? rows(t) * record() : 0;
         }
         tiles.push_back(t);
     }
+
+    int stretches_before(const Tile& t, int key) const { return key / SPLIT - first_seen(t) / SPLIT; }  // the key's own
 
     void run(int threads) const {
         std::vector<Tile> tiles;
@@ -232,7 +256,8 @@ struct Attention {
             for (int i = 0; i < num_tasks; i++) {
                 const Task& task = tasks[i];
                 const Tile& t = tiles[task.tile];
-                float* sums = t.parts < 0 ? w.sums.at(0) : parts.at(t.parts + task.begin / SPLIT * rows(t) * record());
+                const int64_t at = int64_t(stretches_before(t, task.begin)) * rows(t) * record();
+                float* sums = t.parts < 0 ? w.sums.at(0) : parts.at(t.parts + at);
                 attend(t, task.begin, task.end, sums, w);
                 if (t.parts < 0) finish(t, sums, w);
             }
@@ -241,8 +266,8 @@ struct Attention {
                 const Tile& t = tiles[i];
                 if (t.parts < 0) continue;
                 float* sums = parts.at(t.parts);
-                const int size = rows(t) * record(), keys = keys_seen(t, t.queries - 1);
-                for (int n = 1; n * SPLIT < keys; n++) merge(sums, sums + n * size, rows(t), record());
+                const int size = rows(t) * record(), more = stretches_before(t, keys_seen(t, t.queries - 1) - 1);
+                for (int n = 1; n <= more; n++) merge(sums, sums + n * size, rows(t), record());
                 finish(t, sums, w);
             }
         }
@@ -255,7 +280,7 @@ static int run(const void* q, const void* k, const void* v, void* out, const int
                const int32_t* table, const AttentionSizes& n, float scale, int threads) {
     const Attention<T, C> a{(const T*)q, (const C*)k, (const C*)v, (T*)out, starts, kv_lens, table,
                             int(n.num_seqs), int(n.num_rows), int(n.heads), int(n.kv_heads), int(n.dim),
-                            int(n.block_size), int(n.max_blocks), n.q_stride, n.out_stride,
+                            int(n.block_size), int(n.max_blocks), n.q_stride, n.out_stride, n.window,
                             scale * 1.44269504088896f};  // log2(e)
     const int seq = bad_seq(starts, kv_lens, table, n);
     if (seq < 0) a.run(threads);

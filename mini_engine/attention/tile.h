@@ -17,8 +17,12 @@ enum { MAXIMUM = 0, NEW_MAXIMUM = 1, WEIGHTS = LANES, VALUES = 2 * LANES };
 // them. A pair is two neighbours in a query and in a key; then it is two keys' weights, and those keys' values.
 template <typename T>
 struct Layout {  // of a cache that holds what the queries hold
+    using Element = T;  // what the loops over a key or a value load
     static int64_t stride(int dim) { return dim; }                           // elements from one head to the next
     static vec scales(const T* const* row, int dim) { return vec{} + 1.f; }  // what multiplies each key, or value
+    static void open(const T* const* row, int dim, T* to, int width) {  // LANES rows, each `width` after the one before
+        for (int j = 0; j < LANES; j++) std::copy(row[j], row[j] + dim, to + j * width);
+    }
     static void store_values(T* p, const vec* x) { store_joined(p, x); }
 };
 template <typename T>
@@ -119,14 +123,16 @@ INLINE void score_transposed(const float* q, const float* lines, int words, floa
 
 // Scores become weights 2^(score - maximum), in words and times their values' scales; what was summed under a smaller
 // maximum is scaled down first. Three passes over the rows: within one no row waits for another, and a wrong guess
-// whether a maximum grows costs little. The first row sees `visible` keys, each further query one more.
+// whether a maximum grows costs little. The first query sees `visible` keys, each further one a key more; but only the last
+// `window` of them.
 template <typename T>
-static NOINLINE void softmax_update(float* scores, int rows, vec scale, vec value_scale, int visible, int group,
-                                    float* sums, int record) {
+static NOINLINE void softmax_update(float* scores, int rows, vec scale, vec value_scale, int visible, int window,
+                                    int group, float* sums, int record) {
     ivec lane;
     for (int j = 0; j < LANES; j++) lane[j] = j;
     for (int r = 0, member = 0; r < rows; r++) {
-        const vec s = lane < ivec{} + visible ? load(scores + r * LANES) * scale : vec{} - INFINITY;
+        const ivec sees = (lane < ivec{} + visible) & (lane >= ivec{} + (visible - window));
+        const vec s = sees ? load(scores + r * LANES) * scale : vec{} - INFINITY;
         store(scores + r * LANES, s);
         float* own = sums + r * record;
         own[NEW_MAXIMUM] = std::max(own[MAXIMUM], fold_lanes(s, larger)[0]);

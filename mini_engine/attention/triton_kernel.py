@@ -4,7 +4,7 @@ A program takes a tile of one sequence's queries, all query heads of one key/val
 Lengths stay on the GPU: `launch_config` lays the grid out for the most tiles there can be, and each program finds its
 sequence by itself (as in vLLM's unified kernel), so that nothing waits for a copy to the host. A decode is a single
 tile, however long its history; that is cut into splits by its own length, one program each, and a second kernel merges
-them (flash-decoding: Dao and others, 2023).
+them (flash-decoding: Dao and others, 2023). Lesson 15's window is compiled in.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from mini_engine.attention.contract import PagedAttention
+from mini_engine.attention.contract import EVERY_KEY, PagedAttention
 from mini_engine.attention.triton_launch import MAX_SPLITS, MIN_SPLIT, LaunchConfig, launch_config
 from mini_engine.errors import UserError
 
 LOG2_E = 1.4426950408889634  # the kernels' exponentials are powers of two
-LEAST, MOST = tl.constexpr(MIN_SPLIT), tl.constexpr(MAX_SPLITS)
+LEAST, MOST, EVERY = tl.constexpr(MIN_SPLIT), tl.constexpr(MAX_SPLITS), tl.constexpr(EVERY_KEY)
 DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -45,9 +45,10 @@ def paged_attention(
     seq_lens_kv: Tensor,
     block_table: Tensor,
     scale: float,
+    window: int = EVERY_KEY,
 ) -> Tensor:
     """The contract of `mini_engine.attention.contract`, on a GPU. Block ids are trusted: a check would wait."""
-    return launch(_load_rows, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale)
+    return launch(_load_rows, q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, scale, window)
 
 
 def launch(
@@ -59,8 +60,12 @@ def launch(
     seq_lens_kv: Tensor,
     block_table: Tensor,
     scale: float,
+    window: int = EVERY_KEY,
 ) -> Tensor:
-    """Run the kernel over caches that `load_rows`, a function like `_load_rows`, reads."""
+    """Run the kernel over caches that `load_rows`, a function like `_load_rows`, reads.
+
+    Each query sees `window` keys, its own included. What lies behind the windows of a tile's queries is not read.
+    """
     num_rows, heads, dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     num_seqs, max_blocks = block_table.shape
@@ -73,16 +78,17 @@ def launch(
         num_seqs=num_seqs,
         group=heads // kv_heads,
         dim=dim,
-        reach=max_blocks * block_size,
+        reach=min(max_blocks * block_size, window),
         tensor_cores=has_tensor_cores(q),
     )
     parts, stats = _partial_results(config, num_seqs, q)
     _attend[(config.tiles + num_seqs * (config.splits - 1), kv_heads)](
         q, k_cache, v_cache, cu_seqlens_q, seq_lens_kv, block_table, out, parts, stats, scale * LOG2_E,
-        num_seqs, max_blocks, config.tiles, config.splits, LOAD_ROWS=load_rows, **constants(config, q, k_cache),
+        num_seqs, max_blocks, config.tiles, config.splits, LOAD_ROWS=load_rows, **constants(config, q, k_cache, window),
     )  # fmt: skip
     if config.needs_merge:
-        fixed: dict[str, Any] = dict(HEADS=heads, DIM=dim, WIDTH=config.width, SPLITS=config.padded_splits)
+        sizes = dict(HEADS=heads, DIM=dim, WIDTH=config.width, SPLITS=config.padded_splits)
+        fixed: dict[str, Any] = sizes | {"WINDOW": window}
         _merge[(num_seqs, heads)](parts, stats, out, cu_seqlens_q, seq_lens_kv, num_seqs, **fixed)
     return out
 
@@ -92,7 +98,7 @@ def has_tensor_cores(q: Tensor) -> bool:
     return q.element_size() == 2 and (q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) >= (8, 0))
 
 
-def constants(config: LaunchConfig, q: Tensor, k_cache: Tensor) -> dict[str, Any]:
+def constants(config: LaunchConfig, q: Tensor, k_cache: Tensor, window: int = EVERY_KEY) -> dict[str, Any]:
     """What Triton compiles into `_attend`: another kernel for each combination."""
     block_size, kv_heads = k_cache.shape[1:3]
     return dict(
@@ -103,6 +109,7 @@ def constants(config: LaunchConfig, q: Tensor, k_cache: Tensor) -> dict[str, Any
         BLOCK_SIZE=block_size,
         ROWS=config.rows,
         KEYS=config.keys,
+        WINDOW=window,
         PARTIAL=config.needs_merge,
         OPERAND=tl.float32 if knobs.runtime.interpret else DTYPES[q.dtype],
         num_warps=config.warps,
@@ -178,16 +185,36 @@ def _store_part(parts, stats, at, top, weight, total, rows, elements, d, DIM: tl
 
 
 @triton.jit
-def _split_of(kv_len):
-    """How many keys of a decode one program walks: by its own length, so that its bits do not depend on the batch."""
-    return tl.maximum(LEAST, (kv_len + MOST - 1) // MOST)
+def _split_of(keys):
+    """How many keys of a decode one program walks: by their number, so that its bits do not depend on the batch."""
+    return tl.maximum(LEAST, (keys + MOST - 1) // MOST)
+
+
+@triton.jit
+def _keys_of(kv_len, position, part, is_shared, QUERIES: tl.constexpr, WINDOW: tl.constexpr):
+    """The keys begin … end - 1 that a program takes in: its part of those that its tile sees, from `position` on."""
+    seen = tl.minimum(kv_len, position + QUERIES)  # the tile's last query sees none from here on
+    lowest = tl.maximum(0, position + 1 - WINDOW)  # its first query sees none before this one
+    split = tl.where(is_shared, _split_of(kv_len - lowest), kv_len)
+    begin = lowest + part * split
+    return begin, tl.minimum(seen, begin + split)
+
+
+@triton.jit
+def _visible(token, position, WINDOW: tl.constexpr):
+    """Whether queries at these positions see these tokens."""
+    visible = token <= position
+    if WINDOW < EVERY:
+        visible &= token > position - WINDOW
+    return visible
 
 
 @triton.jit(do_not_specialize=["num_seqs", "max_blocks", "tiles", "splits"])  # they change from step to step
 def _attend(
     q, k_cache, v_cache, starts, kv_lens, table, out, parts, stats, scale, num_seqs, max_blocks, tiles, splits,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PARTIAL: tl.constexpr, OPERAND: tl.constexpr, LOAD_ROWS: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, PARTIAL: tl.constexpr, OPERAND: tl.constexpr,
+    LOAD_ROWS: tl.constexpr,
 ):  # fmt: skip
     QUERIES: tl.constexpr = ROWS // GROUP
     tile, kv_head = tl.program_id(0), tl.program_id(1)
@@ -195,9 +222,7 @@ def _attend(
     start = tl.load(starts + seq)
     q_len, kv_len = tl.load(starts + seq + 1) - start, tl.load(kv_lens + seq)
     is_shared = (q_len == 1) & PARTIAL
-    split = tl.where(is_shared, _split_of(kv_len), kv_len)
-    seen = tl.minimum(kv_len, kv_len - q_len + first + QUERIES)  # keys that the tile's last query sees
-    begin, end = part * split, tl.minimum(seen, part * split + split)
+    begin, end = _keys_of(kv_len, kv_len - q_len + first, part, is_shared, QUERIES, WINDOW)  # pyright: ignore
     if first >= q_len or begin >= end:
         return
     row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -216,7 +241,7 @@ def _attend(
         keys = LOAD_ROWS(k_cache, cache_row, token < end, d, DIM).to(OPERAND)  # no change, but the interpreter's dot
         values = LOAD_ROWS(v_cache, cache_row, token < end, d, DIM).to(OPERAND)  # knows no bfloat16
         score = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        visible = (token < end)[None, :] & (token[None, :] <= (kv_len - q_len + query)[:, None])
+        visible = (token < end)[None, :] & _visible(token[None, :], (kv_len - q_len + query)[:, None], WINDOW)
         top, weight, total = _take_in(tl.where(visible, score, float("-inf")), values, top, weight, total, OPERAND)
     if PARTIAL:  # _merge divides what is shared
         at_part = (part.to(tl.int64) * num_seqs + seq) * (KV_HEADS * GROUP) + head  # place in [splits, S, H_q]
@@ -228,14 +253,15 @@ def _attend(
 @triton.jit(do_not_specialize=["num_seqs"])
 def _merge(
     parts, stats, out, starts, kv_lens, num_seqs,
-    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     seq, head = tl.program_id(0), tl.program_id(1)
     start, kv_len = tl.load(starts + seq), tl.load(kv_lens + seq)
     if tl.load(starts + seq + 1) - start != 1:
         return
     part, d = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
-    written = part * _split_of(kv_len) < kv_len
+    keys = tl.minimum(kv_len, WINDOW)
+    written = part * _split_of(keys) < keys
     at = (part.to(tl.int64) * num_seqs + seq) * HEADS + head
     top = tl.load(stats + at * 2, mask=written, other=float("-inf"))
     weight = tl.load(stats + at * 2 + 1, mask=written, other=0.0)

@@ -52,7 +52,7 @@ def launch_config(
         num_seqs: sequences, at least 1. No more rows than sequences is a batch of decodes, for which small tiles do.
         group: query heads that share a key/value head.
         dim: elements of a head.
-        reach: the most keys that a row of the block table can hold.
+        reach: the most keys that a query can see: those that a row of the block table can hold, or a window.
         tensor_cores: whether they multiply numbers of this dtype. Without them a product is unrolled into single
             multiplications, all in registers, so tiles are smaller.
     """

@@ -6,11 +6,12 @@ the files may hold.
 """
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -39,15 +40,23 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
 
+    def sharpness(self, mscale: float) -> float:
+        """Return how much "yarn" sharpens attention over a context `factor` times as long; its paper's mscale is 1."""
+        return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
 
 @dataclass(frozen=True)
 class Qwen3Config:
     """The shape of a dense Qwen3 model. Fields have the names they have in config.json.
 
     has_states: whether some layers keep a state instead of K and V, as lesson 11's do.
+    has_windows: whether some layers see only the last tokens, as lesson 15's do.
+    has_latents: whether K and V are made of something smaller, which is cached in their place, as lesson 16's are.
     """
 
     has_states: ClassVar[bool] = False
+    has_windows: ClassVar[bool] = False
+    has_latents: ClassVar[bool] = False
 
     vocab_size: int
     hidden_size: int
@@ -80,9 +89,19 @@ class Qwen3Config:
         reach = int(self.trained_length * self.rope_scaling.factor) if stretched else 0
         return max(self.max_position_embeddings, reach)
 
+    @property
+    def k_shape(self) -> tuple[int, int]:
+        """What a pool's K holds of a token in each layer: `(H_kv, D)`."""
+        return self.num_key_value_heads, self.head_dim
+
+    @property
+    def v_shape(self) -> tuple[int, int]:
+        """What a pool's V holds of a token in each layer; with latents it differs from `k_shape`."""
+        return self.k_shape
+
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of one token's K and V in all layers: 2 * H_kv * D * layers * itemsize."""
-        return 2 * self.num_key_value_heads * self.head_dim * self.num_hidden_layers * dtype.itemsize
+        return (math.prod(self.k_shape) + math.prod(self.v_shape)) * self.num_hidden_layers * dtype.itemsize
 
     def check_prompt(self, prompt_ids: Sequence[int], max_new_tokens: int = 0) -> None:
         """Raise UserError if this model cannot continue `prompt_ids` by `max_new_tokens` tokens."""
@@ -115,19 +134,30 @@ class Qwen3Config:
         Raises:
             UserError: a file is missing or malformed, or describes a model that cannot run here.
         """
-        from mini_engine.checkpoint.config_schema import read_config, read_rope  # its library is needed only here
+        from mini_engine.checkpoint.config_schema import read_config  # its library is needed only here
 
-        path = directory / "config.json"
-        raw = read_json(path)
-        settings = read_config(raw, path)
-        rope = read_rope(settings, path)
-        _warn_of_lost_theta(settings, rope, path)
-        settings |= {
-            "rope_theta": rope["rope_theta"],
-            "rope_scaling": RopeScaling(**fields_of(RopeScaling, rope)),
-            "eos_token_ids": end_tokens(directory, raw, settings["vocab_size"]),
-        }
-        return cls(**fields_of(cls, settings))
+        return cls(**fields_of(cls, read_settings(directory, read_config)))
+
+
+def read_settings(directory: Path, read: Callable[[dict, Path], dict[str, Any]]) -> dict[str, Any]:
+    """Return what the files of a checkpoint directory say about its shape, by the names of the config's fields.
+
+    Args:
+        read: validates config.json.
+    """
+    from mini_engine.checkpoint.config_schema import read_rope
+
+    path = directory / "config.json"
+    raw = read_json(path)
+    settings = read(raw, path)
+    rope = read_rope(settings, path)
+    _warn_of_lost_theta(settings, rope, path)
+    ends = {"eos_token_id": settings.get("eos_token_id")}  # the default of a family that has one
+    return settings | {
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": RopeScaling(**fields_of(RopeScaling, rope)),
+        "eos_token_ids": end_tokens(directory, ends | raw, settings["vocab_size"]),
+    }
 
 
 def fields_of(cls: type, values: dict) -> dict:

@@ -4,7 +4,7 @@ The validator is pydantic's core. Its schemas are written as function calls, bec
 take a tenth of the engine's start-up.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -14,6 +14,7 @@ from pydantic_core import core_schema as s
 from mini_engine.errors import UserError
 from mini_engine.values import shown
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 WIDTH = s.int_schema(ge=1, le=2**24)  # far beyond any model, and products of three are still sizes that torch can hold
 HEADS = s.int_schema(ge=1, le=2**16)
 LAYERS = s.int_schema(ge=1, le=2**20)
@@ -74,10 +75,27 @@ INDEX = validator(dict(weight_map=s.dict_schema(s.str_schema(), s.str_schema(min
 
 def read_config(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the validated settings of config.json; UserError if they are malformed or another kind of model's."""
+    config = read_shape(raw, path)
+    if other := next((kind for kind in layer_types(raw) if kind != FULL), None):
+        advice = "; lesson 15 does: use LLM, mini-engine or scripts/l15_smoke.py" if has_windows(raw) else ""
+        raise UserError(
+            f"{path} has layers of type {shown(other)}; lesson 0's model attends to the whole history in every layer"
+            + advice
+        )
+    return config
+
+
+def read_shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the validated settings of a dense Qwen3 model, whatever its layers attend to."""
     if is_hybrid(raw):
         raise UserError(
             f"{path.parent} holds a hybrid model ({shown(raw['model_type'])}), which lessons 0 to 10 cannot run; "
             "lesson 11 does: use LLM, mini-engine or scripts/l11_smoke.py"
+        )
+    if has_latents(raw):
+        raise UserError(
+            f"{path.parent} holds a model with latents ({shown(raw.get('model_type'))}), which lessons 0 to 15 cannot "
+            "run; lesson 16 does if its layers are dense: use LLM, mini-engine or scripts/l16_smoke.py"
         )
     if raw.get("model_type") != "qwen3":
         what = shown(raw.get("model_type"))
@@ -90,8 +108,6 @@ def read_config(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
             f"{path} has {config['num_attention_heads']} query heads on {config['num_key_value_heads']} key/value "
             "heads; the first must be a multiple of the second"
         )
-    if other := next((kind for kind in layer_types(raw) if kind != "full_attention"), None):
-        raise UserError(f"{path} has layers of type {shown(other)}; every layer here attends to the whole history")
     return config
 
 
@@ -100,13 +116,26 @@ def is_hybrid(raw: Mapping[str, Any]) -> bool:
     return str(raw.get("model_type")).startswith(("qwen3_5", "qwen3_next"))
 
 
-def layer_types(config: Mapping[str, Any]) -> Iterable[str]:
-    """Return the types of layers. Without a list, a window slides from layer `max_window_layers` on, unless null."""
-    if config.get("layer_types") is not None:
-        return config["layer_types"]
-    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
-    slides = window is not None and config.get("max_window_layers", 28) < config["num_hidden_layers"]
-    return ["sliding_attention"] if slides else ["full_attention"]
+def has_latents(raw: Mapping[str, Any]) -> bool:
+    """Return whether a config.json describes a model with latents, whether or not lesson 16 can run it."""
+    return "kv_lora_rank" in raw or str(raw.get("model_type")).startswith("deepseek_v")
+
+
+def has_windows(raw: Mapping[str, Any]) -> bool:
+    """Return whether a config.json describes a Qwen3 with windows, whether or not lesson 15 can run it."""
+    if raw.get("model_type") != "qwen3" or not isinstance(raw.get("num_hidden_layers"), int):
+        return False
+    types = layer_types(raw)
+    return isinstance(types, list) and SLIDING in types
+
+
+def layer_types(raw: Mapping[str, Any]) -> list[str]:
+    """Return the type of each layer. Without a list, windows slide from layer `max_window_layers` on, unless null."""
+    if raw.get("layer_types") is not None:
+        return raw["layer_types"]
+    slides = raw.get("use_sliding_window") and raw.get("sliding_window", 4096) is not None
+    num_layers, first = raw["num_hidden_layers"], raw.get("max_window_layers", 28)
+    return [SLIDING if slides and layer >= first else FULL for layer in range(num_layers)]
 
 
 def read_rope(config: Mapping[str, Any], path: Path) -> dict[str, Any]:

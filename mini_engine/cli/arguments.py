@@ -13,7 +13,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="DIR_OR_HUB_ID",
-        help="a Qwen3 or hybrid checkpoint, or pocket-hybrid (default: the pocket model)",
+        help="a checkpoint, pocket-hybrid, pocket-windows or pocket-latent (default: the pocket model)",
     )
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
@@ -40,16 +40,17 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kv-dtype",
-        choices=["auto", "int8"],
+        choices=["auto", "int8", "int4"],
         default="auto",
-        help="int8: twice the tokens in the same memory, and slightly different answers (default: the model's dtype)",
+        help="int8: twice the tokens in the same memory, and slightly different answers; int4: three times the tokens, "
+        "further off (default: the model's dtype)",
     )
     add_step_options(parser)
     add_tier_options(parser)
 
 
 def add_step_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for sharing a step between processes (lesson 13) and for steps of several tokens (lesson 14)."""
+    """Add the options for sharing a step between processes (lesson 18) and for steps of several tokens (lesson 14)."""
     parser.add_argument(
         "--tp",
         "--tensor-parallel-size",

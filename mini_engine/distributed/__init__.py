@@ -1,1 +1,1 @@
-"""Lesson 13. More than one machine: routing, replicas, and one model in several processes."""
+"""Lesson 13. More than one machine: routing and replicas."""

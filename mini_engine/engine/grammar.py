@@ -75,7 +75,7 @@ class Anything:
         return b""
 
     def __reduce__(self) -> str:
-        """Pickle by name: in another process it is that process's ANYTHING (lesson 13)."""
+        """Pickle by name: in another process it is that process's ANYTHING (lesson 18)."""
         return "ANYTHING"
 
 

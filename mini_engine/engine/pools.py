@@ -1,7 +1,7 @@
 """Course machinery. Where an engine's pools are: in this process, or in every process that shares the model.
 
 The composition root makes pools, and copies between them and lesson 12's tiers, by way of these methods. Lesson
-13's `SharedPools` has the same ones for ranks.
+18's `SharedPools` has the same ones for ranks.
 """
 
 from typing import Any, Protocol

@@ -100,7 +100,7 @@ class Plan(Protocol):
 
 
 class Group(Protocol):
-    """The processes that run a step together: `ALONE`, or lesson 13's ranks.
+    """The processes that run a step together: `ALONE`, or lesson 18's ranks.
 
     fault: why no step can run any more; empty as long as one can.
     """

@@ -183,6 +183,7 @@ class Scheduler:
             raise UserError(f"request id {shown(request.id)} is in use; give each unfinished request an id of its own")
         size, usable = self.manager.block_size, self.manager.num_usable_blocks
         need = -(-request.max_kv_tokens // size)
+        need += sum(memory.blocks.most(request.max_kv_tokens) for memory in self.memories)
         if need > usable:
             raise UserError(
                 f"{len(request.prompt_ids)} prompt tokens and {request.params.max_tokens} new ones need {need} blocks "

@@ -23,6 +23,7 @@ class Storage:
     plan: plans a step over it. probe: plans one for no request, to measure what a step takes.
     memories: what requests need besides blocks. prefixes: makes the prefix cache.
     states: the pool of states, if the model has any. slots_of: names a request's slots in it.
+    windows: the memory of windows, lesson 15's, if the model has any.
     """
 
     store: Any
@@ -34,6 +35,7 @@ class Storage:
     prefixes: Callable[[int, int], Prefixes] = NoPrefixes
     states: Any = None
     slots_of: Callable[[str], Sequence[int]] = no_slots
+    windows: Any = None
 
 
 def plain_storage(kv: KvPool, copy: CopyBlocks, enable_prefix_caching: bool) -> Storage:

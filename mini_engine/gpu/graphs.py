@@ -34,7 +34,7 @@ from mini_engine.gpu.staging import Staging, Table, block_of, uploaded
 from mini_engine.kv.block_tensor import ForwardMeta
 
 CPU = torch.device("cpu")
-RECORDABLE = ("triton", "int8 triton")  # the other kernels read lengths on the host
+RECORDABLE = ("triton", "int8 triton", "int4 triton")  # the other kernels read lengths on the host
 CAPTURE_STEP = 8  # between two capture sizes, from 8 on: a step has at most 7 rows of padding
 
 Replay = Callable[[], None]
@@ -84,7 +84,7 @@ class DecodeBuffers:
 
     token_ids, positions, slot_mapping: `[max_rows]` int64.
     cu_seqlens_q: `[max_rows + 1]` int32. seq_lens_kv: `[max_rows]` int32. block_table: `[max_rows, max_blocks]` int32.
-    logits: `[max_rows, vocab_size]`. extras: `num_extras` tensors `[max_rows]` int64 for what `Extras` add.
+    logits: `[max_rows, vocab_size]`. extras: tensors of these shapes and dtypes, for what `Extras` add.
 
     Initially all rows are padding. `dtype` is that of the logits. All but the logits lie in one block, `tables`
     `[n]` uint8, the block table last: the bytes of a step's rows are the first ones, and one copy moves them. A step is
@@ -100,13 +100,13 @@ class DecodeBuffers:
         dtype: torch.dtype,
         device: torch.device,
         pin_memory: bool = False,
-        num_extras: int = 0,
+        extras: Sequence[Table] = (),
     ) -> None:
         rows, starts = Table((max_rows,), torch.int64), Table((max_rows + 1,), torch.int32)
-        shapes = [rows] * (num_extras + 3) + [starts, Table((max_rows,), torch.int32)]
+        shapes = [*extras, *[rows] * 3, starts, Table((max_rows,), torch.int32)]
         self.block_size = block_size
         self.tables, views = block_of([*shapes, Table((max_rows, max_blocks), torch.int32)], device, pin_memory)
-        self.extras, (self.token_ids, self.positions, self.slot_mapping) = views[:num_extras], views[num_extras:-3]
+        self.extras, (self.token_ids, self.positions, self.slot_mapping) = views[:-6], views[-6:-3]
         self.cu_seqlens_q, self.seq_lens_kv, self.block_table = views[-3:]
         self.logits = torch.zeros(max_rows, vocab_size, dtype=dtype, device=device)
 
@@ -143,29 +143,36 @@ class DecodeBuffers:
 
 
 class Extras(Protocol):
-    """What a captured step reads of each row besides lesson 3's plan: `NO_EXTRAS`, or lesson 11's state slots."""
+    """What a captured step reads besides lesson 3's plan: `NO_EXTRAS`, lesson 11's state slots, lesson 15's tables."""
 
-    count: int
-
-    def rows(self, chunks: Sequence[Chunk], size: int) -> list[Tensor]:
-        """Return `count` tensors `[size]` int64 for these chunks, padding included."""
+    def tables(self, max_rows: int, max_blocks: int) -> Sequence[Table]:
+        """Return the shape and dtype of each tensor, for steps of at most `max_rows` rows."""
         ...
 
-    def complete(self, meta: ForwardMeta, rows: Sequence[Tensor]) -> ForwardMeta:
-        """Add `rows`, which never move, to a plan."""
+    def fill(self, tensors: Sequence[Tensor], chunks: Sequence[Chunk], meta: ForwardMeta, size: int) -> None:
+        """Copy in what a step of these chunks reads, and turn the rows that remain of `size` into padding.
+
+        Args:
+            tensors: on the host. meta: the plan of the chunks.
+        """
+        ...
+
+    def complete(self, meta: ForwardMeta, tensors: Sequence[Tensor], size: int) -> ForwardMeta:
+        """Add the first `size` rows of `tensors`, which never move, to a plan."""
         ...
 
 
 class NoExtras:
     """The extras of a model with K and V alone."""
 
-    count = 0
-
-    def rows(self, chunks: Sequence[Chunk], size: int) -> list[Tensor]:
+    def tables(self, max_rows: int, max_blocks: int) -> Sequence[Table]:
         """Return none."""
-        return []
+        return ()
 
-    def complete(self, meta: ForwardMeta, rows: Sequence[Tensor]) -> ForwardMeta:
+    def fill(self, tensors: Sequence[Tensor], chunks: Sequence[Chunk], meta: ForwardMeta, size: int) -> None:
+        """Do nothing."""
+
+    def complete(self, meta: ForwardMeta, tensors: Sequence[Tensor], size: int) -> ForwardMeta:
         """Return the plan."""
         return meta
 
@@ -187,7 +194,8 @@ class GraphRunner:
         self.eager, self.model, self.pool, self.extras = eager, eager.model, eager.pool, extras
         self.block_size, model = eager.block_size, eager.model
         max_blocks = min(self.pool.num_blocks - 1, -(-model.config.max_model_len // self.block_size))
-        buffers = partial(DecodeBuffers, max_rows, max_blocks, self.block_size, num_extras=extras.count)
+        more = extras.tables(max_rows, max_blocks)
+        buffers = partial(DecodeBuffers, max_rows, max_blocks, self.block_size, extras=more)
         self.buffers = buffers(model.config.vocab_size, model.dtype, model.device)
         self.host = buffers(0, model.dtype, CPU, pin_memory=model.device.type == "cuda")
         self.staging = Staging(self.host.tables, self.buffers.tables)
@@ -212,7 +220,7 @@ class GraphRunner:
     def decode_of(self, size: int) -> Callable[[], None]:
         """Return a forward pass that reads the first `size` rows of the buffers and writes their logits."""
         buffers = self.buffers
-        meta = self.extras.complete(buffers.meta(size), [rows[:size] for rows in buffers.extras])
+        meta = self.extras.complete(buffers.meta(size), buffers.extras, size)
 
         def decode() -> None:
             buffers.logits[:size].copy_(self.model(buffers.token_ids[:size], self.pool, meta))
@@ -221,7 +229,7 @@ class GraphRunner:
 
     def step_of(self, size: int) -> Step:
         """Return the first `size` rows of the host's buffers, padding included, as a step for the rest of the group."""
-        meta = self.extras.complete(self.host.meta(size), [rows[:size] for rows in self.host.extras])
+        meta = self.extras.complete(self.host.meta(size), self.host.extras, size)
         return Step(self.host.token_ids[:size], meta, torch.arange(size))
 
     def is_decode(self, chunks: Sequence[Chunk]) -> bool:
@@ -244,9 +252,9 @@ class GraphRunner:
 
     def fill(self, chunks: Sequence[Chunk], size: int) -> None:
         """Plan a decode step in the host's buffers."""
-        self.host.fill(plan_step(chunks, self.block_size, CPU), size)
-        for rows, values in zip(self.host.extras, self.extras.rows(chunks, size), strict=True):
-            rows[:size].copy_(values)
+        step = plan_step(chunks, self.block_size, CPU)
+        self.host.fill(step, size)
+        self.extras.fill(self.host.extras, chunks, step.meta, size)
 
     def run_eagerly(self, chunks: Sequence[Chunk]) -> Tensor:
         """Run a prefill or mixed step without a graph; its plan reaches the device in one copy."""

@@ -1,8 +1,8 @@
 """Lesson 10. The KV pool behind a slot allocator: page 0 is padding, and K and V may differ in shape.
 
-In some models keys and values have different heads or dimensions: in multi-head latent attention keys are longer than
-values (DeepSeek-V2, 2024). The pool only stores, so it supports that. The paged kernels do not, so `attend` requires
-the two shapes to be equal.
+In some models what is stored as K and as V differs in heads or dimensions: in multi-head latent attention (DeepSeek-V2,
+2024) it is a latent and a rotary key, which lesson 16's store reads. The pool only stores, so it supports that. The
+paged kernels of lesson 3 do not, so `attend` requires the two shapes to be equal.
 """
 
 from collections.abc import Callable
@@ -59,8 +59,8 @@ class KvPool(block_tensor.KvPool):
 
     @classmethod
     def for_model(cls, config: Qwen3Config, size: int, **options) -> "KvPool":
-        """Return a pool with the layers and key/value heads of this model; `options` are the constructor's."""
-        return cls(size, config.num_hidden_layers, (config.num_key_value_heads, config.head_dim), **options)
+        """Return a pool with the layers of this model and what it stores; `options` are the constructor's."""
+        return cls(size, config.num_hidden_layers, config.k_shape, config.v_shape, **options)
 
     @property
     def size(self) -> int:

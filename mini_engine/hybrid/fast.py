@@ -21,7 +21,7 @@ from mini_engine.hybrid.model import (
 from mini_engine.hybrid.native import Gates, Half, NativeStep
 from mini_engine.hybrid.store import HybridKv
 from mini_engine.layers import native
-from mini_engine.layers.exchange import Exchange, Summed, whole
+from mini_engine.layers.exchange import WHOLE, Exchange, Summed
 from mini_engine.layers.fast_model import check_backend, functions_for
 from mini_engine.layers.packed_layers import PackedLinear
 from mini_engine.layers.torch_layers import TorchLinear
@@ -34,7 +34,7 @@ Pack = Callable[[Tensor, Tensor | None], nn.Module]
 class FastHybridForCausalLM(CausalLM):
     """The model that `speed_up_hybrid` returns. `head` turns normed rows into logits; torch has no native step."""
 
-    def __init__(self, model: HybridForCausalLM, head: nn.Module, native_step: NativeStep | None) -> None:
+    def __init__(self, model: CausalLM, head: nn.Module, native_step: NativeStep | None) -> None:
         super().__init__(model.config, model.model)
         self.head, self.native_step = head, native_step
 
@@ -58,20 +58,20 @@ class RowsOf(nn.Module):
 class FastSwiGLU(nn.Module):
     """The feed-forward block with gate and up in one matrix."""
 
-    def __init__(self, mlp: SwiGLU, pack: Pack, exchange: Exchange = whole) -> None:
+    def __init__(self, mlp: SwiGLU, pack: Pack, exchange: Exchange = WHOLE) -> None:
         super().__init__()
         self.exchange = exchange
         self.gate_up, self.down = pack(joined(mlp.gate_proj, mlp.up_proj), None), pack(mlp.down_proj.weight.data, None)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.exchange(self.down(F.silu(gate).mul_(up)))
+        return self.exchange.all_reduce(self.down(F.silu(gate).mul_(up)))
 
 
 class FastDeltaNet(nn.Module):
     """A delta net with its four projections in one matrix."""
 
-    def __init__(self, layer: GatedDeltaNet, pack: Pack, heads: int, exchange: Exchange = whole) -> None:
+    def __init__(self, layer: GatedDeltaNet, pack: Pack, heads: int, exchange: Exchange = WHOLE) -> None:
         super().__init__()
         self.exchange = exchange
         self.index, self.norm, self.conv_weight = layer.index, layer.norm, layer.conv1d.weight.data[:, 0].contiguous()
@@ -84,7 +84,7 @@ class FastDeltaNet(nn.Module):
         qkv, z, b, a = self.project(x).split(self.sizes, dim=-1)
         g = -self.rate * F.softplus(a.float() + self.dt_bias)
         out = kv.scan(self.index, qkv, g, b.float().sigmoid(), self.conv_weight, meta)
-        return self.exchange(self.out(self.norm(out, z.reshape(out.shape)).reshape(len(x), -1)))
+        return self.exchange.all_reduce(self.out(self.norm(out, z.reshape(out.shape)).reshape(len(x), -1)))
 
 
 class PackedDeltaNet(nn.Module):
@@ -171,7 +171,7 @@ class FastNorm(nn.Module):
 
 
 def speed_up_hybrid(
-    model: HybridForCausalLM | FastHybridForCausalLM, backend: str = "auto", exchange: Exchange | None = None
+    model: HybridForCausalLM | FastHybridForCausalLM, backend: str = "auto", exchange: Exchange = WHOLE
 ) -> FastHybridForCausalLM:
     """Return a fast model that takes over the weights of `model`, which cannot run afterwards.
 
@@ -187,7 +187,7 @@ def speed_up_hybrid(
         return model
     functions = functions_for(model, backend)
     if functions is None:
-        return _with_torch(model, exchange or whole)
+        return _with_torch(model, exchange)
     return _with_packed(model, functions, exchange)
 
 
@@ -209,9 +209,7 @@ def join_layers(model: HybridForCausalLM, pack: Pack, exchange: Exchange) -> Non
     replace_rest(model, pack)
 
 
-def _with_packed(
-    model: HybridForCausalLM, functions: native.Functions, exchange: Exchange | None
-) -> FastHybridForCausalLM:
+def _with_packed(model: HybridForCausalLM, functions: native.Functions, exchange: Exchange) -> FastHybridForCausalLM:
     """Use lesson 9's packed layers. A tied head is also the embedding, which reads its rows out of the tiles."""
     step = NativeStep(model.config, model.dtype)
     head = PackedLinear(functions, model.head_weight.data)
@@ -221,7 +219,7 @@ def _with_packed(
     def pack(weight: Tensor, bias: Tensor | None) -> nn.Module:
         return PackedLinear(functions, weight, bias)
 
-    if exchange is not None:  # half a layer in one call would leave no room for it
+    if exchange is not WHOLE:  # half a layer in one call would leave no room for it
         join_layers(model, pack, exchange)
         return FastHybridForCausalLM(model, head, step)
     heads, loaded = model.config.linear_num_value_heads, cast(Iterable[HybridDecoderLayer], model.model.layers)

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from mini_engine.engine.runner import int64
 from mini_engine.engine.scheduler import Chunk
+from mini_engine.gpu.staging import Table
 from mini_engine.hybrid.gdn_pool import PADDING_SLOT
 from mini_engine.hybrid.runner import SlotsOf, shallow
 from mini_engine.hybrid.store import HybridMeta
@@ -19,16 +21,18 @@ class SlotRows:
         slots_of: names a running request's slots, by its id, its own first.
     """
 
-    count = 1
-
     def __init__(self, slots_of: SlotsOf) -> None:
         self.slots_of = slots_of
 
-    def rows(self, chunks: Sequence[Chunk], size: int) -> list[Tensor]:
-        """Return the slots `[size]`, padding included."""
-        slots = [self.slots_of(chunk.request.id)[0] for chunk in chunks]
-        return [int64(slots + [PADDING_SLOT] * (size - len(slots)))]
+    def tables(self, max_rows: int, max_blocks: int) -> list[Table]:
+        """Return the shape of the slots: one for each row."""
+        return [Table((max_rows,), torch.int64)]
 
-    def complete(self, meta: ForwardMeta, rows: Sequence[Tensor]) -> HybridMeta:
+    def fill(self, tensors: Sequence[Tensor], chunks: Sequence[Chunk], meta: ForwardMeta, size: int) -> None:
+        """Copy in the slots, padding included."""
+        slots = [self.slots_of(chunk.request.id)[0] for chunk in chunks]
+        tensors[0][:size].copy_(int64(slots + [PADDING_SLOT] * (size - len(slots))))
+
+    def complete(self, meta: ForwardMeta, tensors: Sequence[Tensor], size: int) -> HybridMeta:
         """Add the slots to a plan of decode rows."""
-        return HybridMeta(**shallow(meta), single_rows=None, single_slots=rows[0])
+        return HybridMeta(**shallow(meta), single_rows=None, single_slots=tensors[0][:size])

@@ -12,15 +12,16 @@ Guessed tokens (lesson 14) may have to be taken back, so a step leaves the state
 own, and the one behind the last right token becomes the request's.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.hybrid.checkpoints import Checkpoints
 from mini_engine.hybrid.track_slots import TrackSlots
-from mini_engine.kv.places import Lookup
+from mini_engine.kv.places import NOTHING_KEPT, Kept, Lookup
 from mini_engine.kv.radix_node import TOKEN_BYTES, Node
 from mini_engine.kv.request_table import RequestTable
+from mini_engine.kv.seams import NO_BLOCKS, BlockNeeds
 
 
 @dataclass
@@ -52,6 +53,9 @@ class StateMemory:
     Attributes:
         free_slots: working slots that no request holds; the last one is handed out next.
     """
+
+    blocks: BlockNeeds = NO_BLOCKS
+    kept: Kept = NOTHING_KEPT
 
     def __init__(self, states: TrackSlots, block_size: int = 16, interval: int = 256, num_spare: int = 0) -> None:
         if interval < block_size or interval % block_size:
@@ -143,6 +147,9 @@ class StateMemory:
         if slot is not None:
             self.states.copy_states(self.holds[request_id].slots[0], slot)
 
+    def settle(self, request_id: str) -> None:
+        """Do nothing: the state is as large as before."""
+
     def truncate(self, request_id: str, num_tokens: int) -> None:
         """Forget the states behind more tokens. The request's own state cannot forget a token that it has seen.
 
@@ -184,8 +191,12 @@ class StateMemory:
         whole = len(table.shared.key) // TOKEN_BYTES
         return [*range(first, whole + 1, self.interval), *(end for end in hold.ends if end > hold.num_computed)]
 
-    def drop(self, node: Node) -> None:
-        """Drop the node's checkpoint: a node that loses blocks ends elsewhere."""
+    def num_evictable(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
+        """Return 0: states are no blocks."""
+        return 0
+
+    def drop(self, node: Node, blocks: Sequence[int]) -> None:
+        """Drop the node's checkpoint: a node that has lost blocks ends elsewhere."""
         self.checkpoints.drop(node)
 
     def _ends(self, num_tokens: int, num_found: int, num_known: int) -> list[int]:

@@ -53,7 +53,7 @@ def hybrid_storage(
 
     Args:
         maker: makes the KV pool. native_step: the C++ step of delta nets; None for torch.
-        slots: returns what hands out the pool's slots and copies their states; with ranks (lesson 13) in all of them.
+        slots: returns what hands out the pool's slots and copies their states; with ranks (lesson 18) in all of them.
 
     Raises:
         UserError: an option is invalid, or the memory is too small.

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from mini_engine.checkpoint.weights import check_place, read_into, resolve_checkpoint
+from mini_engine.checkpoint.stored import Stored
+from mini_engine.checkpoint.weights import check_place, resolve_checkpoint
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.model import HybridForCausalLM
 
@@ -20,6 +21,9 @@ def load_hybrid(
         UserError: the checkpoint, the dtype or the device cannot be used; the message says why.
     """
     check_place(dtype, device)
-    directory = resolve_checkpoint(path_or_hub_id)
-    config = HybridConfig.from_dir(directory)
-    return read_into(HybridForCausalLM, config, directory, dtype, device, ignored=(PREDICTION_HEADS,))
+    return stored_hybrid(resolve_checkpoint(path_or_hub_id)).load(dtype, device)
+
+
+def stored_hybrid(directory: Path) -> Stored[HybridForCausalLM]:
+    """Return the checked tensors of a dense hybrid checkpoint. UserError: the checkpoint cannot be used."""
+    return Stored(HybridForCausalLM, HybridConfig.from_dir(directory), directory, ignored=(PREDICTION_HEADS,))

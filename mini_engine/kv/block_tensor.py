@@ -7,13 +7,14 @@ the unused entries of a block table point at it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.block_table import NULL_BLOCK, BlockTable
+from mini_engine.kv.direct import LayerCache
 from mini_engine.kv.token_flat import check_slots
 
 
@@ -51,12 +52,33 @@ def allocate_layers(
     return layers
 
 
+class PoolShape(Protocol):
+    """What a pool must know of a model: its config, or what has the same names."""
+
+    @property
+    def num_hidden_layers(self) -> int: ...
+
+    @property
+    def k_shape(self) -> tuple[int, int]:
+        """Heads and numbers of a head that K holds of a token."""
+        ...
+
+    @property
+    def v_shape(self) -> tuple[int, int]:
+        """The same of V; with latents (lesson 16) another."""
+        ...
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Return the bytes of one token in all layers."""
+        ...
+
+
 class KvPool:
-    """K and V of all requests, `[num_blocks, block_size, H_kv, D]` for each layer.
+    """K and V of all requests, `[num_blocks, block_size, H_kv, D]` for each layer, as the shape says.
 
     `num_blocks` includes the null block. `kernel` is a paged-attention kernel of `mini_engine.attention`; it reads the
-    pool in place. `direct` says that K and V are stored as they are, so that layers (lesson 9) may write them and call
-    the kernel without asking the pool.
+    pool in place. `direct` says that K and V are stored as they are, so that layers (lesson 9) may write `layer_caches`
+    and call the kernel without asking the pool.
 
     Raises:
         UserError: a size is not a positive integer, or the pool does not fit in memory.
@@ -66,7 +88,7 @@ class KvPool:
 
     def __init__(
         self,
-        config: Qwen3Config,
+        config: PoolShape,
         num_blocks: int,
         block_size: int,
         kernel: Callable[..., Tensor],
@@ -75,10 +97,10 @@ class KvPool:
     ) -> None:
         if not all(isinstance(size, int) and size > 0 for size in (num_blocks, block_size)):
             raise UserError(f"{num_blocks} blocks of {block_size} slots do not make a pool; use integers of at least 1")
-        shape = (num_blocks, block_size, config.num_key_value_heads, config.head_dim)
+        layers, blocks = config.num_hidden_layers, (num_blocks, block_size)
         try:
-            self.K = allocate_layers(config.num_hidden_layers, shape, dtype, device)
-            self.V = allocate_layers(config.num_hidden_layers, shape, dtype, device)
+            self.K = allocate_layers(layers, (*blocks, *config.k_shape), dtype, device)
+            self.V = allocate_layers(layers, (*blocks, *config.v_shape), dtype, device)
         except (RuntimeError, TypeError) as error:  # TypeError: not even 64 bits hold the size
             wanted = num_blocks * block_size * config.kv_bytes_per_token(dtype)
             raise UserError(
@@ -110,10 +132,10 @@ class KvPool:
                 does not read slots on a device, since every layer would wait for it.
         """
         flat_k, flat_v = self.K[layer].flatten(0, 1), self.V[layer].flatten(0, 1)
-        expected = (len(slot_mapping), *flat_k.shape[1:])
-        if k.shape != expected or v.shape != expected:
+        of_k, of_v = ((len(slot_mapping), *flat.shape[1:]) for flat in (flat_k, flat_v))
+        if k.shape != of_k or v.shape != of_v:
             raise ValueError(
-                f"k {tuple(k.shape)} and v {tuple(v.shape)} must both be {expected}, one row for each slot"
+                f"k {tuple(k.shape)} and v {tuple(v.shape)} must be {of_k} and {of_v}, one row for each slot"
             )
         check_slots(slot_mapping, len(flat_k))
         flat_k[slot_mapping] = k
@@ -130,6 +152,10 @@ class KvPool:
             meta.block_table,
             q.shape[-1] ** -0.5,
         )
+
+    def layer_caches(self, meta: ForwardMeta) -> list[LayerCache]:
+        """Return the tensors of each layer, with the slots and the table that all layers share."""
+        return [LayerCache(k, v, meta.slot_mapping, meta.block_table) for k, v in zip(self.K, self.V, strict=True)]
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy block sources[i] to targets[i] in every layer, K and V, as if all were read before any is written.

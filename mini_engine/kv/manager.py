@@ -45,7 +45,7 @@ class KvCacheManager:
         block_size: slots per block.
         copy: copies blocks in the pool, `KvPool.copy_blocks`: it reads all sources before it writes any target.
         prefixes: makes the prefix cache, of the first two.
-        memories: what requests need besides blocks.
+        memories: what requests need besides their tables.
         connector: other places where KV may be.
     """
 
@@ -93,6 +93,7 @@ class KvCacheManager:
         """
         found = self.prefixes.peek(token_ids, namespace, self.tables)
         num_blocks = -(-(num_tokens - found.num_tokens) // self.block_size) + found.num_evictable
+        num_blocks += sum(memory.blocks.cost(num_tokens, found.num_tokens) for memory in self.memories)
         should_wait = found.prefix_in_flight or not all(memory.has_room for memory in self.memories)
         if self.tables and not should_wait:  # others can run meanwhile
             should_wait = self.connector.prefix_in_flight(token_ids, namespace, found.num_tokens)
@@ -126,7 +127,7 @@ class KvCacheManager:
         if not load.num_tokens:
             return num_found
         try:
-            self.grow(request_id, num_found + load.num_tokens)
+            self.grow(request_id, num_found + load.num_tokens, num_loaded=num_found + load.num_tokens)
         except OutOfBlocks:  # they are computed later, chunk by chunk
             return num_found
         table = self.tables[request_id]
@@ -140,12 +141,17 @@ class KvCacheManager:
         """Return how many more blocks the request needs to have slots for `num_tokens` tokens in total."""
         table = self.tables[request_id]
         missing = max(0, -(-num_tokens // self.allocator.block_size) - len(table.blocks))
+        for memory in self.memories:
+            missing += memory.blocks.num_reserved(request_id, num_tokens)
         return missing + self.prefixes.num_shared(table, num_tokens)
 
-    def grow(self, request_id: str, num_tokens: int) -> array:
+    def grow(self, request_id: str, num_tokens: int, num_loaded: int = 0) -> array:
         """Ensure that the request has slots for `num_tokens` tokens in total. Never takes any away.
 
-        Its table's `num_tokens` rises to `num_tokens`; it never falls.
+        Its table's `num_tokens` rises to `num_tokens`; it never falls. The request's memories grow with it.
+
+        Args:
+            num_loaded: the first tokens, which a connector fills and no step computes.
 
         Returns:
             its blocks, in order, as an int32 array: the table's `row`.
@@ -155,9 +161,14 @@ class KvCacheManager:
             KeyError: the request has no table.
         """
         table = self.tables[request_id]
-        self.prefixes.prepare(table, num_tokens, self.copy)
+        num_more = 0
+        for memory in self.memories:
+            num_more += memory.blocks.num_missing(request_id, num_tokens, num_loaded)
+        self.prefixes.prepare(table, num_tokens, self.copy, num_more)
         if num_tokens > len(table.blocks) * self.allocator.block_size:
             table.append(num_tokens - table.num_tokens)
+            for memory in self.memories:
+                memory.blocks.grow(request_id, num_tokens, num_loaded)
         elif num_tokens > table.num_tokens:  # most decode steps: the last block still has room
             table.num_tokens = num_tokens
         return table.row
@@ -172,13 +183,14 @@ class KvCacheManager:
         table = self.tables[request_id]
         keeping = [memory for memory in self.memories if memory.commit(request_id, num_computed)]
         stored = self.prefixes.commit(table, token_ids, num_computed, bool(keeping))
-        if stored is None:
-            return
-        is_kept = bool(keeping) and len(stored.blocks) * self.block_size == num_computed
-        if is_kept:
-            for memory in keeping:
-                memory.keep(request_id, table)
-        self.connector.save(request_id, stored, is_kept)
+        if stored is not None:
+            is_kept = bool(keeping) and len(stored.blocks) * self.block_size == num_computed
+            if is_kept:
+                for memory in keeping:
+                    memory.keep(request_id, table)
+            self.connector.save(request_id, stored, is_kept)
+        for memory in self.memories:
+            memory.settle(request_id)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
         """Keep the request's first `num_tokens` tokens; free the blocks that hold none of them.

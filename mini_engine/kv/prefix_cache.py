@@ -28,6 +28,7 @@ class PrefixCache:
         capacity: the maximum number of blocks in the tree; None for no limit but the pool.
         policy: which stored prefix is evicted first: LRU, LFU or FIFO of `eviction.py`.
         places: where in a prefix a request can begin: behind every block, or where lesson 11 has a state.
+        allocator: of the pool, if others draw blocks from it too (lesson 15).
 
     Attributes:
         stats: prompt tokens of all admitted requests, and how many of them were found.
@@ -40,8 +41,9 @@ class PrefixCache:
         capacity: int | None = None,
         policy: EvictionPolicy | None = None,
         places: Places = EVERY_BLOCK,
+        allocator: RefCountedAllocator | None = None,
     ) -> None:
-        self.allocator = RefCountedAllocator(num_blocks, block_size)
+        self.allocator = allocator or RefCountedAllocator(num_blocks, block_size)
         self.tree = RadixTree(block_size, self.allocator, capacity, policy, places)
         self.block_size, self.places = block_size, places
         self.stats = HitStats()
@@ -49,7 +51,7 @@ class PrefixCache:
     @property
     def num_evictable(self) -> int:
         """Blocks that only the tree holds, outside every request's prefix."""
-        return self.tree.num_blocks - self.tree.num_protected
+        return self.tree.num_blocks - self.tree.num_protected + self.places.kept.num_evictable
 
     def peek(self, token_ids: Sequence[int], namespace: Hashable, running: Mapping[str, RequestTable]) -> Found:
         """Return what `begin` would find. The stored blocks that running requests have locked cost nothing to share.
@@ -57,8 +59,11 @@ class PrefixCache:
         More is coming if a running request is computing the next place that this one could begin at.
         """
         key = key_of(token_ids)
-        found = self.tree.peek(self._usable(key, namespace), namespace)
-        return Found(*found, self._prefix_in_flight(self._whole(key), namespace, found.num_tokens, running))
+        usable = self._usable(key, namespace)
+        found = self.tree.peek(usable, namespace)
+        num_evictable = found.num_evictable + self.places.num_evictable(self.tree, usable, namespace)
+        in_flight = self._prefix_in_flight(self._whole(key), namespace, found.num_tokens, running)
+        return Found(found.num_tokens, num_evictable, in_flight)
 
     def begin(self, table: RequestTable, token_ids: Sequence[int], namespace: Hashable) -> int:
         """Begin a table with the stored blocks of the longest cached prefix, locked by the same call that finds them.
@@ -89,16 +94,19 @@ class PrefixCache:
         """Return 1 if the next token would be written into a block that has other holders."""
         return int(table.shared.may_share_last and self._writes_shared(table, num_tokens))
 
-    def prepare(self, table: RequestTable, num_tokens: int, copy: CopyBlocks) -> None:
+    def prepare(self, table: RequestTable, num_tokens: int, copy: CopyBlocks, num_more: int = 0) -> None:
         """Evict unlocked prefixes if blocks are needed, and copy a shared block before it is written.
+
+        Args:
+            num_more: blocks that the request's memories take besides.
 
         Raises:
             OutOfBlocks: there are too few, even so; nothing was evicted.
         """
         missing = -(-num_tokens // self.block_size) - len(table.blocks)
-        if missing <= 0 and not table.shared.may_share_last:
+        if missing <= 0 and not num_more and not table.shared.may_share_last:
             return
-        self._make_free(max(0, missing) + self.num_shared(table, num_tokens))
+        self._make_free(max(0, missing) + num_more + self.num_shared(table, num_tokens))
         if self._writes_shared(table, num_tokens):
             self._copy_on_write(table, copy)
 
@@ -139,14 +147,13 @@ class PrefixCache:
 
     def release(self, table: RequestTable, computed_ids: Sequence[int]) -> Stored | None:
         """Keep the whole blocks of `computed_ids` in the tree, and unlock them. Return them if any is new."""
-        shared, stored = table.shared, None
-        if num_blocks := len(computed_ids) // self.block_size:
-            key = key_of(computed_ids[: num_blocks * self.block_size])
-            self.tree.insert(key, table.blocks[:num_blocks], shared.namespace)
-            if num_blocks > shared.num_stored:
-                stored = Stored(key, shared.namespace, table.blocks[:num_blocks], shared.num_stored)
+        shared, start = table.shared, table.shared.num_stored
+        num_blocks = len(computed_ids) // self.block_size
+        if num_blocks:
+            shared.key = key_of(computed_ids[: num_blocks * self.block_size])
+            self.store(table, num_blocks)
         self.tree.unlock(shared.node)
-        return stored
+        return Stored(shared.key, shared.namespace, table.blocks[:num_blocks], start) if num_blocks > start else None
 
     def shared(self, blocks: Collection[int]) -> list[int]:
         """Return those of `blocks` that have several holders: what is written there, others would read."""
@@ -186,14 +193,23 @@ class PrefixCache:
         table.adopt(blocks, num_tokens)
 
     def _make_free(self, num_blocks: int) -> None:
-        """Ensure `num_blocks` free blocks, evicting if necessary, or raise OutOfBlocks and evict nothing."""
+        """Ensure `num_blocks` free blocks, evicting if necessary, or raise OutOfBlocks and evict nothing.
+
+        What the tree holds besides its own blocks goes first, as far as no place needs it (lesson 15).
+        """
         num_free = self.allocator.num_free
         if num_blocks <= num_free:
             return
         if num_blocks > num_free + self.num_evictable:
             usable = self.allocator.num_blocks - 1
             raise OutOfBlocks(f"need {num_blocks} blocks, {num_free + self.num_evictable} free of {usable}")
-        self.tree.evict(num_blocks - num_free)
+        kept = self.places.kept
+        kept.trim(num_blocks - num_free)
+        while (missing := num_blocks - self.allocator.num_free) > 0 and self.tree.evict(
+            -(-missing // kept.blocks_each)
+        ):
+            pass
+        kept.evict(missing)
 
     def _include(self, table: RequestTable, token_ids: Sequence[int], num_blocks: int) -> None:
         """Extend the part of the table that the tree is to store: an answer's tokens are not in `key`."""

@@ -134,6 +134,13 @@ class RadixTree:
         with self.mutex:
             return list(self._walk(key_of(token_ids), namespace)[0].path())
 
+    def prefix(self, token_ids: Sequence[int] | bytes, namespace: Hashable = None) -> list[int]:
+        """Return the blocks that `match` would find, in order, without marking anything as used."""
+        with self.mutex:
+            node, _, child, common = self._walk(key_of(token_ids), namespace)
+            blocks = [block for part in reversed(list(node.path())) for block in part.blocks]
+            return blocks + child.blocks[:common] if child else blocks
+
     def insert(
         self, token_ids: Sequence[int] | bytes, blocks: Sequence[int], namespace: Hashable = None, lock: bool = False
     ) -> Match:
@@ -272,8 +279,8 @@ class RadixTree:
 
     def _cut(self, leaf: Node, num_blocks: int) -> list[int]:
         """Remove up to `num_blocks` blocks from a leaf's end. An empty leaf is removed; its parent may be next."""
-        self.places.drop(leaf)
         gone = leaf.blocks[-num_blocks:][::-1]
+        self.places.drop(leaf, gone)
         del leaf.blocks[-num_blocks:], leaf.key[-num_blocks * self.width :]
         self.num_blocks -= len(gone)
         if leaf.blocks or leaf.parent is None:

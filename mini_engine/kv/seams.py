@@ -1,7 +1,7 @@
 """Lesson 5. The parts that a manager can be given later, and the null objects that stand in their places here.
 
     prefixes     keeps KV after a request has ended, for prompts that begin alike: none here, lesson 8's radix tree
-    memories     what a request needs besides blocks: nothing here, a state in lesson 11
+    memories     what a request needs besides its table: nothing here, a state in lesson 11, windows in lesson 15
     connector    other places where KV may be: none here, host memory and a disk in lesson 12
 
 The manager asks them in turn and knows the rules of none. Their names are those of vLLM's KV connectors where it has
@@ -76,8 +76,12 @@ class Prefixes(Protocol):
         """Return how many shared blocks must be copied before the table can grow to `num_tokens` tokens."""
         ...
 
-    def prepare(self, table: RequestTable, num_tokens: int, copy: CopyBlocks) -> None:
-        """Ensure that the table can grow to `num_tokens` tokens: evict, and copy what it may not write."""
+    def prepare(self, table: RequestTable, num_tokens: int, copy: CopyBlocks, num_more: int = 0) -> None:
+        """Ensure that the table can grow to `num_tokens` tokens: evict, and copy what it may not write.
+
+        Args:
+            num_more: blocks that the request's memories take besides.
+        """
         ...
 
     def commit(
@@ -136,7 +140,7 @@ class NoPrefixes:
         """Return 0: each block has one holder."""
         return 0
 
-    def prepare(self, table: RequestTable, num_tokens: int, copy: CopyBlocks) -> None:
+    def prepare(self, table: RequestTable, num_tokens: int, copy: CopyBlocks, num_more: int = 0) -> None:
         """Do nothing: there is nothing to evict or to copy."""
 
     def commit(
@@ -161,8 +165,66 @@ class NoPrefixes:
         """Do nothing."""
 
 
+class BlockNeeds(Protocol):
+    """The blocks that a memory takes of the pool, beside those of the request's table: `NO_BLOCKS`, or lesson 15's."""
+
+    def most(self, num_tokens: int) -> int:
+        """Return the most blocks that a request of `num_tokens` tokens ever holds."""
+        ...
+
+    def cost(self, num_tokens: int, num_found: int) -> int:
+        """Return how many a request takes that begins behind `num_found` tokens and is promised room for all."""
+        ...
+
+    def num_reserved(self, request_id: str, num_tokens: int) -> int:
+        """Return how many more a running request takes at the most until `num_tokens` tokens are computed."""
+        ...
+
+    def num_missing(self, request_id: str, num_tokens: int, num_loaded: int) -> int:
+        """Return how many `grow` takes."""
+        ...
+
+    def grow(self, request_id: str, num_tokens: int, num_loaded: int) -> None:
+        """Take blocks for `num_tokens` tokens. The first `num_loaded` come from a connector and are not computed."""
+        ...
+
+
+class NoBlocks:
+    """The needs of a memory that takes no blocks."""
+
+    def most(self, num_tokens: int) -> int:
+        """Return 0."""
+        return 0
+
+    def cost(self, num_tokens: int, num_found: int) -> int:
+        """Return 0."""
+        return 0
+
+    def num_reserved(self, request_id: str, num_tokens: int) -> int:
+        """Return 0."""
+        return 0
+
+    def num_missing(self, request_id: str, num_tokens: int, num_loaded: int) -> int:
+        """Return 0."""
+        return 0
+
+    def grow(self, request_id: str, num_tokens: int, num_loaded: int) -> None:
+        """Take nothing."""
+
+
+NO_BLOCKS = NoBlocks()
+
+
 class CacheMemory(Protocol):
-    """What a request needs besides blocks: lesson 11's StateMemory. It knows requests by their ids."""
+    """What a request needs besides its table: lesson 11's StateMemory, lesson 15's WindowMemory.
+
+    It knows requests by their ids.
+    """
+
+    @property
+    def blocks(self) -> BlockNeeds:
+        """What it takes of the pool."""
+        ...
 
     @property
     def has_room(self) -> bool:
@@ -191,6 +253,10 @@ class CacheMemory(Protocol):
 
     def keep(self, request_id: str, table: RequestTable) -> None:
         """Keep it in the prefix cache, at the end of the table's stored blocks."""
+        ...
+
+    def settle(self, request_id: str) -> None:
+        """Release what no later token needs. The prefix cache has taken the blocks that it wants."""
         ...
 
     def announce_drafts(self, request_id: str, num_drafts: int) -> None:

@@ -3,8 +3,8 @@
 There are two backends. "packed" is this lesson's C++ over packed weights. "torch" needs no compiler: joined matrices,
 weights that oneDNN packs, and fewer but larger operations.
 
-A layer in one call leaves no room for an exchange between processes (lesson 13). With one, "packed" means torch's
-layers over packed matrices.
+A process that has only a part of each matrix (lesson 18) hands in an exchange. Where C++ cannot call it, "packed" means
+torch's layers over packed matrices.
 """
 
 import sys
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import UserError
 from mini_engine.layers import native
-from mini_engine.layers.exchange import Exchange, whole
+from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.packed_layers import PackedLinear, PackedModel
 from mini_engine.layers.torch_layers import TorchLinear, TorchModel
 from mini_engine.model.causal_lm import CausalLM
@@ -42,7 +42,7 @@ class FastQwen3ForCausalLM(CausalLM):
 
 
 def speed_up(
-    model: Qwen3ForCausalLM | FastQwen3ForCausalLM, backend: str = "auto", exchange: Exchange | None = None
+    model: Qwen3ForCausalLM | FastQwen3ForCausalLM, backend: str = "auto", exchange: Exchange = WHOLE
 ) -> FastQwen3ForCausalLM:
     """Return a fast model that takes over the weights of `model`, which cannot run afterwards.
 
@@ -51,7 +51,7 @@ def speed_up(
 
     Args:
         backend: "packed", "torch", or "auto": the first that works on this machine.
-        exchange: completes the sums of o and down if this model has only a part of both. None: it has all of them.
+        exchange: completes the sums of o and down if this model has only a part of both.
 
     Raises:
         UserError: the backend does not exist, or does not work here; `model` is unchanged.
@@ -61,7 +61,7 @@ def speed_up(
         return model
     functions = functions_for(model, backend)
     if functions is None:
-        return _with_torch(model, exchange or whole)
+        return _with_torch(model, exchange)
     return _with_packed(model, functions, exchange)
 
 
@@ -90,16 +90,17 @@ def functions_for(model: Qwen3ForCausalLM, backend: str) -> native.Functions | N
         return None
 
 
-def _with_packed(
-    model: Qwen3ForCausalLM, functions: native.Functions, exchange: Exchange | None
-) -> FastQwen3ForCausalLM:
+def _with_packed(model: Qwen3ForCausalLM, functions: native.Functions, exchange: Exchange) -> FastQwen3ForCausalLM:
     """Use the packed backend. A tied head is also the embedding, which then reads its rows out of the tiles."""
 
     def join(*linears: nn.Linear) -> PackedLinear:
         return join_packed(functions, *linears)
 
     embedding, head_weight = model.model.embed_tokens, model.head_weight.data
-    layers = PackedModel(functions, model) if exchange is None else TorchModel(model, join, exchange)
+    if exchange.native(model.dtype) is None:
+        layers = TorchModel(model, join, exchange)
+    else:
+        layers = PackedModel(functions, model, exchange)
     head = PackedLinear(functions, head_weight)
     embed = head.packed.rows if model.config.tie_word_embeddings else embedding
     return FastQwen3ForCausalLM(model.config, layers, embed, head)

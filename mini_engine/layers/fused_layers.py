@@ -15,12 +15,9 @@ from torch import Tensor, nn
 
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import UserError
-from mini_engine.gpu import kv_pool
-from mini_engine.kv import block_tensor
+from mini_engine.kv.direct import DirectStore, LayerCache
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
-
-STORES_ROWS_AS_THEY_ARE = (block_tensor.KvPool.set_kv, kv_pool.KvPool.set_kv)
 
 
 class LayerKernels(Protocol):
@@ -77,23 +74,34 @@ class FusedDecoderLayer(nn.Module):
         self.input_norm = FusedNorm(layer.input_layernorm.weight, self.eps, kernels)
         self.post_norm = FusedNorm(layer.post_attention_layernorm.weight, self.eps, kernels)
 
-    def forward(self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        kv: KvStore,
+        meta: Any,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Run a layer. cache: where to write K and V; None for a store that writes them itself."""
         qkv = F.linear(self.input_norm(x, delta), *self.qkv)
-        q = self.place(qkv, cos, sin, kv, meta)
+        if cache is None or cache.k.dtype != qkv.dtype:
+            q = self.hand_over(qkv, cos, sin, kv, meta)
+        else:
+            q = self.norm_rope(qkv, cos, sin, cache.slots.contiguous(), cache.k, cache.v)
         out = kv.attend(self.layer_idx, q, meta).reshape(len(x), -1)
         normed = self.post_norm(x, F.linear(out, *self.o))
         return F.linear(self.kernels.silu_mul(F.linear(normed, *self.gate_up)), *self.down)
 
-    def place(self, qkv: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
-        """Return q; write k and v into the store, directly if it keeps rows of this dtype as they are."""
-        if type(kv).set_kv in STORES_ROWS_AS_THEY_ARE:
-            pool = cast(block_tensor.KvPool, kv)
-            k, v = pool.K[self.layer_idx], pool.V[self.layer_idx]
-            if k.dtype == qkv.dtype:
-                return self.kernels.norm_rope(qkv, self.head_norms, cos, sin, self.eps, meta.slot_mapping, k, v)
+    def norm_rope(self, qkv: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return q; write this step's keys and values into `rows` of k and v."""
+        return self.kernels.norm_rope(qkv, self.head_norms, cos, sin, self.eps, rows, k, v)
+
+    def hand_over(self, qkv: Tensor, cos: Tensor, sin: Tensor, kv: KvStore, meta: Any) -> Tensor:
+        """Return q; give keys and values to the store."""
         k, v = (qkv.new_empty(len(qkv), *self.kv_shape) for _ in range(2))
-        rows = torch.arange(len(qkv), device=qkv.device)
-        q = self.kernels.norm_rope(qkv, self.head_norms, cos, sin, self.eps, rows, k, v)
+        q = self.norm_rope(qkv, cos, sin, torch.arange(len(qkv), device=qkv.device), k, v)
         kv.set_kv(self.layer_idx, meta.slot_mapping, k, v)
         return q
 
@@ -111,9 +119,11 @@ class FusedModel(nn.Module):
     def forward(self, x: Tensor, kv: KvStore, meta: Any, rows: Tensor | None = None) -> Tensor:
         """Run embedded tokens x `[T, hidden_size]`, which is written over; return the normed `rows`, or all."""
         cos, sin = self.rope(meta.positions, x.dtype)
+        is_direct = getattr(kv, "direct", False)
+        caches = cast(DirectStore, kv).layer_caches(meta) if is_direct else [None] * len(self.layers)
         delta = None
-        for layer in self.layers:
-            delta = layer(x, delta, cos, sin, kv, meta)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            delta = layer(x, delta, cos, sin, kv, meta, cache)
         if rows is not None and delta is not None:
             x, delta = x[rows], delta[rows]
         return self.norm(x, delta)

@@ -1,4 +1,4 @@
-// Lesson 9. Qwen3's decoder layers over packed weights and lesson 3's pool; one call runs all of them.
+// Lesson 9. Qwen3's decoder layers over packed weights and each layer's cache; one call runs all of them.
 //
 //   before_attention   norm, q/k/v, norm of each head, RoPE, K and V into their slots
 //   attention          lesson 3's kernel, passed in as a function pointer
@@ -25,20 +25,31 @@ struct Memory {  // rows that start `stride` elements apart
     void* data;
     int64_t stride;
 };
+struct Exchange {  // of a process that has a part of every matrix: completes sums over all of them
+    int (*add_up)(void* meeting, void* x, int64_t count);  // in place; nullptr if this process has all of each matrix
+    void* meeting;
+    int64_t is_first, failed;  // the first process alone adds x itself; what add_up returned, if not 0
+};
 struct Step {  // one step's activations
     int64_t tokens;
     Memory x, normed, qkv, attended, activated;  // [tokens, ...]: hidden, hidden, q + k + v, q, intermediate
     const void *cos, *sin;                       // [tokens, dim]
-    const int64_t* slots;                        // [tokens], where K and V are written
     const int64_t* sampled;                      // rows that the last layer still needs after K and V, ascending
     int64_t samples;
     double* seconds;  // [threads, NUM_TIMES]: each part's, and when a thread's last one ended; or nullptr
+    Exchange* exchange;
+};
+struct Cache {  // what one layer writes and reads
+    void *k, *v;
+    const int64_t* slots;  // [tokens], where K and V are written
+    const int32_t* table;  // [num_seqs, max_blocks], what attention reads
+    int64_t max_blocks, window;
 };
 struct Pool {
     PagedAttention* attention;
-    void *const *k, *const *v;  // each layer's cache
-    const int32_t *starts, *sampled_starts, *kv_lens, *table;
-    AttentionSizes sizes;  // as lesson 3's kernel expects; the number of rows is set per layer
+    const Cache* caches;  // one for each layer
+    const int32_t *starts, *sampled_starts, *kv_lens;
+    int64_t num_seqs, num_blocks, block_size;
     float scale;
 };
 }
@@ -68,8 +79,8 @@ struct Decoder {
     Rows<T> attended() const { return rows(step.attended, s.heads * s.dim); }
     Rows<T> qkv() const { return rows(step.qkv, (s.heads + 2 * s.kv_heads) * s.dim); }
 
-    // Without caches, K and V stay where they are, in the rows of qkv.
-    void before_attention(const Layer& layer, T* k_cache, T* v_cache) const {
+    // Without a cache, K and V stay where they are, in the rows of qkv.
+    void before_attention(const Layer& layer, const Cache* cache) const {
         rms_norm(x(), (const T*)layer.input_norm, s.eps, normed());
         done(NORMS), wait();
         Rows<T> out = qkv();
@@ -79,10 +90,10 @@ struct Decoder {
         }
         done(MATRICES), wait();
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < step.tokens; t++) finish_heads(layer, t, k_cache, v_cache);
+        for (int64_t t = 0; t < step.tokens; t++) finish_heads(layer, t, cache);
     }
 
-    void finish_heads(const Layer& layer, int64_t token, T* k_cache, T* v_cache) const {
+    void finish_heads(const Layer& layer, int64_t token, const Cache* cache) const {
         T* head = qkv().at(token);
         const T *cos = (const T*)step.cos + token * s.dim, *sin = (const T*)step.sin + token * s.dim;
         for (int64_t h = 0; h < s.heads + s.kv_heads; h++) {
@@ -90,23 +101,32 @@ struct Decoder {
             norm_and_rope(head + h * s.dim, (const T*)weight, cos, sin, s.dim, s.eps);
         }
         done(HEADS);
-        if (!k_cache) return;
-        const int64_t width = s.kv_heads * s.dim, slot = step.slots[token] * width;
+        if (!cache) return;
+        const int64_t width = s.kv_heads * s.dim, slot = cache->slots[token] * width;
         const T* k = head + s.heads * s.dim;
-        std::copy(k, k + width, k_cache + slot);
-        std::copy(k + width, k + 2 * width, v_cache + slot);
+        std::copy(k, k + width, (T*)cache->k + slot);
+        std::copy(k + width, k + 2 * width, (T*)cache->v + slot);
         done(WRITES);
     }
 
     void after_attention(const Layer& layer) const {
-        add_linear(attended(), layer.o, x());
-        done(MATRICES), wait();
+        add_to_x(attended(), layer.o);
         rms_norm(x(), (const T*)layer.post_norm, s.eps, normed());
         done(NORMS), wait();
         gate_and_up(normed(), layer.gate, layer.up, activated());
         done(MATRICES), wait();
-        add_linear(activated(), layer.down, x());
+        add_to_x(activated(), layer.down);
+    }
+
+    // x += rows · m, over all processes. Each has a part of the product, and one of them x: x becomes a part of the sum.
+    void add_to_x(const Rows<T>& rows, const Matrix& m) const {
+        Exchange& exchange = *step.exchange;
+        exchange.is_first ? add_linear(rows, m, x()) : store_linear(rows, m, x());
         done(MATRICES), wait();
+        if (!exchange.add_up) return;
+#pragma omp single
+        if (!exchange.failed) exchange.failed = exchange.add_up(exchange.meeting, step.x.data, step.tokens * s.hidden);
+        done(WAITING);
     }
 };
 
@@ -117,25 +137,43 @@ static void keep_rows(const Memory& m, int64_t width, const int64_t* rows, int64
         if (rows[i] != i) std::copy_n(data + rows[i] * m.stride, width, data + i * m.stride);
 }
 
+static AttentionSizes sizes_of(const Shape& s, const Step& step, const Pool& pool, const Cache& cache) {
+    return {pool.num_seqs,    step.tokens,     s.heads,          s.kv_heads,      s.dim,
+            pool.num_blocks,  pool.block_size, cache.max_blocks, step.qkv.stride, step.attended.stride,
+            cache.window};
+}
+
+// The first layer whose table names a block that does not exist, times num_seqs, plus the sequence; or -1.
+static int bad_table(const Shape& s, const Step& step, const Pool& pool, int count) {
+    for (int i = 0; i < count; i++) {
+        const Cache &cache = pool.caches[i], *before = pool.caches, *end = before + i;
+        const auto same = [&](const Cache& c) { return c.table == cache.table && c.window == cache.window; };
+        if (std::any_of(before, end, same)) continue;
+        const int seq = bad_seq(pool.starts, pool.kv_lens, cache.table, sizes_of(s, step, pool, cache));
+        if (seq >= 0) return i * pool.num_seqs + seq;
+    }
+    return -1;
+}
+
 // The result of a row that is not sampled is never read, so of such rows the last layer computes only K and V.
 template <typename T>
 static int run_layers(const Shape& s, const Layer* layers, int count, const Step& all, Pool pool, int threads) {
+    if (const int bad = bad_table(s, all, pool, count); bad >= 0) return bad;  // nothing has been written
     Step step = all;
     const Decoder<T> decoder{s, step};
     lap_of_all(step.seconds, LAST, threads);  // begins
     for (int i = 0; i < count; i++) {
-        T *k = (T*)pool.k[i], *v = (T*)pool.v[i];
+        const Cache& cache = pool.caches[i];
 #pragma omp parallel num_threads(threads)
-        decoder.before_attention(layers[i], k, v);
+        decoder.before_attention(layers[i], &cache);
         if (i + 1 == count) {
             keep_rows<T>(step.x, s.hidden, step.sampled, step.samples);
             keep_rows<T>(step.qkv, s.heads * s.dim, step.sampled, step.samples);
             step.tokens = step.samples, pool.starts = pool.sampled_starts;
         }
-        pool.sizes.num_rows = step.tokens;
-        const int bad_seq = pool.attention(step.qkv.data, k, v, step.attended.data, pool.starts, pool.kv_lens,
-                                           pool.table, &pool.sizes, pool.scale, threads);
-        if (bad_seq >= 0) return bad_seq;
+        const AttentionSizes sizes = sizes_of(s, step, pool, cache);
+        pool.attention(step.qkv.data, cache.k, cache.v, step.attended.data, pool.starts, pool.kv_lens, cache.table,
+                       &sizes, pool.scale, threads);
         lap_of_all(step.seconds, ATTENTION, threads);
 #pragma omp parallel num_threads(threads)
         decoder.after_attention(layers[i]);
@@ -149,7 +187,7 @@ static void run_linear(const T* x, int64_t rows, int64_t inputs, int64_t stride,
     store_linear<T>({const_cast<T*>(x), rows, inputs, stride}, m, {out, rows, m.outputs, m.outputs});
 }
 
-// Every function, for float and for bfloat16. run_layers returns -1, or the sequence with an invalid block table.
+// Every function, for float and for bfloat16. run_layers returns -1, or what bad_table has found.
 #define FUNCTIONS(T, NAME)                                                                                             \
     extern "C" void linear_##NAME(const void* x, int64_t rows, int64_t inputs, int64_t stride, const Matrix* m,        \
                                   void* out, int threads) {                                                            \
@@ -157,7 +195,7 @@ static void run_linear(const T* x, int64_t rows, int64_t inputs, int64_t stride,
     }                                                                                                                  \
     extern "C" void before_attention_##NAME(const Shape* shape, const Layer* layer, const Step* step, int threads) {   \
         const Decoder<T> decoder{*shape, *step};                                                                       \
-        _Pragma("omp parallel num_threads(threads)") decoder.before_attention(*layer, nullptr, nullptr);               \
+        _Pragma("omp parallel num_threads(threads)") decoder.before_attention(*layer, nullptr);                        \
     }                                                                                                                  \
     extern "C" void after_attention_##NAME(const Shape* shape, const Layer* layer, const Step* step, int threads) {    \
         const Decoder<T> decoder{*shape, *step};                                                                       \

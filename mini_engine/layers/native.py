@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from mini_engine.attention.cpu import AttentionSizes
+from mini_engine.attention.cpu import kernel_address
 from mini_engine.errors import UserError
+from mini_engine.layers.exchange import Exchange
 from mini_engine.native_build import FLAG_SETS, find_or_build
 
 HERE = Path(__file__).parent
@@ -56,26 +57,49 @@ class Memory(ctypes.Structure):
     _fields_ = (("data", c_void_p), ("stride", c_int64))
 
 
+class ExchangeStruct(ctypes.Structure):
+    """How sums are completed that this process has only a part of. failed: what `add_up` has returned."""
+
+    _fields_ = (("add_up", c_void_p), ("meeting", c_void_p), ("is_first", c_int64), ("failed", c_int64))
+
+
+def exchange_struct(exchange: Exchange, dtype: torch.dtype) -> ExchangeStruct:
+    """Return the struct of an exchange that C++ can call; the exchange must outlive it."""
+    called = exchange.native(dtype)
+    assert called is not None  # of others, `speed_up` makes torch's layers
+    return ExchangeStruct(called.add_up, called.meeting, called.is_first, 0)
+
+
 class Step(ctypes.Structure):
     """One step's activations."""
 
     _fields_ = (
         ("tokens", c_int64),
         *((name, Memory) for name in ("x", "normed", "qkv", "attended", "activated")),
-        *((name, c_void_p) for name in ("cos", "sin", "slots", "sampled")),
+        *((name, c_void_p) for name in ("cos", "sin", "sampled")),
         ("samples", c_int64),
         ("seconds", c_void_p),
+        ("exchange", POINTER(ExchangeStruct)),
+    )
+
+
+class Cache(ctypes.Structure):
+    """What one layer writes and reads in a step."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("k", "v", "slots", "table")),
+        *((name, c_int64) for name in ("max_blocks", "window")),
     )
 
 
 class Pool(ctypes.Structure):
-    """Lesson 3's kernel, each layer's cache, and the step's tables."""
+    """Lesson 3's kernel, each layer's cache, and what the caches have in common."""
 
     _fields_ = (
         ("attention", c_void_p),
-        *((name, POINTER(c_void_p)) for name in ("k", "v")),
-        *((name, c_void_p) for name in ("starts", "sampled_starts", "kv_lens", "table")),
-        ("sizes", AttentionSizes),
+        ("caches", POINTER(Cache)),
+        *((name, c_void_p) for name in ("starts", "sampled_starts", "kv_lens")),
+        *((name, c_int64) for name in ("num_seqs", "num_blocks", "block_size")),
         ("scale", c_float),
     )
 
@@ -97,10 +121,16 @@ class Functions:
     run_layers: Callable[..., int]
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         for name, arguments in ARGUMENTS.items():
             function = getattr(library, f"{name}_{SUFFIXES[dtype]}")
             function.argtypes, function.restype = arguments, c_int if name == "run_layers" else None
             setattr(self, name, function)
+
+    @functools.cached_property
+    def attention(self) -> c_void_p:
+        """Lesson 3's kernel for this dtype, which `run_layers` calls."""
+        return kernel_address(self.dtype)
 
 
 def load(dtype: torch.dtype) -> Functions:

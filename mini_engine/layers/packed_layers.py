@@ -1,10 +1,10 @@
 """Lesson 9. Decoder layers and vocabulary head over packed weights, run by `layers.cpp`.
 
-The layers compute what lesson 0's do. With lesson 3's pool and its C++ kernel one call runs all of them; any other
-store is called between the two halves of each layer.
+The layers compute what lesson 0's do. With a direct store, such as lesson 3's pool, and the C++ kernel, one call runs
+all of them; any other store is called between the two halves of each layer.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -12,10 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from mini_engine.attention.contract import Kernel, check_inputs
-from mini_engine.kv.block_tensor import ForwardMeta, KvPool
+from mini_engine.kv.block_tensor import ForwardMeta
+from mini_engine.kv.direct import DirectStore, LayerCache
 from mini_engine.layers import native
+from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.layers.pack import PackedWeight
-from mini_engine.layers.packed_step import Activations, Tables, alloc_padded, pool_struct, starts_of
+from mini_engine.layers.packed_step import (
+    Activations,
+    Tables,
+    alloc_padded,
+    check_slots,
+    contiguous,
+    pool_struct,
+    starts_of,
+)
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
 
 
@@ -91,12 +101,17 @@ class PackedDecoderLayer(nn.Module):
 
 
 class PackedModel(nn.Module):
-    """Decoder layers and the last norm of a loaded model, whose weights it takes over."""
+    """Decoder layers and the last norm of a loaded model, whose weights it takes over.
 
-    def __init__(self, functions: native.Functions, model: Qwen3ForCausalLM) -> None:
+    Args:
+        exchange: one that C++ can call.
+    """
+
+    def __init__(self, functions: native.Functions, model: Qwen3ForCausalLM, exchange: Exchange = WHOLE) -> None:
         super().__init__()
         config = self.config = model.config
-        self.functions = functions
+        self.functions, self.exchange = functions, exchange
+        self.exchange_struct = native.exchange_struct(exchange, model.dtype)
         self.shape = native.Shape(
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
@@ -128,54 +143,74 @@ class PackedModel(nn.Module):
         """Run embedded tokens x `[T, hidden_size]` through the layers, in place; return the given `rows`, or all."""
         step = self.activations(x, meta)
         rows = torch.arange(len(x)) if rows is None else rows.long()
-        if isinstance(kv, KvPool) and kv.direct and isinstance(kv.kernel, Kernel) and kv.kernel.name == "cpu":
-            return self.run_layers(step, kv, meta, rows)
+        if getattr(kv, "direct", False):
+            store = cast(DirectStore, kv)
+            if isinstance(store.kernel, Kernel) and store.kernel.name == "cpu":
+                return self.run_layers(step, store.layer_caches(meta), meta, rows)
         for layer in self.layers:
             layer(step, kv, meta)
+        if self.exchange_struct.failed:
+            self.exchange.check(self.exchange_struct.failed)
         return x[rows]
 
     def activations(self, x: Tensor, meta: Any) -> Activations:
         """Allocate the step's memory; ValueError if the plan is for another number of tokens."""
-        if not len(meta.positions) == len(meta.slot_mapping) == len(x):
+        num_slots = meta.slot_mapping.shape[-1]  # before it, lesson 15's plan has groups of layers
+        if not len(meta.positions) == num_slots == len(x):
             raise ValueError(
-                f"{len(x)} tokens, {len(meta.positions)} positions and {len(meta.slot_mapping)} slots; "
+                f"{len(x)} tokens, {len(meta.positions)} positions and {num_slots} slots; "
                 "a plan has one of each for every token"
             )
         cos, sin = self.rope(meta.positions, x.dtype)
-        return Activations(x, cos, sin, meta.slot_mapping, self.shape)
+        return Activations(x, cos, sin, self.shape, self.exchange_struct)
 
-    def run_layers(self, step: Activations, kv: KvPool, meta: ForwardMeta, rows: Tensor) -> Tensor:
+    def run_layers(self, step: Activations, caches: Sequence[LayerCache], meta: ForwardMeta, rows: Tensor) -> Tensor:
         """Run all layers in one call and return `rows`. Everything that C++ relies on is checked before it starts.
 
         If each row is the last of its sequence, the last layer computes only K and V for all others.
 
         Raises:
-            ValueError: the tables do not fit the pool.
+            ValueError: slots or tables do not fit the caches, or the caches the model. Nothing is written.
         """
-        q = step.qkv.view(len(step.x), -1, self.shape.dim)[:, : self.shape.heads]
-        starts, kv_lens, block_table = (x.contiguous() for x in (meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table))
-        check_inputs(q, kv.K[0], kv.V[0], starts, kv_lens, block_table)
-        self.check_pool(kv, step.slots)
+        starts, kv_lens = meta.cu_seqlens_q.contiguous(), meta.seq_lens_kv.contiguous()
+        self.check_caches(step, caches, starts, kv_lens)
+        caches = contiguous(caches)
         sampled_starts = None if len(rows) == len(step.x) else starts_of(rows, starts)
         step.keep(torch.arange(len(step.x)) if sampled_starts is None else rows)
-        tables = Tables(starts, starts if sampled_starts is None else sampled_starts, kv_lens, block_table)
-        pool = pool_struct(kv, q, step.attended, tables)
+        tables = Tables(starts, starts if sampled_starts is None else sampled_starts, kv_lens)
+        pool = pool_struct(self.functions.attention, caches, tables, self.shape.dim**-0.5)
         threads = torch.get_num_threads()
         if len(self.seconds) not in (0, threads):
             raise ValueError(f"{threads} threads; `timed` has room for {len(self.seconds)}")
         step.struct.seconds = self.seconds.data_ptr() if len(self.seconds) else None
-        bad_seq = self.functions.run_layers(self.shape, self.structs, len(self.layers), step.struct, pool, threads)
-        if bad_seq >= 0:
-            raise ValueError(f"block_table row {bad_seq} names a block outside the cache's 0 … {kv.num_blocks - 1}")
+        bad = self.functions.run_layers(self.shape, self.structs, len(self.structs), step.struct, pool, threads)
+        if bad >= 0:
+            layer, row = divmod(bad, len(kv_lens))
+            most = pool.num_blocks - 1
+            raise ValueError(f"layer {layer}: block_table row {row} names a block outside the cache's 0 … {most}")
+        if self.exchange_struct.failed:
+            self.exchange.check(self.exchange_struct.failed)
         return step.x[rows] if sampled_starts is None else step.x[: len(rows)]
 
-    def check_pool(self, kv: KvPool, slots: Tensor) -> None:
-        """Raise ValueError unless the pool fits this model and contains all slots."""
-        (num_blocks, block_size, *found), rest = kv.K[0].shape, [self.shape.kv_heads, self.shape.dim]
-        num_slots = num_blocks * block_size
-        if len(kv.K) != len(self.layers) or found != rest:
-            raise ValueError(f"the pool has {len(kv.K)} layers of {found}; this model has {len(self.layers)} of {rest}")
-        if slots.dtype != torch.int64:
-            raise ValueError(f"slot_mapping is {slots.dtype}; slots are int64")
-        if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
-            raise ValueError(f"slots {int(slots.min())} … {int(slots.max())} are not all in 0 … {num_slots - 1}")
+    def check_caches(self, step: Activations, caches: Sequence[LayerCache], starts: Tensor, kv_lens: Tensor) -> None:
+        """Raise ValueError unless the caches fit this model and this step.
+
+        Of layers with the same slots and table, the first is checked: a store's tensors have one shape.
+        """
+        first = caches[0].k if caches else torch.empty(0, 0)
+        found, rest = [*first.shape[2:]], [self.shape.kv_heads, self.shape.dim]
+        if len(caches) != len(self.structs) or found != rest:
+            raise ValueError(
+                f"the store has {len(caches)} layers of {found}; this model has {len(self.structs)} of {rest}"
+            )
+        q = step.qkv.view(len(step.x), -1, self.shape.dim)[:, : self.shape.heads]
+        known = set()
+        for layer, cache in enumerate(caches):
+            if (tables := (id(cache.slots), id(cache.block_table))) in known:
+                continue
+            known.add(tables)
+            try:
+                check_inputs(q, cache.k, cache.v, starts, kv_lens, cache.block_table)
+                check_slots(cache, first, len(step.x))
+            except ValueError as error:
+                raise ValueError(f"layer {layer}: {error}") from None

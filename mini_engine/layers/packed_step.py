@@ -1,14 +1,14 @@
-"""Lesson 9. Describes one step to `layers.cpp`: its activations, its tables and lesson 3's pool."""
+"""Lesson 9. Describes one step to `layers.cpp`: its activations, its tables and each layer's cache."""
 
-import ctypes
+from collections.abc import Sequence
+from ctypes import c_void_p, pointer
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.attention.cpu import kernel_address, sizes_of
-from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.direct import LayerCache
 from mini_engine.layers import native
 
 LINE_BYTES = 64
@@ -28,15 +28,17 @@ def alloc_padded(like: Tensor, width: int) -> Tensor:
 class Activations:
     """The memory of one step over T tokens, shared by all layers, and the struct that describes it to C++."""
 
-    def __init__(self, x: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, shape: native.Shape) -> None:
+    sampled: Tensor
+
+    def __init__(
+        self, x: Tensor, cos: Tensor, sin: Tensor, shape: native.Shape, exchange: native.ExchangeStruct
+    ) -> None:
         width = (shape.heads + 2 * shape.kv_heads) * shape.dim
         self.x, self.cos, self.sin = x, cos, sin
-        self.slots = slot_mapping.contiguous()
         self.qkv = alloc_padded(x, width)
         self.normed = alloc_padded(x, shape.hidden)
         self.attended = alloc_padded(x, shape.heads * shape.dim)
         self.activated = alloc_padded(x, shape.intermediate)
-        self.sampled = self.slots[:0]
         self.struct = native.Step(
             tokens=len(x),
             x=memory(x),
@@ -46,7 +48,7 @@ class Activations:
             activated=memory(self.activated),
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
-            slots=self.slots.data_ptr(),
+            exchange=pointer(exchange),
         )
 
     def keep(self, rows: Tensor) -> None:
@@ -73,25 +75,55 @@ def starts_of(rows: Tensor, cu_seqlens_q: Tensor) -> Tensor | None:
 
 
 class Tables(NamedTuple):
-    """A step's tables, contiguous int32. `sampled_starts` is `cu_seqlens_q` for the last layer's attention."""
+    """What all layers share, contiguous int32. `sampled_starts` is `cu_seqlens_q` for the last layer's attention."""
 
     starts: Tensor
     sampled_starts: Tensor
     kv_lens: Tensor
-    block_table: Tensor
 
 
-def pool_struct(kv: KvPool, q: Tensor, out: Tensor, tables: Tables) -> native.Pool:
-    """Return the arguments of lesson 3's kernel, which reads `q` `[T, H_q, D]` in place and writes `out`."""
-    k, v = ((ctypes.c_void_p * len(side))(*(x.data_ptr() for x in side)) for side in (kv.K, kv.V))
+def contiguous(caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
+    """Return the caches with slots and tables that C++ can read."""
+    if all(c.slots.is_contiguous() and c.block_table.is_contiguous() for c in caches):
+        return caches
+    return [c._replace(slots=c.slots.contiguous(), block_table=c.block_table.contiguous()) for c in caches]
+
+
+def check_slots(cache: LayerCache, first: Tensor, num_tokens: int) -> None:
+    """Raise ValueError unless each token has a slot of this cache, which has the shape of the `first` layer's."""
+    if cache.k.shape != first.shape:
+        raise ValueError(f"its cache is {list(cache.k.shape)}, the first layer's {list(first.shape)}; use one shape")
+    slots, num_slots = cache.slots, first.shape[0] * first.shape[1]
+    if slots.dtype != torch.int64 or slots.shape != (num_tokens,):
+        raise ValueError(f"slot_mapping is {slots.dtype} {list(slots.shape)}; slots are int64 [{num_tokens}]")
+    if num_tokens:
+        lowest, highest = (int(slot) for slot in slots.aminmax())
+        if lowest < 0 or highest >= num_slots:
+            raise ValueError(f"slots {lowest} … {highest} are not all in 0 … {num_slots - 1}")
+
+
+def pool_struct(attention: c_void_p, caches: Sequence[LayerCache], tables: Tables, scale: float) -> native.Pool:
+    """Return the arguments of lesson 3's kernel; `caches` are contiguous, and alive while the struct is used."""
+    structs = (
+        native.Cache(
+            k=cache.k.data_ptr(),
+            v=cache.v.data_ptr(),
+            slots=cache.slots.data_ptr(),
+            table=cache.block_table.data_ptr(),
+            max_blocks=cache.block_table.shape[1],
+            window=cache.window,
+        )
+        for cache in caches
+    )
+    num_blocks, block_size = caches[0].k.shape[:2]
     return native.Pool(
-        attention=kernel_address(q.dtype),
-        k=k,
-        v=v,
+        attention=attention,
+        caches=(native.Cache * len(caches))(*structs),
         starts=tables.starts.data_ptr(),
         sampled_starts=tables.sampled_starts.data_ptr(),
         kv_lens=tables.kv_lens.data_ptr(),
-        table=tables.block_table.data_ptr(),
-        sizes=sizes_of(q, out, kv.K[0], tables.block_table),
-        scale=q.shape[2] ** -0.5,
+        num_seqs=len(tables.kv_lens),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        scale=scale,
     )

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mini_engine.attention.folded import multiplies_bfloat16
-from mini_engine.layers.exchange import Exchange, whole
+from mini_engine.layers.exchange import WHOLE, Exchange
 from mini_engine.model.qwen3 import KvStore, Qwen3DecoderLayer, Qwen3ForCausalLM
 from mini_engine.model.rope import apply_rope
 
@@ -63,7 +63,7 @@ class TorchDecoderLayer(nn.Module):
     """
 
     def __init__(
-        self, layer: Qwen3DecoderLayer, heads: tuple[int, int], matrix: Join = join, exchange: Exchange = whole
+        self, layer: Qwen3DecoderLayer, heads: tuple[int, int], matrix: Join = join, exchange: Exchange = WHOLE
     ) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
@@ -97,9 +97,9 @@ class TorchDecoderLayer(nn.Module):
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add to these rows the outputs of attention and of the feed-forward block."""
-        x = x + self.exchange(self.o(attended))
+        x = x + self.exchange.all_reduce(self.o(attended))
         gate, up = self.gate_up(F.rms_norm(x, x.shape[1:], self.post_norm, self.eps)).chunk(2, dim=-1)
-        return x + self.exchange(self.down(F.silu(gate) * up))
+        return x + self.exchange.all_reduce(self.down(F.silu(gate) * up))
 
 
 def in_pieces(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def in_pieces(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 class TorchModel(nn.Module):
     """Decoder layers and the last norm of a loaded model, whose weights it takes over."""
 
-    def __init__(self, model: Qwen3ForCausalLM, matrix: Join = join, exchange: Exchange = whole) -> None:
+    def __init__(self, model: Qwen3ForCausalLM, matrix: Join = join, exchange: Exchange = WHOLE) -> None:
         super().__init__()
         self.config = model.config
         heads = (self.config.num_attention_heads, self.config.num_key_value_heads)

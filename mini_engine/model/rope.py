@@ -107,9 +107,5 @@ def attention_factor(config: Qwen3Config) -> float:
     if s.attention_factor is not None:
         return s.attention_factor
     if s.mscale and s.mscale_all_dim:
-        return _sharpness(s.factor, s.mscale) / _sharpness(s.factor, s.mscale_all_dim)
-    return _sharpness(s.factor, 1.0)
-
-
-def _sharpness(factor: float, mscale: float) -> float:
-    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+        return s.sharpness(s.mscale) / s.sharpness(s.mscale_all_dim)
+    return s.sharpness(1.0)

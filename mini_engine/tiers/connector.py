@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
 from mini_engine.kv.seams import NOTHING, Load, Stored, TierStats
+from mini_engine.tiers.companions import NO_COMPANIONS, Companions, split
 from mini_engine.tiers.records import Kind, Record, Wanted
-from mini_engine.tiers.states import NO_STATES, States
 from mini_engine.tiers.store import BlockStore, Prefix
 
 
 @dataclass(frozen=True)
 class TierLoad:
-    """Records of blocks that follow one another, and of the state at their end if the model has one."""
+    """Records of blocks that follow one another, and of what else a request needs behind them."""
 
     blocks: Sequence[Record]
-    state: Record | None
+    companions: Sequence[Record]
     connector: "TierConnector"
 
     @property
@@ -29,10 +29,9 @@ class TierLoad:
         return len(self.blocks) * self.connector.block_size
 
     def into(self, request_id: str, blocks: Sequence[int]) -> None:
-        """Copy the records into these blocks, and the state into the request's slot."""
+        """Copy the records into these blocks, and the companions to where the request needs them."""
         self.connector.block_store.restore(self.blocks, blocks)
-        if self.state is not None:
-            self.connector.states.write(request_id, self.state)
+        self.connector.companions.write(request_id, self.companions)
 
 
 class TierConnector:
@@ -40,11 +39,11 @@ class TierConnector:
 
     Args:
         block_store: the tiers.
-        states: the states that come and go with the blocks; none for a model with K and V alone.
+        companions: what comes and goes with the blocks; nothing for a model with K and V alone.
     """
 
-    def __init__(self, block_store: BlockStore, states: States = NO_STATES) -> None:
-        self.block_store, self.states = block_store, states
+    def __init__(self, block_store: BlockStore, companions: Companions = NO_COMPANIONS) -> None:
+        self.block_store, self.companions = block_store, companions
         self.block_size = block_store.identity.block_size
 
     @property
@@ -65,14 +64,14 @@ class TierConnector:
         num_asked = sum(one.kind is Kind.KV for one in wanted)
         num_missing = self._stop(prefix, len(token_ids)) - num_found // self.block_size - num_asked
         self.block_store.tiers.num_missing += max(0, num_missing)
-        return TierLoad(*self.states.split(wanted, records), self) if records else NOTHING
+        useful = self.companions.useful(wanted, records)
+        return TierLoad(*split(useful), self) if useful else NOTHING
 
     def save(self, request_id: str, stored: Stored, is_kept: bool) -> None:
-        """Hand new blocks to the tiers, and with `is_kept` the request's state, which is the one at their end."""
+        """Hand new blocks to the tiers, and what goes with them."""
         prefix = self._prefix(stored.key, stored.namespace)
-        self.block_store.save(prefix, stored.blocks, stored.start)
-        if is_kept and stored.blocks:
-            self.states.save(request_id, prefix, len(stored.blocks) - 1)
+        companions = self.companions.new(request_id, prefix, stored.start, len(stored.blocks), is_kept)
+        self.block_store.save(prefix, stored.blocks, stored.start, companions)
 
     def _prefix(self, key: bytes, namespace: Hashable) -> Prefix:
         return self.block_store.prefix(key, namespace, self.block_size * TOKEN_BYTES)
@@ -85,4 +84,4 @@ class TierConnector:
         """Return what to ask the tiers for behind the first `num_found` tokens of a prompt."""
         start = num_found // self.block_size
         blocks = self.block_store.wanted(prefix, start, self._stop(prefix, num_tokens))
-        return self.states.wanted(prefix, start, blocks)
+        return self.companions.wanted(prefix, start, blocks)

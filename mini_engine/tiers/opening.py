@@ -2,19 +2,23 @@
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from mini_engine.checkpoint.stored import Stored
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
+from mini_engine.model.causal_lm import CausalLM
 from mini_engine.tiers.break_even import BreakEven, measured_copy, measured_disk, measured_rate
+from mini_engine.tiers.companions import CompanionMaker
 from mini_engine.tiers.keys import Identity, config_digest
 from mini_engine.tiers.store import Blocks, BlockStore, MinTokens
-from mini_engine.tiers.tiers import Tiers
+from mini_engine.tiers.tiers import MAX_WAITING, Tiers
 
 HOST_BYTES = 2**28
 DISK_BYTES = 2**32
@@ -25,26 +29,49 @@ log = logging.getLogger(__name__)
 
 def weights_digest(model: nn.Module) -> str:
     """Return the sha256 of a model's parameters: names, shapes, dtypes and bytes, in the order of their names."""
+    weights = sorted(model.named_parameters())
+    return digest_of((name, tuple(weight.shape), weight.dtype, [weight]) for name, weight in weights)
+
+
+def stored_digest(stored: Stored[Any], dtype: torch.dtype) -> str:
+    """Return the `weights_digest` of the model that is loaded in this dtype, reading it piece by piece."""
+    shapes = sorted(stored.shapes.items())
+    return digest_of((name, shape, dtype, stored.pieces(name, dtype)) for name, shape in shapes)
+
+
+def digest_of(weights: Iterable[tuple[str, tuple[int, ...], torch.dtype, Iterable[Tensor]]]) -> str:
+    """Return the sha256 of weights: of each its name, shape, dtype, and its rows in one or more pieces."""
     digest = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters()):
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
-        digest.update(weight.detach().contiguous().cpu().view(torch.uint8).flatten().numpy().data)
+    for name, shape, dtype, pieces in weights:
+        digest.update(f"{name} {shape} {dtype}\n".encode())
+        for piece in pieces:
+            digest.update(piece.detach().contiguous().cpu().view(torch.uint8).flatten().numpy().data)
     return digest.hexdigest()
 
 
-def identity_of(model: nn.Module, config: EngineConfig) -> Identity:
+def identity_of(model: CausalLM, config: EngineConfig) -> Identity:
     """Return what all records of an engine have in common. Call it while the model has the weights that were loaded."""
-    dtype = str(model.dtype).removeprefix("torch.") if config.kv_dtype == "auto" else config.kv_dtype
-    return Identity(weights_digest(model), config_digest(model.config), dtype, config.block_size)
+    return identity(weights_digest(model), model.config, model.dtype, config)
+
+
+def identity_of_stored(stored: Stored[Any], dtype: torch.dtype, config: EngineConfig) -> Identity:
+    """Return the same for a model of which each process loads a part (lesson 18)."""
+    return identity(stored_digest(stored, dtype), stored.config, dtype, config)
+
+
+def identity(digest: str, shape: Any, dtype: torch.dtype, config: EngineConfig) -> Identity:
+    """Return the identity of records. digest: of all weights. shape: the whole model's config."""
+    kv_dtype = str(dtype).removeprefix("torch.") if config.kv_dtype == "auto" else config.kv_dtype
+    return Identity(digest, config_digest(shape), kv_dtype, config.block_size)
 
 
 def open_tiers(
-    config: EngineConfig, identity: Identity, blocks: Blocks, state_bytes: int, prefill: Callable[[int], None]
+    config: EngineConfig, identity: Identity, blocks: Blocks, companions: CompanionMaker, prefill: Callable[[int], None]
 ) -> BlockStore:
     """Open the tiers that the options ask for.
 
     Args:
-        blocks: copies blocks of the pool. state_bytes: of the state that goes with them; 0 without one.
+        blocks: copies blocks of the pool. companions: what goes with them.
         prefill: computes so many tokens in the pool, which no request uses yet, to measure what that takes.
 
     Raises:
@@ -60,23 +87,23 @@ def open_tiers(
             "give room for at least two",
             param="kv_host_bytes",
         )
-    tiers = Tiers.of_size(directory, host_bytes, disk_bytes, key_file)
+    tiers = Tiers.of_size(directory, host_bytes, disk_bytes, key_file, companions.num_each * MAX_WAITING)
     if config.kv_always:
         return BlockStore(tiers, blocks, identity)
     rate = measured_rate(prefill, PROBE_TOKENS)
-    found = break_evens(rate, directory, blocks, config.block_size, state_bytes)
+    found = break_evens(rate, directory, blocks, config.block_size, companions.num_bytes)
     min_tokens = MinTokens(**{tier: one.num_tokens for tier, one in found.items()})
     log.info("bringing KV back pays from %s tokens on", min_tokens)
     return BlockStore(tiers, blocks, identity, min_tokens)
 
 
 def break_evens(
-    rate: float, directory: Path | None, blocks: Blocks, block_size: int, state_bytes: int
+    rate: float, directory: Path | None, blocks: Blocks, block_size: int, more_bytes: int
 ) -> dict[str, BreakEven]:
     """Measure the tiers, "host" and "disk". A directory that cannot be written has none: that cannot be measured.
 
     Args:
-        rate: tokens that prefill computes in a second.
+        rate: tokens that prefill computes in a second. more_bytes: of what comes back with any number of blocks.
     """
     speeds = {"host": measured_copy(blocks)}
     with suppress(OSError):
@@ -84,6 +111,6 @@ def break_evens(
             speeds["disk"] = measured_disk(directory, blocks.payload_bytes)
     each = blocks.payload_bytes // block_size
     return {
-        tier: BreakEven(rate, each, speed.bandwidth, speed.latency + state_bytes / speed.bandwidth)
+        tier: BreakEven(rate, each, speed.bandwidth, speed.latency + more_bytes / speed.bandwidth)
         for tier, speed in speeds.items()
     }

@@ -1,4 +1,4 @@
-"""Lesson 12. A record: the K and V of one block in all layers, or one state checkpoint, as bytes that can be trusted.
+"""Lesson 12. A record: the K and V of one block, or what belongs to its end, as bytes that can be trusted.
 
     magic · version · kind · bytes of tokens · bytes of payload · key · parent │ tokens │ payload │ CRC-32 of all that
 
@@ -21,10 +21,11 @@ CRC = struct.Struct("<I")
 
 
 class Kind(IntEnum):
-    """What a payload is: the K and V of a block, or a recurrent state (lesson 11) at the block's end."""
+    """What a payload is: the K and V of a block, a recurrent state at its end (lesson 11), or windows (lesson 15)."""
 
     KV = 1
     STATE = 2
+    WINDOW = 3
 
 
 class BadRecord(ValueError):

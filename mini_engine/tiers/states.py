@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from mini_engine.tiers.companions import all_or_none
 from mini_engine.tiers.records import Bytes, Kind, Record, Wanted
 from mini_engine.tiers.store import Prefix
 from mini_engine.tiers.tiers import Tiers
@@ -24,49 +25,8 @@ class Slots(Protocol):
     def write(self, slot: int, payload: Bytes) -> None: ...
 
 
-class States(Protocol):
-    """The states that come and go with blocks: `NO_STATES`, or `StateRecords`."""
-
-    def wanted(self, prefix: Prefix, start: int, blocks: list[Wanted]) -> list[Wanted]:
-        """Return what to ask for, of `blocks`, which begin at index `start`, and of states."""
-        ...
-
-    def split(self, wanted: Sequence[Wanted], records: Sequence[Record]) -> tuple[Sequence[Record], Record | None]:
-        """Return the blocks that are useful, of the records found, and the state at their end."""
-        ...
-
-    def write(self, request_id: str, state: Record) -> None:
-        """Copy a state into the request's slot."""
-        ...
-
-    def save(self, request_id: str, prefix: Prefix, index: int) -> None:
-        """Hand the request's state, the one at the end of block `index`, to the tiers, unless they have it."""
-        ...
-
-
-class NoStates:
-    """The states of a model that has none."""
-
-    def wanted(self, prefix: Prefix, start: int, blocks: list[Wanted]) -> list[Wanted]:
-        """Return the blocks."""
-        return blocks
-
-    def split(self, wanted: Sequence[Wanted], records: Sequence[Record]) -> tuple[Sequence[Record], Record | None]:
-        """Return the blocks: all that were found are useful."""
-        return records, None
-
-    def write(self, request_id: str, state: Record) -> None:
-        """Do nothing."""
-
-    def save(self, request_id: str, prefix: Prefix, index: int) -> None:
-        """Do nothing."""
-
-
-NO_STATES = NoStates()
-
-
 class StateRecords:
-    """The states of a hybrid model.
+    """The states of a hybrid model: one goes with the last of several blocks.
 
     Args:
         tiers: where the records are. slots: copies states. slots_of: names a request's slots, its own first.
@@ -82,21 +42,20 @@ class StateRecords:
                 return [*blocks[: index + 1 - start], wanted_state(prefix, index, self.slots.payload_bytes)]
         return []
 
-    def split(self, wanted: Sequence[Wanted], records: Sequence[Record]) -> tuple[Sequence[Record], Record | None]:
-        """Return the blocks and the state behind them if all that was wanted was found, and nothing otherwise."""
-        if len(records) < len(wanted):
-            return (), None
-        *blocks, state = records
-        return blocks, state
+    def useful(self, wanted: Sequence[Wanted], records: Sequence[Record]) -> Sequence[Record]:
+        """Return all that was wanted, or nothing: the state comes last."""
+        return all_or_none(wanted, records)
 
-    def write(self, request_id: str, state: Record) -> None:
-        """Copy a state into the request's slot."""
+    def write(self, request_id: str, records: Sequence[Record]) -> None:
+        """Copy the state into the request's slot."""
+        [state] = records
         self.slots.write(self.slots_of(request_id)[0], state.payload)
 
-    def save(self, request_id: str, prefix: Prefix, index: int) -> None:
-        """Hand the request's state to the tiers, unless host memory has it."""
-        if index < len(prefix) and state_key(prefix.keys[index + 1]) not in self.tiers.host:
-            self.tiers.put(state_record(prefix, index, self.slots.read(self.slots_of(request_id)[0])))
+    def new(self, request_id: str, prefix: Prefix, start: int, stop: int, is_kept: bool) -> list[tuple[int, Record]]:
+        """Return the request's state if it is the one behind the last block, unless host memory has it."""
+        if not is_kept or not 0 < stop <= len(prefix) or state_key(prefix.keys[stop]) in self.tiers.host:
+            return []
+        return [(stop - 1, state_record(prefix, stop - 1, self.slots.read(self.slots_of(request_id)[0])))]
 
 
 def state_key(key: bytes) -> bytes:

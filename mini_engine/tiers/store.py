@@ -83,19 +83,20 @@ class BlockStore:
         """
         return self._recent(namespace, tokens[: len(tokens) // width * width], width)
 
-    def save(self, prefix: Prefix, blocks: Sequence[int], start: int) -> None:
+    def save(self, prefix: Prefix, blocks: Sequence[int], start: int, more: Sequence[tuple[int, Record]] = ()) -> None:
         """Copy the blocks of a prefix from index `start` on, unless host memory has them already.
 
         Args:
             blocks: the prefix's first blocks, whose KV is complete.
+            more: records that go with blocks, each with its block's index. They are handed over right behind it: where
+                the writer drops the rest, what it has taken is of use.
         """
         stop = min(len(blocks), len(prefix))
         new = [index for index in range(start, stop) if prefix.keys[index + 1] not in self.tiers.host]
-        if not new:
-            return
-        payloads = self.blocks.read([blocks[index] for index in new])
-        for index, payload in zip(new, payloads, strict=True):
-            self.tiers.put(Record(*prefix.part(index), payload))
+        payloads = self.blocks.read([blocks[index] for index in new]) if new else ()
+        records = [(index, Record(*prefix.part(index), payload)) for index, payload in zip(new, payloads, strict=True)]
+        for _, record in sorted([*records, *more], key=lambda both: both[0]):
+            self.tiers.put(record)
         self.traffic.saved_tokens += len(new) * self.identity.block_size
 
     def wanted(self, prefix: Prefix, start: int, stop: int) -> list[Wanted]:

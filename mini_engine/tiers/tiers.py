@@ -20,6 +20,7 @@ from mini_engine.tiers.records import Record, Wanted
 from mini_engine.tiers.seal import seal_of
 
 CLOSE_SECONDS = 30.0
+MAX_WAITING = 64
 
 
 class Store(Protocol):
@@ -65,7 +66,7 @@ class Tiers:
         num_missing: blocks of admitted prompts that no tier was asked for: none has them, or it would not pay.
     """
 
-    def __init__(self, host: HostTier, disk: Store, max_waiting: int = 64) -> None:
+    def __init__(self, host: HostTier, disk: Store, max_waiting: int = MAX_WAITING) -> None:
         self.host, self.disk = host, disk
         self.writer: Background[Record] = Background("kv-tier-writer", self._write, max_waiting)
         self.reader: Background[Wanted] = Background("kv-tier-reader", self._read, max_waiting)
@@ -76,14 +77,21 @@ class Tiers:
         self.num_missing = 0
 
     @classmethod
-    def of_size(cls, directory: Path | None, host_bytes: int, disk_bytes: int, key_file: Path | None = None) -> "Tiers":
+    def of_size(
+        cls,
+        directory: Path | None,
+        host_bytes: int,
+        disk_bytes: int,
+        key_file: Path | None = None,
+        max_waiting: int = MAX_WAITING,
+    ) -> "Tiers":
         """Return tiers of these sizes; without a directory there is no disk tier.
 
         Raises:
             UserError: the directory cannot be created or the key file not read, or other users can use them.
         """
         disk = DiskTier(directory, disk_bytes, seal_of(key_file)) if directory and disk_bytes else NoDisk()
-        return cls(HostTier(host_bytes), disk)
+        return cls(HostTier(host_bytes), disk, max_waiting)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self.host or key in self.disk

@@ -15,6 +15,7 @@ from scripts.bench.options import numbers
 
 import torch
 
+from mini_engine.attention.contract import EVERY_KEY
 from mini_engine.attention.triton_launch import LaunchConfig, launch_config
 
 BLOCK_SIZE, REACH = 16, 4096
@@ -47,21 +48,26 @@ class Load:
     heads: int = 16
     kv_heads: int = 8
     dim: int = 128
-    int8: bool = False
+    kv_dtype: str = "auto"
+    window: int = EVERY_KEY
     launch: tuple[tuple[str, int], ...] = ()
 
     @property
     def name(self) -> str:
         """What the table calls it."""
         what = "decode" if self.q_len == 1 else "prefill"
-        rows = " of int8" if self.int8 else ""
+        rows = "" if self.kv_dtype == "auto" else f" of {self.kv_dtype}"
         return f"{what} {self.num_seqs} x {self.kv_len:,}, {POINTERS[self.dtype][1:]}{rows}"
 
     @property
     def bytes_moved(self) -> int:
         """The least bytes between memory and the chip: each key and value once, queries and results once."""
         element = 2 if self.dtype != "float32" else 4
-        row = self.dim + 4 if self.int8 else self.dim * element
+        row = self.dim * element
+        if self.kv_dtype != "auto":
+            from mini_engine.quantized.formats import FORMATS
+
+            row = FORMATS[self.kv_dtype].row_bytes(self.dim)
         new = 2 * self.num_seqs * self.q_len * self.heads * self.dim * element
         return 2 * self.num_seqs * self.kv_len * self.kv_heads * row + new
 
@@ -83,25 +89,25 @@ class Load:
             num_seqs=self.num_seqs,
             group=self.heads // self.kv_heads,
             dim=self.dim,
-            reach=max(REACH, self.kv_len),
+            reach=min(max(REACH, self.kv_len), self.window),
             tensor_cores=self.dtype != "float32" and capability >= 80,
         )
         return chosen._replace(**dict(self.launch))
 
 
 def compile_attend(load: Load, capability: int) -> Compiled:
-    """Compile lesson 3's kernel (lesson 12's, for int8 rows) as the engine would launch it for this load."""
+    """Compile lesson 3's kernel (lesson 17's, for rows) as the engine would launch it for this load."""
     from mini_engine.attention import triton_kernel as kernel
 
     load_rows, pointer = kernel._load_rows, POINTERS[load.dtype]
-    if load.int8:
-        from mini_engine.int8.triton_kernel import _load_int8 as load_rows
+    if load.kv_dtype != "auto":
+        from mini_engine.quantized.triton_kernel import LOADERS
+
+        load_rows, pointer = LOADERS[load.kv_dtype], {"int8": "*i8", "int4": "*u8"}[load.kv_dtype]
     q = torch.empty(load.num_seqs * load.q_len, load.heads, load.dim, dtype=getattr(torch, load.dtype), device="meta")
     cache = torch.empty(1, BLOCK_SIZE, load.kv_heads, load.dim, device="meta")
-    constants = kernel.constants(load.config(capability), q, cache) | {"LOAD_ROWS": load_rows}
-    types = dict.fromkeys(("q", "out"), pointer) | dict.fromkeys(
-        ("k_cache", "v_cache"), "*i8" if load.int8 else pointer
-    )
+    constants = kernel.constants(load.config(capability), q, cache, load.window) | {"LOAD_ROWS": load_rows}
+    types = dict.fromkeys(("q", "out"), POINTERS[load.dtype]) | dict.fromkeys(("k_cache", "v_cache"), pointer)
     types |= dict.fromkeys(("starts", "kv_lens", "table"), "*i32") | dict.fromkeys(("parts", "stats"), "*fp32")
     return compile_for(kernel._attend, types | {"scale": "fp32"}, constants, capability)
 
@@ -111,20 +117,22 @@ def compile_merge(load: Load, capability: int) -> Compiled:
     from mini_engine.attention import triton_kernel as kernel
 
     config = load.config(capability)
-    constants = dict(HEADS=load.heads, DIM=load.dim, WIDTH=config.width, SPLITS=config.padded_splits)
+    sizes = dict(HEADS=load.heads, DIM=load.dim, WIDTH=config.width, SPLITS=config.padded_splits)
+    constants = sizes | {"WINDOW": load.window}
     types = dict.fromkeys(("parts", "stats"), "*fp32") | {"out": POINTERS[load.dtype]}
     return compile_for(kernel._merge, types | dict.fromkeys(("starts", "kv_lens"), "*i32"), constants, capability)
 
 
 def loads(prompts: tuple[tuple[str, int], ...]) -> Iterator[Load]:
-    """The loads of the table: a batch of decodes and a prompt in each dtype, and decodes over int8 rows.
+    """The loads of the table: a batch of decodes and a prompt in each dtype, and decodes over rows.
 
     prompts: what a prompt's launch has instead of the engine's choice.
     """
     for dtype in POINTERS:
         yield Load(32, 1, 2048, dtype)
         yield Load(1, 2048, 2048, dtype, launch=prompts)
-    yield Load(32, 1, 2048, "float16", int8=True)
+    for kv_dtype in ("int8", "int4"):
+        yield Load(32, 1, 2048, "float16", kv_dtype=kv_dtype)
 
 
 def can_run(load: Load, capability: int) -> bool:

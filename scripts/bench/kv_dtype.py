@@ -1,20 +1,24 @@
-"""Course machinery. Suite `kv_dtype`: int8 K and V beside full precision: predictions, memory, attention.
+"""Course machinery. Suite `kv_dtype`: int8 and int4 K and V beside full precision: predictions, memory, attention.
 
-    quality    NLL and KL against full precision, on held-out text and on a random model; int4 is what goes wrong
+    quality    NLL and KL against full precision, on held-out text and on a random model; plain int4 is what goes wrong
+    answers    how many tokens change, beside KL
+    methods    KL by method of rounding and bits, which --plot draws
     memory     bytes a token takes, and tokens per GiB
     attention  one layer's attention over long histories, in the C++ kernel
     decode     one token after a long history, through a whole model with random weights
 
-Both kinds of pool take turns.
+All kinds of pool take turns.
 """
 
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts.bench.common import Report
+from scripts.bench.kv_methods import answer_rows, draw_methods, method_rows
 from scripts.bench.kv_quality import compare, heavy_tailed, held_out, text_of
 from scripts.bench.options import add_choice, add_threads
 from scripts.bench.turns import clock_of, take_turns
@@ -25,14 +29,16 @@ from torch import Tensor
 
 from mini_engine.attention.registry import load_kernel
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.int8 import kernels as int8_kernels
-from mini_engine.int8.pool import Int8KvPool, bytes_per_token
+from mini_engine.errors import UserError
 from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.layers.fast_model import speed_up
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.quantized import kernels as row_kernels
+from mini_engine.quantized.formats import FORMATS
+from mini_engine.quantized.pool import RowKvPool, bytes_per_token
 
-PARTS = ("quality", "memory", "attention", "decode")
+PARTS = ("quality", "answers", "methods", "memory", "attention", "decode")
 SHAPE = "0.6B"
 BLOCK_SIZE = 16
 LONG = (4096, 16_384, 32_768)  # tokens that one layer attends to
@@ -53,12 +59,22 @@ def run(args: Namespace) -> Report:
     parts = {"memory": memory_rows, "attention": attention_rows, "decode": decode_rows}
     with torch.inference_mode():
         found = [{"part": part} | row for part in parts if part in args.parts for row in parts[part](args)]
-        quality = quality_rows(args.text) if "quality" in args.parts else []
+        judged = quality_rows(args.text) if "quality" in args.parts else []
+        judged += answer_rows() if "answers" in args.parts else []
+        judged += method_rows() if "methods" in args.parts else []
     notes = [
-        f"speed: the {SHAPE} shape, attention in one layer, bfloat16 against int8, blocks of {BLOCK_SIZE}; "
+        f"speed: the {SHAPE} shape, attention in one layer, queries in bfloat16, blocks of {BLOCK_SIZE}; "
         f"{'processor' if args.threads == 1 else 'wall clock'} time"
     ]
-    return Report("kv_dtype", found, notes, more=quality)
+    return Report("kv_dtype", found, notes, more=judged)
+
+
+def draw(report: Report, path: Path) -> None:
+    """Draw KL by method and bits."""
+    rows = [row for row in report.more if "bits" in row]
+    if not rows:
+        raise UserError("only the part 'methods' can be drawn; add --parts methods, or leave out --plot")
+    draw_methods(rows, path)
 
 
 def quality_rows(text: Path | None) -> list[Row]:
@@ -86,38 +102,40 @@ def memory_rows(args: Namespace) -> list[Row]:
     rows = []
     for name in (SHAPE, "pocket"):
         config = Qwen3Config(**SHAPES[name])
-        full, int8 = config.kv_bytes_per_token(torch.bfloat16), bytes_per_token(config)
-        for kind, size in (("bfloat16", full), ("int8", int8)):
-            rows.append(
-                {"what": f"{name}: {kind}", "bytes a token": size, "tokens per GiB": 2**30 // size, "×": full / size}
-            )
+        full = config.kv_bytes_per_token(torch.bfloat16)
+        sizes = {"bfloat16": full} | {kind: bytes_per_token(config, format) for kind, format in FORMATS.items()}
+        rows += [
+            {"what": f"{name}: {kind}", "bytes a token": size, "tokens per GiB": 2**30 // size, "×": full / size}
+            for kind, size in sizes.items()
+        ]
     return rows
 
 
 # ---------------------------------------------------------------- speed
 
 
-class Both(NamedTuple):
+class Filled(NamedTuple):
     """A pool of each kind with the same K and V, and the query of a step of one sequence."""
 
-    full: KvPool
-    int8: Int8KvPool
+    pools: dict[str, KvPool]
     q: Tensor
     meta: ForwardMeta
 
 
-def both_pools(kv_len: int, num_layers: int = 1) -> Both:
+def filled_pools(kv_len: int, num_layers: int = 1) -> Filled:
     """Return filled pools, with the sequence's blocks scattered as in a pool that has been in use."""
     torch.manual_seed(0)
     config = replace(Qwen3Config(**SHAPES[SHAPE]), num_hidden_layers=num_layers)
     per = -(-kv_len // BLOCK_SIZE)
-    full = KvPool(config, 1 + per, BLOCK_SIZE, load_kernel("cpu", "cpu", torch.bfloat16), torch.bfloat16)
-    int8 = Int8KvPool(config, 1 + per, BLOCK_SIZE, int8_kernels.load_kernel("cpu", "cpu", torch.bfloat16))
+    cpu = "cpu", "cpu", torch.bfloat16
+    pools = {"bfloat16": KvPool(config, 1 + per, BLOCK_SIZE, load_kernel(*cpu), torch.bfloat16)}
+    for kind, rows in FORMATS.items():
+        pools[kind] = RowKvPool(rows, config, 1 + per, BLOCK_SIZE, row_kernels.load_kernel(*cpu, rows))
     slots = torch.arange((1 + per) * BLOCK_SIZE)
     k, v = (torch.randn(len(slots), config.num_key_value_heads, config.head_dim).bfloat16() for _ in range(2))
-    for layer in range(num_layers):
-        full.set_kv(layer, slots, k, v)
-        int8.set_kv(layer, slots, k, v)
+    for pool in pools.values():
+        for layer in range(num_layers):
+            pool.set_kv(layer, slots, k, v)
     table, last = NULL_BLOCK + 1 + torch.randperm(per), kv_len - 1
     meta = ForwardMeta(
         positions=torch.tensor([last]),
@@ -127,35 +145,29 @@ def both_pools(kv_len: int, num_layers: int = 1) -> Both:
         block_table=table[None].int(),
         block_size=BLOCK_SIZE,
     )
-    return Both(full, int8, torch.randn(1, config.num_attention_heads, config.head_dim).bfloat16(), meta)
+    return Filled(pools, torch.randn(1, config.num_attention_heads, config.head_dim).bfloat16(), meta)
 
 
 def attention_rows(args: Namespace) -> list[Row]:
-    """Time attention over each history, both pools in turn."""
+    """Time attention over each history, all pools in turn."""
     rows = []
     for history in LONG[1:2] if args.quick else LONG:
-        both = both_pools(history)
-        pools = {"bfloat16": both.full, "int8": both.int8}
-        contenders = {
-            name: lambda pool=pool, both=both: pool.attend(0, both.q, both.meta) for name, pool in pools.items()
-        }
+        pools, q, meta = filled_pools(history)
+        contenders = {name: partial(pool.attend, 0, q, meta) for name, pool in pools.items()}
         rows += timed(f"1 × {history} decode", contenders, args)
     return rows
 
 
 def decode_rows(args: Namespace) -> list[Row]:
-    """Time one token after each history through a whole model, both pools in turn."""
+    """Time one token after each history through a whole model, all pools in turn."""
     config = Qwen3Config(**SHAPES[SHAPE], tie_word_embeddings=True)
     model = Qwen3ForCausalLM(config).bfloat16().eval().requires_grad_(False)
     for weight in model.parameters():
         weight.fill_(1.0) if weight.dim() == 1 else weight.normal_(std=STD)
     fast, token, rows = speed_up(model), torch.tensor([1]), []
     for history in HISTORIES:
-        both = both_pools(history, config.num_hidden_layers)
-        contenders = {
-            "bfloat16": lambda both=both: fast(token, both.full, both.meta),
-            "int8": lambda both=both: fast(token, both.int8, both.meta),
-        }
+        pools, _, meta = filled_pools(history, config.num_hidden_layers)
+        contenders = {name: partial(fast, token, pool, meta) for name, pool in pools.items()}
         rows += timed(f"decode after {history}", contenders, args)
     return rows
 

@@ -13,7 +13,6 @@ from scripts.pocket.chats import TURN_END, ask
 from scripts.pocket.facts import held_out_lines, load_facts
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mini_engine.attention.registry import load_kernel
@@ -23,13 +22,15 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import generate_all
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
-from mini_engine.int8 import kernels as int8_kernels
-from mini_engine.int8.pool import Int8KvPool
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 from mini_engine.pocket import POCKET_DIR
+from mini_engine.quantized import kernels as row_kernels
+from mini_engine.quantized.formats import FORMATS
+from mini_engine.quantized.judge import kl, nll
+from mini_engine.quantized.pool import RowKvPool
 from mini_engine.text.tokenizer import Tokenizer
 
 BLOCK_SIZE = 16
@@ -59,8 +60,10 @@ class Quality(NamedTuple):
     worst: float
 
 
-class Int4KvPool(KvPool):
+class PlainInt4KvPool(KvPool):
     """What goes wrong: K and V rounded to 16 levels between the least and the largest number of a token and head."""
+
+    direct = False
 
     def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
         """As in lesson 3, rounded first."""
@@ -77,40 +80,37 @@ def to_16_levels(x: Tensor) -> Tensor:
 def pools(model: Qwen3ForCausalLM, num_blocks: int) -> dict[str, KvPool]:
     """Return a pool of each kind for a model, read by torch's kernels."""
     config, plain = model.config, load_kernel("torch", model.device, model.dtype)
-    rows = int8_kernels.load_kernel("torch", model.device, model.dtype)
-    return {
-        "full": KvPool(config, num_blocks, BLOCK_SIZE, plain, model.dtype),
-        "int8": Int8KvPool(config, num_blocks, BLOCK_SIZE, rows),
-        "int4": Int4KvPool(config, num_blocks, BLOCK_SIZE, plain, model.dtype),
-    }
+    found: dict[str, KvPool] = {"full": KvPool(config, num_blocks, BLOCK_SIZE, plain, model.dtype)}
+    for name, rows in FORMATS.items():
+        kernel = row_kernels.load_kernel("torch", model.device, model.dtype, rows)
+        found[name] = RowKvPool(rows, config, num_blocks, BLOCK_SIZE, kernel)
+    return found | {"plain int4": PlainInt4KvPool(config, num_blocks, BLOCK_SIZE, plain, model.dtype)}
 
 
 def compare(model: Qwen3ForCausalLM, texts: Sequence[list[int]]) -> dict[str, Quality]:
     """Return the quality of each kind of pool over some texts; "full" is what the others are compared with."""
     num_blocks = 1 + sum(-(-len(ids) // BLOCK_SIZE) for ids in texts)
-    found = {name: log_probs(model, texts, pool) for name, pool in pools(model, num_blocks).items()}
+    found = {name: logits_of(model, texts, pool) for name, pool in pools(model, num_blocks).items()}
     return {name: quality(found["full"], other, texts) for name, other in found.items()}
 
 
 @torch.inference_mode()
-def log_probs(model: Qwen3ForCausalLM, texts: Sequence[list[int]], pool: KvPool) -> Tensor:
-    """Return what the model predicts after each token of each text, `[T, vocab_size]` float64 log probabilities."""
+def logits_of(model: Qwen3ForCausalLM, texts: Sequence[list[int]], pool: KvPool) -> Tensor:
+    """Return what the model predicts after each token of each text: logits `[T, vocab_size]`."""
     allocator = BlockAllocator(pool.num_blocks, BLOCK_SIZE)
     requests = [PackedRequest(ids, BlockTable(allocator)) for ids in texts]
     reserve_all(requests)
     token_ids = torch.tensor([token for ids in texts for token in ids])
-    logits = model(token_ids, pool, plan_packed(requests, BLOCK_SIZE, pool.device))
-    return F.log_softmax(logits.double(), dim=-1)
+    return model(token_ids, pool, plan_packed(requests, BLOCK_SIZE, pool.device))
 
 
 def quality(full: Tensor, other: Tensor, texts: Sequence[list[int]]) -> Quality:
-    """Compare two results of `log_probs`."""
-    kl = (full.exp() * (full - other)).sum(-1)
+    """Compare two results of `logits_of`."""
+    divergence = kl(full, other)
     ends = torch.tensor([len(ids) for ids in texts]).cumsum(0) - 1
     before = torch.ones(len(full), dtype=torch.bool).index_fill(0, ends, False)  # tokens that have a next one
     following = torch.tensor([token for ids in texts for token in ids[1:]])
-    nll = -other[before].gather(1, following[:, None])
-    return Quality(float(nll.mean()), float(kl.mean()), float(kl.max()))
+    return Quality(float(nll(other[before], following).mean()), float(divergence.mean()), float(divergence.max()))
 
 
 # ---------------------------------------------------------------- models and texts

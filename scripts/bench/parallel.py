@@ -1,41 +1,41 @@
-"""Lesson 13. Suite `parallel`: a step of one process beside the same step of two that share the model.
+"""Lesson 18. Suite `parallel`: a step of one process beside the same step of two that share the model.
 
-    decode, prefill  one process with one thread, one with two, two ranks with one each, in turn; and one process with
-                     the layers that ranks have, which leave room for an exchange, but nobody to exchange with
-    exchange         all-reduces and bytes of a step, counted, beside what the shapes say; the share of its time. The
-                     last layer adds up only the rows whose logits are needed
+    decode, prefill  one process with one thread, one with two, and two ranks with one each, which reach each other
+                     through shared memory or by way of gloo; all in turn
+    exchange         the collectives of a step and their bytes, counted, beside what the shapes say; the share of its
+                     time. The last layer adds up only the rows whose logits are needed
 
-All contenders run lesson 9's layers in float32. The second rank sleeps while the first runs alone.
+All contenders run lesson 9's layers. Ranks sleep while others run.
 """
 
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 from scripts.bench.common import Report
+from scripts.bench.options import add_dtype, add_model, model_of
 from scripts.bench.turns import take_turns
 
 import torch
-import torch.distributed as dist
 
-from mini_engine.build import assemble, build_engine, over_ranks, start_ranks
+from mini_engine.build import build_engine, over_ranks, start_ranks
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.checkpoint.weights import load_model
-from mini_engine.distributed.ranks.processes import Ranks
-from mini_engine.distributed.ranks.shard import bytes_per_step
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
-from mini_engine.layers import speed_up
-from mini_engine.layers.exchange import whole
-from mini_engine.pocket import POCKET_DIR
+from mini_engine.layers.fast_model import FastQwen3ForCausalLM, speed_up
+from mini_engine.ranks.processes import Ranks
+from mini_engine.ranks.shard import bytes_per_step, gathered_bytes_per_step
 
 BATCHES = (1, 8)
-HISTORY, PREFILL, STEPS = 32, 256, 4
+HISTORY, PREFILL, STEPS = 32, 256, 12  # steps in a turn: after the first, threads of others sleep
 BLOCK = 16
 Row = dict[str, Any]
 
@@ -48,34 +48,46 @@ class Contender(NamedTuple):
     make: Callable[[EngineConfig], Engine]
 
 
+def add_arguments(parser) -> None:
+    """Add this suite's options."""
+    add_model(parser)
+    add_dtype(parser, "float32")
+
+
 def run(args: Namespace) -> Report:
-    """Time the steps, and count their exchange."""
-    with start_ranks(str(POCKET_DIR), EngineConfig(tensor_parallel_size=2), torch.float32)[0] as ranks:
-        rows, exchange = timed(ranks, args), exchanged(ranks)
+    """Time the steps, and count what they exchange."""
+    path, dtype = model_of(args), getattr(torch, args.dtype)
+    with ExitStack() as stack:
+        ranks = {name: started(stack, path, dtype, name) for name in ("memory", "gloo")}
+        model = speed_up(load_model(path, dtype))
+        rows = timed(contenders_for(model, ranks), args)
+        exchange = [row for name, one in ranks.items() for row in exchanged(name, one, dtype)]
     notes = [
-        "the pocket model in float32, lesson 9's layers",
-        f"decode behind {HISTORY} tokens; prefill of {PREFILL}; × is the time beside one rank with one thread",
+        f"{path.name} in {args.dtype}, lesson 9's layers",
+        f"decode behind {HISTORY} tokens; prefill of {PREFILL}; × is the time beside one process with one thread",
         *map(sentence, exchange),
     ]
     return Report("parallel", rows, notes)
 
 
-def contenders_for(ranks: Ranks) -> list[Contender]:
+def started(stack: ExitStack, path: Path, dtype: torch.dtype, transport: str) -> Ranks:
+    """Start two ranks, which end with the stack."""
+    return stack.enter_context(start_ranks(path, EngineConfig(tensor_parallel_size=2), dtype, transport)[0])
+
+
+def contenders_for(model: FastQwen3ForCausalLM, ranks: Mapping[str, Ranks]) -> list[Contender]:
     """Return the ways to run the model."""
-    alone = partial(build_engine, speed_up(load_model(POCKET_DIR)))
-    divisible = speed_up(load_model(POCKET_DIR), exchange=whole)
+    alone = partial(build_engine, model)
     return [
         Contender("1 process, 1 thread", 1, alone),
         Contender("1 process, 2 threads", 2, alone),
-        Contender("1 process, a rank's layers", 1, lambda config: assemble(divisible, config, None)),
-        Contender("2 ranks, 1 thread each", 1, partial(over_ranks, ranks)),
+        *(Contender(f"2 ranks, {name}", 1, partial(over_ranks, one)) for name, one in ranks.items()),
     ]
 
 
-def timed(ranks: Ranks, args: Namespace) -> list[Row]:
+def timed(contenders: list[Contender], args: Namespace) -> list[Row]:
     """Time decode steps at each batch, and a prefill, the contenders in turn."""
     rows, rounds = [], args.rounds or (5 if args.quick else 15)
-    contenders = contenders_for(ranks)
     for batch in BATCHES:
         calls = {one.name: decoder(one, batch, rounds) for one in contenders}
         rows += as_rows(f"decode, {batch} at once", calls, rounds, STEPS)
@@ -141,41 +153,30 @@ def prefiller(one: Contender) -> Callable[[], None]:
     return prefill
 
 
-class Counter:
-    """Counts all-reduces, their bytes, and the seconds until their sums are there."""
-
-    def __init__(self) -> None:
-        self.calls, self.bytes, self.seconds, self.all_reduce = 0, 0, 0.0, dist.all_reduce
-
-    def __call__(self, x: torch.Tensor) -> None:
-        """Stand in for `dist.all_reduce`."""
-        begun = time.perf_counter()
-        self.all_reduce(x)
-        self.seconds += time.perf_counter() - begun
-        self.calls += 1
-        self.bytes += x.nbytes
-
-
-def exchanged(ranks: Ranks) -> list[Row]:
-    """Count the exchange of a decode step at each batch, and of a prefill."""
+def exchanged(name: str, ranks: Ranks, dtype: torch.dtype) -> list[Row]:
+    """Count the collectives of a decode step at each batch, and of a prefill."""
     rows = []
     torch.set_num_threads(1)
     one = Contender("counted", 1, partial(over_ranks, ranks))
-    cases = [(f"decode, {batch} at once", batch, decoder(one, batch, 2), STEPS) for batch in BATCHES]
-    for title, tokens, call, steps in [*cases, (f"prefill, {PREFILL} tokens", PREFILL, prefiller(one), 1)]:
+    cases = [(f"decode, {batch} at once", batch, batch, decoder(one, batch, 2), STEPS) for batch in BATCHES]
+    cases.append((f"prefill, {PREFILL} tokens", PREFILL, 1, prefiller(one), 1))
+    for title, tokens, sampled, call, steps in cases:
         call()
-        counter, begun = Counter(), time.perf_counter()
-        with mock.patch.object(dist, "all_reduce", counter):
-            call()
-        taken = time.perf_counter() - begun
+        before, config = replace(ranks.collectives.traffic), ranks.model.config
+        begun = time.perf_counter()
+        call()
+        taken, after = time.perf_counter() - begun, ranks.collectives.traffic
+        calls, seconds = after.calls - before.calls, after.seconds - before.seconds
+        theory = bytes_per_step(config, tokens, dtype.itemsize)
+        theory += gathered_bytes_per_step(config, sampled, dtype.itemsize, ranks.num_ranks)
         rows.append(
             {
-                "step": title,
-                "all-reduces": counter.calls / steps,
-                "bytes": counter.bytes / steps,
-                "theory": bytes_per_step(ranks.model.config, tokens, 4),
-                "share": counter.seconds / taken,
-                "µs a call": 1e6 * counter.seconds / counter.calls,
+                "step": f"{name}: {title}",
+                "collectives": calls / steps,
+                "bytes": (after.bytes - before.bytes) / steps,
+                "theory": theory,
+                "share": seconds / taken,
+                "µs a call": 1e6 * seconds / calls,
             }
         )
     return rows
@@ -184,7 +185,7 @@ def exchanged(ranks: Ranks) -> list[Row]:
 def sentence(row: Row) -> str:
     """Say what a step exchanged."""
     return (
-        f"{row['step']}: {row['all-reduces']:g} all-reduces of {row['bytes'] / 2**10:g} KiB together "
+        f"{row['step']}: {row['collectives']:g} collectives of {row['bytes'] / 2**10:g} KiB together "
         f"(theory: at most {row['theory'] / 2**10:g}), {row['share']:.0%} of the step, {row['µs a call']:.0f} µs each"
     )
 

@@ -7,7 +7,7 @@ reading memory may be one of them. Ratios within a run are meaningful; figures f
 import statistics
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -120,7 +120,7 @@ class Rates:
         return {"read_gb_s": round(self.read / 1e9, 1), "matrix_gflop_s": matrix}
 
 
-def measure_rates(device: str = "cpu", seconds: float = 0.3) -> Rates:
+def measure_rates(device: str = "cpu", seconds: float = 0.3, dtypes: Sequence[str] = ("float32", "bfloat16")) -> Rates:
     """Measure the rates: medians of a few reads and of a few matrix products per dtype. Takes about a second."""
     import torch
 
@@ -134,7 +134,7 @@ def measure_rates(device: str = "cpu", seconds: float = 0.3) -> Rates:
 
     read = READ_BYTES / median_of(memory_reader(device))
     matrix = {}
-    for name in ("float32", "bfloat16"):
+    for name in dtypes:
         a = torch.ones(MATRIX, MATRIX, dtype=getattr(torch, name), device=device)
         matrix[name] = 2 * MATRIX**3 / median_of(lambda a=a: a @ a)
     return Rates(read, matrix)

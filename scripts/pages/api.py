@@ -150,6 +150,46 @@ PARTS = (
         ),
     ),
     Part(
+        "Windows",
+        "Layers that see only the last tokens, and tables with holes. [Lesson 15](l15_windows/README.md).",
+        (
+            *entries("windows/weights.py", "load_windowed"),
+            *entries("windows/window_config.py", "WindowConfig"),
+            *entries("windows/groups.py", "Place", "places_of"),
+            *entries("windows/window_table.py", "WindowTable"),
+            *entries("windows/memory.py", "WindowMemory", "WindowHold"),
+            *entries("windows/kept.py", "KeptWindows"),
+            *entries("windows/store.py", "GroupedKv", "GroupedMeta"),
+            *entries("windows/kernels.py", "windowed"),
+        ),
+    ),
+    Part(
+        "Latents",
+        "One small vector for each token, of which all heads make K and V. [Lesson 16](l16_latents/README.md).",
+        (
+            *entries("latents/weights.py", "load_latents"),
+            *entries("latents/latent_config.py", "LatentConfig"),
+            *entries("latents/contract.py", "LatentKernel", "LatentPagedAttention"),
+            *entries("latents/reading.py", "absorbed_attention", "expanded_attention", "expand"),
+            *entries("latents/reading.py", "multiplications", "expanding_pays"),
+            *entries("latents/attention.py", "RunningSums"),
+            *entries("latents/store.py", "LatentKv"),
+        ),
+    ),
+    Part(
+        "Fewer bits",
+        "K and V in 8 or 4 bits, and how to tell what that costs. [Lesson 17](l17_bits/README.md).",
+        (
+            *entries("quantized/rows.py", "quantize"),
+            *entries("quantized/int4_rows.py", "quantize4", "joined"),
+            *entries("quantized/rotation.py", "hadamard", "rotate"),
+            *entries("quantized/formats.py", "RowFormat"),
+            *entries("quantized/kernels.py", "RowKernel"),
+            *entries("quantized/pool.py", "RowKvPool"),
+            *entries("quantized/judge.py", "kl", "nll"),
+        ),
+    ),
+    Part(
         "Below the pool",
         "What leaves the pool is kept in host memory and on disk. [Lesson 12](l12_tiers/README.md).",
         (
@@ -167,14 +207,24 @@ PARTS = (
     ),
     Part(
         "More than one machine",
-        "Which of several replicas answers, and one model over several processes. [Lesson 13](l13_machines/README.md).",
+        "Which of several replicas answers. [Lesson 13](l13_machines/README.md).",
         (
             *entries("distributed/routing/policy.py", "PrefixScore", "RoundRobin", "Policy"),
             *entries("distributed/routing/seen.py", "SeenBlocks"),
             *entries("distributed/routing/retry.py", "with_retries", "ReplicaLost"),
             *entries("distributed/routing/simulate.py", "simulate", "Arrival", "Rates", "Served"),
-            *entries("distributed/ranks/processes.py", "Ranks"),
-            *entries("distributed/ranks/shard.py", "share_of", "bytes_per_step"),
+        ),
+    ),
+    Part(
+        "One model, several processes",
+        "A model cut in shares, and what they exchange. [Lesson 18](l18_ranks/README.md).",
+        (
+            *entries("ranks/processes.py", "Ranks"),
+            *entries("ranks/shard.py", "share_of", "part_of", "RankCut"),
+            *entries("ranks/shard.py", "bytes_per_step", "gathered_bytes_per_step"),
+            *entries("ranks/vocabulary.py", "CutEmbedding", "GatheredHead"),
+            *entries("ranks/collectives.py", "Collectives", "Traffic"),
+            *entries("ranks/one_shot.py", "Board", "add_up"),
         ),
     ),
     Part(

@@ -4,7 +4,11 @@ from dataclasses import dataclass
 
 WARMUP_STEPS = 40
 MAX_POSITIONS = 8192
-KINDS = {"qwen3": {"layers": 6, "steps": 1800}, "hybrid": {"layers": 8, "steps": 600}}  # and what differs by default
+KINDS = {  # and what differs by default
+    "qwen3": {"layers": 6, "steps": 1800},
+    "hybrid": {"layers": 8, "steps": 600},
+    "latent": {"layers": 6, "steps": 1800},
+}
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,7 @@ class Plan:
     first_step: the steps of that run: this one goes on in the text where it ended.
     """
 
-    kind: str = "qwen3"  # or "hybrid": Qwen3.5, with gated delta nets in three layers of four
+    kind: str = "qwen3"  # "hybrid": Qwen3.5, gated delta nets in three layers of four; "latent": a dense DeepSeek-V3
     seed: int = 0
     threads: int = 2
     steps: int = 1800

@@ -1,4 +1,4 @@
-"""Course machinery. Trains a pocket model: a small genuine Qwen3 or Qwen3.5, next-token loss, Muon for the matrices."""
+"""Course machinery. Trains a pocket model: small and genuine, next-token loss, Muon for the matrices."""
 
 import itertools
 import random
@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 from scripts.pocket.chats import END_OF_TEXT, TURN_END
 from scripts.pocket.hybrid import denormals_are_zero, hybrid_config, start_time_steps
+from scripts.pocket.latent import latent_config
+from scripts.pocket.newton_schulz import muon_in_float32
 from scripts.pocket.plan import MAX_POSITIONS, Plan
 from scripts.pocket.saved_run import SavedRun
 
@@ -13,7 +15,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3_5ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3ForCausalLM,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 GRADIENT_LIMIT = 1.0
 LONG_EVERY = 10
@@ -85,6 +94,8 @@ def new_model(plan: Plan, tokenizer: Tokenizer) -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(plan.start_from, dtype=torch.float32)
     if plan.kind == "qwen3":
         return Qwen3ForCausalLM(model_config(plan, tokenizer))
+    if plan.kind == "latent":
+        return DeepseekV3ForCausalLM(latent_config(plan, tokenizer))
     model = Qwen3_5ForCausalLM(hybrid_config(plan, tokenizer))
     start_time_steps(model)
     return model
@@ -110,7 +121,7 @@ def train(
     parts = [model, *optimizers, *schedules]
     done = saved.restore(plan, parts, report) if saved else 0
     encoded = [encoding.ids for encoding in tokenizer.encode_batch([text + END_OF_TEXT for text in documents])]
-    with denormals_are_zero(plan.kind == "hybrid"):
+    with denormals_are_zero(plan.kind == "hybrid"), muon_in_float32(plan.float32):
         for batch in itertools.islice(batches(encoded, plan), plan.first_step + done, plan.first_step + plan.steps):
             loss = loss_of(model, batch, plan.float32)
             model.zero_grad()

@@ -28,6 +28,7 @@ HEAVY = [  # takes seconds to import, and is no part of the course, whose module
     "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen3_5.modeling_qwen3_5",
+    "transformers.models.deepseek_v3.modeling_deepseek_v3",
     "openai.types",
     "fastapi",
     "uvicorn",

@@ -10,8 +10,10 @@ from scripts.smoke.run import Generate, Outcome, compare, quiet_hugging_face, te
 
 from mini_engine.cli.parser import guard
 from mini_engine.engine.engine import Engine
+from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
 
+PREEMPT_EVERY = 3  # steps
 LeftOut = str  # why a path cannot run on this machine
 Path = Callable[[Any, list[list[int]], argparse.Namespace], Outcome | LeftOut]
 
@@ -44,13 +46,52 @@ def run_several(
 
 def drained(engine: Engine, prompts: list[list[int]], args: argparse.Namespace) -> Outcome:
     """Run an engine until every prompt is answered."""
-    params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
-    requests = [engine.add_request(str(index), ids, params) for index, ids in enumerate(prompts)]
+    requests = add_all(engine, prompts, args)
     while engine.has_unfinished:
         engine.step()
     kv = {"layout": "block-tensor", "bytes": engine.runner.pool.bytes}
-    errors = [f"request {request.id} ended with an error: {request.error}" for request in requests if request.error]
+    errors = [f"{request.id} ended with an error: {request.error}" for request in requests if request.error]
     return Outcome([request.output_ids for request in requests], kv, errors)
+
+
+def add_all(engine: Engine, prompts: list[list[int]], args: argparse.Namespace, name: str = "request") -> list[Request]:
+    """Add a request for each prompt to an engine; return the requests."""
+    params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
+    return [engine.add_request(f"{name} {index}", ids, params) for index, ids in enumerate(prompts)]
+
+
+def answers(
+    engine: Engine, prompts: list[list[int]], args: argparse.Namespace, name: str = "request", preempt: bool = False
+) -> list[list[int]]:
+    """Run the prompts together; return their answers.
+
+    Args:
+        preempt: take back what the newest request holds, every few steps.
+
+    Raises:
+        RuntimeError: a request ended with an error.
+    """
+    requests = add_all(engine, prompts, args, name)
+    steps = 0
+    while engine.has_unfinished:
+        engine.step()
+        steps += 1
+        if preempt and steps % PREEMPT_EVERY == 0 and engine.scheduler.running:
+            engine.scheduler.preempt(engine.scheduler.running[-1])
+    if errors := [request.error for request in requests if request.error]:
+        raise RuntimeError(errors[0])
+    return [request.output_ids for request in requests]
+
+
+def lost_blocks(engine: Engine) -> list[str]:
+    """Return what is wrong with the blocks of an engine whose requests have ended. Its prefix cache is emptied."""
+    manager = engine.scheduler.manager
+    held = manager.blocks_by_state.held
+    lost = [f"{held} blocks are still held"] if held else []
+    manager.prefixes.clear()
+    if manager.allocator.num_free != manager.num_usable_blocks:
+        lost.append(f"{manager.num_usable_blocks - manager.allocator.num_free} blocks belong to nothing")
+    return lost
 
 
 def add_path(report: Report, name: str, outcome: Outcome | LeftOut, dtype: str) -> None:
@@ -58,14 +99,14 @@ def add_path(report: Report, name: str, outcome: Outcome | LeftOut, dtype: str) 
     if isinstance(outcome, str):
         report.kv["left_out"][name] = outcome
         return
-    unequal = [i for i, request in enumerate(report.requests) if outcome.outputs[i] != request.hf]
+    expected = outcome.expected or [request.hf for request in report.requests]
+    unequal = [i for i, answer in enumerate(expected) if outcome.outputs[i] != answer]
     report.kv["equal"][name] = len(report.requests) - len(unequal)
     for figure in ("restored_tokens", "speculation"):
         if figure in outcome.kv:
             report.kv.setdefault(figure, {})[name] = outcome.kv[figure]
     report.faults += [f"{name}: {error}" for error in outcome.faults]
     report.not_exercised += [f"{name}: {line}" for line in outcome.not_exercised]
-    if (
-        unequal and dtype == "float32"
-    ):  # in half precision padding, or another order of additions, may decide a near-tie
-        report.faults.append(f"{name}: answers {unequal} differ from Hugging Face's")
+    if unequal and dtype == "float32":  # in half precision another order of additions may decide a near-tie
+        whose = "those expected" if outcome.expected else "Hugging Face's"
+        report.faults.append(f"{name}: answers {unequal} differ from {whose}")

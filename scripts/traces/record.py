@@ -34,6 +34,10 @@ RECORDERS = {  # a trace's name to its module and class
     "l12-tiers": "tiers.Tiers",
     "l13-replicas": "replicas.Replicas",
     "l14-guesses": "guesses.Guesses",
+    "l15-windows": "windows.Windows",
+    "l16-latents": "latents.Latents",
+    "l17-bits": "bits.Bits",
+    "l18-ranks": "ranks.Ranks",
 }
 
 

@@ -45,6 +45,10 @@ PICTURES = {  # the one that says most; a lesson without one shows the first dra
     "l12_tiers": "tiers.svg",
     "l13_machines": "replicas.svg",
     "l14_speculation": "guesses.svg",
+    "l15_windows": "windows.svg",
+    "l16_latents": "latents.svg",
+    "l17_bits": "bits.svg",
+    "l18_ranks": "ranks.svg",
 }
 DRAWING = re.compile(r"```text\n(.*?)```", re.DOTALL)
 STYLE = """

@@ -2,8 +2,8 @@
 
 The link leads to the glossary and has the term's meaning as its title, which browsers and screen readers present. Terms
 are read from the tables of lessons/glossary.md: a row begins with `<a id="…"></a>` and the term, further spellings
-after commas. `data-quiet` keeps an everyday word from being linked; `data-not="l6 l7"` does so on pages where it means
-something else. Headings, code, links and table headers are left alone.
+after commas. `data-quiet` keeps an everyday word from being linked; `data-not="l6 capstone"` does so on pages where it
+means something else. Headings, code, links and table headers are left alone.
 """
 
 import posixpath
@@ -56,7 +56,8 @@ def read_terms(text: str) -> list[Term]:
 
 
 def not_on(row: re.Match) -> tuple[str, ...]:
-    return ("",) if row["quiet"] else tuple(f"{page}_" for page in (row["pages"] or "").split())  # l1 is not l10
+    named = (row["pages"] or "").split()
+    return ("",) if row["quiet"] else tuple(page + end for page in named for end in ("_", ".md"))  # l1 is not l10
 
 
 def plain(markdown: str) -> str:

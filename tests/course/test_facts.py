@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, DynamicCache
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.hybrid.delta_rule import recurrent_step
 from mini_engine.pocket import POCKET_DIR
+from mini_engine.ranks.shard import bytes_per_step, gathered_bytes_per_step
 from mini_engine.tiers.records import CRC, HEADER
 
 LESSONS = ROOT / "lessons"
@@ -103,20 +104,46 @@ def test_what_a_pool_can_place_is_what_lesson_2_says():
     assert all(row["of these, enough were free, %"] > 99 for row in rows[1:])
 
 
-def test_two_ranks_read_as_much_as_lesson_13_says():
+def test_two_ranks_read_as_much_as_lesson_18_says():
     cut, head = weight_bytes(SMALL, 2), 2 * SMALL.vocab_size * SMALL.hidden_size
-    say("l13_machines", f"it is {head / (cut + head):.0%}".replace("%", " %"))
-    say("l13_machines", f"reads {(cut / 2 + head) / (cut + head):.0%}".replace("%", " %"))
+    say("l18_ranks", f"the head is {head / (cut + head):.0%}".replace("%", " %"))
+    say("l18_ranks", f"reads {(cut / 2 + head) / (cut + head):.0%}".replace("%", " %"))
 
 
-def test_the_larger_models_arithmetic_is_lesson_13s():
+def test_the_larger_models_arithmetic_is_lesson_18s():
     shape = SHAPES["0.6B"] | dict(hidden_size=5120, intermediate_size=25600, num_hidden_layers=64)
     config = Qwen3Config(**(shape | dict(num_attention_heads=64, tie_word_embeddings=False)))
     cut, head, rate = weight_bytes(config, 2), 2 * config.vocab_size * config.hidden_size, 3.35e12
-    alone, four = (1e3 * (cut / n + head) / rate for n in (1, 4))
-    say("l13_machines", f"{cut / 1e9:.1f} GB of layers and a head of {head / 1e9:.1f} GB", f"{alone:.1f} ms to read")
-    say("l13_machines", f"{four:.1f} ms. 128 all-reduces", f"of the {alone - four:.1f} ms that are saved")
-    say("l13_machines", f"{(cut + 2 * head) / 1e9:.1f} GB, embedding included")
+    alone, four = (1e3 * (cut + head) / n / rate for n in (1, 4))
+    say(
+        "l18_ranks",
+        f"{cut / 1e9:.1f} GB of layers",
+        f"embedding of {head / 1e9:.1f} GB and a head of {head / 1e9:.1f} GB",
+    )
+    say("l18_ranks", f"at 3.35 TB/s in {alone:.1f} ms: {1e3 / alone:.0f} tokens/s", f"its part in {four:.1f} ms")
+    say("l18_ranks", f"{(cut + 2 * head) / 1e9:.1f} GB together", f"would hold {(cut + 2 * head) / 4e9:.1f} GB")
+    meetings = 2 * config.num_hidden_layers + 2
+    say(
+        "l18_ranks",
+        f"{meetings} meetings of 15 µs",
+        f"take {15e-3 * meetings:.2f} ms of the {alone - four:.1f} ms that are",
+    )
+    say("l18_ranks", f"With the 1.3 ms that gloo took above they would take {1.3 * meetings:.0f} ms, more than all")
+
+
+def test_what_a_step_exchanges_is_what_lesson_18_says():
+    def row(tokens: int, rows: int, unit: int, digits: int) -> tuple[str, str]:
+        sums, logits = bytes_per_step(SMALL, tokens, 2), gathered_bytes_per_step(SMALL, rows, 2, 2)
+        return f"{sums / unit:.{digits}f}", f"{logits / unit:.{digits}f}"
+
+    each, all_reduces = row(1, 1, 2**10, 0), 2 * SMALL.num_hidden_layers + 1
+    say("l18_ranks", f"| decode, 1 sequence | 1 | {all_reduces} | {each[0]} KiB | {each[1]} KiB |")
+    say("l18_ranks", "| decode, 32 sequences | 32 | {} | {} MiB | {} MiB |".format(all_reduces, *row(32, 32, 2**20, 1)))
+    sums, logits = row(4096, 1, 2**20, 0)[0], each[1]
+    say("l18_ranks", f"| prefill of 4,096 tokens | 4,096 | {all_reduces} | {sums} MiB | {logits} KiB |")
+    pocket = Qwen3Config.from_dir(POCKET_DIR)
+    brought = bytes_per_step(pocket, 1, 4) + gathered_bytes_per_step(pocket, 1, 4, 2)
+    say("l18_ranks", f"That is {brought / 2**10:.1f} KiB from each rank", f"10 GB/s take {brought / 1e4:.1f} µs")
 
 
 def test_computing_grows_faster_than_the_prompt_as_lesson_12_says():

@@ -330,6 +330,18 @@ def assigns_a_new_tensor(fill):
     return wrong
 
 
+def reads_each_block_for_every_head(right):
+    """One walk over the blocks for each head, whose sums are right."""
+
+    import torch
+
+    def wrong(q, q_rope, *rest):
+        heads = [right(q[:, [h]], q_rope[:, [h]], *rest) for h in range(q.shape[1])]
+        return torch.cat(heads, dim=1)
+
+    return wrong
+
+
 COMMIT = "kv.contiguous.CachedSequence.commit"
 BUGS = [  # a trace, a function of the engine, and what a bug makes of it
     ("l0-work", COMMIT, lambda _: lambda self, meta: None),
@@ -340,6 +352,14 @@ BUGS = [  # a trace, a function of the engine, and what a bug makes of it
     ("l9-packing", "layers.pack.interleave", lambda _: lambda rows, tiles: None),
     ("l10-capture", "gpu.graphs.DecodeBuffers.fill", pads_with_a_request_s_block),
     ("l10-capture", "gpu.graphs.DecodeBuffers.fill", assigns_a_new_tensor),
+    ("l15-windows", "windows.window_table.WindowTable.slide", lambda _: lambda self, first: []),
+    ("l15-windows", "windows.kept.KeptWindows.num_usable", lambda _: lambda self, blocks: len(blocks)),
+    ("l16-latents", "latents.attention.attend_blocks", reads_each_block_for_every_head),
+    ("l16-latents", "latents.reading.expand", lambda right: lambda c, r, *rest: right(c, 0 * r, *rest)),
+    ("l17-bits", "quantized.int4_rows.quantize4", lambda right: lambda x: right(x.round())),
+    ("l17-bits", "quantized.rotation.rotate", lambda _: lambda x: x),
+    ("l18-ranks", "ranks.vocabulary.looked_up", lambda right: lambda lookup, ids, rows: lookup(ids % len(rows))),
+    ("l18-ranks", "ranks.one_shot.add_up", lambda right: lambda x, board, rank, meeting: right(x, board, rank, 1)),
 ]
 
 
@@ -588,3 +608,51 @@ def test_what_is_copied_is_what_is_replayed_and_eager_steps_leave_the_buffers_al
             fed = dict(zip(step["names"], step["fed"], strict=False))
             assert fed == {name: chose[name] for name in fed}, "what a row's logits choose is fed next"
     assert all(count for _, count in steps[-1]["replays"])
+
+
+def test_behind_the_window_are_holes_and_a_request_begins_where_its_last_window_is_stored():
+    steps, scene = frames("l15-windows")
+    size, found = scene["block_size"], {}
+    for step in steps:
+        in_tree = [block for node in step["nodes"] for block in [*node["blocks"], *filter(None, node["windows"])]]
+        assert len(set(in_tree)) == len(in_tree), "a block of one group is no block of the other"
+        used = {*in_tree}
+        for table in step["tables"]:
+            first = max(0, len(table["text"]) // size * size - scene["window"] + 1) // size  # of the last whole block
+            assert len(table["window"]) == len(table["full"])
+            assert not any(table["window"][:first]) and all(table["window"][first:])
+            assert table["first"] == max(0, len(table["text"]) - scene["window"] + 1)
+            used |= {*table["full"], *table["window"][first:]}
+            found.setdefault(table["name"], len(table["text"]))
+        assert sorted([*step["free"], *used]) == list(range(1, scene["num_blocks"])), "the pool is one for both groups"
+    assert found == {"A": 8, "B": 8, "C": 16, "D": 0, "E": 8}, "D stops at a tombstone, E finds what D has repaired"
+
+
+def test_a_latent_is_written_once_and_read_once_for_all_heads():
+    steps, scene = frames("l16-latents")
+    last, size = steps[-1], scene["block_size"]
+    assert last["reads"] == [1] * len(last["table"]), "each block is read once"
+    for before, after in itertools.pairwise(steps):
+        new = [a - b for a, b in zip(after["reads"], before["reads"], strict=True)]
+        assert sum(new) <= 1 and (after["entry"] is None or new[after["entry"]] == 1)
+    for step in steps:
+        read = min(size * sum(step["reads"]), len(step["words"]))
+        assert all(len(head["parts"]) == read for head in step["heads"]), "every head has scored what was read"
+        assert all(max(head["parts"], default=1.0) == 1.0 for head in step["heads"]), "a largest score is among them"
+    assert last["out"] == last["expanded"] and len(last["out"]) == len(last["heads"])
+
+
+def test_rotated_first_a_key_uses_its_levels_and_the_score_stays():
+    steps, scene = frames("l17-bits")
+    rounded = [step for step in steps if step["levels"]]
+    assert {step["turned"] for step in rounded} == {False, True}
+    for step in rounded:
+        for i, (x, back) in enumerate(zip(step["shown"], step["rounded"], strict=True)):
+            width = step["levels"][i // scene["group"]][1]
+            assert abs(back - x) < width / 2 + 0.03, "a number is off by half a step of its group at most"
+    before, after = (max(width for _, width in step["levels"]) for step in (rounded[0], rounded[-1]))
+    assert after < before / 4, "without the outlier the steps are far smaller"
+    scores = steps[-1]["scores"]
+    assert abs(scores["turned"] - scores["full"]) < abs(scores["plain"] - scores["full"]) / 4
+    length = [sum(x * x for x in step["shown"]) for step in (steps[0], next(step for step in steps if step["turned"]))]
+    assert abs(length[0] - length[1]) < 0.01 * length[0], "a rotation changes no length"

@@ -3,9 +3,11 @@
 Protects `pip install`: a forgotten data file would be noticed by users only.
 """
 
+import email
 import os
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -17,8 +19,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "The capital of France is"
+MOST_BYTES = 20_000_000
+WITHOUT = """
+import sys
+sys.modules[{package!r}] = None  # as if it were not installed
+from mini_engine.{module} import {start}
+sys.exit({start}({arguments}))
+"""
 
-pytestmark = pytest.mark.slow("mini_engine", "pyproject.toml", "README.md")
+pytestmark = pytest.mark.slow("mini_engine", "pyproject.toml", "PYPI.md")
 
 
 class Installed(NamedTuple):
@@ -34,10 +43,25 @@ class Installed(NamedTuple):
         env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         return run(path, *arguments, cwd=self.wheel.parent, env=env)
 
+    def refused(self, *command: str) -> tuple[int, str]:
+        """Run a command that does not succeed; return its exit code and what it says on standard error."""
+        with pytest.raises(Failed) as failed:
+            self.run(*command)
+        return failed.value.done.returncode, failed.value.done.stderr
+
+
+class Failed(AssertionError):
+    """A command did not succeed. done: how it ended."""
+
+    def __init__(self, done: subprocess.CompletedProcess) -> None:
+        super().__init__(f"{done.args} failed:\n{done.stdout}{done.stderr}")
+        self.done = done
+
 
 def run(*command: str | Path, **options) -> subprocess.CompletedProcess:
     done = subprocess.run(list(map(str, command)), capture_output=True, encoding="utf-8", timeout=300, **options)
-    assert done.returncode == 0, f"{command} failed:\n{done.stdout}{done.stderr}"
+    if done.returncode:
+        raise Failed(done)
     return done
 
 
@@ -65,6 +89,68 @@ def test_every_file_of_the_engine_is_in_the_wheel(installed: Installed):
     with zipfile.ZipFile(installed.wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == wanted, "the model, the chat template and the C++ are needed as much as the Python"
+
+
+def test_the_wheel_is_small_enough_to_download_on_a_train(installed: Installed):
+    assert installed.wheel.stat().st_size < MOST_BYTES
+
+
+def test_what_pypi_shows_is_in_the_metadata(installed: Installed):
+    with zipfile.ZipFile(installed.wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        found = email.message_from_bytes(archive.read(name))
+    assert found["Name"] == "kv-course" and found["License-Expression"] == "MIT"
+    assert set(found.get_all("Provides-Extra")) == {"server", "gpu", "bench", "distributed"}
+    assert len(found.get_all("Project-URL")) == 4 and "Topic :: Education" in found.get_all("Classifier")
+    page = (ROOT / "PYPI.md").read_text(encoding="utf-8")
+    assert found.get_payload(decode=True).decode("utf-8").strip() == page.strip()
+
+
+def test_the_source_distribution_is_of_the_package_and_not_of_the_course(tmp_path: Path):
+    program = "import sys; from hatchling.build import build_sdist; print(build_sdist(sys.argv[1]))"
+    name = run(sys.executable, "-c", program, tmp_path, cwd=ROOT).stdout.split()[-1]
+    with tarfile.open(tmp_path / name) as archive:
+        names = {member.name.partition("/")[2] for member in archive.getmembers()}
+    assert {name.partition("/")[0] for name in names} <= {
+        "mini_engine", "CHANGELOG.md", "CITATION.cff", "LICENSE", "PYPI.md", "README.md", "pyproject.toml", "PKG-INFO",
+        ".gitignore",
+    }  # fmt: skip
+    assert {"PYPI.md", "LICENSE", "mini_engine/pocket/model.safetensors", "mini_engine/layers/layers.cpp"} <= names
+    assert (tmp_path / name).stat().st_size < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "extra"),
+    [
+        ("fastapi", ["serve"], "server"),
+        ("prometheus_client", ["serve"], "server"),
+        ("ray", ["serve", "--replicas", "2", "--port", "0"], "distributed"),
+    ],
+)
+def test_a_command_without_its_extra_says_which_in_one_sentence(installed: Installed, package, arguments, extra):
+    program = WITHOUT.format(package=package, module="__main__", start="main", arguments=arguments)
+    code, said = installed.refused("python", "-c", program)
+    assert code == 2 and said.count("\n") == 1, said
+    assert f"the extra '{extra}'" in said and f"({package} is missing)" in said
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "start", "arguments", "says"),
+    [
+        ("triton", "attention.registry", "load_kernel", "'triton'", "the triton kernel needs Triton"),
+        (
+            "llguidance",
+            "server.grammars",
+            "GrammarCompiler",
+            "None, 8, (0,)).compile_sync(__import__('types').SimpleNamespace(check=lambda: None)",
+            "structured output and tools need llguidance; install the extra 'server'",
+        ),
+    ],
+    ids=["triton", "llguidance"],
+)
+def test_a_part_without_its_package_says_so(installed: Installed, package, module, start, arguments, says):
+    program = WITHOUT.format(package=package, module=module, start=start, arguments=arguments)
+    assert f"UserError: {says}" in installed.refused("python", "-c", program)[1].splitlines()[-1]
 
 
 def test_the_package_is_the_wheel_s_and_not_the_repository_s(installed: Installed):

@@ -200,6 +200,8 @@ def test_the_longer_of_two_terms_wins_across_a_line_s_end():
         (' data-not="l2 l3"', "l2_token_flat/README.md", False),
         (' data-not="l2 l3"', "l4_sampler/README.md", True),
         (' data-not="l1"', "l10_device/README.md", True),
+        (' data-not="capstone"', "capstone.md", False),
+        (' data-not="l1"', "capstone.md", True),
         ("", "glossary.md", False),
         ("", "api.md", True),
     ],

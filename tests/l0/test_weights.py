@@ -243,6 +243,7 @@ def test_an_index_that_lists_a_tensor_its_shard_lacks(tmp_path):
 
 @pytest.mark.slow(
     "mini_engine/checkpoint/weights.py",
+    "mini_engine/checkpoint/stored.py",
     "mini_engine/checkpoint/config.py",
     "mini_engine/model",
     "scripts/constraints.txt",

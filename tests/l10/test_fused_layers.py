@@ -74,6 +74,8 @@ def test_any_store_of_lesson_0_and_1_will_do():
 class Watched(KvPool):
     """A pool that stores in its own way, as one of int8 does, and notes what it is given."""
 
+    direct = False
+
     def set_kv(self, layer, slot_mapping, k, v):
         self.given.append((layer, k.clone(), v.clone()))
         super().set_kv(layer, slot_mapping, k, v)

@@ -2,6 +2,7 @@
 
 import functools
 import random
+from typing import Any
 
 from scripts.l14_smoke import default_prompts
 
@@ -158,14 +159,12 @@ def test_a_seed_gives_the_pocket_model_the_same_answer_with_guesses():
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize(
-    "options", [dict(kv_dtype="int8"), dict(kv_host_bytes=2**24, kv_always=True)], ids=["int8", "tiers"]
-)
-def test_the_same_tokens_with_what_lesson_12_adds(options):
+def test_the_same_tokens_with_tiers():
+    tiers: dict[str, Any] = dict(kv_host_bytes=2**24, kv_always=True)
     prompts, _ = pocket("reference")
     found = []
     for speculate in (None, Speculation(max_rows=ANY_LOAD)):
-        engine = build_engine(load_model(POCKET_DIR), num_blocks=40, speculate=speculate, **options)
+        engine = build_engine(load_model(POCKET_DIR), num_blocks=40, speculate=speculate, **tiers)
         params = SamplingParams(temperature=0, max_tokens=24)
         for _ in range(2):
             requests = [engine.add_request(str(i), ids, params) for i, ids in enumerate(prompts)]

@@ -10,7 +10,11 @@ from scripts.bench.gpu_target import POINTERS, SHARED_BYTES
 from mini_engine.attention.triton_kernel import _attend, _merge
 
 slow = pytest.mark.slow(
-    "mini_engine/attention", "mini_engine/int8", "scripts/bench/compiled.py", "scripts/bench/gpu_target.py", "tests/l3"
+    "mini_engine/attention",
+    "mini_engine/quantized",
+    "scripts/bench/compiled.py",
+    "scripts/bench/gpu_target.py",
+    "tests/l3",
 )
 
 

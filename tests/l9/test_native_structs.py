@@ -18,6 +18,7 @@ STRUCTS = {
     native.Layer: "layers/layers.cpp",
     native.Memory: "layers/layers.cpp",
     native.Step: "layers/layers.cpp",
+    native.Cache: "layers/layers.cpp",
     native.Pool: "layers/layers.cpp",
 }
 NUMBERS = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}

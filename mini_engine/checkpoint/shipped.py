@@ -1,0 +1,59 @@
+"""Course machinery. The checkpoints that come with the package, by their short names.
+
+Most lie in folders of their own. pocket-windows is a config.json for the pocket model's weights: a directory with both
+is put together once, in the user's cache, so that everything that reads checkpoints can read it.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+FOLDERS = {
+    "pocket": "pocket",
+    "pocket-hybrid": "pocket_hybrid",
+    "pocket-windows": "pocket_windows",
+    "pocket-latent": "pocket_latent",
+}
+LIKE_POCKET = ("pocket-windows",)  # a config.json for its weights and its tokenizer
+FILES = (".json", ".safetensors", ".jinja")
+
+
+def shipped_checkpoint(name: str) -> Path:
+    """Return the directory of a shipped checkpoint; `name` is one of FOLDERS."""
+    folder = PACKAGE / FOLDERS[name]
+    return combined(name, folder / "config.json", PACKAGE / FOLDERS["pocket"]) if name in LIKE_POCKET else folder
+
+
+@cache
+def combined(name: str, config: Path, weights: Path) -> Path:
+    """Return a directory with this config.json and the other files of the checkpoint `weights`."""
+    from mini_engine.native_build import cache_dir  # it comes with lesson 3
+
+    files = [path for path in sorted(weights.iterdir()) if path.suffix in FILES and path.name != config.name] + [config]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode() + path.read_bytes())
+    target = cache_dir() / f"{name}-{digest.hexdigest()[:16]}"
+    if (target / config.name).exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix="building-", dir=target.parent))
+    except OSError:  # the cache cannot be written: for this process only
+        return _fill(Path(tempfile.mkdtemp(prefix=f"{name}-")), files)
+    _fill(made, files)
+    with suppress(OSError):  # another process was faster
+        made.rename(target)
+    shutil.rmtree(made, ignore_errors=True)
+    return target
+
+
+def _fill(directory: Path, files: list[Path]) -> Path:
+    """Copy files into a directory, the last one last: a directory with a config.json is whole."""
+    for path in files:
+        shutil.copyfile(path, directory / path.name)
+    return directory

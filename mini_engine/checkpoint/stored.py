@@ -1,0 +1,233 @@
+"""Lesson 0. The tensors of a checkpoint directory: found, checked, and read in pieces.
+
+Tensors are copied from the mapped file straight to their destination. The file is mapped again for every piece, so that
+pages already copied are released: peak memory is the model's own size plus one piece, not twice the model.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mini_engine.checkpoint.config import Qwen3Config, read_json
+from mini_engine.errors import UserError, first_line, warn_once
+from mini_engine.model.qwen3 import Qwen3ForCausalLM
+
+PIECE_BYTES = 16 * 2**20
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+FILE_DTYPES = ("F64", "F32", "F16", "BF16")
+INDEX_NAME = "model.safetensors.index.json"
+Model = TypeVar("Model", bound=Qwen3ForCausalLM)
+
+
+class Part(NamedTuple):
+    """The part of a stored tensor that a process loads.
+
+    rows: ranges of rows, loaded one after the other. columns: of each of these rows; None: all of them.
+    """
+
+    rows: Sequence[range]
+    columns: range | None = None
+
+
+class Cut(Protocol):
+    """What a process loads of a checkpoint. Lesson 18's ranks load a part of most tensors."""
+
+    def build(self, kind: Callable[[Any], Any], config: Any) -> Any:
+        """Return this process's model, without weights. Its parameters have the names of `kind(config)`, the whole."""
+        ...
+
+    def part_of(self, name: str, shape: Sequence[int], config: Any) -> Part:
+        """Return what is loaded of the stored tensor `name` of this shape. The parameter's further rows are zero."""
+        ...
+
+
+class Whole:
+    """The cut of a process that loads everything."""
+
+    def build(self, kind: Callable[[Any], Any], config: Any) -> Any:
+        """Return the whole model, without weights."""
+        return kind(config)
+
+    def part_of(self, name: str, shape: Sequence[int], config: Any) -> Part:
+        """Return all rows."""
+        return Part([range(shape[0])])
+
+
+WHOLE = Whole()
+
+
+class Stored(Generic[Model]):
+    """A checkpoint directory. All of its tensors have been checked; none has been read.
+
+    Args:
+        kind: makes the model. config: its shape. ignored: tensors with one of these prefixes are left out.
+
+    Attributes:
+        config: its head is untied if the files hold a head that differs from the embedding.
+        shapes: of each parameter of the whole model, by name.
+
+    Raises:
+        UserError: the files do not hold this model; the message says why.
+    """
+
+    def __init__(
+        self, kind: Callable[[Any], Model], config: Qwen3Config, directory: Path, ignored: tuple[str, ...] = ()
+    ) -> None:
+        self.kind = kind
+        self.sources = {name: path for name, path in _find_tensors(directory).items() if not name.startswith(ignored)}
+        _check_layers(directory, config, self.sources)
+        self.config = _without_false_tie(directory, config, self.sources)
+        with torch.device("meta"):
+            whole = kind(self.config)
+        _check_tensors(directory, whole, self.sources)
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in whole.named_parameters()}
+
+    def load(self, dtype: torch.dtype, device: str | torch.device = "cpu", cut: Cut = WHOLE) -> Model:
+        """Return the model with its weights, ready for inference; of the parts that `cut` names, if it names any.
+
+        Raises:
+            UserError: a weight is NaN or Inf.
+        """
+        with torch.device("meta"):
+            model = cut.build(self.kind, self.config)
+        weights = {name: torch.empty(p.shape, dtype=dtype, device=device) for name, p in model.named_parameters()}
+        for name, weight in weights.items():
+            self._copy_into(weight, name, cut.part_of(name, self.shapes[name], self.config))
+        model.load_state_dict(weights, assign=True)
+        return model.to(device).eval().requires_grad_(False)  # `to` moves what no file holds: RoPE's frequencies
+
+    def pieces(self, name: str, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Yield the parameter `name` in this dtype, some rows at a time."""
+        for rows in self._divided([range(self.shapes[name][0])], name, dtype):
+            yield _read(self.sources[name], name, rows).to(dtype)
+
+    def _divided(self, rows: Iterable[range], name: str, dtype: torch.dtype) -> Iterator[range]:
+        """Divide ranges of rows into pieces of at most PIECE_BYTES, or one row if that is larger."""
+        step = max(1, PIECE_BYTES // (math.prod(self.shapes[name][1:]) * dtype.itemsize))
+        for each in rows:
+            yield from (each[at : at + step] for at in range(0, len(each), step))
+
+    def _copy_into(self, target: Tensor, name: str, part: Part) -> None:
+        """Copy a part of one tensor piece by piece, and zero the rows of `target` behind it; refuse NaN and Inf.
+
+        The scan is one sum: NaN and Inf survive addition. Only a sum that is not finite, which large weights may also
+        have, is looked at closely.
+        """
+        at, total = 0, torch.zeros((), device=target.device)
+        for rows in self._divided(part.rows, name, target.dtype):
+            piece = target[at : at + len(rows)].copy_(_read(self.sources[name], name, rows, part.columns))
+            total += piece.sum()  # in the piece's own dtype: on a CPU bfloat16 is ten times slower otherwise
+            at += len(rows)
+        target[at:].zero_()
+        if not total.isfinite() and not target.isfinite().all():
+            raise UserError(
+                f"{self.sources[name]} has NaN or Inf in {name} as {target.dtype}; "
+                "the checkpoint is damaged, or needs float32"
+            )
+
+
+def _read(path: Path, name: str, rows: range, columns: range | None = None) -> Tensor:
+    """Return these rows of a stored tensor: a view of the file, which stays mapped as long as the view is in use."""
+    with _open(path) as file:
+        stored, these = file.get_slice(name), slice(rows.start, rows.stop)
+        return stored[these] if columns is None else stored[these, columns.start : columns.stop]
+
+
+@contextmanager
+def _open(path: Path):
+    """Open a safetensors file; whatever it raises becomes a UserError."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist, though the checkpoint names it; download it again") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a valid safetensors file ({first_line(error)}); download it again") from error
+
+
+def _find_tensors(directory: Path) -> dict[str, Path]:
+    """Map each tensor's name to its file: from the header of a single file or, where there is none, from the index."""
+    path, index = directory / "model.safetensors", directory / INDEX_NAME
+    if path.is_file():
+        with _open(path) as file:
+            return dict.fromkeys(file.keys(), path)
+    if not index.is_file():
+        raise UserError(f"{directory} holds neither model.safetensors nor {INDEX_NAME}")
+    from mini_engine.checkpoint.config_schema import read_weight_map  # its library is needed only here
+
+    files = read_weight_map(read_json(index), index)
+    if missing := sorted(file for file in set(files.values()) if not (directory / file).is_file()):
+        raise UserError(f"{index} names {_some(missing)}, which is not in {directory}")
+    return {name: directory / file for name, file in files.items()}
+
+
+def _check_layers(directory: Path, config: Qwen3Config, sources: Iterable[str]) -> None:
+    """Check that the files hold as many layers as config.json asks for, before a model of that depth is built."""
+    held = {found[1] for found in (re.match(r"model\.layers\.(\d+)\.", name) for name in sources) if found}
+    if config.num_hidden_layers > len(held):
+        raise UserError(
+            f"{directory / 'config.json'} has num_hidden_layers = {config.num_hidden_layers}, "
+            f"but the safetensors hold {len(held)} layers"
+        )
+
+
+def _without_false_tie(directory: Path, config: Qwen3Config, sources: dict[str, Path]) -> Qwen3Config:
+    """Return the config with an untied head if the files hold a head that differs from the embedding.
+
+    transformers trusts the files too, with a warning. A head that equals the embedding is tied, as config.json says.
+    """
+    if not config.tie_word_embeddings or HEAD not in sources or EMBEDDING not in sources:
+        return config
+    with _open(sources[HEAD]) as one, _open(sources[EMBEDDING]) as other:
+        if _equal(one.get_slice(HEAD), other.get_slice(EMBEDDING)):
+            return config
+    warn_once(
+        f"{directory} has a head that differs from its embedding, so tie_word_embeddings in config.json is ignored"
+    )
+    return replace(config, tie_word_embeddings=False)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Compare two slices of safetensors files, a piece of rows at a time."""
+    if one.get_shape() != other.get_shape() or len(one.get_shape()) != 2:
+        return False
+    rows, columns = one.get_shape()
+    step = max(1, PIECE_BYTES // (8 * columns))
+    return all(torch.equal(one[at : at + step], other[at : at + step]) for at in range(0, rows, step))
+
+
+def _check_tensors(directory: Path, model: Qwen3ForCausalLM, sources: dict[str, Path]) -> None:
+    """Check that the files hold every tensor of the model, in its shape, and no others, before any byte is copied."""
+    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    spare = {HEAD} if model.config.tie_word_embeddings else set()
+    if missing := [name for name in wanted if name not in sources]:
+        raise UserError(f"{directory} lacks {_some(missing)}; its config.json describes another model")
+    if extra := sorted(name for name in sources if name not in wanted and name not in spare):
+        raise UserError(f"{directory} also holds {_some(extra)}, which a model of this config does not have")
+    shapes, dtypes = {}, {}
+    for path in dict.fromkeys(sources.values()):
+        with _open(path) as file:
+            for name in [name for name in file.keys() if sources.get(name) == path]:
+                header = file.get_slice(name)
+                shapes[name], dtypes[name] = tuple(header.get_shape()), header.get_dtype()
+    if missing_tensors := [name for name in wanted if name not in shapes]:
+        raise UserError(f"{directory / INDEX_NAME} lists {_some(missing_tensors)}, but the shard does not contain it")
+    if wrong_shape := [f"{n} {list(shapes[n])}, not {list(wanted[n])}" for n in wanted if shapes[n] != wanted[n]]:
+        raise UserError(f"{directory} has the wrong shape for {_some(wrong_shape)}")
+    if wrong_dtype := [f"{n} of type {dtypes[n]}" for n in wanted if dtypes[n] not in FILE_DTYPES]:
+        raise UserError(f"{directory} holds {_some(wrong_dtype)}; this engine loads {', '.join(FILE_DTYPES)}")
+
+
+def _some(names: Iterable[str], limit: int = 3) -> str:
+    """Join the first few of `names` and say how many more there are."""
+    names = list(names)
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest

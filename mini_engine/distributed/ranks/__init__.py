@@ -1,1 +1,0 @@
-"""Lesson 13. One model over several processes: each has its share of the heads, and of the K and V."""

@@ -1,1 +1,0 @@
-"""Lesson 12. Compressed K and V: a pool of int8 rows that carry their scale, and the kernels that read them."""

@@ -1,0 +1,135 @@
+"""Lesson 16. The C++ kernel over latents, `latent_cpu.cpp`, called by ctypes; it is compiled on first use."""
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mini_engine.attention.cpu import HEADERS
+from mini_engine.errors import UserError
+from mini_engine.latents.contract import LatentPagedAttention
+from mini_engine.native_build import find_or_build
+
+LATENT_HEADERS = (
+    *(Path(__file__).with_name(name) for name in ("latent_cpu.h", "latent_tasks.h", "latent_tile.h")),
+    *HEADERS,
+)
+SOURCES = (Path(__file__).with_name("latent_cpu.cpp"), *LATENT_HEADERS)
+FUNCTIONS = {torch.float32: "latent_attention_f32", torch.bfloat16: "latent_attention_bf16"}
+
+
+class LatentSizes(ctypes.Structure):
+    """The sizes of one call; `latent_cpu.h` has the same struct. Strides count elements."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            *("num_seqs", "num_rows", "heads", "rank", "rope"),
+            *("num_blocks", "block_size", "max_blocks"),
+            *("q_stride", "q_head_stride", "rope_stride", "rope_head_stride"),
+        )
+    )
+
+
+ARGUMENTS = (*[ctypes.c_void_p] * 8, ctypes.POINTER(LatentSizes), ctypes.c_float, ctypes.c_int)
+
+
+def load(device: torch.device, dtype: torch.dtype) -> LatentPagedAttention:
+    """Return the C++ kernel for queries of this dtype, built now if it never was.
+
+    Raises:
+        UserError: not a CPU, not a dtype it knows, or it cannot be built here.
+    """
+    if device.type != "cpu":
+        raise UserError(f"the cpu kernel runs on the CPU, not on {device}; ask for torch")
+    function_for(dtype)
+    return latent_attention
+
+
+def latent_attention(
+    q: Tensor,
+    q_rope: Tensor,
+    c_cache: Tensor,
+    r_cache: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens_kv: Tensor,
+    block_table: Tensor,
+    scale: float,
+) -> Tensor:
+    """Attend as the contract says; q's dtype chooses the function."""
+    tensors = (q, q_rope, c_cache, r_cache, cu_seqlens_q, seq_lens_kv, block_table)
+    return call(function_for(q.dtype), *tensors, scale)
+
+
+def call(
+    function: Callable[..., int],
+    q: Tensor,
+    q_rope: Tensor,
+    c_cache: Tensor,
+    r_cache: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens_kv: Tensor,
+    block_table: Tensor,
+    scale: float,
+) -> Tensor:
+    """Call a compiled kernel that takes q's dtype and these caches; ValueError if a table names no block."""
+    q, q_rope = (x if x.stride(2) == 1 else x.contiguous() for x in (q, q_rope))
+    tables = [x.contiguous() for x in (cu_seqlens_q, seq_lens_kv, block_table)]
+    out = torch.empty(q.shape, dtype=q.dtype)
+    sizes = sizes_of(q, q_rope, c_cache, block_table)
+    pointers = [x.data_ptr() for x in (q, q_rope, c_cache, r_cache, out, *tables)]
+    bad_seq = function(*pointers, sizes, scale, torch.get_num_threads())
+    if bad_seq >= 0:
+        raise ValueError(f"block_table row {bad_seq} names a block outside the cache's 0 … {len(c_cache) - 1}")
+    return out
+
+
+def sizes_of(q: Tensor, q_rope: Tensor, c_cache: Tensor, block_table: Tensor) -> LatentSizes:
+    """Return the sizes of a call with these tensors."""
+    num_rows, heads, rank = q.shape
+    num_blocks, block_size = c_cache.shape[:2]
+    num_seqs, max_blocks = block_table.shape
+    return LatentSizes(
+        num_seqs=num_seqs,
+        num_rows=num_rows,
+        heads=heads,
+        rank=rank,
+        rope=q_rope.shape[2],
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_blocks=max_blocks,
+        q_stride=q.stride(0),
+        q_head_stride=q.stride(1),
+        rope_stride=q_rope.stride(0),
+        rope_head_stride=q_rope.stride(1),
+    )
+
+
+def function_for(dtype: torch.dtype) -> Callable[..., int]:
+    """Return the compiled function for queries of this dtype; UserError if there is none."""
+    if dtype not in FUNCTIONS:
+        raise UserError(f"the cpu kernel takes float32 and bfloat16, not {dtype}; ask for torch")
+    library = _library()
+    if isinstance(library, UserError):
+        raise UserError(str(library))
+    return getattr(library, FUNCTIONS[dtype])
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | UserError:
+    """The compiled kernel, or why there is none: a failed build is not repeated in this process."""
+    try:
+        return find_or_build(SOURCES, lambda path: open_library(path, FUNCTIONS.values()))
+    except UserError as why:
+        return why
+
+
+def open_library(path: Path, names: Iterable[str]) -> ctypes.CDLL:
+    """Load a compiled library and declare its functions, which have these names."""
+    library = ctypes.CDLL(str(path))
+    for name in names:
+        getattr(library, name).argtypes = ARGUMENTS
+    return library

@@ -1,0 +1,124 @@
+"""Lesson 16. DeepSeek-V3 with dense layers, written once: it names no store, and does not say how latents are read.
+
+Only attention differs from lesson 0's model. What it stores of a token is not K and V, but what they are made of:
+
+    kv.set_kv(layer, meta.slot_mapping, c, k_rope)       # c [T, 1, rank], k_rope [T, 1, rope]
+    kv.attend_latents(layer, q, kv_b, meta) -> out       # kv_b [H, nope + v, rank], out [T, H, v]
+
+Module names are the checkpoint's.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mini_engine.latents.latent_config import LatentConfig
+from mini_engine.model.layers import Embedding, Linear, RMSNorm, SwiGLU
+from mini_engine.model.qwen3 import Qwen3ForCausalLM
+from mini_engine.model.rope import RotaryEmbedding, apply_rope
+
+LATENT_EPS = 1e-6  # of the norms of latents, whatever config.json says of the other norms; as in transformers
+
+
+class LatentStore(Protocol):
+    """The two calls that attention makes to the store of latents."""
+
+    def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None: ...
+
+    def attend_latents(self, layer: int, q: Tensor, kv_b: Tensor, meta: Any) -> Tensor: ...
+
+
+class LatentAttention(nn.Module):
+    """Multi-head latent attention (DeepSeek-AI, 2024, arXiv:2405.04434).
+
+    `kv_b_proj` makes each head's key and value of a latent. The store gets it as a matrix: whether latents are
+    multiplied by it, or queries and results are, is the store's business.
+    """
+
+    def __init__(self, config: LatentConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx, self.config = layer_idx, config
+        hidden, heads, bias = config.hidden_size, config.num_attention_heads, config.attention_bias
+        if config.q_lora_rank is None:
+            self.q_proj = Linear(hidden, heads * config.qk_head_dim, bias=False)
+        else:
+            self.q_a_proj = Linear(hidden, config.q_lora_rank, bias=bias)
+            self.q_a_layernorm = RMSNorm(config.q_lora_rank, LATENT_EPS)
+            self.q_b_proj = Linear(config.q_lora_rank, heads * config.qk_head_dim, bias=False)
+        self.kv_a_proj_with_mqa = Linear(hidden, config.kv_lora_rank + config.qk_rope_head_dim, bias=bias)
+        self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, LATENT_EPS)
+        self.kv_b_proj = Linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
+        self.o_proj = Linear(heads * config.v_head_dim, hidden, bias=bias)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: LatentStore, meta: Any) -> Tensor:
+        """Store each token's latent, normed, and its rotary key; return attention `[T, hidden]` of x `[T, hidden]`.
+
+        Args:
+            cos, sin: `[T, rope]`, of the tokens' positions. kv, meta: the store and its plan, as in this module's head.
+        """
+        config = self.config
+        q = self.queries(x).view(len(x), -1, config.qk_head_dim)
+        c, k_rope = self.kv_a_proj_with_mqa(x).split((config.kv_lora_rank, config.qk_rope_head_dim), dim=-1)
+        q, k_rope = rotate_end(q, cos, sin, config), rotate_end(k_rope[:, None], cos, sin, config)
+        kv.set_kv(self.layer_idx, meta.slot_mapping, self.kv_a_layernorm(c)[:, None], k_rope)
+        kv_b = self.kv_b_proj.weight.view(config.num_attention_heads, -1, config.kv_lora_rank)
+        return self.o_proj(kv.attend_latents(self.layer_idx, q, kv_b, meta).flatten(1))
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Return the queries of all heads, `[T, H * (nope + rope)]`. A latent of their own is never needed again."""
+        if self.config.q_lora_rank is None:
+            return self.q_proj(x)
+        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+
+
+def rotate_end(x: Tensor, cos: Tensor, sin: Tensor, config: LatentConfig) -> Tensor:
+    """Rotate the last `qk_rope_head_dim` numbers of each head by the token's angles. x `[T, H, D]`, D at least those.
+
+    With `rope_interleave`, neighbours are a pair: they are moved apart first, in queries and keys alike, so that dot
+    products stay the same.
+    """
+    rest, turned = x.split((x.shape[-1] - config.qk_rope_head_dim, config.qk_rope_head_dim), dim=-1)
+    if config.rope_interleave:
+        turned = turned.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return torch.cat((rest, apply_rope(turned, cos, sin)), dim=-1)
+
+
+class LatentDecoderLayer(nn.Module):
+    """Attention, then feed-forward; each reads a normalized copy of x, and its result is added to x."""
+
+    def __init__(self, config: LatentConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn: nn.Module = LatentAttention(config, layer_idx)
+        self.mlp: nn.Module = SwiGLU(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv: LatentStore, meta: Any) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, kv, meta)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LatentModel(nn.Module):
+    """Embedding, decoder layers and the final norm."""
+
+    def __init__(self, config: LatentConfig) -> None:
+        super().__init__()
+        self.rope = RotaryEmbedding(config)
+        self.embed_tokens: nn.Module = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(LatentDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, token_ids: Tensor, kv: LatentStore, meta: Any) -> Tensor:
+        x = self.embed_tokens(token_ids)
+        cos, sin = self.rope(meta.positions, x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin, kv, meta)
+        return self.norm(x)
+
+
+class LatentForCausalLM(Qwen3ForCausalLM):
+    """The model with its vocabulary head. `forward`, head and dtype are lesson 0's; the layers are this lesson's."""
+
+    def __init__(self, config: LatentConfig) -> None:
+        super().__init__(config, LatentModel)

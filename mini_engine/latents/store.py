@@ -1,0 +1,112 @@
+"""Lesson 16. Lesson 3's pool as a store of latents: it decides, for each sequence of a step, how latents are read."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from mini_engine.kv.block_tensor import ForwardMeta, KvPool
+from mini_engine.latents.contract import LatentKernel
+from mini_engine.latents.latent_config import LatentConfig
+from mini_engine.latents.reading import absorbed_attention, expanded_attention, expanding_pays
+
+
+class Tables(NamedTuple):
+    """The tables that a kernel takes, of all sequences of a step or of some."""
+
+    cu_seqlens_q: Tensor
+    seq_lens_kv: Tensor
+    block_table: Tensor
+
+
+class LatentKv:
+    """The pool of a model with latents: its K are latents, its V rotary keys.
+
+    Args:
+        config: of the model, or of a rank's part of it. kv: lesson 3's pool, with a kernel for latents.
+    """
+
+    direct = False  # no layer writes or reads it but through this store
+
+    def __init__(self, config: LatentConfig, kv: KvPool) -> None:
+        self.config, self.kv = config, kv
+        self.kernel = cast(LatentKernel, kv.kernel)
+
+    @property
+    def device(self) -> torch.device:
+        """The pool's device."""
+        return self.kv.device
+
+    @property
+    def K(self) -> list[Tensor]:
+        """Latents, `[num_blocks, block_size, 1, rank]` for each layer."""
+        return self.kv.K
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, the null block included."""
+        return self.kv.num_blocks
+
+    @property
+    def bytes(self) -> int:
+        """Size of the pool in bytes, used or not."""
+        return self.kv.bytes
+
+    def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write latents k `[T, 1, rank]` and rotary keys v `[T, 1, rope]` into the slots `slot_mapping` `[T]` int64."""
+        self.kv.set_kv(layer, slot_mapping, k, v)
+
+    def attend_latents(self, layer: int, q: Tensor, kv_b: Tensor, meta: ForwardMeta) -> Tensor:
+        """Return attention of q `[T, H, nope + rope]`, each sequence over its own latents.
+
+        Sequences for which `expanding_pays` holds are read by `expanded_attention`, all others together by `absorbed`.
+        If q has as many rows as there are sequences, it is a decode step: all are absorbed, and no lengths are read,
+        because on a device that would wait for everything launched before.
+
+        Args:
+            kv_b: `[H, nope + v, rank]`, what makes each head's key and value of a latent.
+
+        Returns:
+            `[T, H, v]` in q's dtype; rows of q that belong to no sequence give zeros.
+        """
+        tables = Tables(meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table)
+        if len(q) == len(meta.seq_lens_kv):
+            return self.absorbed(layer, q, kv_b, tables)
+        starts, kv_lens = meta.cu_seqlens_q.tolist(), meta.seq_lens_kv.tolist()
+        expanded = [
+            s for s, kv_len in enumerate(kv_lens) if expanding_pays(self.config, starts[s + 1] - starts[s], kv_len)
+        ]
+        if not expanded:
+            return self.absorbed(layer, q, kv_b, tables)
+        out = q.new_zeros(*q.shape[:2], self.config.v_head_dim)
+        for s in expanded:
+            rows, caches = slice(starts[s], starts[s + 1]), (self.kv.K[layer], self.kv.V[layer])
+            part = q[rows], caches, meta.block_table[s], kv_lens[s], kv_b, self.config, self.kernel.widen
+            out[rows] = expanded_attention(*part)
+        if others := [s for s in range(len(kv_lens)) if s not in expanded]:
+            rows, some = select(tables, others, starts)
+            out[rows] = self.absorbed(layer, q[rows], kv_b, some)
+        return out
+
+    def absorbed(self, layer: int, q: Tensor, kv_b: Tensor, tables: Tables) -> Tensor:
+        """Return attention `[T, H, v]` by way of queries and results that have absorbed kv_b."""
+        caches, scale = (self.kv.K[layer], self.kv.V[layer]), self.config.attention_scale
+
+        def attend(q: Tensor, q_rope: Tensor) -> Tensor:
+            return self.kernel(q, q_rope, *caches, *tables, scale)
+
+        return absorbed_attention(q, kv_b, self.config, attend)
+
+
+def select(tables: Tables, chosen: Sequence[int], starts: Sequence[int]) -> tuple[Tensor, Tables]:
+    """Return the rows of some sequences `[R]` int64, and the tables for them alone.
+
+    Args:
+        starts: `tables.cu_seqlens_q` as numbers.
+    """
+    device = tables.block_table.device
+    rows = torch.cat([torch.arange(starts[s], starts[s + 1], device=device) for s in chosen])
+    lengths = torch.tensor([0] + [starts[s + 1] - starts[s] for s in chosen], device=device)
+    index = torch.tensor(chosen, device=device)
+    return rows, Tables(lengths.cumsum(0).int(), tables.seq_lens_kv[index], tables.block_table[index])

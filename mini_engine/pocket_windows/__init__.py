@@ -1,0 +1,8 @@
+"""Course machinery. The pocket model with windows: a config.json for the pocket model's own weights.
+
+Four of six layers see 23 tokens. It was not trained so, and writes sentences nevertheless; README.md says how well.
+"""
+
+from pathlib import Path
+
+POCKET_WINDOWS_CONFIG = Path(__file__).resolve().parent / "config.json"

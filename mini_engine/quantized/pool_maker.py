@@ -1,0 +1,38 @@
+"""Lesson 17. Makes the pool of an engine whose K and V, or latents, are rows."""
+
+from typing import Self
+
+import torch
+
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.kv.pool_maker import PoolMaker
+from mini_engine.quantized import kernels, latents
+from mini_engine.quantized.formats import RowFormat
+from mini_engine.quantized.pool import RowKvPool, bytes_per_token
+
+
+class RowPoolMaker(PoolMaker):
+    """Makes a RowKvPool; `Engine.for_model(model, pool=partial(RowPoolMaker, rows=INT8))` builds an engine with one.
+
+    Args:
+        config, dtype, device: as in lesson 5. rows: the format.
+    """
+
+    def __init__(self, config: Qwen3Config, dtype: torch.dtype, device: torch.device, rows: RowFormat) -> None:
+        super().__init__(config, dtype, device)
+        self.rows = rows
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that a pool needs for one token, scales included."""
+        return bytes_per_token(self.config, self.rows)
+
+    def make(self, num_blocks: int, block_size: int, kernel: str) -> RowKvPool:
+        """Return a pool of rows. Kernels have the names of lessons 3 and 16; UserError if none has this one."""
+        load = latents.load_kernel if self.config.has_latents else kernels.load_kernel
+        attend = load(kernel, self.device, self.dtype, self.rows)
+        return RowKvPool(self.rows, self.config, num_blocks, block_size, attend, self.device)
+
+    def on(self, device: torch.device) -> Self:
+        """Return what makes such pools on another device."""
+        return type(self)(self.config, self.dtype, device, self.rows)

@@ -1,0 +1,111 @@
+"""Lesson 18. A rank other than rank 0: it runs its share of every step that rank 0 plans."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from threading import Thread
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from mini_engine.checkpoint.stored import Stored
+from mini_engine.engine.runner import Step
+from mini_engine.errors import first_line
+from mini_engine.ranks.collectives import Collectives
+from mini_engine.ranks.layers import with_layers
+from mini_engine.ranks.memory import Memory
+from mini_engine.ranks.messages import receive
+from mini_engine.ranks.pulse import TICK_SECONDS, Pulse
+from mini_engine.ranks.shard import RankCut
+from mini_engine.ranks.shared_block import SharedBlock
+from mini_engine.ranks.transport import Transport
+
+Read = Callable[[Path], Stored[Any]]
+
+READY, MEET = b"ready", b"meet"
+
+
+class Place(NamedTuple):
+    """What a rank needs to know to join.
+
+    path: the checkpoint's directory. read: checks it; a function of a module, so that other processes find it.
+    backend: of the layers, the same in all ranks. transport: how ranks reach each other. pulse: their signs of life.
+    num_threads: of each rank. device: the type of the ranks' devices; with "cuda" each has the GPU of its number.
+    """
+
+    path: str
+    read: Read
+    dtype: torch.dtype
+    backend: str
+    num_ranks: int
+    transport: Transport
+    pulse: SharedBlock
+    num_threads: int
+    device: str
+
+    def device_of(self, rank: int) -> torch.device:
+        """Return the device of a rank."""
+        return torch.device("cuda", rank) if self.device == "cuda" else torch.device("cpu")
+
+
+def part_of_rank(place: Place, stored: Stored[Any], cut: RankCut, collectives: Collectives) -> Any:
+    """Load a rank's share of a model, and return it with its layers. Raises UserError if it cannot have them."""
+    model = stored.load(place.dtype, place.device_of(cut.rank), cut)
+    return with_layers(model, place.backend, collectives)
+
+
+def follow(rank: int, place: Place, pipe: "Connection[Any, Any]", replies: "Connection[Any, Any]") -> None:
+    """In another rank's process: join, then run the share of this rank until rank 0 ends.
+
+    Args:
+        pipe: brings rank 0's messages, and takes this rank's last words. replies: takes what rank 0 waits for.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's to handle
+    Thread(target=live_with_rank_0, args=(rank, place, pipe), daemon=True).start()
+    torch.set_num_threads(place.num_threads)
+    try:
+        stored, cut = place.read(Path(place.path)), RankCut(rank, place.num_ranks)
+        model = part_of_rank(place, stored, cut, place.transport.collectives(rank))
+        replies.send_bytes(READY)
+        pipe.recv_bytes()  # MEET, once all are ready: meeting has a time limit, loading has none
+        place.transport.connect(rank)
+        follow_plans(model, pipe, replies)
+    except EOFError:
+        os._exit(0)
+    except Exception as error:  # whatever it is, rank 0 says it to the user
+        end_with(first_line(error), pipe)
+
+
+def live_with_rank_0(rank: int, place: Place, pipe: "Connection[Any, Any]") -> None:
+    """Give signs of life until rank 0 ends or gives none, then end this process, whatever it is doing."""
+    rank_0 = parent_process()
+    assert rank_0 is not None and rank_0.pid is not None  # `follow` runs in no other process
+    pulse = Pulse(rank, place.num_ranks, place.pulse)
+    while not wait([rank_0.sentinel], TICK_SECONDS):
+        pulse.tick()
+        if seconds := pulse.seconds_lost(0, rank_0.pid):
+            end_with(f"rank 0 gave no sign of life for {seconds:g} s", pipe)
+    os._exit(0)
+
+
+def end_with(words: str, pipe: "Connection[Any, Any]") -> NoReturn:
+    """End this process, with last words for rank 0. Its other threads may be waiting for a rank that is gone."""
+    with suppress(OSError):  # rank 0 has ended, too
+        pipe.send_bytes(words.encode())
+    os._exit(1)
+
+
+@torch.inference_mode()
+def follow_plans(model: Any, pipe: "Connection[Any, Any]", replies: "Connection[Any, Any]") -> None:
+    """Carry out messages until rank 0 is gone (EOFError)."""
+    memory = Memory(model)
+    while True:
+        message = receive(pipe, model.device)
+        if isinstance(message, Step):
+            model(message.token_ids, memory.store, message.meta, rows=message.rows)
+        elif (reply := message.carry_out(memory)) is not None:
+            replies.send_bytes(reply)

@@ -1,0 +1,44 @@
+"""Lesson 18. Refuses in one sentence, before any process starts, what ranks cannot carry out, and says why."""
+
+import torch
+import torch.distributed as dist
+
+from mini_engine.engine_config import EngineConfig
+from mini_engine.errors import UserError
+from mini_engine.values import shown
+
+# option: a value that ranks cannot carry out, and why
+UNABLE = {
+    "backend": ("fused", "lesson 10's layers do not add up what other ranks have"),
+    "cuda_graphs": (True, "a step that waits for other ranks is not captured here"),
+}
+
+
+def check_shareable(config: EngineConfig) -> None:
+    """Raise UserError if an option asks for something that ranks cannot carry out."""
+    for name, (value, why) in UNABLE.items():
+        if getattr(config, name) == value:
+            raise alone_only(f"{name} is {shown(value)}", why, "leave it out", name)
+
+
+def device_of_ranks(device: str | torch.device, num_ranks: int) -> str:
+    """Return the type of device that each rank has one of, "cpu" or "cuda".
+
+    Raises:
+        UserError: this means GPUs, and there are too few, or torch cannot connect them.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if str(device) not in ("cpu", "cuda"):
+        raise UserError(f"device is {shown(str(device))}; for ranks, choose one of auto, cpu, cuda", param="device")
+    if str(device) == "cuda" and torch.cuda.device_count() < num_ranks:
+        found = torch.cuda.device_count()
+        raise UserError(f"{num_ranks} ranks need a GPU each, and torch sees {found}; use device 'cpu'", param="device")
+    if str(device) == "cuda" and not dist.is_nccl_available():
+        raise UserError("this torch has no NCCL, which connects ranks on GPUs; use device 'cpu'", param="device")
+    return str(device)
+
+
+def alone_only(what: str, why: str, advice: str, param: str) -> UserError:
+    """Return the error for what works in one process only."""
+    return UserError(f"{what}, but {why}; {advice}, or use tensor_parallel_size 1", param=param)

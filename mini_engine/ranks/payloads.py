@@ -1,0 +1,80 @@
+"""Lesson 18. Lesson 12's payloads over ranks: assembled in the layout of one process, whatever their number.
+
+    a block's K in one process    token 0: head 0 │ head 1 │ token 1: head 0 │ head 1 │ …
+    rank 0's part                 token 0: head 0 │          token 1: head 0 │ …
+    rank 1's part                 token 0:          head 1 │ token 1:          head 1 │ …
+
+A record therefore has the same name and the same bytes whether one process or several wrote it, and a directory is of
+use to an engine with another number of ranks. K and V may differ in their last bits, because ranks add up in another
+order, as they may between two backends. Blocks of latents (lesson 16) need no assembly: each rank has all of them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mini_engine.hybrid.hybrid_config import HybridConfig
+from mini_engine.tiers.records import Bytes
+
+
+class Run(NamedTuple):
+    """A run of a rank's payload: `times` times the same pieces, one after another; of each piece a rank has a part.
+
+    pieces: bytes of this rank's part of each.
+    """
+
+    times: int
+    pieces: Sequence[int]
+
+
+def block_layout(tensors: Sequence[Tensor]) -> list[Run]:
+    """Return the layout of a block's payload; tensors: a rank's, `[num_blocks, block_size, H_kv, D]` each."""
+    return [Run(tensor.shape[1], [tensor[0, 0].nbytes]) for tensor in tensors]
+
+
+def state_layout(config: HybridConfig, recurrent: Tensor, conv: Tensor) -> list[Run]:
+    """Return the layout of a slot's payload.
+
+    Args:
+        config: of the rank's share. recurrent, conv: the rank's, of all slots, as in `GdnPool`.
+    """
+    channel = conv[0, 0, 0].nbytes
+    sizes = [size * channel for size in (config.key_dim, config.key_dim, config.value_dim)]
+    return [Run(len(recurrent), [recurrent[0, 0].nbytes]), Run(len(conv), sizes)]
+
+
+def join(parts: Sequence[Tensor], layout: Sequence[Run]) -> Tensor:
+    """Return payloads in the layout of one process, `[n, bytes]` uint8.
+
+    Args:
+        parts: each rank's `[n, bytes / num_ranks]` uint8.
+    """
+    sizes = [run.times * sum(run.pieces) for run in layout]
+    whole = []
+    for run, *ours in zip(layout, *(part.split(sizes, dim=1) for part in parts), strict=True):
+        pieces = [part.unflatten(1, (run.times, -1)).split(list(run.pieces), dim=2) for part in ours]
+        whole += [torch.cat([rank[i] for i in range(len(run.pieces)) for rank in pieces], dim=2).flatten(1)]
+    return torch.cat(whole, dim=1)
+
+
+def split(whole: Tensor, layout: Sequence[Run], num_ranks: int) -> list[Tensor]:
+    """Return each rank's part of payloads `[n, bytes]` uint8: the inverse of `join`."""
+    parts: list[list[Tensor]] = [[] for _ in range(num_ranks)]
+    sizes = [num_ranks * run.times * sum(run.pieces) for run in layout]
+    for run, ours in zip(layout, whole.split(sizes, dim=1), strict=True):
+        pieces = ours.unflatten(1, (run.times, -1)).split([num_ranks * piece for piece in run.pieces], dim=2)
+        for rank, mine in enumerate(parts):
+            mine.append(torch.cat([piece.chunk(num_ranks, dim=2)[rank] for piece in pieces], dim=2).flatten(1))
+    return [torch.cat(mine, dim=1) for mine in parts]
+
+
+def as_rows(payloads: Sequence[Bytes]) -> Tensor:
+    """Return payloads of one size as `[n, bytes]` uint8, a copy."""
+    return torch.frombuffer(bytearray().join(payloads), dtype=torch.uint8).view(len(payloads), -1)
+
+
+def as_payloads(rows: Tensor) -> list[memoryview]:
+    """Return the rows of `[n, bytes]` uint8 as payloads."""
+    return [memoryview(row) for row in rows.numpy()]

@@ -1,0 +1,209 @@
+"""Lesson 18. The pools of all ranks, as rank 0 makes and copies them: it does its own part and sends the rest.
+
+Paging, batches, chunks, preemption and prefix sharing decide which tokens are fed and where K and V go. Those are
+numbers, and the same ones in every rank: only the number of heads behind each slot is smaller. Latents (lesson 16) have
+no heads, so each rank has all of them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from mini_engine.engine.runner import Group
+from mini_engine.hybrid.gdn_pool import GdnPool
+from mini_engine.hybrid.track_slots import TrackSlots
+from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.manager import CopyBlocks
+from mini_engine.kv.pool_maker import PoolMaker
+from mini_engine.ranks.messages import (
+    Copy,
+    CopyStates,
+    Message,
+    PoolSize,
+    ReadBlocks,
+    ReadState,
+    ResetStates,
+    StatesSize,
+    WriteBlocks,
+    WriteState,
+)
+from mini_engine.ranks.payloads import as_payloads, as_rows, block_layout, join, split, state_layout
+from mini_engine.tiers.blocks import BlockBytes, StateBytes
+from mini_engine.tiers.records import Bytes
+
+
+class OtherRanks(Group, Protocol):
+    """What pools need of `processes.Ranks`. model: rank 0's."""
+
+    num_ranks: int
+    model: Any
+
+    def tell(self, message: Message) -> None:
+        """Send a message to all other ranks."""
+        ...
+
+    def tell_each(self, messages: Sequence[Message]) -> None:
+        """Send each of the other ranks a message of its own."""
+        ...
+
+    def ask(self, message: Message, num_bytes: int) -> list[bytes]:
+        """Send a message to all other ranks; return the answer of each, of so many bytes."""
+        ...
+
+
+class SharedPools:
+    """The pools of all ranks, each for its share of the heads."""
+
+    def __init__(self, ranks: OtherRanks) -> None:
+        self.ranks = ranks
+
+    @property
+    def group(self) -> Group:
+        """The ranks."""
+        return self.ranks
+
+    def maker(self, own: PoolMaker) -> "SharedPoolMaker":
+        """Return what makes the KV pools of all ranks; `own` makes rank 0's."""
+        return SharedPoolMaker(self.ranks, own)
+
+    def slots(self, states: GdnPool) -> "SharedSlots":
+        """Return the slots of all ranks; `states` is rank 0's pool, and the others make theirs."""
+        return SharedSlots(self.ranks, states)
+
+    def block_bytes(self, kv: KvPool) -> "SharedBlockBytes | CopiedBlockBytes":
+        """Return the blocks of all ranks as bytes."""
+        kind = CopiedBlockBytes if self.ranks.model.config.has_latents else SharedBlockBytes
+        return kind(self.ranks, BlockBytes.of_pool(kv))
+
+    def state_bytes(self, states: GdnPool) -> "SharedStateBytes":
+        """Return the state slots of all ranks as bytes."""
+        return SharedStateBytes(self.ranks, StateBytes(states))
+
+
+class SharedPoolMaker(PoolMaker):
+    """Makes the KV pools of all ranks.
+
+    Args:
+        own: makes rank 0's; the others get a copy of it.
+    """
+
+    def __init__(self, ranks: OtherRanks, own: PoolMaker) -> None:
+        super().__init__(own.config, own.dtype, own.device)
+        self.ranks, self.own = ranks, own
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that each rank's pool needs for one token."""
+        return self.own.bytes_per_token
+
+    def make(self, num_blocks: int, block_size: int, kernel: str) -> KvPool:
+        """Return rank 0's pool; the others make theirs."""
+        pool = self.own.make(num_blocks, block_size, kernel)
+        self.ranks.tell(PoolSize(self.own, num_blocks, block_size, kernel))
+        return pool
+
+    def copier(self, pool: KvPool) -> CopyBlocks:
+        """Return what copies blocks in all ranks, as lesson 3 does in one."""
+
+        def copy_blocks(sources: Sequence[int], targets: Sequence[int]) -> None:
+            pool.copy_blocks(sources, targets)
+            self.ranks.tell(Copy(list(sources), list(targets)))
+
+        return copy_blocks
+
+
+class SharedSlots(TrackSlots):
+    """The slots of a pool of states that all ranks have: what is copied and reset, is in each of them.
+
+    Args:
+        pool: rank 0's; the others make theirs.
+    """
+
+    def __init__(self, ranks: OtherRanks, pool: GdnPool) -> None:
+        super().__init__(pool.max_reqs, pool.max_track_slots)
+        self.ranks, self.pool = ranks, pool
+        ranks.tell(StatesSize(pool.max_reqs, pool.max_track_slots))
+
+    def reset_states(self, slots: Sequence[int]) -> None:
+        """Set the states of these slots to zero."""
+        self.pool.reset_states(slots)
+        self.ranks.tell(ResetStates(list(slots)))
+
+    def copy_states(self, src_index: int, dst_index: int) -> None:
+        """Copy the states of one slot to another."""
+        self.pool.copy_states(src_index, dst_index)
+        self.ranks.tell(CopyStates(src_index, dst_index))
+
+
+class SharedBlockBytes:
+    """Whole blocks of all ranks as bytes, in the layout of one process. own: rank 0's."""
+
+    def __init__(self, ranks: OtherRanks, own: BlockBytes) -> None:
+        self.ranks, self.own = ranks, own
+        self.layout = block_layout(own.tensors)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Size of one block in all layers and ranks."""
+        return self.ranks.num_ranks * self.own.payload_bytes
+
+    def read(self, blocks: Sequence[int]) -> Sequence[Bytes]:
+        """Return a copy of each block's bytes."""
+        mine = as_rows(self.own.read(blocks))
+        theirs = self.ranks.ask(ReadBlocks(list(blocks)), mine.nbytes)
+        return as_payloads(join([mine, *(as_rows([one]).view_as(mine) for one in theirs)], self.layout))
+
+    def write(self, blocks: Sequence[int], payloads: Sequence[Bytes]) -> None:
+        """Copy payloads into blocks. Raises ValueError if there is not one of the right size for each block."""
+        if [len(payload) for payload in payloads] != [self.payload_bytes] * len(blocks):
+            raise ValueError(f"{len(blocks)} blocks need as many payloads of {self.payload_bytes} bytes each")
+        mine, *theirs = map(as_payloads, split(as_rows(payloads), self.layout, self.ranks.num_ranks))
+        self.own.write(blocks, mine)
+        self.ranks.tell_each([WriteBlocks(list(blocks), list(map(bytes, part))) for part in theirs])
+
+
+class CopiedBlockBytes:
+    """Whole blocks as bytes, if each rank has all of every block: rank 0's, and whatever it gets, the others get."""
+
+    def __init__(self, ranks: OtherRanks, own: BlockBytes) -> None:
+        self.ranks, self.own = ranks, own
+
+    @property
+    def payload_bytes(self) -> int:
+        """Size of one block in all layers, of which a payload has one copy."""
+        return self.own.payload_bytes
+
+    def read(self, blocks: Sequence[int]) -> Sequence[Bytes]:
+        """Return a copy of each block's bytes. No other rank is asked: it would say the same."""
+        return self.own.read(blocks)
+
+    def write(self, blocks: Sequence[int], payloads: Sequence[Bytes]) -> None:
+        """Copy payloads into blocks. Raises ValueError if there is not one of the right size for each block."""
+        self.own.write(blocks, payloads)
+        self.ranks.tell(WriteBlocks(list(blocks), list(map(bytes, payloads))))
+
+
+class SharedStateBytes:
+    """Whole state slots of all ranks as bytes, in the layout of one process. own: rank 0's."""
+
+    def __init__(self, ranks: OtherRanks, own: StateBytes) -> None:
+        self.ranks, self.own = ranks, own
+        self.layout = state_layout(ranks.model.config, own.pool.recurrent_state, own.pool.conv_state)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Size of one slot in all layers and ranks."""
+        return self.ranks.num_ranks * self.own.payload_bytes
+
+    def read(self, slot: int) -> Bytes:
+        """Return a copy of a slot's bytes."""
+        mine = self.own.read(slot)
+        theirs = self.ranks.ask(ReadState(slot), len(mine))
+        return as_payloads(join([as_rows([one]) for one in (mine, *theirs)], self.layout))[0]
+
+    def write(self, slot: int, payload: Bytes) -> None:
+        """Copy a payload into a slot. Raises ValueError if it does not have a slot's size."""
+        if len(payload) != self.payload_bytes:
+            raise ValueError(f"a payload of {len(payload)} bytes does not fill a slot of {self.payload_bytes}")
+        mine, *theirs = (as_payloads(part)[0] for part in split(as_rows([payload]), self.layout, self.ranks.num_ranks))
+        self.own.write(slot, mine)
+        self.ranks.tell_each([WriteState(slot, bytes(part)) for part in theirs])

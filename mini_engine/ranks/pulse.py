@@ -1,0 +1,77 @@
+"""Lesson 18. Signs of life: in each rank a thread counts on, in memory that all ranks see, whatever the rank is doing.
+
+A process that was killed is noticed by its end. One that is stopped (SIGSTOP) does not end, and the
+others would wait for it forever; but it stops counting.
+
+Silence is counted in ticks of the watcher's own thread, not by a clock. After Ctrl-Z, or when a laptop wakes up, the
+clock has gone on while all ranks slept; the watcher's ticks have not.
+
+A thread counts only if it gets Python's lock (GIL). A call into C that keeps the lock, such as a long `sorted`, looks
+like a stop; so the operating system is asked before a rank is given up.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from mini_engine.ranks.shared_block import CACHE_LINE, SharedBlock
+
+TICK_SECONDS = 0.25
+STOPPED_TICKS = 20  # of silence, after which a rank is lost if its process is stopped
+SILENT_TICKS = 240  # after which it is lost even if its process seems to run
+STRIDE = CACHE_LINE // 4
+
+
+class Pulse:
+    """One rank's view of all ranks' counts. One thread of the rank calls `tick`, every TICK_SECONDS.
+
+    Args:
+        block: of `bytes_for(num_ranks)` bytes, the same in all ranks.
+
+    Attributes:
+        silence: for how many ticks in a row each rank's count has not changed.
+    """
+
+    def __init__(self, rank: int, num_ranks: int, block: SharedBlock) -> None:
+        self.rank = rank
+        self.counts = block.buffer.cast("i")[::STRIDE]
+        self.seen, self.silence = [0] * num_ranks, [0] * num_ranks
+
+    def tick(self) -> None:
+        """Give a sign of life, and look for those of all ranks."""
+        self.counts[self.rank] += 1
+        for rank, count in enumerate(self.counts):
+            self.silence[rank] = 0 if count != self.seen[rank] else self.silence[rank] + 1
+            self.seen[rank] = count
+
+    def seconds_lost(self, rank: int, pid: int) -> float:
+        """Return for how many seconds a rank has been silent if that is too long, otherwise 0.
+
+        A rank that has not begun to count may be importing torch from a slow disk, and is lost only if it is stopped.
+        """
+        ticks = self.silence[rank]
+        if ticks < STOPPED_TICKS:
+            return 0.0
+        too_long = ticks >= SILENT_TICKS and self.seen[rank] > 0
+        return ticks * TICK_SECONDS if too_long or is_stopped(pid) else 0.0
+
+
+def bytes_for(num_ranks: int) -> int:
+    """Return the size of the memory for the counts of so many ranks, a cache line for each."""
+    return num_ranks * CACHE_LINE
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped. False on Windows, where no signal does that, and for one that is gone."""
+    if sys.platform == "win32":
+        return False
+    try:
+        if sys.platform == "linux":
+            return (
+                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+                == "T"
+            )
+        state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, encoding="utf-8").stdout
+        return state.startswith("T")
+    except OSError:
+        return False

@@ -1,0 +1,147 @@
+"""Lesson 18. The collectives of ranks on one machine, through memory that all of them see: `meeting.h` has the idea.
+
+gloo sends each sum through sockets, which wakes up a thread at either end; here the parts are read where they are.
+"""
+
+import ctypes
+import functools
+from ctypes import POINTER, c_double, c_int, c_int64, c_uint64, c_void_p
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mini_engine.errors import UserError
+from mini_engine.layers.exchange import NativeExchange
+from mini_engine.native_build import find_or_build
+from mini_engine.ranks.collectives import Traffic
+
+HERE = Path(__file__).parent
+SOURCES = (HERE / "meeting.cpp", HERE / "meeting.h", HERE.parent / "attention" / "vectors.h")
+ALL_REDUCE = {torch.float32: "all_reduce_f32", torch.bfloat16: "all_reduce_bf16"}
+LINE_BYTES = 64
+PLACE_BYTES = 2**18  # of one rank's part: some of it is still in the writer's cache when the others read it
+WHY = {1: "a rank has ended", 2: "a rank did not come to a collective in time"}
+
+
+class Meeting(ctypes.Structure):
+    """`meeting.h`'s struct: one rank's view of the memory."""
+
+    _fields_ = (
+        ("shared", c_void_p),
+        *((name, c_int64) for name in ("rank", "num_ranks", "capacity")),
+        ("count", c_uint64),
+        ("calls", c_int64),
+        ("bytes", c_int64),
+        ("seconds", c_double),
+        ("lost", c_void_p),
+        ("patience", c_double),
+    )
+
+
+class Shared(Protocol):
+    """Memory that all ranks see, zero at first. address: of its first byte in this process."""
+
+    @property
+    def address(self) -> int: ...
+
+
+class SharedMemoryCollectives:
+    """The collectives of one rank. Sums are the same in all ranks, bit for bit: each adds in the order of the ranks.
+
+    Args:
+        shared: `bytes_for(num_ranks, place_bytes)` bytes, which must outlive this.
+        lost_address: of an int32 in memory that all ranks see; any value but 0 ends waiting.
+        patience: seconds to wait for a rank that is alive.
+        place_bytes: of each rank's part; longer ones go in pieces.
+
+    Raises:
+        UserError: the library cannot be built here.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        shared: Shared,
+        lost_address: int,
+        patience: float,
+        place_bytes: int = PLACE_BYTES,
+    ) -> None:
+        self.rank, self.num_ranks = rank, num_ranks
+        self.shared, self.library = shared, load_library()
+        self.meeting = Meeting(
+            shared=shared.address,
+            rank=rank,
+            num_ranks=num_ranks,
+            capacity=place_bytes,
+            lost=lost_address,
+            patience=patience,
+        )
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has brought so far, from C++ too."""
+        return Traffic(self.meeting.calls, self.meeting.bytes, self.meeting.seconds)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Add x over all ranks, in place, and return it. Sums are in float32, rounded once.
+
+        Raises:
+            RuntimeError: a rank has ended, or did not come in time.
+        """
+        if x.dtype not in ALL_REDUCE:  # float16, which the compiled collectives do not know
+            return x.copy_(self.all_reduce(x.float()))
+        whole = x.contiguous()
+        self.check(getattr(self.library, ALL_REDUCE[x.dtype])(self.meeting, whole.data_ptr(), x.numel()))
+        return x if whole is x else x.copy_(whole)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return all ranks' x `[R, n]` side by side in rank 0, and x in the others. RuntimeError as `all_reduce`."""
+        x = x.contiguous()
+        out = x.new_empty(self.num_ranks if self.rank == 0 else 0, *x.shape)
+        self.check(self.library.gather(self.meeting, x.data_ptr(), x.nbytes, out.data_ptr()))
+        return out.transpose(0, 1).flatten(1) if self.rank == 0 else x
+
+    def check(self, why: int) -> None:
+        """Raise RuntimeError unless a collective has returned 0."""
+        if why:
+            raise RuntimeError(WHY[why])
+
+    def native(self, dtype: torch.dtype) -> NativeExchange:
+        """Return what lesson 9's C++ calls in place of `all_reduce`."""
+        address = ctypes.cast(getattr(self.library, ALL_REDUCE[dtype]), c_void_p)
+        return NativeExchange(address, ctypes.addressof(self.meeting), self.rank == 0)
+
+
+def bytes_for(num_ranks: int, place_bytes: int = PLACE_BYTES) -> int:
+    """Return the size of the memory that so many ranks share: their flags, and two places for each."""
+    return num_ranks * (LINE_BYTES + 2 * place_bytes)
+
+
+def load_library() -> ctypes.CDLL:
+    """Return the compiled collectives, built now if they never were; UserError if they cannot be."""
+    library = _library()
+    if isinstance(library, UserError):
+        raise UserError(str(library))
+    return library
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | UserError:
+    """Return the library, or why there is none: a failed build is not repeated in this process."""
+    try:
+        return find_or_build(SOURCES, _open)
+    except UserError as why:
+        return why
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name in ALL_REDUCE.values():
+        getattr(library, name).argtypes = (POINTER(Meeting), c_void_p, c_int64)
+    library.gather.argtypes = (POINTER(Meeting), c_void_p, c_int64, c_void_p)
+    for name in (*ALL_REDUCE.values(), "gather"):
+        getattr(library, name).restype = c_int
+    return library

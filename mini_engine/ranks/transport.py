@@ -1,0 +1,174 @@
+"""Lesson 18. How the ranks of a model reach each other: through memory that they share, or by way of torch.distributed.
+
+Shared memory is for ranks on one machine whose compiler can build `meeting.cpp`; gloo serves without one. NCCL is for a
+GPU each. It has never been run here: what it is called with is tested, and nothing else.
+"""
+
+import ctypes
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+import torch.distributed as dist
+
+from mini_engine.errors import UserError
+from mini_engine.ranks.collectives import Collectives, TorchCollectives
+from mini_engine.ranks.shared_block import CACHE_LINE, SharedBlock
+from mini_engine.ranks.shared_memory import SharedMemoryCollectives, bytes_for, load_library
+from mini_engine.values import shown
+
+MEETING = timedelta(seconds=8)  # for ranks that are all ready; gloo would wait for one that has died meanwhile
+TRANSPORTS = ("auto", "memory", "gloo", "nccl")
+LOOPBACK = ("lo", "lo0")  # its names on Linux and macOS
+INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+class Transport(Protocol):
+    """How ranks reach each other. Rank 0 makes it, and hands it to the processes that it starts."""
+
+    def collectives(self, rank: int) -> Collectives:
+        """Return the collectives of a rank, which may be called from `connect` on."""
+        ...
+
+    def connect(self, rank: int) -> None:
+        """Meet the other ranks; each waits here for all others."""
+        ...
+
+    def interrupt(self) -> None:
+        """End the waiting of this process in a collective, if another rank's end does not."""
+        ...
+
+    def disconnect(self) -> None:
+        """Forget the other ranks. Idempotent."""
+        ...
+
+
+class MemoryTransport:
+    """Memory that all ranks share.
+
+    Args:
+        patience: how long a collective waits for a rank that is alive.
+
+    Raises:
+        UserError: there is no compiler for `meeting.cpp`.
+    """
+
+    def __init__(self, num_ranks: int, patience: timedelta) -> None:
+        load_library()  # in the cache from now on: every rank opens it
+        self.num_ranks, self.patience = num_ranks, patience.total_seconds()
+        self.block = SharedBlock(CACHE_LINE + bytes_for(num_ranks))
+
+    @property
+    def address(self) -> int:
+        """Of what the collectives share in this process, behind the line that says whether a rank is lost."""
+        return self.block.address + CACHE_LINE
+
+    def collectives(self, rank: int) -> SharedMemoryCollectives:
+        """Return the collectives of a rank."""
+        return SharedMemoryCollectives(rank, self.num_ranks, self, self.block.address, self.patience)
+
+    def connect(self, rank: int) -> None:
+        """Nothing to do: a rank that is late is waited for in the first collective."""
+
+    def interrupt(self) -> None:
+        """End all waiting, in every rank."""
+        ctypes.c_int32.from_address(self.block.address).value = 1
+
+    def disconnect(self) -> None:
+        """Nothing to do: the memory goes with the last process that has it."""
+
+
+class TorchTransport(NamedTuple):
+    """A process group of torch.distributed. There can be one in a process.
+
+    backend: gloo or nccl. meeting: a file in which ranks find each other's addresses. patience: how long a collective
+        waits for a rank that is alive.
+    """
+
+    backend: str
+    meeting: str
+    num_ranks: int
+    patience: timedelta
+
+    def collectives(self, rank: int) -> TorchCollectives:
+        """Return the collectives of a rank."""
+        return TorchCollectives(rank, self.num_ranks)
+
+    def connect(self, rank: int) -> None:
+        """Wait for the other ranks."""
+        store = dist.FileStore(self.meeting, self.num_ranks)  # pyright: ignore[reportPrivateImportUsage]
+        device = torch.device("cuda", rank) if self.backend == "nccl" else None
+        with on_this_machine():
+            dist.init_process_group(
+                self.backend,
+                store=store,
+                rank=rank,
+                world_size=self.num_ranks,
+                timeout=min(MEETING, self.patience) if self.backend == "gloo" else self.patience,
+                device_id=device,
+            )
+        if self.backend == "gloo":
+            cast(Any, dist.group.WORLD).set_timeout(self.patience)
+            dist.barrier()
+            Path(self.meeting).unlink(missing_ok=True)  # all have met; nothing is left if all of them are killed now
+
+    def interrupt(self) -> None:
+        """Nothing to do: where a rank ends, its connections break."""
+
+    def disconnect(self) -> None:
+        """Leave the process group, if this process is in it."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        Path(self.meeting).unlink(missing_ok=True)
+
+
+def transport_for(name: str, num_ranks: int, folder: Path, patience: timedelta, device: str = "cpu") -> Transport:
+    """Return the transport with this name, or the best one that works here; "auto" says what it has to do without.
+
+    Args:
+        folder: for the file in which ranks find each other if they share no memory. device: the type of the ranks'
+            devices.
+
+    Raises:
+        UserError: there is none of this name, or it cannot work here, or this process is in another process group.
+    """
+    if name not in TRANSPORTS:
+        raise UserError(f"there is no transport {shown(name)} between ranks; choose one of {', '.join(TRANSPORTS)}")
+    if device == "cpu" and name in ("auto", "memory"):
+        try:
+            return MemoryTransport(num_ranks, patience)
+        except UserError as why:
+            if name == "memory":
+                raise
+            sys.stderr.write(f"ranks: {why}. Using gloo: the same tokens, many times slower in decode.\n")
+    if dist.is_initialized():
+        raise UserError("this process is a rank of another model already; close that one first")
+    backend = {"cpu": "gloo", "cuda": "nccl"}[device]
+    if name not in ("auto", backend):
+        raise UserError(f"{name} does not connect ranks on {device}; choose auto or {backend}")
+    return TorchTransport(backend, str(folder / f"mini-engine-{token_hex(8)}"), num_ranks, patience)
+
+
+@contextmanager
+def on_this_machine() -> Iterator[None]:
+    """Let gloo listen on the loopback interface, not on what this machine's name happens to mean.
+
+    On Windows it is left to choose. A choice in the environment is respected.
+    """
+    names = {name for _, name in socket.if_nameindex()}
+    chosen = next((name for name in LOOPBACK if name in names), None)
+    if chosen is None or INTERFACE in os.environ:
+        yield
+        return
+    os.environ[INTERFACE] = chosen
+    try:
+        yield
+    finally:
+        del os.environ[INTERFACE]

@@ -1,0 +1,49 @@
+"""Lesson 15. Tables in groups for lesson 10's captured steps: slots and blocks of every group, at fixed addresses."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mini_engine.engine.scheduler import Chunk
+from mini_engine.gpu.staging import Table
+from mini_engine.kv.block_tensor import ForwardMeta
+from mini_engine.windows.plan import window_tables
+from mini_engine.windows.store import GroupedMeta, with_groups
+from mini_engine.windows.window_table import WindowTable
+
+
+class GroupRows:
+    """The slots and tables of all groups, group 0 included: kernels get one tensor for all.
+
+    A row of padding writes slot 0 and has null blocks in every group, as in lesson 10's own buffers.
+
+    Args:
+        tables_of: returns a running request's WindowTable, by its id. num_groups: with windows.
+    """
+
+    def __init__(self, tables_of: Callable[[str], WindowTable], num_groups: int) -> None:
+        self.tables_of, self.num_groups = tables_of, num_groups
+
+    def tables(self, max_rows: int, max_blocks: int) -> list[Table]:
+        """Return the shapes of the slots `[G, max_rows]` int64 and of the tables `[G, max_rows, max_blocks]` int32."""
+        num_groups = 1 + self.num_groups
+        return [Table((num_groups, max_rows), torch.int64), Table((num_groups, max_rows, max_blocks), torch.int32)]
+
+    def fill(self, tensors: Sequence[Tensor], chunks: Sequence[Chunk], meta: ForwardMeta, size: int) -> None:
+        """Copy in slots and tables. Columns behind the step's own may keep what they held; a hole never does."""
+        slot_mapping, block_table = tensors
+        plan = with_groups(meta, window_tables(chunks, self.tables_of, self.num_groups))
+        spare = (0, size - len(chunks))
+        slot_mapping[:, :size].copy_(F.pad(plan.slot_mapping, spare))
+        block_table[:, :size, : plan.block_table.shape[2]].copy_(F.pad(plan.block_table, (0, 0, *spare)))
+
+    def complete(self, meta: ForwardMeta, tensors: Sequence[Tensor], size: int) -> GroupedMeta:
+        """Put the slots and tables of all groups in the place of group 0's."""
+        slot_mapping, block_table = tensors
+        same: dict[str, Any] = {field.name: getattr(meta, field.name) for field in fields(ForwardMeta)}
+        same |= {"slot_mapping": slot_mapping[:, :size], "block_table": block_table[:, :size]}
+        return GroupedMeta(**same)

@@ -1,0 +1,105 @@
+"""Lesson 15. Any attention kernel with a window: lesson 3's by their names, others by a method of their own.
+
+reference and blockwise are this lesson's own. cpu and triton take a window as one more argument. torch gathers first:
+it is handed only the blocks that are still seen, and hides what else is behind a window.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from mini_engine.attention.contract import Kernel, PagedAttention
+from mini_engine.attention.folded import QUERY_TILE, FoldedAttention
+from mini_engine.errors import UserError
+from mini_engine.values import shown
+from mini_engine.windows import attention
+from mini_engine.windows.window_table import first_visible
+
+
+@runtime_checkable
+class OwnWindows(Protocol):
+    """A kernel that knows its form with a window, because it reads another kind of cache (lesson 17)."""
+
+    def with_window(self, window: int) -> Kernel:
+        """Return the same kernel, for layers whose queries see the last `window` keys."""
+        ...
+
+
+def windowed(kernel: Kernel, window: int) -> Kernel:
+    """Return the same kernel, for layers whose queries see the last `window` keys, their own included.
+
+    Its table may have holes: an entry behind the windows of all of a sequence's queries is never followed.
+
+    Raises:
+        UserError: this kernel has no form with a window.
+    """
+    if window < 1:
+        raise ValueError(f"a window of {window} keys; a query sees at least its own, so use 1 or more")
+    if isinstance(kernel, OwnWindows):
+        return kernel.with_window(window)
+    takes_window = partial(cast(Callable[..., Tensor], kernel.paged_attention), window=window)
+    forms: dict[str, Callable[[], PagedAttention]] = {
+        "reference": lambda: partial(attention.reference_attention, window=window),
+        "blockwise": lambda: partial(attention.paged_attention, window=window),
+        "torch": lambda: VisibleBlocks(FoldedAttention(window), window),
+    }
+    forms |= dict.fromkeys(("cpu", "triton"), lambda: takes_window)
+    if kernel.name not in forms:
+        raise UserError(
+            f"the attention kernel {shown(kernel.name)} has no form with a window; choose one of {', '.join(forms)}",
+            param="kernel",
+        )
+    return replace(kernel, paged_attention=forms[kernel.name]())
+
+
+@dataclass(frozen=True)
+class VisibleBlocks:
+    """Calls a kernel that masks by the window, with tables that begin at each sequence's first visible block."""
+
+    paged_attention: PagedAttention
+    window: int
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        cu_seqlens_q: Tensor,
+        seq_lens_kv: Tensor,
+        block_table: Tensor,
+        scale: float,
+    ) -> Tensor:
+        tables = visible_tables(cu_seqlens_q, seq_lens_kv, block_table, k_cache.shape[1], self.window)
+        return self.paged_attention(q, k_cache, v_cache, *tables, scale)
+
+
+def visible_tables(
+    cu_seqlens_q: Tensor, seq_lens_kv: Tensor, block_table: Tensor, block_size: int, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the three tables without the whole blocks that no query sees.
+
+    A row of the table then begins at the first visible block, and its number of keys is smaller by the keys before that
+    block. A causal mask and a window count from the last key, so neither changes. Of a long chunk, later queries
+    see other blocks than earlier ones: it is cut into sequences of QUERY_TILE queries. A sequence without queries is
+    left out, and so is the end of the rows that nothing reads.
+    """
+    starts, kv_lens, rows, behind = [0], [], [], []
+    for s, ((begin, end), kv_len) in enumerate(zip(pairwise(cu_seqlens_q.tolist()), seq_lens_kv.tolist(), strict=True)):
+        most = end - begin if kv_len <= window else QUERY_TILE
+        for stop in [*range(begin + most, end, most), end] if begin < end else ():
+            kv_end = kv_len - (end - stop)
+            skipped = first_visible(kv_end - (stop - starts[-1]), window) // block_size
+            starts.append(stop)
+            kv_lens.append(kv_end - skipped * block_size)
+            rows.append(s)
+            behind.append(skipped)
+    width = -(-max(kv_lens, default=0) // block_size)
+    index = torch.tensor([rows, behind], dtype=torch.long, device=block_table.device)[..., None]
+    columns = (index[1] + torch.arange(width, device=block_table.device)).clamp_(max=block_table.shape[1] - 1)
+    to_int32 = partial(torch.tensor, dtype=torch.int32)
+    return to_int32(starts), to_int32(kv_lens), block_table[index[0], columns]

@@ -1,0 +1,35 @@
+"""Lesson 15. Validates the windows of a config.json; transformers 5 reads them in the same way."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mini_engine.checkpoint.config_schema import FULL, SLIDING, layer_types, read_shape
+from mini_engine.errors import UserError
+from mini_engine.values import shown
+
+DEFAULT_WINDOW = 4096  # what transformers takes where the file names none
+
+
+def read_windows(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the validated settings of config.json; UserError if they are malformed or another kind of model's."""
+    settings = read_shape(raw, path)
+    types = tuple(layer_types(raw))
+    if other := next((kind for kind in types if kind not in (FULL, SLIDING)), None):
+        raise UserError(f"{path} has layers of type {shown(other)}; this engine runs {FULL} and {SLIDING}")
+    if len(types) != settings["num_hidden_layers"]:
+        raise UserError(
+            f"{path} has {len(types)} layer_types for {settings['num_hidden_layers']} layers; give each layer one"
+        )
+    if SLIDING not in types:
+        raise UserError(f"{path} has no layers with a window; lesson 15 is about those, so use another lesson's script")
+    if not raw.get("use_sliding_window") or raw.get("sliding_window", DEFAULT_WINDOW) is None:
+        raise UserError(
+            f"{path} has layers of type {SLIDING}, but no window; set use_sliding_window and sliding_window"
+        )
+    window = settings.get("sliding_window", DEFAULT_WINDOW)
+    if window < 2:
+        raise UserError(
+            f"{path} has sliding_window = {window}; give 2 or more: a query that sees only itself is no use"
+        )
+    return settings | {"layer_types": types, "sliding_window": window}

@@ -1,0 +1,116 @@
+"""Lesson 15. A store whose layers read different tables: each layer finds its group's, and a kernel with its window."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from mini_engine.attention.contract import EVERY_KEY, Kernel
+from mini_engine.checkpoint.config_schema import SLIDING
+from mini_engine.kv.block_tensor import ForwardMeta, KvPool
+from mini_engine.kv.direct import LayerCache
+from mini_engine.windows.groups import Place, places_of
+from mini_engine.windows.kernels import windowed
+from mini_engine.windows.window_config import WindowConfig
+
+
+@dataclass(frozen=True)
+class GroupedMeta(ForwardMeta):
+    """Lesson 3's plan with a table for each of G groups. Positions and lengths are the same in all of them.
+
+    slot_mapping: `[G, T]` int64. block_table: `[G, S, max_blocks]` int32, null blocks where there are holes.
+    """
+
+
+class GroupedKv:
+    """Lesson 3's pool as a store for layers in groups.
+
+    Args:
+        config: says which layers have windows. kv: a pool with as many layers as group 0.
+
+    Attributes:
+        places: of each layer. windows: how many keys a query of each layer sees. kernels: what each layer calls.
+    """
+
+    def __init__(self, config: WindowConfig, kv: KvPool) -> None:
+        self.kv = kv
+        self.places: Sequence[Place] = places_of(config.layer_types)
+        self.windows = [config.sliding_window if kind == SLIDING else EVERY_KEY for kind in config.layer_types]
+        kernel = cast(Kernel, kv.kernel)  # an engine's pool has one, not a bare function
+        with_window = windowed(kernel, config.sliding_window)
+        self.kernels = [kernel if window == EVERY_KEY else with_window for window in self.windows]
+
+    @property
+    def device(self) -> torch.device:
+        """The pool's device."""
+        return self.kv.device
+
+    @property
+    def K(self) -> list[Tensor]:
+        """The pool's keys, `[num_blocks, block_size, H_kv, D]` for each layer of group 0."""
+        return self.kv.K
+
+    @property
+    def kernel(self) -> Any:
+        """The kernel that reads the pool without a window."""
+        return self.kv.kernel
+
+    @property
+    def direct(self) -> bool:
+        """Whether layers may write `layer_caches` and call the kernel without asking the store."""
+        return self.kv.direct
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, the null block included."""
+        return self.kv.num_blocks
+
+    @property
+    def bytes(self) -> int:
+        """Size of the pool in bytes, used or not."""
+        return self.kv.bytes
+
+    def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write k and v `[T, H_kv, D]` where the layer's group has slots; slot_mapping `[G, T]` int64."""
+        group, index = self.places[layer]
+        self.kv.set_kv(index, slot_mapping[group], k, v)
+
+    def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
+        """Return attention of q `[T, H_q, D]`, each sequence over its blocks in the layer's group."""
+        group, index = self.places[layer]
+        tables = meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table[group]
+        return self.kernels[layer](q, self.kv.K[index], self.kv.V[index], *tables, q.shape[-1] ** -0.5)
+
+    def layer_caches(self, meta: ForwardMeta) -> list[LayerCache]:
+        """Return the tensors of each layer, with the slots and the table of its group."""
+        slots, tables, pool = list(meta.slot_mapping), list(meta.block_table), self.kv
+        return [
+            LayerCache(pool.K[index], pool.V[index], slots[group], tables[group], window)
+            for (group, index), window in zip(self.places, self.windows, strict=True)
+        ]
+
+
+def with_groups(meta: ForwardMeta, tables: Sequence[Tensor]) -> GroupedMeta:
+    """Add the tables of the window groups to a plan of group 0.
+
+    Token i of a sequence is at offset `i % block_size` of block `i // block_size` in every group: only the ids differ.
+    So positions, lengths and all else are those of `meta`; `slot_mapping` and `block_table` have a row for each group.
+
+    Args:
+        meta: its slot_mapping is `[T]`, its block_table `[S, max_blocks]`: those of group 0.
+        tables: of the groups 1, 2, …; `[S, max_blocks]` int32 each, on the same device.
+    """
+    index, offset = meta.positions // meta.block_size, meta.positions % meta.block_size
+    owner = torch.bucketize(torch.arange(len(meta.positions), device=index.device), meta.cu_seqlens_q[1:], right=True)
+    block_table = torch.stack([meta.block_table, *tables])
+    slots = block_table[:, owner, index] * meta.block_size + offset
+    return GroupedMeta(
+        positions=meta.positions,
+        slot_mapping=slots.long(),
+        cu_seqlens_q=meta.cu_seqlens_q,
+        seq_lens_kv=meta.seq_lens_kv,
+        block_table=block_table,
+        block_size=meta.block_size,
+    )

@@ -1,0 +1,41 @@
+"""Lesson 15. The shape of a Qwen3 model with windows: which layers see everything, and which only the last W tokens."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from mini_engine.checkpoint.config import Qwen3Config, fields_of, read_settings
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class WindowConfig(Qwen3Config):
+    """The shape of a dense Qwen3 model with windows. Fields have the names they have in config.json.
+
+    layer_types: FULL or SLIDING for each layer, in any order.
+    sliding_window: how many tokens a query of a sliding layer sees, its own included; at least 2.
+    """
+
+    has_windows: ClassVar[bool] = True
+
+    layer_types: tuple[str, ...] = ()
+    sliding_window: int = 4096
+
+    @classmethod
+    def from_dir(cls, directory: Path) -> "WindowConfig":
+        """Read config.json of a checkpoint directory, and the end tokens of generation_config.json if it exists.
+
+        Raises:
+            UserError: a file is missing or malformed, or describes a model that cannot run here.
+        """
+        from mini_engine.windows.schema import read_windows  # its library is needed only here
+
+        return cls(**fields_of(cls, read_settings(directory, read_windows)))
+
+    @classmethod
+    def of(cls, config: Qwen3Config, layer_types: tuple[str, ...], sliding_window: int) -> "WindowConfig":
+        """Return another model's shape with windows in some of its layers."""
+        fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(Qwen3Config)}
+        return cls(**fields, layer_types=layer_types, sliding_window=sliding_window)

@@ -1,0 +1,264 @@
+"""Course machinery. For suite `latents`: one layer's attention by both ways to read latents, and decode steps.
+
+Both ways read the same pool of random numbers. Processor time, since a machine may be busy with other work.
+"""
+
+import math
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, pairwise
+from typing import Any
+
+from scripts.bench.turns import clock_of, gather_turns, seconds_of, take_turns
+
+import torch
+from torch import Tensor
+
+from mini_engine.build import build_engine
+from mini_engine.checkpoint.config import DTYPES
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.request import Request
+from mini_engine.engine.runner import ModelRunner
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.kv.block_tensor import ForwardMeta, KvPool
+from mini_engine.latents.kernels import load_kernel
+from mini_engine.latents.latent_config import LatentConfig
+from mini_engine.latents.model import LatentForCausalLM
+from mini_engine.latents.reading import expanded_attention, expanding_pays, multiplications
+from mini_engine.latents.store import LatentKv, Tables
+
+BLOCK_SIZE, NEW = 16, 4
+EXPANDED, ABSORBED = "expanded", "absorbed"
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """A model of random weights, and what to measure with it.
+
+    decode: lengths of histories. chunks: of sequences, whose last q_lens tokens are queries. step: as `decode`.
+    """
+
+    config: LatentConfig
+    decode: Sequence[int]
+    chunks: Sequence[int]
+    q_lens: Sequence[int]
+    step: Sequence[int]
+
+    @property
+    def words(self) -> str:
+        """What a table's reader must know of it."""
+        c = self.config
+        return (
+            f"{c.num_attention_heads} heads of {c.qk_nope_head_dim} + {c.qk_rope_head_dim} and {c.v_head_dim} numbers, "
+            f"a latent of {c.kv_lora_rank}, {c.num_hidden_layers} layers, hidden size {c.hidden_size}"
+        )
+
+
+def latent_config(hidden: int, layers: int, heads: int, rank: int, nope: int, rope: int, v: int) -> LatentConfig:
+    """Return the config of a model of these sizes."""
+    return LatentConfig(
+        vocab_size=2048,
+        hidden_size=hidden,
+        intermediate_size=hidden * 8 // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=rope,
+        max_position_embeddings=32_768,
+        rms_norm_eps=1e-6,
+        rope_theta=1e6,
+        tie_word_embeddings=True,
+        eos_token_ids=(1,),
+        kv_lora_rank=rank,
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope,
+        v_head_dim=v,
+    )
+
+
+Q_LENS = (1, 16, 64, 128, 192, 256, 512)
+SHAPES = {
+    "pocket-latent": LatentShape(
+        latent_config(192, 6, 4, 64, 48, 32, 48), (256, 1024, 4096), (1024, 8192), Q_LENS, (1024, 4096)
+    ),
+    "DeepSeek-V3, 16 heads": LatentShape(
+        latent_config(2048, 4, 16, 512, 128, 64, 128), (256, 1024, 4096), (512, 4096), Q_LENS, (1024,)
+    ),
+}
+
+
+# ---------------------------------------------------------------- one layer's attention
+
+
+class OneLayer:
+    """A layer's latents of several sequences of one length, in blocks out of order, and both ways to read them."""
+
+    def __init__(self, config: LatentConfig, args: Namespace, batch: int, q_len: int, kv_len: int) -> None:
+        dtype, num_blocks = DTYPES[args.dtype], -(-kv_len // BLOCK_SIZE)
+        kernel = load_kernel(args.kernel, "cpu", dtype)
+        kv = KvPool(one_layer(config), batch * num_blocks + 1, BLOCK_SIZE, kernel, dtype)
+        for tensor in (*kv.K, *kv.V):
+            tensor.normal_()
+        table = 1 + torch.randperm(batch * num_blocks, dtype=torch.int32).view(batch, num_blocks)
+        starts = torch.arange(0, (batch + 1) * q_len, q_len, dtype=torch.int32)
+        self.store, self.config, self.batch, self.q_len, self.kv_len = (
+            LatentKv(config, kv),
+            config,
+            batch,
+            q_len,
+            kv_len,
+        )
+        self.tables = Tables(starts, torch.full((batch,), kv_len, dtype=torch.int32), table)
+        heads, rank = config.num_attention_heads, config.kv_lora_rank
+        self.q = torch.randn(batch * q_len, heads, config.qk_head_dim).to(dtype)
+        width = config.qk_nope_head_dim + config.v_head_dim
+        self.kv_b = (torch.randn(heads, width, rank) / math.sqrt(rank)).to(dtype)
+
+    def absorbed(self) -> Tensor:
+        """Read latents as they are."""
+        return self.store.absorbed(0, self.q, self.kv_b, self.tables)
+
+    def expanded(self) -> Tensor:
+        """Make every sequence's latents keys and values first."""
+        return expand_all(self.store, 0, self.q, self.kv_b, self.tables)
+
+
+def one_layer(config: LatentConfig) -> LatentConfig:
+    """Return the shape of a pool with a single layer."""
+    return replace(config, num_hidden_layers=1)
+
+
+def expand_all(store: LatentKv, layer: int, q: Tensor, kv_b: Tensor, tables: Tables) -> Tensor:
+    """Return attention `[T, H, v]` over expanded latents, whatever that costs."""
+    caches = store.kv.K[layer], store.kv.V[layer]
+    starts, kv_lens = tables.cu_seqlens_q.tolist(), tables.seq_lens_kv.tolist()
+    parts = [
+        expanded_attention(
+            q[starts[s] : starts[s + 1]], caches, tables.block_table[s], kv_len, kv_b, store.config, store.kernel.widen
+        )
+        for s, kv_len in enumerate(kv_lens)
+    ]
+    return torch.cat(parts).to(q.dtype)
+
+
+def reading_rows(args: Namespace) -> list[dict[str, Any]]:
+    """Return milliseconds of both ways: decode by batch and history, and chunks by the length of the query."""
+    rounds = args.rounds or (3 if args.quick else 7)
+    rows = []
+    for name, shape in SHAPES.items():
+        cases = [(batch, 1, kv_len) for batch in (1, 8) for kv_len in shape.decode]
+        cases += [(1, q_len, kv_len) for kv_len in shape.chunks for q_len in shape.q_lens if q_len <= kv_len]
+        for batch, q_len, kv_len in dict.fromkeys(cases[::3] if args.quick else cases):
+            one = OneLayer(shape.config, args, batch, q_len, kv_len)
+            with torch.inference_mode():
+                contenders = {EXPANDED: one.expanded, ABSORBED: one.absorbed}
+                timings = take_turns(contenders, rounds, f"{name}, {q_len} of {kv_len}", clock_of(args))
+            slow, fast = timings[EXPANDED], timings[ABSORBED]
+            counted = multiplications(shape.config, q_len, kv_len)
+            rows.append(
+                {
+                    "case": name,
+                    "sequences": batch,
+                    "queries": q_len,
+                    "tokens": kv_len,
+                    "expanded ms": slow.median * 1e3,
+                    "absorbed ms": fast.median * 1e3,
+                    "expanded / absorbed": slow.median / fast.median,
+                    "counted": counted[0] / counted[1],
+                    "± %": max(slow.spread, fast.spread) * 100,
+                }
+            )
+    return rows
+
+
+def crossing_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return from how many queries on expanding is faster, as counted and as measured."""
+    found = []
+    chunks = [row for row in rows if row["part"] == "reading" and row["sequences"] == 1]
+    ordered = sorted(chunks, key=lambda row: (row["case"], row["tokens"], row["queries"]))
+    for (name, kv_len), group in groupby(ordered, key=lambda row: (row["case"], row["tokens"])):
+        points = [(row["queries"], row["expanded / absorbed"]) for row in group]
+        if kv_len in SHAPES[name].chunks:
+            config = SHAPES[name].config
+            counted = next((q for q in range(1, kv_len + 1) if expanding_pays(config, q, kv_len)), None)
+            found.append({"case": name, "tokens": kv_len, "counted": counted, "measured": crossing(points)})
+    return found
+
+
+def crossing(points: Sequence[tuple[int, float]]) -> float | None:
+    """Return where the ratio falls below 1, on straight lines between points in logarithms; None if it never does."""
+    for (q, ratio), (next_q, next_ratio) in pairwise(points):
+        if ratio >= 1 > next_ratio:
+            part = math.log(ratio) / (math.log(ratio) - math.log(next_ratio))
+            return math.exp(math.log(q) + part * (math.log(next_q) - math.log(q)))
+    return None
+
+
+# ---------------------------------------------------------------- decode
+
+
+class ExpandedKv(LatentKv):
+    """A store that expands everything, as an engine would that had no second way."""
+
+    def attend_latents(self, layer: int, q: Tensor, kv_b: Tensor, meta: ForwardMeta) -> Tensor:
+        """Return attention of q over expanded latents."""
+        return expand_all(self, layer, q, kv_b, Tables(meta.cu_seqlens_q, meta.seq_lens_kv, meta.block_table))
+
+
+def step_rows(args: Namespace) -> list[dict[str, Any]]:
+    """Return decode speed with all latents expanded and with none, by history."""
+    rounds, clock, rows = args.rounds or (2 if args.quick else 5), clock_of(args), []
+    for name, shape in SHAPES.items():
+        for history in shape.step[:1] if args.quick else shape.step:
+            engines = {way: engine_behind(shape.config, args, history, rounds, way) for way in (EXPANDED, ABSORBED)}
+            contenders = {way: partial(seconds_of, steps_of(engine), clock) for way, engine in engines.items()}
+            timings = gather_turns(contenders, rounds, f"{name} behind {history}")
+            slow, fast = timings[EXPANDED], timings[ABSORBED]
+            rows.append(
+                {
+                    "case": f"{name}, {shape.config.num_hidden_layers} layers",
+                    "history": history,
+                    "expanded tokens/s": NEW / slow.median,
+                    "absorbed tokens/s": NEW / fast.median,
+                    "times": slow.median / fast.median,
+                    "± %": max(slow.spread, fast.spread) * 100,
+                }
+            )
+    return rows
+
+
+def steps_of(engine: Engine) -> Callable[[], Any]:
+    """Return a run of NEW decode steps."""
+    return lambda: [engine.step() for _ in range(NEW)]
+
+
+def engine_behind(config: LatentConfig, args: Namespace, history: int, rounds: int, way: str) -> Engine:
+    """Return an engine whose request decodes behind `history` tokens that were never computed."""
+    torch.manual_seed(0)
+    model = LatentForCausalLM(config)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.02) if weight.dim() > 1 else torch.nn.init.ones_(weight)
+    answer = NEW * (rounds + 3)
+    engine = build_engine(
+        model.to(DTYPES[args.dtype]).eval(),
+        num_blocks=-(-(history + answer) // BLOCK_SIZE) + 8,
+        kernel=args.kernel,
+        scheduler_config=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=512, chunked_prefill_size=512),
+        enable_prefix_caching=False,
+    )
+    assert isinstance(engine.runner, ModelRunner)
+    store = engine.runner.pool
+    for tensor in (*store.kv.K, *store.kv.V):
+        tensor.normal_()
+    if way == EXPANDED:
+        engine.runner.pool = ExpandedKv(config, store.kv)
+    scheduler = engine.scheduler
+    scheduler.add(Request("0", [7] * history, SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)))
+    while scheduler.waiting or any(request.is_prefilling for request in scheduler.running):
+        chunks = scheduler.schedule()
+        scheduler.update(chunks, [Sampled(7, None) for chunk in chunks if chunk.samples])
+    return engine

@@ -1,0 +1,234 @@
+"""Course machinery. For suite `windows`: what manager and scheduler count, without a model.
+
+Layers, K/V heads, head size and window of the public models: `Olmo3Config` and `MistralConfig` of transformers 5.23,
+its conversion script for Gemma 3, and Megatron Bridge's page about gpt-oss.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from scripts.bench.hybrid import serve
+
+from mini_engine.checkpoint.config_schema import FULL, SLIDING
+from mini_engine.engine.request import Request
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.places import Kept
+from mini_engine.kv.prefix_cache import PrefixCache
+from mini_engine.kv.refcount import RefCountedAllocator
+from mini_engine.windows.groups import group_size, num_window_groups, places_of
+from mini_engine.windows.memory import WindowMemory
+
+CHUNK = 512
+GIB = 2**30
+POOL = 64 * GIB
+PROMPTS = (1024, 4096, 16_384, 65_536)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model's K and V need. num_full: how many of its layers see everything, spread evenly."""
+
+    name: str
+    num_layers: int
+    num_full: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    block_size: int = 16
+
+    @property
+    def layer_types(self) -> list[str]:
+        """The type of each layer: where the model has full layers, they are the last of so many."""
+        every = self.num_layers // self.num_full if self.num_full else self.num_layers + 1
+        full = set(list(range(every - 1, self.num_layers, every))[: self.num_full])
+        return [FULL if layer in full else SLIDING for layer in range(self.num_layers)]
+
+    @property
+    def num_groups(self) -> int:
+        """Groups with a window."""
+        return num_window_groups(places_of(self.layer_types)) if self.window else 0
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, in bfloat16: K and V of the layers of one group."""
+        layers = group_size(places_of(self.layer_types)) if self.window else self.num_layers
+        return layers * self.block_size * self.kv_heads * self.head_dim * 2 * 2
+
+    @property
+    def without_windows(self) -> "Shape":
+        """The same model with all layers full."""
+        return replace(self, num_full=self.num_layers, window=0)
+
+    def manager(self, num_bytes: int, caches: bool = True, first: str = "") -> KvCacheManager:
+        """Return a manager for a pool of that size. first: what the tree gives up first, if not what it should."""
+        num_blocks = num_bytes // self.block_bytes
+        capacity = None if caches else 0
+        if not self.window:
+            return KvCacheManager(num_blocks, self.block_size, prefixes=partial(PrefixCache, capacity=capacity))
+        allocator = RefCountedAllocator(num_blocks, self.block_size)
+        memory = WindowMemory(allocator, self.window, self.num_groups, CHUNK)
+        places: Any = InOrder(memory, first) if first else memory
+        prefixes = partial(PrefixCache, capacity=capacity, places=places, allocator=allocator)
+        return KvCacheManager(num_blocks, self.block_size, prefixes=prefixes, memories=[memory])
+
+
+MODELS = (
+    Shape("Gemma 3 27B", 62, 10, 16, 128, 1024),
+    Shape("gpt-oss-20b", 24, 12, 8, 64, 128),
+    Shape("OLMo 3 7B", 32, 8, 32, 128, 4096),
+    Shape("Mistral 7B v0.1", 32, 0, 8, 128, 4096),
+)
+
+
+class InOrder:
+    """Places that give up what the tree holds in another order than they should.
+
+    first: "leaves": no companion goes before its block does. "windows": no block goes before all companions have.
+    """
+
+    def __init__(self, memory: WindowMemory, first: str) -> None:
+        self.memory, self.first = memory, first
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.memory, name)
+
+    @property
+    def kept(self) -> Kept:
+        return OrderedKept(self.memory.kept, self.first)
+
+
+class OrderedKept:
+    """What a tree of `InOrder` holds beside its own blocks."""
+
+    def __init__(self, kept: Any, first: str) -> None:
+        self.kept, self.first = kept, first
+        self.num_evictable, self.blocks_each = kept.num_evictable, kept.blocks_each
+
+    def trim(self, num_blocks: int) -> None:
+        if self.first == "windows":
+            self._all(num_blocks)
+
+    def evict(self, num_blocks: int) -> None:
+        self._all(num_blocks)
+
+    def _all(self, num_blocks: int) -> None:
+        free = self.kept.allocator.num_free
+        self.kept.trim(num_blocks)
+        self.kept.evict(num_blocks - (self.kept.allocator.num_free - free))
+
+
+# ---------------------------------------------------------------- memory
+
+
+def sequence_bytes(shape: Shape, length: int) -> int:
+    """Return the bytes that one sequence holds when `length` tokens of it have been computed, in chunks."""
+    manager = shape.manager((length // shape.block_size + 8) * (1 + shape.num_groups) * shape.block_bytes, False)
+    tokens = [0] * length
+    manager.allocate("request", tokens)
+    for stop in range(CHUNK, length + CHUNK, CHUNK):
+        manager.grow("request", min(stop, length))
+        manager.commit("request", tokens, min(stop, length))
+    return len(manager.allocator.held) * shape.block_bytes
+
+
+def model_rows(quick: bool) -> list[dict[str, Any]]:
+    """Return, for each public model, the memory of one long sequence, and how many fit in POOL."""
+    length = 8192 if quick else 131_072
+    rows = []
+    for shape in MODELS:
+        length_here = min(length, 32_768) if "Mistral" in shape.name else length
+        full, windowed = sequence_bytes(shape.without_windows, length_here), sequence_bytes(shape, length_here)
+        rows.append(
+            {
+                "case": shape.name,
+                "full": shape.num_full,
+                "windows": shape.num_layers - shape.num_full,
+                "W": shape.window,
+                "groups": 1 + shape.num_groups,
+                "tokens": length_here,
+                "all kept GiB": full / GIB,
+                "in groups GiB": windowed / GIB,
+                f"fit in {POOL // GIB} GiB": POOL // full,
+                "in groups": POOL // windowed,
+            }
+        )
+    return rows
+
+
+# ---------------------------------------------------------------- requests
+
+
+def request_rows(shape: Shape, quick: bool) -> list[dict[str, Any]]:
+    """Return how many requests run at once in 8 GiB, by the length of their prompts; answers have 256 tokens."""
+    rows = []
+    for length in PROMPTS[:2] if quick else PROMPTS:
+        row: dict[str, Any] = {"case": f"prompts of {length} tokens"}
+        for name, one in (("Qwen3", shape.without_windows), ("windows", shape)):
+            most, mean, preempted = at_once(one.manager(8 * GIB, caches=False), length, 256)
+            row |= {f"{name} most": most, f"{name} mean": mean, f"{name} preempted": preempted}
+        rows.append(row)
+    return rows
+
+
+def at_once(manager: KvCacheManager, length: int, answer: int) -> tuple[int, float, int]:
+    """Run many requests. Return the most that decode at once, their mean, and how often one was preempted."""
+    limits = SchedulerConfig(max_num_seqs=512, max_num_batched_tokens=1024, chunked_prefill_size=CHUNK)
+    scheduler = Scheduler(manager, limits)
+    count = max(8, 2 * 8 * GIB // (28 * 1024) // length)
+    for i in range(count):
+        scheduler.add(Request(str(i), [i] * length, SamplingParams(temperature=0, max_tokens=answer)))
+    seen = []
+    while scheduler.running or scheduler.waiting:
+        chunks = scheduler.schedule()
+        scheduler.update(chunks, [Sampled(1, None) for chunk in chunks if chunk.samples])
+        seen.append(len(scheduler.running))
+    return max(seen), sum(seen) / len(seen), scheduler.num_preemptions
+
+
+# ---------------------------------------------------------------- hits
+
+
+def hit_rows(shape: Shape, quick: bool) -> list[dict[str, Any]]:
+    """Return what interleaved chats find in pools of several sizes, by what the tree gives up first."""
+    asked = list(chats(60 if quick else 240))
+    rows = []
+    for gib in (1, 2) if quick else (1, 2, 4, 8):
+        size = int(gib * GIB)
+        managers = {
+            "Qwen3": shape.without_windows.manager(size),
+            "windows": shape.manager(size),
+            "no tombstones": shape.manager(size, first="leaves"),
+            "all windows first": shape.manager(size, first="windows"),
+        }
+        rates = {}
+        for name, manager in managers.items():
+            for prompt, answer in asked:
+                serve(manager, prompt, answer)
+            rates[f"{name} %"] = 100 * manager.prefixes.stats.hit_rate
+        rows.append({"case": f"pool of {gib} GiB"} | rates)
+    return rows
+
+
+def chats(requests: int, at_once: int = 12) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield prompts and answers of chats that take turns, behind three system prompts or documents of their own."""
+    chance = random.Random(0)
+    systems = [chance.choices(range(50_000), k=length) for length in (90, 410, 1300)]
+
+    def begin() -> tuple[list[int], int]:
+        head = chance.choice(systems) if chance.random() < 0.8 else chance.choices(range(50_000), k=3000)
+        return list(head), chance.randrange(2, 9)
+
+    talks = [begin() for _ in range(at_once)]
+    for _ in range(requests):
+        index = chance.randrange(at_once)
+        history, turns = talks[index]
+        prompt = history + chance.choices(range(50_000), k=chance.randrange(10, 300))
+        answer = chance.choices(range(50_000), k=chance.randrange(20, 500))
+        yield prompt, answer
+        talks[index] = (prompt + answer, turns - 1) if turns > 1 else begin()

@@ -1,0 +1,98 @@
+"""Course machinery. For suite `windows`: decode behind a long text, with windows and without.
+
+Both engines run the same random weights with lesson 9's fast layers. The scheduler is told that the text was computed:
+the pool holds random numbers, which take as long to read.
+"""
+
+import json
+import os
+import shutil
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.options import checkpoint_of
+from scripts.bench.turns import READ_BYTES, Clock, clock_of, gather_turns, memory_reader, seconds_of
+from scripts.bench.windows_counts import CHUNK, Shape
+
+from mini_engine import build
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.request import Request
+from mini_engine.engine.runner import ModelRunner
+from mini_engine.engine.sampled import Sampled
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+
+NEW = 4
+FULL, WINDOWS, READ = "full", "windows", "read"
+
+
+def decode_rows(shape: Shape, args: Namespace) -> list[dict[str, Any]]:
+    """Return decode speed with and without windows, by batch size, behind `args.history` tokens."""
+    plain = checkpoint_of(Namespace(model=None, shape="0.6B", dtype=args.dtype))
+    places = {FULL: plain, WINDOWS: with_windows(plain, shape)}
+    clock = clock_of(args)
+    rounds, rows = args.rounds or (2 if args.quick else 7), []
+    for batch in args.batches:
+        engines = {name: engine_behind(path, args, batch, rounds) for name, path in places.items()}
+        contenders: dict[str, Callable[[], float]] = {name: decoding(engine, clock) for name, engine in engines.items()}
+        contenders[READ] = partial(seconds_of, memory_reader(), clock)
+        timings = gather_turns(contenders, rounds, f"{batch} sequences")
+        full, windows = (timings[name] for name in (FULL, WINDOWS))
+        rows.append(
+            {
+                "case": f"{batch} × {args.history} tokens",
+                "full tokens/s": batch * NEW / full.median,
+                "windows tokens/s": batch * NEW / windows.median,
+                "times": full.median / windows.median,
+                "full ± %": full.spread * 100,
+                "windows ± %": windows.spread * 100,
+                "read GB/s": READ_BYTES / timings[READ].median / 1e9,
+            }
+        )
+    return rows
+
+
+def with_windows(plain: Path, shape: Shape) -> Path:
+    """Return a directory with the same weights under a config with windows."""
+    out = plain.with_name(f"{plain.name}-windows-{shape.window}")
+    out.mkdir(exist_ok=True)
+    raw = json.loads((plain / "config.json").read_text(encoding="utf-8"))
+    raw |= {"use_sliding_window": True, "sliding_window": shape.window, "layer_types": shape.layer_types}
+    (out / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    for source in plain.iterdir():
+        if not (target := out / source.name).exists():
+            try:
+                os.link(source, target)
+            except OSError:
+                shutil.copyfile(source, target)
+    return out
+
+
+def engine_behind(path: Path, args: Namespace, batch: int, rounds: int) -> Engine:
+    """Return an engine whose `batch` requests decode behind `args.history` tokens that were never computed."""
+    answer = NEW * (rounds + 3)
+    length = args.history + answer
+    limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=CHUNK, chunked_prefill_size=CHUNK)
+    model = build.load(path, args.dtype, "cpu")
+    blocks = -(-length // 16) * batch * (4 if model.config.has_windows else 1) + 64
+    engine = build.build_engine(model, num_blocks=blocks, scheduler_config=limits, enable_prefix_caching=False)
+    assert isinstance(engine.runner, ModelRunner)
+    pool = getattr(engine.runner.pool, "kv", engine.runner.pool)
+    for tensor in (*pool.K, *pool.V):
+        tensor.normal_()
+    scheduler = engine.scheduler
+    params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+    for i in range(batch):
+        scheduler.add(Request(str(i), [7 + i] * args.history, params))
+    while scheduler.waiting or any(request.is_prefilling for request in scheduler.running):
+        chunks = scheduler.schedule()
+        scheduler.update(chunks, [Sampled(7, None) for chunk in chunks if chunk.samples])
+    return engine
+
+
+def decoding(engine: Engine, clock: Clock) -> Callable[[], float]:
+    """Return a run of NEW decode steps."""
+    return lambda: seconds_of(lambda: [engine.step() for _ in range(NEW)], clock)

@@ -1,0 +1,95 @@
+"""Course machinery. Points: so many for each task that is done, and half as many again for equal tokens.
+
+Two thirds of a lesson's points are its tasks', in equal parts; one third is for the smoke script's tokens, which are
+compared only once every task is written. Points are whole numbers. What could not be checked earns nothing and says
+why. Hints, solutions and the progress file play no part.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lessons._course.catalog import Lesson
+
+TASK_POINTS = 10
+STATES = {"not written": "not written", "failing": "failing", "NOT CHECKED": "not checked", "hung": "does not end"}
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that earns points: a task, or a lesson's tokens (number 0)."""
+
+    number: int
+    title: str
+    state: str
+    points: int
+    most: int
+
+    @property
+    def name(self) -> str:
+        return f"task {self.number}: {self.title}" if self.number else self.title
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A lesson's points. finding: what the check says first, in a sentence or two. seconds: what it took."""
+
+    lesson: int
+    title: str
+    items: tuple[Item, ...]
+    finding: str
+    seconds: float
+
+    @property
+    def points(self) -> int:
+        return sum(item.points for item in self.items)
+
+    @property
+    def most(self) -> int:
+        return sum(item.most for item in self.items)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"lesson": self.lesson, "title": self.title, "points": self.points, "most": self.most} | {
+            "items": [asdict(item) for item in self.items],
+            "finding": self.finding,
+            "seconds": self.seconds,
+        }
+
+
+def graded(lesson: Lesson, verdict: Mapping[str, Any]) -> Graded:
+    """Turn what `check N --all --json` printed into points."""
+    states = {found["number"]: found["state"] for found in verdict["tasks"]}
+    tokens = verdict["smoke"]["state"]
+    return Graded(
+        lesson.number,
+        lesson.title,
+        items_of(lesson, states, tokens),
+        "" if verdict["passed"] else finding_of(verdict["advice"]),
+        float(verdict["seconds"]),
+    )
+
+
+def nothing(lesson: Lesson, why: str, state: str = "NOT CHECKED") -> Graded:
+    """No points for a lesson that could not be checked at all, and why."""
+    states = {task.number: state for task in lesson.tasks}
+    return Graded(lesson.number, lesson.title, items_of(lesson, states, state), why, 0.0)
+
+
+def items_of(lesson: Lesson, states: Mapping[int, str], tokens: str) -> tuple[Item, ...]:
+    """Return an item for each task and, if the lesson has a smoke script, one for its tokens."""
+    items = []
+    for task in lesson.tasks:
+        state = states.get(task.number, "NOT CHECKED")
+        points = TASK_POINTS if state == "done" else 0
+        items.append(Item(task.number, task.title, STATES.get(state, state), points, TASK_POINTS))
+    if lesson.smoke:
+        most = TASK_POINTS * len(lesson.tasks) // 2
+        points = most if tokens == "equal" else 0
+        items.append(Item(0, "tokens equal Hugging Face's", STATES.get(tokens, tokens), points, most))
+    return tuple(items)
+
+
+def finding_of(advice: Mapping[str, Any]) -> str:
+    """Return the headline and the lines that explain it, without commands and paths of the machine that graded."""
+    lines: Sequence[str] = [line for line in advice["lines"] if not line.startswith(("Test:", "python -m"))]
+    return "\n".join([advice["headline"], *lines])

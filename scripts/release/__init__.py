@@ -1,0 +1,1 @@
+"""Course machinery. What a release needs to know."""

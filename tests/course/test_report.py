@@ -1,0 +1,342 @@
+"""Course machinery. The report of a machine: whole, honest about what failed, and readable.
+
+Protects readers who send a report from a broken file, and those who read one from a figure of a part that went wrong.
+"""
+
+import copy
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from scripts import report as command
+from scripts.machine import about, kernels, page, run, schema, speed, stored
+from scripts.machine.mistakes import mistakes
+from scripts.machine.schema import Report
+
+import jsonschema_rs
+import pytest
+import torch
+from rich.cells import cell_len
+
+from mini_engine.errors import UserError
+from mini_engine.gpu.graphs import no_graph
+from tests.course.reports import T4, machine, report
+
+# ---------------------------------------------------------------- schema
+
+
+def changed(path: str, value) -> dict:
+    """Return a good report as JSON with one thing in another way; `...` removes it."""
+    data = json.loads(json.dumps(asdict(report(T4))))
+    *parents, last = path.split(".")
+    part = data
+    for name in parents:
+        part = part[int(name)] if name.isdecimal() else part[name]
+    if value is ...:
+        del part[last]
+    else:
+        part[last] = value
+    return data
+
+
+WRONG = [
+    ("version", 2), ("version", True), ("when", "yesterday"), ("quick", 1), ("machine", None), ("machine.cpu", 5),
+    ("machine.cpu", "x" * 401), ("machine.owner", "me"), ("machine.gpu.name", ...), ("machine.cores", 2.5),
+    ("lessons", {}), ("lessons.0.status", "perfect"), ("lessons.0.tokens", -1), ("lessons.3.seconds", "long"),
+    ("kernels.0.error", "small"), ("speeds.0.load", "magic"), ("rates.matrix_gflop_s.float32", "fast"),
+    ("machine.cores", True), ("seconds", ...), ("kernels", [None] * 401),
+]  # fmt: skip
+
+
+def test_the_schema_s_file_follows_from_the_dataclasses():
+    assert schema.main(["--check"]) == 0, "run python -m scripts.machine.schema"
+    file = json.loads(schema.FILE.read_text(encoding="utf-8"))
+    jsonschema_rs.meta.validate(file)
+
+
+@pytest.mark.parametrize("gpu", [None, T4])
+def test_a_report_becomes_json_and_comes_back(gpu):
+    one = report(gpu)
+    data = json.loads(json.dumps(asdict(one)))
+    assert schema.from_json(data) == one
+    assert jsonschema_rs.is_valid(schema.schema(), data)
+
+
+@pytest.mark.parametrize("path, value", WRONG, ids=[f"{path}={str(value)[:12]}" for path, value in WRONG])
+def test_what_is_no_report_is_refused_as_by_another_validator(path, value):
+    data = changed(path, value)
+    assert not jsonschema_rs.is_valid(schema.schema(), data)
+    with pytest.raises(ValueError) as caught:
+        schema.from_json(data)
+    assert path.split(".")[-1] in str(caught.value) or path.split(".")[0] in str(caught.value)
+    assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1e999}', "[" * 9000, "\udcff", "NaN"])
+def test_a_file_that_is_no_report_is_one_sentence(text, tmp_path, capsys):
+    path = tmp_path / "report.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert command.main(["--check", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert command.main(["--check", str(tmp_path / "none.json")]) == 2
+
+
+# ---------------------------------------------------------------- the page
+
+
+def hard_report() -> Report:
+    """Return a report with long names, bars and failures."""
+    one = report(T4, finished=False)
+    one.machine = machine(T4, cpu="A | very long | processor " * 9, commit="0123abc", dirty=True)
+    one.lessons[3].status, one.lessons[3].why = "failed", "3 of 60 tokens differ from Hugging Face's"
+    one.lessons[3].equal_tokens = 17
+    one.lessons[4].title = "漢字 " * 30
+    one.kernels[1].status, one.kernels[1].why = "left out", "it needs a compiler, " * 12
+    one.speeds[2].status, one.speeds[2].why = "missing", "only 3 of 600 s were left"
+    return one
+
+
+@pytest.mark.parametrize("one", [report(), report(T4), hard_report()], ids=["cpu", "gpu", "hard"])
+def test_the_page_fits_eighty_columns(one):
+    for line in page.page_of(one).splitlines():
+        assert cell_len(line) <= 80, line
+
+
+def test_the_page_says_what_went_wrong():
+    text = " ".join(page.page_of(hard_report()).split())
+    assert "3 of 60 tokens differ" in text and "failed: lesson 3" in text and "17/20" in text
+    assert "only 3 of 600 s were left" in text and "decode at 32" in text and "with changes" in text
+    whole = page.page_of(report(T4))
+    assert "failed" not in whole and "missing" not in whole and "340 of 340 tokens" in whole
+
+
+def test_a_file_is_never_half_written(tmp_path, monkeypatch):
+    one = report()
+    page.save(one, tmp_path)
+    before = (tmp_path / "report.json").read_bytes()
+    monkeypatch.setattr(Path, "write_text", half_written)
+    one.seconds = 5.0
+    with pytest.raises(UserError, match=r"report\.json"):
+        page.save(one, tmp_path)
+    assert (tmp_path / "report.json").read_bytes() == before
+
+
+def half_written(self, text, **options):
+    self.write_bytes(text[: len(text) // 2].encode())
+    raise OSError(28, "No space left on device")
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+@pytest.mark.parametrize("capability, dtype", [((7, 5), "float16"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")])
+def test_a_gpu_without_fast_bfloat16_uses_float16(capability, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    assert about.half_dtype() == ("cuda", dtype)
+    asked = kernels.asked()
+    assert {one["dtype"] for one in asked if one["device"] == "cuda"} == {"float32", dtype}
+    assert {one["device"] for one in asked if one["name"] == "triton"} == {"cuda"}
+    assert {one["device"] for one in asked if one["name"] == "cpu"} == {"cpu"}
+
+
+@pytest.mark.parametrize("asked", [one for one in kernels.asked() if one["device"] == "cpu"], ids=str)
+def test_a_kernel_that_is_right_is_right(asked):
+    found = kernels.check(**asked)
+    assert found.status in ("ok", "left out"), found
+    assert found.status == "left out" or found.error <= found.limit
+
+
+@pytest.mark.parametrize("spoil", [lambda x: x * 1.001, lambda x: x.index_fill(0, torch.tensor(3), float("nan"))])
+def test_a_kernel_that_is_wrong_fails(spoil, monkeypatch):
+    right = kernels.registry.load_kernel
+    monkeypatch.setattr(kernels.registry, "load_kernel", lambda *of: lambda *inputs: spoil(right(*of)(*inputs)))
+    found = kernels.check("attention", "torch", "float32", "cpu")
+    assert found.status == "failed" and "off by" in found.why
+    assert json.dumps(asdict(found), allow_nan=False), "NaN is no JSON"
+
+
+def test_a_kernel_that_cannot_work_here_is_left_out(monkeypatch):
+    def refuse(*of):
+        raise UserError("it needs a compiler")
+
+    monkeypatch.setattr(kernels.registry, "load_kernel", refuse)
+    found = kernels.check("attention", "cpu", "float32", "cpu")
+    assert (found.status, found.why) == ("left out", "it needs a compiler")
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("bench"))  # where the random weights are written
+        yield speed.Bench(quick=True, shape="pocket")
+
+
+@pytest.mark.parametrize("load", speed.LOADS)
+def test_a_load_is_measured(load, bench):
+    found = bench.speed(load, 3, 0.0)
+    assert found.status == "ok" and found.tokens_per_second > 0 and found.runs == 1
+    assert (found.step_ms is not None) == (found.memory_share is not None) == (load == "decode")
+    assert (found.times is not None) == (load == "shared beginning")
+    assert mistakes(asdict(found), schema.schema_of(schema.Speed), "it") == []
+
+
+def test_a_shared_beginning_is_computed_once(bench):
+    way = speed.ours(bench.engine)
+    for name, expected in (("shared beginning", 256 + 8 * 16), ("nothing shared", 8 * 272)):
+        seen = speed.run_once(way, speed.jobs_of(name, 8, bench.model.config.vocab_size))
+        assert seen.prefill_tokens == expected, name
+
+
+@pytest.mark.parametrize("pair", speed.PAIRS, ids=" / ".join)
+def test_two_ways_are_compared(pair, bench):
+    """Without a GPU: padded steps without a graph for captured ones, C++ for Triton."""
+    found = speed.Pairs(bench, no_graph).compare(*pair, 2, 0.0)
+    assert (
+        found.status == "ok" and found.first_ms > 0 and found.times == pytest.approx(found.second_ms / found.first_ms)
+    )
+    assert 0 <= found.equal <= 2
+
+
+# ---------------------------------------------------------------- a run
+
+WORKER = """
+import json, os, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("name") == "blockwise": os._exit(3)
+    if asked.get("load") == "prefill": said = {"error": "RuntimeError: no such luck in ROOT"}
+    elif asked["do"] == "kernel": said = {"answer": {"status": "ok", "error": 1e-7, "why": ""}}
+    elif asked["do"] == "load": said = {"answer": LOADED}
+    else: said = {"answer": {"status": "ok", "tokens_per_second": 7.0, "why": ""}}
+    print(json.dumps(said), flush=True)
+"""
+
+
+@pytest.fixture
+def made(monkeypatch, tmp_path):
+    """A run whose lessons are all right and whose worker crashes in one kernel and refuses one load."""
+    one = report()
+    loaded = repr({"model": asdict(one.model), "rates": asdict(one.rates)})
+    text = WORKER.replace("LOADED", loaded).replace("ROOT", str(run.ROOT).replace("\\", "/"))
+    monkeypatch.setattr(run, "WORKER", ("-c", text))
+
+    def of_lessons(self):
+        self.report.lessons = one.lessons
+
+    monkeypatch.setattr(run.Run, "tokens", of_lessons)
+    monkeypatch.setattr(about, "describe", machine)
+    return lambda *options: command.main(["--out", str(tmp_path), *options])
+
+
+def read(tmp_path) -> Report:
+    return schema.from_json(json.loads((tmp_path / "report.json").read_text(encoding="utf-8")))
+
+
+def test_a_crash_costs_a_part_and_not_the_report(made, tmp_path, capsys):
+    assert made() == 1, "the exit code says that something failed"
+    found = read(tmp_path)
+    assert found.finished
+    lost = {one.name for one in found.kernels if one.status == "failed"}
+    assert lost == {"attention: blockwise", "latents: blockwise"}
+    assert all(one.why for one in found.with_status("failed"))
+    by_load = {load: {one.status for one in found.speeds if one.load == load} for load in speed.LOADS}
+    assert by_load == {"decode": {"ok"}, "prefill": {"failed"}, "shared beginning": {"ok"}}
+    assert str(run.ROOT) not in (tmp_path / "report.json").read_text(encoding="utf-8")
+    shown = capsys.readouterr()
+    assert "no such luck" in " ".join(shown.out.split()) and "Traceback" not in shown.err
+
+
+def test_ctrl_c_leaves_what_was_found(made, tmp_path, monkeypatch, capsys):
+    def stop(self, peer, step, original=run.Run.one):
+        if step.name.startswith("window: torch"):
+            raise KeyboardInterrupt
+        return original(self, peer, step)
+
+    monkeypatch.setattr(run.Run, "one", stop)
+    assert made() == 130
+    found = read(tmp_path)
+    assert not found.finished and all(one.status == "missing" for one in found.speeds)
+    assert {one.why for one in found.with_status("missing")} == {run.STOPPED}
+    assert [one.status for one in found.kernels if one.name == "attention: torch"] == ["ok", "ok"]
+    text = capsys.readouterr().out
+    assert "Not finished" in text and text.strip() == (tmp_path / "report.md").read_text(encoding="utf-8").strip()
+
+
+def test_parts_without_time_are_missing_and_say_so(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(run.Clock, "left", property(lambda self: 0.5))
+    assert made() == 0
+    found = read(tmp_path)
+    assert found.finished and {one.status for one in [*found.kernels, *found.speeds]} == {"missing"}
+    assert all("were left" in one.why for one in found.with_status("missing"))
+
+
+def test_a_step_that_would_take_too_long_is_not_begun():
+    made = run.Run(report(kernels=[], speeds=[]), 60.0, lambda report: None, lambda name: None)
+    eight, thirty_two = (run.Step("it", None, {}, "prefill", n) for n in (8, 32))
+    made.took["prefill"] = 8, 20.0
+    assert made.too_long(eight) == "" and made.too_long(thirty_two).startswith("there was no time: it takes about 80 s")
+
+
+def test_the_json_can_be_printed(made, capsys):
+    made("--json")
+    assert schema.from_json(json.loads(capsys.readouterr().out)).finished
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(made, tmp_path, capsys):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert command.main(["--out", str(tmp_path / "file" / "x")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_lesson_s_result_becomes_a_part():
+    from scripts.smoke.processes import Result
+
+    lesson = run.pick_lessons(run.Places.find(), ["0"])[0]
+    request = {"ours": [1, 2, 9], "hf": [1, 2, 3]}
+    right = dict(match=True, device="cpu", requests=[request | {"ours": [1, 2, 3]}])
+    assert run.of_lesson(Result(lesson, 0, 1.0, "", right)).status == "ok"
+    wrong = run.of_lesson(Result(lesson, 1, 1.0, "", dict(match=False, device="cpu", requests=[request])))
+    assert (wrong.status, wrong.equal_tokens, wrong.tokens) == ("failed", 2, 3) and "1 of 3 tokens" in wrong.why
+    dead = run.of_lesson(Result(lesson, 1, 1.0, f"noise\n{run.ROOT}/x.py: no such file\n"))
+    assert dead.why == "the repository/x.py: no such file"
+
+
+# ---------------------------------------------------------------- which reports get a row
+
+
+def test_a_whole_report_passes():
+    assert stored.why_not(report()) == "" and stored.why_not(report(T4)) == ""
+
+
+def spoiled(**changes) -> Report:
+    """Return a report with other values: `lesson`, `kernel` and `machine` change one of these."""
+    one = copy.deepcopy(report())
+    for name, values in changes.items():
+        part = {"lesson": one.lessons[5], "kernel": one.kernels[0], "machine": one.machine}.get(name, one)
+        for key, value in values.items():
+            setattr(part, key, value)
+    return one
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        spoiled(report=dict(quick=True)), spoiled(report=dict(finished=False)), spoiled(report=dict(lessons=[])),
+        spoiled(report=dict(kernels=[])), spoiled(lesson=dict(equal_tokens=19)), spoiled(lesson=dict(number=4)),
+        spoiled(lesson=dict(status="missing")), spoiled(lesson=dict(tokens=0, equal_tokens=0)),
+        spoiled(kernel=dict(status="failed")), spoiled(machine=dict(dirty=True)),
+        spoiled(machine=dict(commit="unknown")),
+    ],
+)  # fmt: skip
+def test_a_report_that_does_not_pass_says_why(one):
+    assert stored.why_not(one)
+
+
+def test_nothing_asks_a_network(monkeypatch):
+    monkeypatch.setattr(command, "make", lambda args: 0)
+    assert command.main(["--quick"]) == 0
+    assert os.environ["HF_HUB_OFFLINE"] == "1" and "HF_HUB_OFFLINE" in command.OFFLINE
+    assert sys.modules["scripts.report"] is command

@@ -1,0 +1,273 @@
+"""Course machinery. What a stranger meets first: dev container, issue forms, first issues, workflows, a release.
+
+Protects people who have no clone yet, for whom a wrong key in one of these files is a form that GitHub does not show, a
+container that does not start, or a release that any push could trigger. GitHub reports none of that to a test.
+"""
+
+import ast
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+from scripts import refused
+from scripts.release.versions import differences
+from scripts.release.versions import main as compare_versions
+
+import pytest
+import yaml
+
+from lessons._course.pages import Page
+from lessons._course.quoted import quoted_commands
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = [*sorted((ROOT / ".github/workflows").glob("*.yml")), ROOT / "lessons/classroom/grade.yml"]
+FORMS = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+FIRST = ROOT / ".github/good-first-issues"
+FIRST_ISSUES = sorted(path for path in FIRST.glob("*.md") if path.name != "README.md")
+TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+FIELDS = {  # of GitHub's form schema: what an element of each type must and may have
+    "markdown": ({"value"}, set()),
+    "input": ({"label"}, {"description", "placeholder", "value"}),
+    "textarea": ({"label"}, {"description", "placeholder", "value", "render"}),
+    "dropdown": ({"label", "options"}, {"description", "multiple", "default"}),
+    "checkboxes": ({"label", "options"}, {"description"}),
+    "upload": ({"label"}, {"description"}),
+}
+
+
+def name(path: Path) -> str:
+    return path.name
+
+
+def read(path: str | Path):
+    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+
+
+# Workflows
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=name)
+def test_a_workflow_ends_and_may_only_read(path):
+    workflow = read(path)
+    assert workflow.keys() <= {"name", True, "permissions", "env", "concurrency", "jobs"}, "`on` is read as True"
+    assert workflow["permissions"] == {"contents": "read"}, "a job that may write says so itself"
+    for job in workflow["jobs"].values():
+        assert 0 < job["timeout-minutes"] <= 60 and job["runs-on"] and job["steps"]
+        for step in job["steps"]:
+            assert ("uses" in step) != ("run" in step) and step.get("uses", "a@v1").count("@") == 1
+
+
+def test_an_action_has_one_version_everywhere():
+    found: dict[str, set[str]] = {}
+    for path in WORKFLOWS:
+        for action, version in re.findall(r"uses: ([\w./-]+)@([\w./-]+)", path.read_text(encoding="utf-8")):
+            found.setdefault(action, set()).add(version)
+    assert "actions/checkout" in found and not {name: seen for name, seen in found.items() if len(seen) > 1}
+
+
+def test_only_a_tag_publishes_and_only_what_was_tried():
+    jobs = read(".github/workflows/release.yml")["jobs"]
+    may_write = {name: job["permissions"] for name, job in jobs.items() if "permissions" in job}
+    assert may_write == {"publish": {"id-token": "write"}}, "the key of PyPI is for one job"
+    assert jobs["publish"]["if"] == "github.ref_type == 'tag'" and jobs["publish"]["environment"]["name"] == "pypi"
+    assert (jobs["publish"]["needs"], jobs["try"]["needs"]) == ("try", "build")
+    text = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    assert "secrets." not in text and "twine check --strict" in text
+    assert all("checkout" not in step.get("uses", "") for job in ("try", "publish") for step in jobs[job]["steps"])
+
+
+def test_the_release_tries_the_three_lines_of_pypi_s_page():
+    steps = read(".github/workflows/release.yml")["jobs"]["try"]["steps"]
+    tried = [step["run"] for step in steps if "run" in step]
+    page = Page.read(ROOT / "PYPI.md")
+    said = [command.text for command in quoted_commands(page)]
+    assert said[0] == "pip install kv-course" and tried[0].startswith("python -m pip install dist/*.whl")
+    assert [shlex.split(line)[:3] for line in tried[1:]] == [shlex.split(line)[:3] for line in said[1:]]
+
+
+def test_the_systems_are_those_of_the_tests():
+    systems = read(".github/workflows/tests.yml")["jobs"]["systems"]["strategy"]["matrix"]["os"]
+    assert read(".github/workflows/release.yml")["jobs"]["try"]["strategy"]["matrix"]["os"] == systems
+    assert {system.split("-")[0] for system in systems} == {"ubuntu", "macos", "windows"}
+
+
+# The dev container
+
+
+def test_the_container_is_set_up_by_the_course_s_own_command():
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    assert container["onCreateCommand"] == container["updateContentCommand"] == "make setup" and "setup" in TARGETS
+    assert container["postAttachCommand"] == "python -m lessons"
+    assert container["remoteEnv"]["PATH"].startswith("${containerWorkspaceFolder}/.venv/bin:")
+    ports = container["forwardPorts"]
+    assert sorted(container["portsAttributes"]) == [str(port) for port in ports] == ["8000", "8001"]
+    labels = " ".join(port["label"] for port in container["portsAttributes"].values())
+    assert set(re.findall(r"make (\S+?)[) ]", labels)) == {"serve", "serve-site"} <= TARGETS
+    python = re.fullmatch(r"mcr\.microsoft\.com/devcontainers/python:(3\.\d+)", container["image"])[1]
+    assert f"Programming Language :: Python :: {python}" in project()["classifiers"]
+    links = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "https://codespaces.new/kv-course/kv-course" in links
+
+
+# Issues and pull requests
+
+
+@pytest.mark.parametrize("path", FORMS, ids=name)
+def test_github_shows_the_form(path):
+    form = read(path)
+    assert {"name", "description", "body"} <= form.keys() <= {"name", "description", "body", "title", "labels"}
+    assert any(element["type"] != "markdown" for element in form["body"]), "GitHub wants a field"
+    ids = [element["id"] for element in form["body"] if "id" in element]
+    labels = [element["attributes"].get("label") for element in form["body"] if element["type"] != "markdown"]
+    assert len(set(ids)) == len(ids) and len(set(labels)) == len(labels), "ids and labels occur once"
+    assert all(re.fullmatch(r"[\w-]+", found) for found in ids)
+    for element in form["body"]:
+        needed, allowed = FIELDS[element["type"]]
+        assert element.keys() <= {"type", "id", "attributes", "validations"}
+        assert needed <= element["attributes"].keys() <= needed | allowed, f"{element} does not fit its type"
+        assert element.get("validations", {}).keys() <= {"required", "accept"}
+        if element["type"] == "dropdown":
+            assert len(set(element["attributes"]["options"])) == len(element["attributes"]["options"]) > 1
+        if element["type"] == "checkboxes":
+            assert all(
+                {"label"} <= option.keys() <= {"label", "required"} for option in element["attributes"]["options"]
+            )
+
+
+def test_the_forms_name_a_command_that_takes_these_options(capsys):
+    text = (ROOT / ".github/ISSUE_TEMPLATE/refused-answer.yml").read_text(encoding="utf-8")
+    [command] = re.findall(r"python scripts/refused\.py (.+)", text)
+    with pytest.raises(SystemExit) as left:
+        refused.main([*shlex.split(command), "--help"])
+    assert left.value.code == 0 and "--out" in capsys.readouterr().out
+    assert refused.FORM.endswith("refused-answer.yml"), "the command leads to the form"
+
+
+def test_links_beside_the_forms_lead_to_the_repository_and_its_site():
+    config, site = read(".github/ISSUE_TEMPLATE/config.yml"), (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    homes = [found for _, found in re.findall(r"^(repo_url|site_url): (\S+)", site, re.MULTILINE)]
+    assert config.keys() == {"blank_issues_enabled", "contact_links"} and len(homes) == 2
+    for link in config["contact_links"]:
+        assert link.keys() == {"name", "url", "about"} and link["url"].startswith(tuple(homes))
+
+
+def test_a_pull_request_is_asked_for_parity_and_figures():
+    text = (ROOT / ".github/PULL_REQUEST_TEMPLATE.md").read_text(encoding="utf-8")
+    assert "make smoke" in text and ".ci/run" in text and "before" in text and "after" in text
+    assert set(re.findall(r"make (\w+)`", text)) <= TARGETS
+
+
+# First issues
+
+
+def test_first_issues_are_a_handful_and_all_listed():
+    assert 5 <= len(FIRST_ISSUES) <= 8
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", (FIRST / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(path.name for path in FIRST_ISSUES)
+
+
+@pytest.mark.parametrize("path", FIRST_ISSUES, ids=name)
+def test_a_first_issue_says_what_where_and_how_to_check_and_is_still_there(path):
+    page = Page.read(path)
+    assert [heading.text for heading in page.headings if heading.level == 2] == ["What", "Where", "How to check"]
+    where = page.section("Where")
+    files = re.findall(r"`([\w./]+\.(?:py|md|toml))`", where)
+    assert files, "name a file"
+    for file in files:
+        assert (ROOT / file).is_file(), f"{file} is gone: is the gap still there?"
+    for file, rest in re.findall(r"`([\w/]+\.py)`: (.+)", where):
+        names = set(re.findall(r"`(\w[\w.]*)`", rest.split(";")[0]))
+        assert names <= defined(ROOT / file), f"{file} does not define {names - defined(ROOT / file)}"
+    commands = list(quoted_commands(page))
+    assert commands and all(not command.complaint for command in commands if "mkdocs" not in command.text)
+    for word in (word for command in commands for word in command.arguments if word.startswith("tests/")):
+        assert (ROOT / word).exists(), f"{word} is gone"
+
+
+def defined(path: Path) -> set[str]:
+    """Return the names that a module defines, methods as Class.method and options of commands included."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+            inner = node.body if isinstance(node, ast.ClassDef) else []
+            found |= {f"{node.name}.{part.name}" for part in inner if isinstance(part, ast.FunctionDef)}
+            found |= {part.name for part in inner if isinstance(part, ast.FunctionDef)}
+        elif isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+# Versions and what PyPI shows
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_one_version_everywhere():
+    assert differences(ROOT) == []
+
+
+@pytest.fixture
+def three_files(tmp_path) -> Path:
+    (tmp_path / "mini_engine").mkdir()
+    texts = {
+        "mini_engine/__init__.py": '__version__ = "0.3.0"\n',
+        "CITATION.cff": "cff-version: 1.2.0\nversion: 0.3.0\n",
+    }
+    for file, text in (texts | {"CHANGELOG.md": "# Changes\n\n## 0.3.0 - 2026-12-01\n\n## 0.2.0\n"}).items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "tag", "says"),
+    [
+        ("CITATION.cff", "cff-version: 1.2.0\nversion: 0.2.0\n", "", "CITATION.cff says 0.2.0"),
+        ("CITATION.cff", "cff-version: 1.2.0\n", "", "CITATION.cff says none"),
+        ("CHANGELOG.md", "## 0.2.0\n", "", "first version is 0.2.0"),
+        ("CHANGELOG.md", "## 0.3.0\n", "v0.3.0", "has no date"),
+        ("CHANGELOG.md", "## 0.3.0 - soon\n", "v0.3.0", "has no date"),
+        ("CHANGELOG.md", "## 0.3.0 - 2026-12-01\n", "0.3.0", "the tag is 0.3.0"),
+        ("CHANGELOG.md", "## 0.3.0 - 2026-12-01\n", "v0.4.0", "the tag is v0.4.0"),
+    ],
+)
+def test_a_release_that_contradicts_itself_is_named(three_files, file, text, tag, says):
+    assert differences(three_files, "v0.3.0") == []
+    (three_files / file).write_text(text, encoding="utf-8")
+    [said] = differences(three_files, tag)
+    assert says in said
+
+
+def test_the_command_exits_with_1_for_a_wrong_tag(capsys):
+    assert compare_versions([]) == 0 and "one version" in capsys.readouterr().out
+    assert compare_versions(["v999"]) == 1 and "the tag is v999" in capsys.readouterr().err
+
+
+def test_the_citation_has_what_its_format_asks_for():
+    """Citation File Format 1.2.0: the required keys, and types of those that are used."""
+    citation = read("CITATION.cff")
+    known = {"abstract", "keywords", "license", "repository-code", "type", "url", "version", "date-released", "doi"}
+    required = {"cff-version", "message", "title", "authors"}
+    assert required <= citation.keys() <= required | known and citation["cff-version"] == "1.2.0"
+    assert citation["type"] == "software" and all(author.keys() == {"name"} for author in citation["authors"])
+    assert citation["license"] == project()["license"] and type(citation["version"]) is str
+    assert len(set(citation["keywords"])) == len(citation["keywords"])
+
+
+def test_the_package_s_links_and_pythons_are_the_repository_s():
+    settings, site = project(), (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    repository = re.search(r"^repo_url: (\S+)", site, re.MULTILINE)[1]
+    assert settings["urls"]["Repository"] == repository == read("CITATION.cff")["repository-code"]
+    assert settings["urls"]["Homepage"] == re.search(r"^site_url: (\S+)", site, re.MULTILINE)[1]
+    pythons = [int(minor) for text in settings["classifiers"] for minor in re.findall(r"Python :: 3\.(\d+)$", text)]
+    assert settings["requires-python"] == f">=3.{pythons[0]},<3.{pythons[-1] + 1}"
+    assert settings["classifiers"] == sorted(settings["classifiers"]), "and each once"
+
+
+def test_every_link_of_pypi_s_page_is_absolute():
+    targets = [link.target for link in Page.read(ROOT / "PYPI.md").links]
+    assert targets and all(target.startswith("https://") for target in targets), "PyPI does not have the other files"

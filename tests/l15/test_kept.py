@@ -1,0 +1,161 @@
+"""Lesson 15. What the tree keeps of window groups: where a request can begin, and what goes first."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mini_engine.kv.refcount import RefCountedAllocator
+from mini_engine.windows.kept import KeptWindows
+from tests.l15.ledger import Windows, compute, serve
+
+SIZE = 4
+
+
+def kept(window=6, blocks=(), num_groups=1):
+    """Return KeptWindows with companions for these blocks of the tree, held by nothing else."""
+    allocator = RefCountedAllocator(200, SIZE)
+    one = KeptWindows(allocator, window, num_groups)
+    for block in blocks:
+        companion = tuple(allocator.alloc_blocks(num_groups))
+        one.keep(block, companion)
+        allocator.free(companion)
+        one.release(block, companion)
+    return one
+
+
+@pytest.mark.task(6)
+@pytest.mark.parametrize(
+    ("has", "expected", "why"),
+    [
+        ("xxxxxx", 6, "all of them"),
+        ("······", 0, "a request can always begin behind nothing"),
+        ("····xx", 6, "token 24 sees 5 tokens before it, in two blocks; those before them may be tombstones"),
+        ("···xx·", 5, "token 24 sees block 5, which has none; token 20 sees blocks 3 and 4"),
+        ("xx·x·x", 2, "a window of 6 reaches over two blocks, and these two are the only ones in a row"),
+        ("x·····", 1, "behind one block, a token sees no more than that block"),
+        ("·x····", 0, "behind two blocks, a token sees block 0 as well"),
+        ("x·xx·x", 4, "token 24 sees block 4, and token 20 does, too; token 16 sees blocks 2 and 3"),
+    ],
+)
+def test_a_request_begins_behind_the_longest_prefix_whose_last_window_is_there(has, expected, why):
+    one = kept(6, [10 + index for index, mark in enumerate(has) if mark == "x"])
+    got = one.num_usable([10 + index for index in range(len(has))])
+    assert got == expected, f"companions {has}, W = 6, blocks of 4: behind {expected} of 6 blocks: {why}"
+
+
+@pytest.mark.task(6)
+@given(st.integers(2, 30), st.lists(st.booleans(), max_size=16))
+def test_no_longer_prefix_would_do(window, has):
+    one = kept(window, [10 + index for index, there in enumerate(has) if there])
+    blocks = [10 + index for index in range(len(has))]
+    usable = [
+        end
+        for end in range(len(has) + 1)
+        if all(has[index] for index in range(max(0, end * SIZE - window + 1) // SIZE, end))
+    ]
+    assert one.num_usable(blocks) == max(usable), "the longest prefix whose last W - 1 tokens have companions"
+
+
+@pytest.mark.task(6)
+def test_looking_is_not_using():
+    one = kept(6, [10, 11, 12])
+    before = list(one.spare)
+    one.num_usable([10, 11, 12])
+    assert list(one.spare) == before and not one.places, "`peek` asks at every step; only `use` counts"
+
+
+def test_spare_companions_go_first_and_places_on_demand():
+    one = kept(6, [10, 11, 12, 13], num_groups=2)
+    one.prove([12, 13])
+    one.trim(3)
+    assert list(one.companions) == [12, 13], "two companions of two blocks each had to go"
+    one.trim(100)
+    assert list(one.companions) == [12, 13], "what a request may begin with is not spare"
+    one.evict(1)
+    assert list(one.companions) == [13] and one.num_evictable == 2
+
+
+@pytest.mark.task(7)
+def test_a_companion_in_use_is_not_evictable():
+    one = kept(6, [10, 11, 12], num_groups=2)
+    expected = [one.companions[11], one.companions[12]]
+    used = [tuple(companion) for companion in one.use([11, 12])]
+    assert used == expected, "return the companions, in the order of the blocks"
+    counts = [one.allocator.counts[block] for companion in used for block in companion]
+    assert counts == [2] * 4, "the request holds them beside the tree: `share`"
+    assert one.num_evictable == 2, "only the companion of block 10 is evictable: a request reads the others"
+    one.trim(9), one.evict(9)
+    assert list(one.companions) == [11, 12], "a request reads these"
+    assert [one.allocator.counts[block] for companion in used for block in companion] == [2] * 4, "evicted while in use"
+
+
+@pytest.mark.task(7)
+def test_where_a_request_began_another_may():
+    one = kept(6, [10, 11])
+    for _ in range(2):
+        [companion] = one.use([11])
+        one.allocator.free(companion)
+        one.release(11, companion)
+        assert list(one.places) == [11], (
+            "a request began here, so its companion is worth more than a spare one: `prove`"
+        )
+        assert list(one.spare) == [10], "no request has begun behind block 10"
+
+
+@pytest.mark.task(7)
+def test_a_companion_is_free_for_eviction_only_when_the_last_request_has_released_it():
+    one = kept(6, [10])
+    [companion] = one.use([10])
+    one.use([10])
+    assert one.allocator.counts[companion[0]] == 3, "the tree and two requests"
+    one.allocator.free(companion)
+    one.release(10, companion)
+    assert one.num_evictable == 0, "one of two requests still reads it"
+
+
+def test_another_copy_of_the_same_text_is_not_the_trees():
+    """Two requests compute the same tokens at once: the tree keeps one's blocks, and the other frees its own."""
+    one = kept(6)
+    mine, theirs = tuple(one.allocator.alloc_blocks(1)), tuple(one.allocator.alloc_blocks(1))
+    one.keep(10, mine)
+    one.keep(10, theirs)
+    assert one.companions == {10: mine}
+    one.drop(10)
+    one.keep(10, theirs)
+    one.allocator.share(mine)
+    one.allocator.free(mine)  # another request still reads the first copy
+    one.release(10, mine)
+    assert one.num_evictable == 0, "what was released is not what the tree keeps, which a request still holds"
+
+
+def test_what_was_evicted_while_a_request_ran_is_offered_again_when_it_ends():
+    kv, tokens = Windows(num_groups=1), list(range(24))
+    kv.allocate("a", tokens)
+    compute(kv, "a", tokens)
+    for block in kv.tables["a"].blocks:
+        kv.kept.drop(block)
+    assert kv.findable(tokens) == 0
+    kv.free("a", tokens)
+    assert kv.findable(tokens) == 24, "it holds the last window, so the next turn of the chat begins behind it"
+
+
+def test_a_tombstone_shortens_a_hit_and_computing_again_mends_it():
+    kv, tokens = Windows(num_groups=2), list(range(40))
+    assert serve(kv, "a", tokens) == 0
+    blocks = kv.tree.prefix(tokens)
+    kv.kept.drop(blocks[8])
+    assert kv.findable(tokens) == 32, "behind 32 tokens, blocks 6 and 7 are seen"
+    assert serve(kv, "b", tokens) == 32
+    assert kv.findable(tokens) == 40, "the tree has taken the companion of the request that computed the block again"
+    assert kv.tree.prefix(tokens) == blocks, "group 0 has kept its own"
+
+
+def test_under_pressure_windows_do_not_vanish_before_the_texts_that_they_serve():
+    """If every window went before any block of group 0, each hit would be 0 tokens, and nothing would say so."""
+    kv = Windows(num_groups=2, num_blocks=61)
+    texts = [[100 * name + i for i in range(40)] for name in range(1, 9)]
+    for index, text in enumerate(texts):
+        serve(kv, f"r{index}", text)
+    found = [kv.findable(text) for text in texts]
+    assert found[-1] == 40 and sum(length > 0 for length in found) >= 3, f"hits of {found} tokens in a full pool"
+    assert sum(kv.blocks_by_state) == 60

@@ -1,0 +1,133 @@
+"""Lesson 15. What a request is promised: all that it will hold, and no more than a window and a step can touch."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mini_engine.engine.request import Request
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import Scheduler
+from mini_engine.errors import UserError
+from mini_engine.kv.refcount import RefCountedAllocator
+from mini_engine.windows.memory import WindowMemory
+from tests.l15.ledger import Windows, compute
+from tests.support import must_raise
+
+
+def memory(window=6, size=4, max_step=8, num_groups=1):
+    return WindowMemory(RefCountedAllocator(8, size), window, num_groups, max_step)
+
+
+def touched(first, stop, size):
+    """Return how many blocks hold tokens first … stop - 1."""
+    return (stop - 1) // size - first // size + 1
+
+
+@pytest.mark.task(5)
+@given(st.integers(2, 40), st.integers(1, 20), st.integers(1, 40))
+def test_the_most_is_what_a_window_and_a_step_can_touch(window, size, max_step):
+    """Behind any token it keeps the window of the last whole block's end, and a step adds max_step tokens."""
+    ends = [(start // size * size, start + max_step) for start in range(window + size, window + 2 * size)]
+    most = max(touched(end - window + 1, stop, size) for end, stop in ends)
+    got = memory(window, size, max_step).most_held
+    assert got == most, (
+        f"W = {window}, blocks of {size}, steps of {max_step}: the worst alignment touches {most} blocks"
+    )
+
+
+@pytest.mark.task(5)
+@pytest.mark.parametrize(
+    ("num_tokens", "num_computed", "num_held", "expected"),
+    [
+        (8, 0, 0, 2),  # one step: all its blocks
+        (9, 0, 0, 3),  # two steps, and the table is shorter than the most
+        (100, 0, 0, 5),  # many steps: two blocks of a window, and three that a step of 8 can touch
+        (14, 13, 3, 0),  # a decode whose block has room; another may begin behind 12, and see 8 … 12 there
+        (17, 16, 2, 1),  # a decode that begins a block
+        (24, 16, 2, 2),  # the last step of a prompt
+        (40, 16, 2, 3),  # several steps left
+    ],
+)
+def test_the_need_of_a_request(num_tokens, num_computed, num_held, expected):
+    got = memory().num_needed(num_tokens, num_computed, num_held)
+    assert got == expected, (
+        f"W = 6, blocks of 4, steps of up to 8: {num_computed} tokens computed with {num_held} blocks held, so up to "
+        f"{num_tokens} tokens need {expected} more"
+    )
+
+
+@pytest.mark.task(5)
+def test_each_group_needs_as_many():
+    got = [memory(num_groups=3).num_needed(num_tokens, 0, 0) for num_tokens in (100, 8)]
+    assert got == [15, 6], "three groups, each of which needs what one alone would"
+
+
+@pytest.mark.task(5)
+@pytest.mark.parametrize("num_computed", [8, 13, 30])
+def test_a_need_is_never_negative(num_computed):
+    """A table may be longer than what is needed: a step ended in the middle of a block, or guesses were truncated."""
+    for num_tokens in (num_computed, num_computed + 1, num_computed + 20):
+        got = memory().num_needed(num_tokens, num_computed, 7)
+        assert got >= 0, (
+            f"7 blocks are more than {num_tokens} tokens need, and what is held is not given back: 0, not {got}"
+        )
+
+
+@pytest.mark.task(5)
+def test_a_long_prompt_needs_no_more_than_a_middling_one():
+    one = memory()
+    assert one.num_needed(10_000, 0, 0) == one.num_needed(40, 0, 0), "a request frees blocks as it goes"
+    assert one.num_needed(10_000, 9_000, 2) == one.num_needed(40, 16, 2), (
+        "where it stands does not matter, if it has more than a step to go"
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 20),
+    st.integers(1, 6),
+    st.integers(1, 12),
+    st.integers(1, 60),
+    st.lists(st.integers(1, 12), min_size=1),
+)
+def test_a_promise_is_kept_by_any_chunks(window, size, max_step, num_tokens, chunks):
+    kv, tokens = Windows(window, 2, 200, size, max_step), list(range(num_tokens))
+    kv.allocate("r", tokens)
+    start, turn = 0, 0
+    while start < num_tokens:
+        stop = min(num_tokens, start + min(max_step, chunks[turn % len(chunks)]))
+        promised = kv.memory.num_reserved("r", num_tokens)
+        missing = kv.memory.num_missing("r", stop)
+        assert missing <= promised, f"tokens {start} … {stop - 1} take {missing} blocks; promised were {promised}"
+        total = kv.hold("r").table.num_held + promised
+        kv.grow("r", stop)
+        kv.commit("r", tokens, stop)
+        now = kv.hold("r").table.num_held + kv.memory.num_reserved("r", num_tokens)
+        assert now <= total, f"after {stop} tokens it has or is promised {now} blocks, more than the {total} before"
+        start, turn = stop, turn + 1
+
+
+def test_the_cost_of_an_admission_counts_every_group_and_what_is_found():
+    kv, tokens = Windows(num_groups=2, num_blocks=90), list(range(40))
+    assert kv.cost(tokens, 40).num_blocks == 10 + 2 * 5, "ten blocks of group 0; a window group takes no more than five"
+    kv.allocate("a", tokens)
+    compute(kv, "a", tokens)
+    found = kv.prefixes.peek([*tokens[:36], 99, 98], None, {}).num_tokens
+    assert found == 36
+    cost = kv.cost([*tokens[:36], 99, 98], 38).num_blocks
+    adopted = kv.kept.evictable_in(kv.tables["a"].blocks[7:9])
+    assert adopted == 2, "the first request has passed block 7, so only the tree holds it; block 8 is in its window"
+    assert cost == 3 + adopted, (
+        "a block for the new tokens in each group; found blocks that count as free do so no more"
+    )
+
+
+def test_a_request_that_can_never_fit_counts_windows_too():
+    kv = Windows(num_groups=2, num_blocks=90)
+    scheduler = Scheduler(kv.manager, memories=[kv.memory])
+    scheduler.add(Request("fits", [1] * 316, SamplingParams(max_tokens=1)))
+    too_long = Request("does not", [1] * 320, SamplingParams(max_tokens=1))
+    with must_raise(
+        UserError, "80 blocks of group 0, and five in each of two window groups, are more than the 89 there are"
+    ):
+        scheduler.add(too_long)

@@ -1,0 +1,68 @@
+"""Lesson 15. Batches for windowed kernels: lesson 3's with holes behind the windows, and a dense oracle with a mask."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mini_engine.attention.contract import Kernel
+from mini_engine.windows.kernels import windowed
+from tests.l3.kernel_cases import NAN, Case, make_case
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # torch rounds long chunks' scores to bfloat16
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """A case of lesson 3's and the window that its queries have."""
+
+    case: Case
+    window: int
+
+    def __repr__(self) -> str:
+        return f"{self.case} with a window of {self.window}"
+
+    def attend(self, kernel: Kernel) -> Tensor:
+        """Return the kernel's answer."""
+        return windowed(kernel, self.window)(*self.inputs)
+
+    @property
+    def inputs(self) -> tuple:
+        """The kernel's arguments; the scale is by q's size, because rows of int8 are longer."""
+        return (*self.case.inputs[:6], self.case.q.shape[2] ** -0.5)
+
+    def expected(self) -> Tensor:
+        """Compute the answer in float64 over all keys, with the mask written out; rows of padding are zero."""
+        out = torch.zeros(self.case.q.shape, dtype=torch.float64)
+        for rows, (k, v) in zip(self.case.rows, self.case.histories, strict=True):
+            out[rows] = dense(self.case.q[rows].double(), k.double(), v.double(), self.window)
+        return out
+
+    def first_blocks(self) -> list[int]:
+        """Return the first block that each sequence's queries see."""
+        lengths = zip(self.case.rows, self.case.seq_lens_kv.tolist(), strict=True)
+        firsts = [max(0, kv_len - (rows.stop - rows.start) - self.window + 1) for rows, kv_len in lengths]
+        return [first // self.case.k_cache.shape[1] for first in firsts]
+
+    def with_holes(self, entry: int = 0, fill: float = NAN) -> "Windowed":
+        """Fill the blocks behind the windows, as if others owned them; then let the table say `entry` there."""
+        table, k, v = (x.clone() for x in (self.case.block_table, self.case.k_cache, self.case.v_cache))
+        for row, first in zip(table, self.first_blocks(), strict=True):
+            k[row[:first].long()] = v[row[:first].long()] = torch.tensor(fill).to(k.dtype)
+            row[:first] = entry
+        return replace(self, case=replace(self.case, k_cache=k, v_cache=v, block_table=table))
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Attend to all keys through a mask: the query at position i sees key j if i - window < j <= i."""
+    (q_len, heads, dim), kv_len = q.shape, len(k)
+    i, j = torch.arange(kv_len - q_len, kv_len)[:, None], torch.arange(kv_len)
+    mask = (i - window < j) & (j <= i)
+    k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * dim**-0.5
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
+
+
+def windowed_case(lengths: list[tuple[int, int]], window: int, **options) -> Windowed:
+    """Return sequences of the given (q_len, kv_len); `options` are `make_case`'s."""
+    return Windowed(make_case(lengths, **options), window)

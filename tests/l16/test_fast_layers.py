@@ -1,0 +1,119 @@
+"""Lesson 16. Lesson 9's layers under latents: the logits of the reference layers, in one dtype or another."""
+
+import pytest
+import torch
+
+from mini_engine.errors import UserError
+from mini_engine.kv.block_tensor import ForwardMeta, KvPool
+from mini_engine.latents.fast import FastLatentForCausalLM, speed_up_latents
+from mini_engine.latents.kernels import load_kernel
+from mini_engine.latents.store import LatentKv
+from mini_engine.layers import native
+from tests.l16.models import FAMILIES, FIRST, FOUND, PROMPTS, answered, ask, drain, latents, load
+from tests.support import some_ids
+
+BLOCK, NUM_BLOCKS = 4, 16
+LENGTHS = (9, 1, 14)  # of the prompts of a step
+
+
+def has_compiler():
+    try:
+        native.load(torch.float32)
+    except UserError:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.reference
+slow = pytest.mark.slow("mini_engine", "tests/l16")
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
+each_backend = pytest.mark.parametrize("backend", ["torch", pytest.param("packed", marks=needs_compiler)])
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def store_for(model) -> LatentKv:
+    """Return a store whose unwritten slots are NaN."""
+    kernel = load_kernel("torch", "cpu", model.dtype)
+    pool = KvPool(model.config, NUM_BLOCKS, BLOCK, kernel, model.dtype)
+    for layer in (*pool.K, *pool.V):
+        layer.fill_(float("nan"))
+    return LatentKv(model.config, pool)
+
+
+def plan(lengths, fed):
+    """Plan to feed the last `fed[s]` of the `lengths[s]` tokens of each sequence."""
+    table = (torch.randperm(NUM_BLOCKS - 1, generator=torch.Generator().manual_seed(1)) + 1)[:12].view(3, 4).int()
+    slots, positions = [], []
+    for s, (length, count) in enumerate(zip(lengths, fed, strict=True)):
+        own = torch.arange(length - count, length)
+        positions.append(own)
+        slots.append(table[s].long()[own // BLOCK] * BLOCK + own % BLOCK)
+    starts = torch.tensor([0, *fed]).cumsum(0).int()
+    return ForwardMeta(
+        torch.cat(positions), torch.cat(slots), starts, torch.tensor(lengths, dtype=torch.int32), table, BLOCK
+    )
+
+
+@torch.inference_mode()
+def logits(model):
+    """Return the logits of all tokens of a prefill, then of the last rows of a decode step, and the store."""
+    store, longer = store_for(model), [length + 1 for length in LENGTHS]
+    whole = model(torch.tensor(some_ids(sum(LENGTHS), 160)), store, plan(LENGTHS, LENGTHS))
+    meta = plan(longer, [1] * len(longer))
+    step = model(torch.tensor([7, 8, 9]), store, meta, rows=torch.tensor([2, 0]))
+    return whole, step, store
+
+
+@each_backend
+@each_dtype
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_reference_layers(family, backend, dtype):
+    want_whole, want_step, theirs = logits(load(family, dtype))
+    whole, step, store = logits(speed_up_latents(load(family, dtype), backend))
+    assert whole.dtype == dtype and len(step) == 2, "of a decode step two rows were asked for"
+    near = 1e-5 if dtype is torch.float32 else 0.06  # of the largest
+    for got, want in ((whole, want_whole), (step, want_step)):
+        assert (got - want).abs().max() <= near * want.abs().max()
+    for mine, its in zip((*store.kv.K, *store.kv.V), (*theirs.kv.K, *theirs.kv.V), strict=True):
+        assert torch.equal(mine.isnan(), its.isnan()), "latents are in the same slots, and nowhere else"
+
+
+@each_backend
+@pytest.mark.parametrize("family", [FIRST, *(pytest.param(name, marks=slow) for name in FAMILIES if name != FIRST)])
+def test_tokens_are_hugging_faces(family, backend):
+    engine = latents(family, backend=backend, kernel="auto", chunk=33, budget=64)
+    answered(engine, "cold", family=family)
+    assert answered(engine, "warm", family=family) == FOUND
+
+
+@each_backend
+def test_an_engine_runs_in_half_precision(backend):
+    """Rounding may decide a token, so tokens are not compared; the logits above are."""
+    engine = latents(over=load(dtype=torch.bfloat16), backend=backend)
+    assert engine.runner.pool.K[0].dtype == torch.bfloat16
+    requests = ask(engine)
+    drain(engine)
+    assert [len(request.output_ids) for request in requests] == [10] * len(PROMPTS)
+    assert not any(request.error for request in requests)
+
+
+def test_a_model_is_made_fast_once():
+    fast = speed_up_latents(load(), "torch")
+    assert isinstance(fast, FastLatentForCausalLM) and speed_up_latents(fast, "torch") is fast
+
+
+def test_without_the_backend_the_model_is_unchanged():
+    model = load()
+    before = type(model.model.layers[0])
+    with pytest.raises(UserError, match="backend"):
+        speed_up_latents(model, "cuda")
+    assert type(model.model.layers[0]) is before
+    logits(model)
+
+
+@needs_compiler
+def test_a_tied_head_is_also_the_embedding():
+    family = "plain rotary, tied"
+    fast = speed_up_latents(load(family), "packed")
+    ids = torch.tensor([3, 150, 3])
+    assert torch.equal(fast.embed(ids), load(family).model.embed_tokens(ids))

@@ -1,0 +1,354 @@
+"""Lesson 18. A model in shares as its users meet it: `LLM(tensor_parallel_size=2)`, and `--tp 2` in every command."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from array import array
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mini_engine import LLM, SamplingParams
+from mini_engine.__main__ import main
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine_config import EngineConfig
+from mini_engine.errors import UserError
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.ranks.limits import check_shareable
+from mini_engine.ranks.processes import Ranks
+from tests.l18.ends import PROMISED_SECONDS, WAIT_SECONDS, deadline, wait_until_gone
+from tests.l18.test_parallel import slow
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPTS = ["The capital of France is", "Once upon a time", "The capital of France is Paris. " * 4]
+posix = pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way")
+
+
+# ---------------------------------------------------------------- refused before anything starts
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tensor_parallel_size": 3}, []),  # `share_of` refuses these two, in words of its own
+        ({"tensor_parallel_size": 0}, []),
+        ({"model": "pocket-hybrid", "tensor_parallel_size": 8}, []),
+        ({"cuda_graphs": True}, ["cuda_graphs", "captured"]),
+        ({"backend": "fused"}, ["backend", "fused", "ranks"]),
+        ({"device": "cuda"}, ["GPU", "cpu"]),
+        ({"dtype": "float8"}, ["float8"]),
+        ({"model": load_model(POCKET_DIR)}, ["loaded"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_what_ranks_cannot_do_is_refused_before_a_process_starts(monkeypatch, options, words):
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", lambda process: pytest.fail("a process started"))
+    with pytest.raises(UserError) as caught:
+        LLM(**{"tensor_parallel_size": 2, "device": "cpu"} | options)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_what_ranks_can_do_is_not_refused():
+    check_shareable(EngineConfig(num_blocks=40, backend="packed", cuda_graphs=False, kv_host_bytes=1 << 20))
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_our_own_refusal_names_the_numbers_that_are_possible(num_ranks):
+    with pytest.raises(UserError) as caught:
+        LLM(tensor_parallel_size=num_ranks, device="cpu")
+    assert f"{num_ranks} ranks" in str(caught.value) and "choose one of 1, 2" in str(caught.value)
+
+
+def test_the_command_refuses_in_one_line(capsys):
+    assert main(["generate", "x", "--tp", "3", "--device", "cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+
+
+# ---------------------------------------------------------------- everything an LLM does
+
+
+@slow
+def test_an_llm_over_two_processes_does_what_an_llm_does():
+    wishes = [
+        SamplingParams(temperature=0, max_tokens=12, logprobs=2),
+        SamplingParams(temperature=0.9, seed=5, max_tokens=12),
+        SamplingParams(temperature=0, max_tokens=12, prompt_logprobs=1, stop=["zzz"]),
+    ]
+    options = {"num_blocks": 40, "scheduler_config": SchedulerConfig(chunked_prefill_size=7), "device": "cpu"}
+    with LLM(backend="reference", **options) as one:
+        expected = [one.generate(PROMPTS, wishes, progress=False) for _ in range(2)][1]
+    with LLM(tensor_parallel_size=2, **options) as two:
+        found = [two.generate(PROMPTS, wishes, progress=False) for _ in range(2)][1]
+        processes = two.engine.runner.group.processes
+        streamed = "".join(delta.text for delta in two.stream(PROMPTS[0], wishes[0]))
+        assert [(a.token_ids, a.finish_reason) for a in found] == [(a.token_ids, a.finish_reason) for a in expected]
+        assert streamed == expected[0].text
+        assert [a.num_cached_tokens for a in found] == [a.num_cached_tokens for a in expected]
+        for ours, theirs in zip(logprobs_of(found), logprobs_of(expected), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-3)
+    assert not processes or not any(process.is_alive() for process in processes)
+
+
+def logprobs_of(completions):
+    return [
+        [token.chosen for token in tokens]
+        for completion in completions
+        for tokens in (completion.logprobs, completion.prompt_logprobs)
+        if tokens
+    ]
+
+
+@slow
+def test_copies_of_blocks_happen_in_every_rank():
+    """A forked request's blocks are copied on rank 0's order; a rank without the copy would answer from other KV."""
+    ids = [5, 9, 11, 30, 7, 41] * 4
+
+    def answer(llm):
+        engine, params = llm.engine, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+        request = engine.add_request("one", ids, params)
+        for _ in range(8):
+            engine.step()
+        manager = engine.scheduler.manager
+        old = list(manager.tables["one"].blocks)
+        spare = manager.allocator.alloc_blocks(len(old))
+        manager.copy(old, spare)
+        manager.tables["one"].blocks[:], manager.tables["one"].row[:] = spare, array("i", spare)
+        while engine.has_unfinished:
+            engine.step()
+        assert request.error is None
+        return request.output_ids
+
+    options = {"num_blocks": 40, "device": "cpu", "enable_prefix_caching": False}
+    with LLM(backend="reference", **options) as one, LLM(tensor_parallel_size=2, **options) as two:
+        assert answer(two) == answer(one)
+
+
+@slow
+def test_threads_are_divided_and_given_back():
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with LLM(tensor_parallel_size=2, num_blocks=20, device="cpu"):
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+@slow
+def test_an_option_that_fails_after_the_start_leaves_no_process(monkeypatch):
+    started, begin = [], Ranks.__init__
+
+    def noted(self, *args, **options):
+        begin(self, *args, **options)
+        started.extend(process.pid for process in self.processes)
+
+    monkeypatch.setattr(Ranks, "__init__", noted)
+    with pytest.raises(UserError):
+        LLM(tensor_parallel_size=2, num_blocks=10**15, device="cpu")
+    assert started
+    wait_until_gone(started)
+
+
+# ---------------------------------------------------------------- commands, for real
+
+
+def command(*arguments):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "mini_engine", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=environment,
+        cwd=ROOT,
+    )
+
+
+@contextmanager
+def running(*arguments):
+    """Run a command; kill it if it does not end in time, so that no test waits forever."""
+    process = command(*arguments, "--tp", "2", "--device", "cpu", "--num-blocks", "300")
+    try:
+        with deadline(3 * WAIT_SECONDS):
+            yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ranks_of(process) -> list[int]:
+    """Return the ids of the ranks that a command has started."""
+    found = subprocess.run(
+        ["ps", "-eww", "-o", "pid,ppid,args"], capture_output=True, encoding="utf-8", check=True
+    ).stdout
+    rows = [line.split(None, 2) for line in found.splitlines()[1:]]
+    return [int(pid) for pid, parent, args in rows if int(parent) == process.pid and "spawn_main" in args]
+
+
+@slow
+@pytest.mark.parametrize("chat", [False, True], ids=["generate", "chat"])
+def test_commands_answer_over_two_processes(chat):
+    with running(*(["chat"] if chat else ["generate", "The capital of France is"]), "--max-tokens", "3") as process:
+        out, err = process.communicate("What is paging?\n" if chat else None, timeout=WAIT_SECONDS)
+        assert process.returncode == 0 and err == "" and len(out) > 3, err
+        assert chat or out.startswith(" Paris")
+
+
+FAULTS = [
+    pytest.param(signal.SIGKILL, "rank 1 of 2 has ended (killed by SIGKILL)", id="killed"),
+    pytest.param(getattr(signal, "SIGSTOP", None), "rank 1 of 2 has stopped answering", id="stopped"),
+]
+
+
+@slow
+@posix
+@pytest.mark.parametrize(("sign", "sentence"), FAULTS)
+def test_generate_ends_with_one_sentence_when_a_rank_is_lost(sign, sentence):
+    with running("generate", "Once upon a time", "--max-tokens", "4000", "--temperature", "9") as process:
+        assert process.stdout.read(1)
+        (rank,) = ranks_of(process)
+        os.kill(rank, sign)
+        _, err = process.communicate(timeout=PROMISED_SECONDS)
+        wait_until_gone([rank])
+    assert process.returncode == 2 and sentence in err and len(err.splitlines()) == 1, err
+
+
+@slow
+@posix
+@pytest.mark.parametrize(("sign", "sentence"), FAULTS)
+def test_a_command_that_starts_ends_with_one_sentence_when_a_rank_is_lost(sign, sentence):
+    with running("generate", "Once upon a time") as process:
+        while not (ranks := ranks_of(process)):
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.kill(ranks[0], sign)
+        _, err = process.communicate(timeout=PROMISED_SECONDS)
+        wait_until_gone(ranks)
+    assert process.returncode == 2 and len(err.splitlines()) == 1, err
+    assert sentence.replace("has ended", "ended before it was ready") in err
+
+
+@slow
+@posix
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM], ids=lambda sign: sign.name)
+def test_no_rank_outlives_a_command_that_is_killed_at_work(sign):
+    with running("generate", "Once upon a time", "--max-tokens", "4000", "--temperature", "9") as process:
+        assert process.stdout.read(1)
+        ranks = ranks_of(process)
+        process.send_signal(sign)
+        wait_until_gone(ranks)
+        assert len(ranks) == 1
+
+
+@slow
+@posix
+def test_no_rank_outlives_a_command_that_is_killed_while_it_starts():
+    with running("generate", "Once upon a time") as process:
+        while not (ranks := ranks_of(process)):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        wait_until_gone(ranks)
+
+
+@slow
+@posix
+def test_ctrl_c_in_a_terminal_stops_the_answer_and_nothing_complains():
+    """A terminal sends Ctrl-C to every process of the group: the ranks leave it to rank 0."""
+    with running("generate", "Once upon a time", "--max-tokens", "4000", "--temperature", "9") as process:
+        assert process.stdout.read(1)
+        ranks = ranks_of(process)
+        for pid in (process.pid, *ranks):
+            os.kill(pid, signal.SIGINT)
+        _, err = process.communicate(timeout=WAIT_SECONDS)
+        wait_until_gone(ranks)
+    assert process.returncode == 0 and err == "", err
+
+
+@slow
+def test_a_rank_that_dies_while_it_starts_ends_the_start(tmp_path):
+    """A script without the guard starts itself again in each rank, where that is an error."""
+    script = tmp_path / "unguarded.py"
+    script.write_text("from mini_engine import LLM\nLLM(tensor_parallel_size=2, device='cpu')\n", encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with deadline(3 * WAIT_SECONDS):
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, encoding="utf-8", env=environment, timeout=WAIT_SECONDS
+        )
+    assert done.returncode == 1 and "rank 1 of 2 ended before it was ready" in done.stderr, done.stderr
+    assert "__main__" in done.stderr.splitlines()[-1]
+
+
+@slow
+@posix
+@pytest.mark.parametrize("busy", [True, False], ids=["answering", "idle"])
+@pytest.mark.parametrize(("sign", "sentence"), FAULTS)
+def test_serve_ends_by_itself_when_a_rank_is_lost(busy, sign, sentence):
+    with running("serve", "--port", "0") as process:
+        address = re.search(r"http://\S+(?=/v1)", process.stdout.readline())[0]
+        (rank,) = ranks_of(process)
+        asked = {"prompt": "Once upon a time", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+        with urllib.request.urlopen(request_to(address, asked | ({} if busy else {"max_tokens": 1}))) as answer:
+            answer.readline()
+            if not busy:
+                answer.read()
+            os.kill(rank, sign)
+            states = health_until_gone(address, PROMISED_SECONDS)
+            if busy:
+                last = json.loads([line for line in answer.read().decode().splitlines() if "error" in line][-1][6:])
+                assert sentence in last["error"]["message"], last
+        _, err = process.communicate(timeout=WAIT_SECONDS)
+        wait_until_gone([rank])
+    assert 503 in states, f"/health said {states}"
+    assert process.returncode != 0 and sentence in err and len(err.splitlines()) == 1, err
+
+
+@slow
+@posix
+def test_serve_whose_first_rank_was_stopped_ends_when_it_goes_on():
+    """The other rank has ended meanwhile."""
+    with running("serve", "--port", "0") as process:
+        process.stdout.readline()
+        ranks = ranks_of(process)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(PROMISED_SECONDS)
+        process.send_signal(signal.SIGCONT)
+        _, err = process.communicate(timeout=PROMISED_SECONDS)
+        wait_until_gone(ranks)
+    assert process.returncode != 0 and len(err.splitlines()) == 1, err
+    assert "rank 1 of 2 has ended (rank 0 gave no sign of life for" in err, err
+
+
+def request_to(address, body):
+    return urllib.request.Request(
+        f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+
+
+def health_until_gone(address, seconds) -> set[int]:
+    """Ask /health until there is no answer; return the statuses. The first 503 comes within so many seconds."""
+    seen, end = set(), time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=WAIT_SECONDS) as answer:
+                seen.add(answer.status)
+        except urllib.error.HTTPError as error:
+            seen.add(error.code)
+        except OSError:
+            return seen
+        assert 503 in seen or time.monotonic() < end, f"after {seconds} s /health said {seen}"
+        time.sleep(0.02)

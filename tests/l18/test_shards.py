@@ -1,0 +1,154 @@
+"""Lesson 18. Each rank's share of the weights: half of every matrix, and together the tokens of the whole model.
+
+The ranks are threads here; they add up over a barrier instead of a process group.
+"""
+
+import re
+from functools import cache
+
+import pytest
+import torch
+
+from mini_engine.build import assemble, build_engine
+from mini_engine.checkpoint import stored
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine_config import EngineConfig
+from mini_engine.errors import UserError
+from mini_engine.ranks.shard import share_of, shared_by
+from tests.l11 import models
+from tests.l18 import families
+from tests.l18.families import load, path_of
+from tests.l18.ranks import in_threads, part
+from tests.support import must_raise
+
+MODELS = (
+    *("two, tied, wide heads", "four, with biases", "131 tokens, untied", "131 tokens, tied"),
+    *("every fourth attends", "every second, one value head a key head, tied", "one delta net, last"),
+    *("windows", "interleaved", "plain rotary, tied"),
+)
+FAST = [pytest.param(name, marks=pytest.mark.reference) for name in ("torch", "packed")]  # given, and tested in full
+OPTIONS = {"num_blocks": 60, "block_size": 8, "kernel": "torch"}
+PROMPTS = [[5, 9, 11, 30] * 6, [7], list(range(20, 60)), [0, 65, 66, 129, 130]]
+
+# What joins the ranks' parts of a parameter: the first words that its name has.
+JOINED = (
+    (r"o_proj.bias|down_proj.bias", "added"),
+    (r"o_proj|down_proj|out_proj", "side by side"),
+    (r"in_proj_qkv|conv1d", "three parts"),
+    (r"norm|q_a_proj|kv_a_proj", "copied"),
+    (r"embed_tokens|lm_head", "padded"),
+    (r"[qkv]_proj|[qv]_b_proj|gate_proj|up_proj|in_proj_[zba]|A_log|dt_bias", "one below the other"),
+)
+
+
+@cache
+def whole(name):
+    return load(name)
+
+
+def parts_of(name, num_ranks):
+    """Return each rank's parameters."""
+    return [dict(part(path_of(name), rank, num_ranks).named_parameters()) for rank in range(num_ranks)]
+
+
+def how_joined(name):
+    return next(how for words, how in JOINED if re.search(words, name))
+
+
+def joined(name, parts, config, num_ranks):
+    """Return the parameter that the parts of all ranks make up."""
+    how = how_joined(name)
+    if how == "added":
+        return torch.stack(parts).sum(0)
+    if how == "side by side":
+        return torch.cat(parts, dim=1)
+    if how == "three parts":
+        sizes = [size // num_ranks for size in (config.key_dim, config.key_dim, config.value_dim)]
+        return torch.cat([torch.cat(same) for same in zip(*(one.split(sizes) for one in parts), strict=True)])
+    if how == "copied":
+        assert all(torch.equal(one, parts[0]) for one in parts), f"all ranks have the same {name}"
+        return parts[0]
+    together = torch.cat(parts)
+    if how == "padded":
+        rest = together[config.vocab_size :]
+        assert not rest.any() and len(rest) < num_ranks, (
+            "behind the last token's row there are zeros, as few as it takes"
+        )
+        return together[: config.vocab_size]
+    return together
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("name", families.NAMES)
+def test_the_parts_of_all_ranks_are_the_whole_model_bit_for_bit(name, num_ranks, monkeypatch):
+    config = whole(name).config
+    monkeypatch.setattr(stored, "PIECE_BYTES", 2**11)  # several pieces for most of them
+    if config.num_key_value_heads % num_ranks:
+        pytest.skip("its key heads cannot be shared by so many")
+    parts = parts_of(name, num_ranks)
+    for parameter, weight in whole(name).named_parameters():
+        found = joined(parameter, [one[parameter] for one in parts], config, num_ranks)
+        assert torch.equal(found, weight), f"the ranks' parts of {parameter} do not make up the whole"
+    assert parts[0].keys() == dict(whole(name).named_parameters()).keys()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("name", families.NAMES)
+def test_each_rank_holds_its_share(name, num_ranks):
+    """Memory of its own: a view of the whole matrix would keep all of it."""
+    for parameter, mine in parts_of(name, num_ranks)[-1].items():
+        weight, how = whole(name).get_parameter(parameter), how_joined(parameter)
+        rows = -(-len(weight) // num_ranks) if how == "padded" else len(weight)
+        each = num_ranks if how in ("side by side", "three parts", "one below the other") else 1
+        assert mine.numel() == rows * weight[0].numel() // each, parameter
+        assert mine.untyped_storage().nbytes() == mine.nbytes, f"{parameter} keeps more than its share"
+
+
+@pytest.mark.parametrize("name", ["four, with biases", "biases"])
+def test_a_bias_behind_an_all_reduce_is_added_once(name):
+    first, second = parts_of(name, 2)
+    biases = [parameter for parameter in first if parameter.endswith("o_proj.bias")]
+    assert biases
+    for bias in biases:
+        assert torch.equal(first[bias], whole(name).get_parameter(bias)) and first[bias].any()
+        assert not second[bias].any(), f"{bias} would be in the sum twice"
+
+
+@pytest.mark.parametrize("name", families.NAMES)
+def test_a_rank_s_config_is_its_share_with_the_whole_vocabulary(name):
+    config = whole(name).config
+    assert part(path_of(name), 1, 2).config == share_of(config, 2, shared_by(config))
+
+
+def test_heads_of_a_hybrid_that_cannot_be_shared_evenly_are_refused():
+    with must_raise(UserError, "a hybrid with one key head in its delta nets cannot be shared by two ranks"):
+        part(models.checkpoint("every third, four value heads a key head, wide keys"), 0, 2)
+
+
+# ---------------------------------------------------------------- tokens
+
+
+def answers(engine):
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    requests = [engine.add_request(str(i), ids, params) for i, ids in enumerate(PROMPTS)]
+    while engine.has_unfinished:
+        engine.step()
+    assert [request.error for request in requests] == [None] * len(PROMPTS)
+    return [request.output_ids for request in requests]
+
+
+@pytest.mark.parametrize("backend", ["reference", *FAST])
+@pytest.mark.parametrize("family", MODELS)
+def test_two_ranks_give_the_tokens_of_the_whole_model(family, backend):
+    expected = answers(build_engine(load(family), backend="reference", **OPTIONS))
+    work = lambda model: answers(assemble(model, EngineConfig(**OPTIONS), None))  # noqa: E731
+    first, second = in_threads(path_of(family), 2, backend, work)
+    assert first == expected, "the parts of both ranks make up the whole"
+    assert second == first, "both ranks have the same sums"
+
+
+@pytest.mark.parametrize("family", ["one query a key head, untied", "131 tokens, tied"])
+def test_four_ranks_give_them_too(family):
+    expected = answers(build_engine(load(family), backend="reference", **OPTIONS))
+    work = lambda model: answers(assemble(model, EngineConfig(**OPTIONS), None))  # noqa: E731
+    assert in_threads(path_of(family), 4, "auto", work) == [expected] * 4

@@ -1,0 +1,214 @@
+"""Lesson 18. The same steps in every rank, without processes: what rank 0 sends is all that the others need."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.runner import Step
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.gpu.graphs import no_graph
+from mini_engine.hybrid.weights import load_hybrid
+from mini_engine.pocket import POCKET_DIR
+from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
+from mini_engine.ranks.messages import Copy, PoolSize
+from tests.l18.ranks import Wire, engine_over, follow, part
+
+OPTIONS = {"num_blocks": 40, "block_size": 8}
+PROMPTS = [[5, 9, 11, 30] * 4, [7], [5, 9, 11, 30] * 3 + [8]]
+
+
+@cache
+def pocket():
+    return load_model(POCKET_DIR)
+
+
+def answers(engine, **params):
+    """Answer all prompts together; return their tokens."""
+    chosen = SamplingParams(**{"temperature": 0, "max_tokens": 8, "ignore_eos": True} | params)
+    requests = [engine.add_request(str(i), ids, chosen) for i, ids in enumerate(PROMPTS)]
+    while engine.has_unfinished:
+        engine.step()
+    assert [request.error for request in requests] == [None] * len(PROMPTS)
+    return [request.output_ids for request in requests]
+
+
+class Noting:
+    """A model that notes what it is fed, and the pool that it writes to."""
+
+    def __init__(self):
+        self.model, self.config = pocket(), pocket().config
+        self.device, self.dtype = self.model.device, self.model.dtype
+        self.fed, self.pools = [], []
+
+    def __call__(self, token_ids, pool, meta, rows):
+        self.fed.append(token_ids.tolist())
+        if not any(pool is known for known in self.pools):
+            self.pools.append(pool)
+        return self.model(token_ids, pool, meta, rows=rows)
+
+
+def test_rank_0_gives_the_tokens_of_one_process():
+    wire = Wire()
+    assert answers(engine_over(wire, **OPTIONS)) == answers(Engine.for_model(pocket(), **OPTIONS))
+
+
+def test_the_memory_of_a_rank_holds_its_share_of_more_tokens():
+    """`kv_bytes` is each rank's: with half of the key heads, a pool of the same bytes has twice the blocks."""
+    budget, half = 2**20, part(POCKET_DIR, 0, 2)
+    block_bytes = 8 * half.config.kv_bytes_per_token(torch.float32)
+    assert 2 * block_bytes == 8 * pocket().config.kv_bytes_per_token(torch.float32)
+    wire = Wire(half)
+    pool = engine_over(wire, kv_bytes=budget, block_size=8).runner.pool
+    assert pool.bytes <= budget, f"a pool of {pool.bytes} bytes, and {budget} were given"
+    assert pool.bytes > budget - block_bytes, (
+        f"only {pool.bytes} of {budget} bytes: were the heads of all ranks counted?"
+    )
+    (size,) = wire.sent
+    assert size[1:] == (budget // block_bytes, 8, "auto"), "the other ranks make a pool of the same size"
+    assert size.maker.config == half.config, "for as many heads"
+
+
+def test_each_step_is_sent_once_and_before_rank_0_runs_it():
+    order, model = [], Noting()
+
+    class Told(Wire):
+        def tell(self, message):
+            super().tell(message)
+            order.append("sent")
+
+    class Ordered(Noting):
+        def __call__(self, token_ids, *args, **more):
+            order.append("run")
+            return super().__call__(token_ids, *args, **more)
+
+    wire = Told()
+    engine = engine_over(wire, **OPTIONS)
+    assert isinstance(wire.sent[0], PoolSize) and engine.runner.group is wire
+    order.clear()
+    engine.runner.model = model = Ordered()
+    answers(engine)
+    assert order == ["sent", "run"] * len(model.fed), "the others wait in receive, and rank 0 in its first all-reduce"
+    assert [step.token_ids.tolist() for step in wire.sent[1:]] == model.fed
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.5}, {"temperature": 1.5, "seed": 3}])
+def test_another_rank_feeds_what_rank_0_chose(params):
+    wire, other = Wire(), Noting()
+    engine = engine_over(wire, **OPTIONS)
+    answers(engine, **params)
+    follow(wire.sent, other)
+    assert other.fed == [step.token_ids.tolist() for step in wire.sent[1:]], (
+        "a rank that chooses for itself feeds other tokens, and adds up parts of two different texts"
+    )
+    slots = torch.cat([step.meta.slot_mapping for step in wire.sent[1:]])
+    for mine, theirs in zip(engine.runner.pool.K, other.pools[0].K, strict=True):
+        torch.testing.assert_close(mine.flatten(0, 1)[slots], theirs.flatten(0, 1)[slots])
+
+
+def test_another_rank_makes_the_pool_that_it_is_told():
+    wire, other = Wire(), Noting()
+    for num_blocks in (40, 20):
+        answers(engine_over(wire, num_blocks=num_blocks, block_size=8))
+    follow(wire.sent, other)
+    assert [pool.K[0].shape[0] for pool in other.pools] == [40, 20], "a new size means a new, empty pool"
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+def test_another_rank_makes_a_pool_of_the_same_format(kv_dtype):
+    wire, other = Wire(), Noting()
+    engine = engine_over(wire, kv_dtype=kv_dtype, **OPTIONS)
+    answers(engine)
+    follow(wire.sent, other)
+    [pool] = other.pools
+    assert type(pool) is type(engine.runner.pool) and pool.rows == engine.runner.pool.rows
+    assert pool.K[0].shape == engine.runner.pool.K[0].shape and pool.K[0].dtype == engine.runner.pool.K[0].dtype
+
+
+def test_another_rank_copies_what_rank_0_copies():
+    wire, other = Wire(), Noting()
+    engine = engine_over(wire, **OPTIONS)
+    answers(engine)
+    steps = len(wire.sent)
+    engine.scheduler.manager.copy([1], [39])
+    assert wire.sent[steps:] == [Copy([1], [39])], "the others are told which blocks to copy"
+    follow(wire.sent, other)
+    block = engine.runner.pool.K[0][1]
+    assert torch.equal(engine.runner.pool.K[0][39], block), "rank 0 copies its own part of the block, too"
+    torch.testing.assert_close(other.pools[0].K[0][39], block)
+
+
+def test_the_runner_tells_of_its_ranks_and_ends_them():
+    runner = engine_over(wire := Wire(), **OPTIONS).runner
+    assert not runner.fault, "all ranks are there"
+    wire.fault = "rank 1 has ended"
+    assert runner.fault == wire.fault, "the engine says which rank is gone"
+    runner.close()
+    assert wire.is_closed, "the other ranks end with the engine"
+
+
+def test_another_rank_ends_when_rank_0_does():
+    follow([], Noting())
+
+
+# ---------------------------------------------------------------- captured steps, and states
+
+
+def test_a_padded_step_is_padded_in_every_rank():
+    """A captured step feeds rows of padding; a rank that left them out would add up fewer rows than rank 0."""
+    wire, other = Wire(), Noting()
+    limits = SchedulerConfig(max_num_seqs=4)
+    engine = engine_over(wire, capture=no_graph, scheduler_config=limits, **OPTIONS)
+    assert answers(engine) == answers(Engine.for_model(pocket(), **OPTIONS))
+    steps = [message for message in wire.sent if isinstance(message, Step)]
+    assert 4 in {len(step.token_ids) for step in steps}, "three requests decode in a step of four rows"
+    follow(wire.sent, other)
+    assert other.fed == [step.token_ids.tolist() for step in steps]
+    slots = torch.cat([step.meta.slot_mapping for step in steps])
+    for mine, theirs in zip(engine.runner.pool.K, other.pools[0].K, strict=True):
+        torch.testing.assert_close(mine.flatten(0, 1)[slots], theirs.flatten(0, 1)[slots])
+
+
+class NotingHybrid(Noting):
+    """As Noting, with lesson 11's model."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = hybrid()
+        self.config = self.model.config
+
+
+@cache
+def hybrid():
+    return load_hybrid(POCKET_HYBRID_DIR)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"scheduler_config": SchedulerConfig(chunked_prefill_size=5)}], ids=["whole", "chunks"]
+)
+def test_another_rank_has_the_states_of_rank_0(options):
+    wire, other = Wire(hybrid()), NotingHybrid()
+    engine = engine_over(wire, max_track_slots=2, checkpoint_interval=8, **OPTIONS | options)
+    first = answers(engine)
+    assert answers(engine) == first, "the second time states are copied from checkpoints"
+    follow(wire.sent, other)
+    check_states(engine, other.pools[0])
+
+
+def check_states(engine, other):
+    """Check that the pool of another rank holds what rank 0's does, in each slot but the padding's."""
+    mine, theirs = engine.runner.pool.states, other.states
+    for ours, others in ((mine.recurrent_state, theirs.recurrent_state), (mine.conv_state, theirs.conv_state)):
+        assert torch.allclose(ours[:, 1:], others[:, 1:], atol=1e-4), "states are copied in every rank, and reset"
+
+
+def test_a_padded_step_of_a_hybrid_is_padded_in_every_rank():
+    wire, other = Wire(hybrid()), NotingHybrid()
+    options = OPTIONS | {"scheduler_config": SchedulerConfig(max_num_seqs=4)}
+    engine = engine_over(wire, capture=no_graph, **options)
+    assert answers(engine) == answers(engine_over(Wire(hybrid()), **options))
+    follow(wire.sent, other)
+    assert any(len(fed) == 4 for fed in other.fed)
