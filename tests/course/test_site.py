@@ -123,13 +123,33 @@ def test_pictures_say_their_size(site_folders):
                 assert re.search(r' width="\d+"', image) and re.search(r' height="\d+"', image), f"{path}: {image}"
 
 
-def test_a_phone_shows_a_chart_in_its_own_size(site_http, browser):
-    """Its words would be 6 pixels high otherwise; the picture scrolls, the page does not."""
+def test_a_phone_shows_a_chart_with_words_that_can_be_read(site_http, browser):
+    """The picture scrolls, the page does not."""
     with visiting(browser, site_http, width=PHONE) as visitor:
         visitor.page.goto(site_http.url("l13_machines/README.md"))
-        chart = visitor.page.locator("img[src$='routing.svg']")
-        assert chart.bounding_box()["width"] == int(chart.get_attribute("width"))
+        chart = visitor.page.locator(".drawing-routing")
+        sizes = chart.locator("text").evaluate_all("texts => texts.map(text => text.getBoundingClientRect().height)")
+        assert min(sizes) > 10
         assert not visitor.page.evaluate(STICKS_OUT)
+
+
+def test_every_chart_has_the_pages_font_and_colours(site_http, browser):
+    """One family of pictures: no chart stays an image with letters as shapes, in a font that the page does not use."""
+    charts = [
+        path for path in (ROOT / "lessons").rglob("*.svg") if re.search(r'<svg[^>]* width="[\d.]+pt"', read(path))
+    ]
+    assert len(charts) > 5
+    for path in charts:
+        assert "<text" in read(path) and "DejaVu" not in read(path), f"{path}: draw it again with scripts/bench/plot.py"
+    with visiting(browser, site_http, scheme="dark") as visitor:
+        visitor.page.goto(site_http.url("l17_bits/README.md"))
+        words = visitor.page.locator(".drawing-methods text").first
+        assert "Plex Sans" in words.evaluate("node => getComputedStyle(node).fontFamily")
+        assert words.evaluate("node => getComputedStyle(node).fill") == "rgb(158, 171, 189)", "--kv-muted, in the dark"
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 CARDS = """() => [...document.querySelectorAll("td[data-label]:not(:first-child)")].map(cell =>
