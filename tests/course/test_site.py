@@ -152,6 +152,48 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+CUT_TABLES = """() => [...document.querySelectorAll(".md-content table")].filter(table => {
+    const room = table.closest(".md-typeset__scrollwrap");
+    if (!table.getClientRects().length) return false;
+    if (!room || room.scrollWidth <= room.clientWidth + 1) return table.getBoundingClientRect().right > innerWidth;
+    room.scrollLeft = room.scrollWidth;
+    const name = table.querySelector("tbody tr > :first-child").getBoundingClientRect();
+    const says = getComputedStyle(room, "::after").content.includes("sideways");
+    const seen = name.left >= 0 && name.right < innerWidth - 60;
+    room.scrollLeft = 0;
+    return !(says && seen && room.tabIndex === 0);
+}).map(table => table.innerText.slice(0, 60))"""
+
+
+@each_page
+def test_on_a_phone_no_table_is_cut_without_a_word(source, site_http, browser):
+    """A table fits, or says that it scrolls and keeps the names of its rows in sight, for keyboards too."""
+    with visiting(browser, site_http, width=PHONE) as visitor:
+        visitor.page.goto(site_http.url(source))
+        visitor.page.evaluate("document.querySelectorAll('details').forEach(box => (box.open = true))")
+        visitor.page.wait_for_timeout(100)  # a box that has been opened is measured by course.js
+        assert not visitor.page.evaluate(CUT_TABLES), source
+
+
+@pytest.mark.parametrize("lesson", [on_a_page(f"{one.id}/README.md") for one in read_lessons(Places.find())])
+def test_a_lesson_breathes(lesson, site_http, browser):
+    """At most 12,000 pixels on a laptop, lines of at most 80 characters, and something that moves under the title."""
+    with visiting(browser, site_http, width=1440, reduced_motion="reduce") as visitor:
+        page = visitor.page
+        page.goto(site_http.url(lesson), wait_until="networkidle")
+        height = page.evaluate("document.documentElement.scrollHeight")
+        assert height <= 12_000, f"{lesson} is {height} pixels high: fold what is looked up"
+        assert max(page.evaluate(LINES)) <= 80
+        first = page.locator(".kv-strip + p + *, h1 + p + *").first
+        assert first.locator("figure.kv-figure").count() or "kv-" in first.get_attribute("class"), "a player or a tool"
+
+
+LINES = """() => [...document.querySelectorAll(".kv-lesson > p")].map(text => {
+    const [box, line] = [text.getBoundingClientRect(), parseFloat(getComputedStyle(text).lineHeight)];
+    const lines = Math.round(box.height / line);
+    return lines < 4 ? 0 : text.innerText.length / (lines - 0.5);
+})"""
+
 CARDS = """() => [...document.querySelectorAll("td[data-label]:not(:first-child)")].map(cell =>
     [cell.dataset.label, getComputedStyle(cell, "::before").content, cell.scrollWidth <= cell.clientWidth])"""
 
@@ -160,7 +202,8 @@ CARDS = """() => [...document.querySelectorAll("td[data-label]:not(:first-child)
 def test_a_phone_shows_each_pitfall_as_a_card_with_labelled_lines(scripts, site_http, browser):
     with visiting(browser, site_http, width=PHONE, java_script_enabled=scripts) as visitor:
         visitor.page.goto(site_http.url("l5_scheduler/README.md"))
-        table = visitor.page.locator("#pitfalls ~ .md-typeset__scrollwrap table, #pitfalls ~ table").first
+        visitor.page.evaluate("document.querySelectorAll('details').forEach(box => (box.open = true))")
+        table = visitor.page.locator("#pitfalls + p + details table, #pitfalls + details table").first
         box, cell = table.bounding_box(), table.locator("tbody td").nth(2).bounding_box()
         assert box["width"] <= PHONE and cell["width"] > 0.8 * box["width"], "a card's line takes the whole width"
         if scripts:
