@@ -10,6 +10,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import median
 from urllib.parse import unquote, urljoin, urlsplit
 
 from scripts import ROOT
@@ -177,13 +178,13 @@ def test_on_a_phone_no_table_is_cut_without_a_word(source, site_http, browser):
 
 @pytest.mark.parametrize("lesson", [on_a_page(f"{one.id}/README.md") for one in read_lessons(Places.find())])
 def test_a_lesson_breathes(lesson, site_http, browser):
-    """At most 12,000 pixels on a laptop, lines of at most 80 characters, and something that moves under the title."""
+    """At most 12,000 pixels on a laptop, lines of 70 to 75 characters, and something that moves under the title."""
     with visiting(browser, site_http, width=1440, reduced_motion="reduce") as visitor:
         page = visitor.page
         page.goto(site_http.url(lesson), wait_until="networkidle")
         height = page.evaluate("document.documentElement.scrollHeight")
         assert height <= 12_000, f"{lesson} is {height} pixels high: fold what is looked up"
-        assert max(page.evaluate(LINES)) <= 80
+        assert 65 <= median(filter(None, page.evaluate(LINES))) <= 78  # estimated from whole paragraphs
         first = page.locator(".kv-strip + p + *, h1 + p + *").first
         assert first.locator("figure.kv-figure").count() or "kv-" in first.get_attribute("class"), "a player or a tool"
 
