@@ -42,6 +42,7 @@ STYLE: "dict[RcKeyType, Any]" = {
     "text.color": INK,
     "axes.labelcolor": MUTED,
     "axes.edgecolor": LINE,
+    "grid.color": LINE,
     "axes.facecolor": PAPER,
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,

@@ -19,8 +19,8 @@
     const wide = window.KvWide();
     const share = (speed) => Math.log(speed / SLOWEST) / Math.log(FASTEST / SLOWEST);
     const x = (speed) => 8 + (wide - 16) * Math.min(1, Math.max(0, share(speed)));
-    const ticks = [1, 10, 100, 1000, 10_000, 100_000];
-    const scale = ticks.map((speed, i) => `<path class="thin" d="M${x(speed)} 128v6"/><text class="${i ? (i < 5 ? "" : "end") : "axis"}" x="${x(speed)}" y="150">${number(speed)}</text>`);
+    const ticks = [1, 10, 100, 1000, 10_000, 100_000].filter((speed) => wide > 480 || speed !== 10_000);
+    const scale = ticks.map((speed, i) => `<path class="thin" d="M${x(speed)} 128v6"/><text class="${i ? (speed < FASTEST ? "" : "end") : "axis"}" x="${x(speed)}" y="150">${number(speed)}</text>`);
     const rungs = [...MEASURED, ["your tier", bandwidth]].map(([name, speed], i) => {
       const [at, top] = [x(speed), 34 + 30 * i];
       const kind = speed > least ? "wins" : "loses";
@@ -48,7 +48,7 @@
       say: ({ from, again, back }) => [
         ["compute again", `${short(again * 1e3)} ms`],
         ["bring back", `${short(back * 1e3)} ms: ${back < again ? `${short(again / back)} times as fast` : "slower"}`],
-        ["it pays from", from === Infinity ? "no length: the tier is too slow" : `${number(Math.ceil(from))} tokens`],
+        ["it pays from", from === Infinity ? "no length: the tier is too slow" : Math.ceil(from) === 1 ? "1 token" : `${number(Math.ceil(from))} tokens`],
       ],
       draw,
     },
