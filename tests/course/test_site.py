@@ -186,7 +186,7 @@ def test_a_lesson_breathes(lesson, site_http, browser):
         page.goto(site_http.url(lesson), wait_until="networkidle")
         height = page.evaluate("document.documentElement.scrollHeight")
         assert height <= 12_000, f"{lesson} is {height} pixels high: fold what is looked up"
-        assert 65 <= page.evaluate(LINES) <= 76
+        assert 65 <= page.evaluate(LINES) <= 78
         first = page.locator(".kv-strip + p + *, h1 + p + *").first
         assert first.locator("figure.kv-figure").count() or "kv-" in first.get_attribute("class"), "a player or a tool"
 
