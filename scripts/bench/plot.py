@@ -1,7 +1,8 @@
 """Course machinery. Draws the suites' results with matplotlib: plain, light and dark, byte for byte reproducible.
 
-matplotlib is in the extra `bench`; nothing else needs it. An SVG contains its text as shapes, so that it looks the same
-everywhere, and a small style sheet for readers whose system is dark.
+matplotlib is in the extra `bench`; nothing else needs it. An SVG keeps its text as text, like the course's drawings: on
+the website scripts/website/drawings.py makes it part of its page, with the page's font and palette. Elsewhere a small
+style sheet serves readers whose system is dark.
 """
 
 import re
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 KINDS = (".svg", ".png", ".pdf")
 INK, MUTED, LINE, PAPER = "#1d2633", "#59667a", "#d5dae2", "#ffffff"
 BAR, ACCENT, SOFT = "#3b7ddd", "#c2185b", "#cfe3ff"
+FONT = "'Plex Sans', 'IBM Plex Sans', system-ui, sans-serif"
 SERIES = (BAR, "#d9822b", "#8250c4", "#12857a", "#59667a", ACCENT)
 DARK = {
     INK: "#e8edf4",
@@ -33,13 +35,14 @@ DARK = {
     "#12857a": "#4cc2b4",
 }
 STYLE: "dict[RcKeyType, Any]" = {
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",
     "svg.hashsalt": "kv-course",  # otherwise every drawing gets different ids
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so a drawing does not depend on the machine's fonts
+    "font.family": "DejaVu Sans",  # for the layout only: it comes with matplotlib, and is wider than the font shown
     "font.size": 10,
     "text.color": INK,
     "axes.labelcolor": MUTED,
     "axes.edgecolor": LINE,
+    "grid.color": LINE,
     "axes.facecolor": PAPER,
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,
@@ -92,14 +95,17 @@ def canvas(path: Path, width: float, height: float, words: str) -> Iterator[Any]
 
 
 def readable_by_all(svg: str, words: str) -> str:
-    """Return matplotlib's SVG in fewer bytes, with a text alternative and dark colours beside the light ones."""
+    """Return matplotlib's SVG in fewer bytes, with a text alternative, the course's font, and dark colours too."""
     rules = "".join(
-        f'[style*="{what}: {light}"]{{{what}:{dark}!important}}'
+        f'[style*="{what}: {light}"] {{ {what}: {dark} !important }}'
         for light, dark in DARK.items()
         for what in ("fill", "stroke")
     )
-    sheet = f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
-    svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
+    sheet = f"<style>@media (prefers-color-scheme: dark) {{ {rules} }}</style>"
+    svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*|\s*<style type=.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"(\.\d{3})\d+", r"\1", svg)
-    svg = svg.replace("<svg ", f"<svg role={quoteattr('img')} aria-label={quoteattr(words)} ", 1)
-    return svg.replace("<defs>", f"{sheet}\n <defs>", 1)
+    svg = re.sub(r" font-family: [^;\"]*;", "", svg)
+    marks = (
+        f"role={quoteattr('img')} aria-label={quoteattr(words)} font-family={quoteattr(FONT)} stroke-linejoin='round'"
+    )
+    return svg.replace("<svg ", f"<svg {marks} ", 1).replace("<defs>", f"{sheet}\n <defs>", 1)

@@ -1,8 +1,8 @@
 """Course machinery. A Markdown extension for the website: a drawing becomes part of its page instead of an image.
 
-In the page it has the page's fonts, follows the palette button, and its links can be followed. Only hand-made drawings
-are inlined: those whose text is text. A chart's text consists of shapes; a player takes the place of its picture. Both
-stay images and say how large they are, so that the text below them does not move when they arrive.
+In the page it has the page's fonts, follows the palette button, and its links can be followed. Charts are drawings too,
+no wider than they were drawn (scripts/bench/plot.py). A player takes the place of its picture, which stays an image and
+says how large it is, so that the text below it does not move when it arrives.
 """
 
 import re
@@ -43,6 +43,8 @@ def in_page(svg: str, name: str, words: str) -> str:
     dark = "".join(DARK.findall(css))
     rules = scoped(DARK.sub("", css), f".drawing-{name}")
     rules += scoped(dark, f'[data-md-color-scheme="slate"] .drawing-{name}')
+    if IN_POINTS.search(svg) and (box := VIEW_BOX.search(svg)):
+        rules += f".md-typeset .drawing-{name} {{ max-width: {round(float(box[1]) * 4 / 3)}px }}\n"
     svg = re.sub(r"<style>.*?</style>|<!--.*?-->|<title>.*?</title>|<desc>.*?</desc>", "", svg, flags=re.DOTALL)
     for own in IDS.findall(svg):
         svg = svg.replace(f'id="{own}"', f'id="{name}-{own}"').replace(f"#{own}", f"#{name}-{own}")
@@ -65,11 +67,17 @@ class Drawings(Treeprocessor):
             image = only_image(paragraph)
             path = folder / image.get("src", "") if image is not None else folder
             if image is not None and path.suffix == ".svg" and "<text" in (svg := path.read_text(encoding="utf-8")):
-                words = quoted(image.get("alt", ""))
+                shown = self.md.htmlStash.store(in_page(svg, path.stem, quoted(image.get("alt", ""))))
+                link = paragraph[0]
                 paragraph.clear()
                 paragraph.tag = "div"
                 paragraph.set("class", "drawing-room")
-                paragraph.text = self.md.htmlStash.store(in_page(svg, path.stem, words))
+                if link.tag == "a" and link.get("href") != image.get("src"):  # it leads to a page
+                    link.remove(image)
+                    paragraph.append(link)
+                    link.text = shown
+                else:
+                    paragraph.text = shown
         for image in root.iter("img"):
             say_size(image, folder / image.get("src", ""))
 
@@ -86,11 +94,11 @@ def say_size(image: Element, path: Path) -> None:
 
 
 def only_image(paragraph: Element) -> Element | None:
-    """Return the image that is all of a paragraph, alone or as a link to itself."""
+    """Return the image that is all of a paragraph, alone or as a link, if it does not become a player."""
     if len(paragraph) != 1 or (paragraph.text or "").strip() or (paragraph[0].tail or "").strip():
         return None
     only = paragraph[0]
-    if only.tag == "a" and len(only) == 1 and only.get("href") == only[0].get("src"):
+    if only.tag == "a" and len(only) == 1 and not only.get("href", "").endswith(".trace.js"):
         only = only[0]
     return only if only.tag == "img" else None
 

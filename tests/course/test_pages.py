@@ -29,6 +29,7 @@ SECTIONS = [
     "The pain", "Guess first", "The idea", "Shapes", "What changes, what must not", "Your tasks", "What must hold",
     "Checkpoint", "What it bought", "Pitfalls", "Questions", "In vLLM and SGLang", "Next",
 ]  # fmt: skip
+CLAIMS = ("The pain", "The idea", "What it bought")
 COMMANDS = [command for page in PAGES.values() for command in quoted_commands(page)]
 PATIENCE = 600.0
 AT_ONCE = 2
@@ -75,7 +76,32 @@ def test_every_block_is_closed(name):
 @each_lesson
 def test_a_lessons_page_has_its_sections_in_order(lesson):
     found = [heading.text for heading in Page.read(lesson.page).headings if heading.level == 2]
-    assert found == SECTIONS
+    assert [re.sub("<[^>]*>", "", title).partition(": ")[0] for title in found] == SECTIONS
+
+
+@each_lesson
+def test_sections_say_what_they_claim_and_keep_their_old_anchors(lesson):
+    """A table of contents of claims can be read; links to a section's name must not break when its claim changes."""
+    page = Page.read(lesson.page)
+    for name in CLAIMS:
+        titles = [
+            heading.text for heading in page.headings if heading.text.startswith(f'<a id="{slug(name)}"></a>{name}')
+        ]
+        assert len(titles) == 1, f'write: ## <a id="{slug(name)}"></a>{name}: its claim in a few words'
+        claim = titles[0].partition(": ")[2]
+        assert 0 < len(claim) <= 60, f"{name!r} claims {claim!r}"
+
+
+@each_lesson
+def test_what_is_looked_up_is_folded(lesson):
+    """Pitfalls, questions, and all tables of figures but the first: a lesson is read in one go without them."""
+    page = Page.read(lesson.page)
+    (bought,) = (heading.text for heading in page.headings if "What it bought" in heading.text)
+    for title in (bought, "Pitfalls", "Questions"):
+        shown = re.sub(r"<details markdown=\"1\">.*?</details>", "", page.section(title), flags=re.DOTALL)
+        tables = len(re.findall(r"^\|(?: *:?-+:? *\|)+$", shown, re.MULTILINE))
+        assert tables <= (title == bought), f'{title}: fold what is looked up with <details markdown="1">'
+        assert title != "Questions" or "**" not in shown, "fold the questions"
 
 
 @each_lesson

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 from scripts import ROOT
+from scripts.bench import plot
 from scripts.website import cards
 from scripts.website.browser import DESKTOP, PHONE, Site, build_sites, visiting
 
@@ -123,14 +124,81 @@ def test_pictures_say_their_size(site_folders):
                 assert re.search(r' width="\d+"', image) and re.search(r' height="\d+"', image), f"{path}: {image}"
 
 
-def test_a_phone_shows_a_chart_in_its_own_size(site_http, browser):
-    """Its words would be 6 pixels high otherwise; the picture scrolls, the page does not."""
+def test_a_phone_shows_a_chart_with_words_that_can_be_read(site_http, browser):
+    """The picture scrolls, the page does not."""
     with visiting(browser, site_http, width=PHONE) as visitor:
         visitor.page.goto(site_http.url("l13_machines/README.md"))
-        chart = visitor.page.locator("img[src$='routing.svg']")
-        assert chart.bounding_box()["width"] == int(chart.get_attribute("width"))
+        chart = visitor.page.locator(".drawing-routing")
+        sizes = chart.locator("text").evaluate_all("texts => texts.map(text => text.getBoundingClientRect().height)")
+        assert min(sizes) > 10
         assert not visitor.page.evaluate(STICKS_OUT)
 
+
+def test_every_chart_has_the_pages_font_and_colours(site_http, browser):
+    """One family of pictures: no chart stays an image with letters as shapes, in a font that the page does not use."""
+    charts = [
+        path for path in (ROOT / "lessons").rglob("*.svg") if re.search(r'<svg[^>]* width="[\d.]+pt"', read(path))
+    ]
+    assert len(charts) > 5
+    for path in charts:
+        assert "<text" in read(path) and "DejaVu" not in read(path), f"{path}: draw it again with scripts/bench/plot.py"
+        used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", re.sub("<style>.*?</style>", "", read(path))))
+        assert used <= set(plot.DARK), f"{path}: {used - set(plot.DARK)} have no colour in the dark"
+    with visiting(browser, site_http, scheme="dark") as visitor:
+        visitor.page.goto(site_http.url("l17_bits/README.md"))
+        words = visitor.page.locator(".drawing-methods text").first
+        assert "Plex Sans" in words.evaluate("node => getComputedStyle(node).fontFamily")
+        assert words.evaluate("node => getComputedStyle(node).fill") == "rgb(158, 171, 189)", "--kv-muted, in the dark"
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+CUT_TABLES = """() => [...document.querySelectorAll(".md-content table")].filter(table => {
+    const room = table.closest(".md-typeset__scrollwrap");
+    if (!table.getClientRects().length) return false;
+    if (!room || room.scrollWidth <= room.clientWidth + 1) return table.getBoundingClientRect().right > innerWidth;
+    room.scrollLeft = room.scrollWidth;
+    const name = table.querySelector("tbody tr > :first-child").getBoundingClientRect();
+    const says = getComputedStyle(room, "::after").content.includes("sideways");
+    const seen = name.left >= 0 && name.right < innerWidth - 60;
+    room.scrollLeft = 0;
+    return !(says && seen && room.tabIndex === 0);
+}).map(table => table.innerText.slice(0, 60))"""
+
+
+@each_page
+def test_on_a_phone_no_table_is_cut_without_a_word(source, site_http, browser):
+    """A table fits, or says that it scrolls and keeps the names of its rows in sight, for keyboards too."""
+    with visiting(browser, site_http, width=PHONE) as visitor:
+        visitor.page.goto(site_http.url(source))
+        visitor.page.evaluate("document.querySelectorAll('details').forEach(box => (box.open = true))")
+        visitor.page.wait_for_timeout(100)  # a box that has been opened is measured by course.js
+        assert not visitor.page.evaluate(CUT_TABLES), source
+
+
+@pytest.mark.parametrize("lesson", [on_a_page(f"{one.id}/README.md") for one in read_lessons(Places.find())])
+def test_a_lesson_breathes(lesson, site_http, browser):
+    """At most 12,000 pixels on a laptop, lines of 70 to 75 characters, and something that moves under the title."""
+    with visiting(browser, site_http, width=1440, reduced_motion="reduce") as visitor:
+        page = visitor.page
+        page.goto(site_http.url(lesson), wait_until="networkidle")
+        height = page.evaluate("document.documentElement.scrollHeight")
+        assert height <= 12_000, f"{lesson} is {height} pixels high: fold what is looked up"
+        assert 65 <= page.evaluate(LINES) <= 78
+        first = page.locator(".kv-strip + p + *, h1 + p + *").first
+        assert first.locator("figure.kv-figure").count() or "kv-" in first.get_attribute("class"), "a player or a tool"
+
+
+LINES = """() => { // characters a line: a paragraph's last line is half full, on average
+    let [characters, lines] = [0, 0];
+    for (const text of document.querySelectorAll(".kv-lesson > p")) {
+        const height = Math.round(text.getBoundingClientRect().height / parseFloat(getComputedStyle(text).lineHeight));
+        if (height > 2) [characters, lines] = [characters + text.innerText.length, lines + height - 0.5];
+    }
+    return characters / lines;
+}"""
 
 CARDS = """() => [...document.querySelectorAll("td[data-label]:not(:first-child)")].map(cell =>
     [cell.dataset.label, getComputedStyle(cell, "::before").content, cell.scrollWidth <= cell.clientWidth])"""
@@ -140,7 +208,8 @@ CARDS = """() => [...document.querySelectorAll("td[data-label]:not(:first-child)
 def test_a_phone_shows_each_pitfall_as_a_card_with_labelled_lines(scripts, site_http, browser):
     with visiting(browser, site_http, width=PHONE, java_script_enabled=scripts) as visitor:
         visitor.page.goto(site_http.url("l5_scheduler/README.md"))
-        table = visitor.page.locator("#pitfalls ~ .md-typeset__scrollwrap table, #pitfalls ~ table").first
+        visitor.page.evaluate("document.querySelectorAll('details').forEach(box => (box.open = true))")
+        table = visitor.page.locator("#pitfalls + p + details table, #pitfalls + details table").first
         box, cell = table.bounding_box(), table.locator("tbody td").nth(2).bounding_box()
         assert box["width"] <= PHONE and cell["width"] > 0.8 * box["width"], "a card's line takes the whole width"
         if scripts:

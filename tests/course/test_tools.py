@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.distributed.routing.policy import PrefixScore
 from mini_engine.engine.sampler import process
 from mini_engine.engine.sampling_params import Row, SamplingParams
 from mini_engine.hybrid.memory import StateMemory
@@ -39,6 +40,8 @@ PAGES = {
     "bytes": "l6_text/README.md",
     "interval": "l11_hybrid/README.md",
     "beta": "l13_machines/README.md",
+    "replicas": "l13_machines/README.md",
+    "launch": "l10_device/README.md",
 }
 WORK = "([tool, values]) => values.map(one => KvTools[tool].work(one))"
 
@@ -96,6 +99,48 @@ def test_the_break_even_is_the_lesson_s(work):
         assert math.isclose(got["from"], tier.num_tokens, rel_tol=1e-9), given
         assert (got["back"] <= got["again"]) == (given["prefix"] >= tier.num_tokens), given
     assert math.inf in lengths and min(lengths) < math.inf
+
+
+def test_the_replica_s_score_is_the_policy_s(work):
+    chance, names, prompt = random.Random(3), range(3), range(5)
+    drawn = [
+        {"beta": chance.choice([0, 0.3, 1, 3])}
+        | {f"matched{i}": chance.randint(0, 5) for i in names}
+        | {f"load{i}": chance.randint(0, 12) for i in names}
+        for _ in range(60)
+    ]
+    for given, got in zip(drawn, work("replicas", drawn), strict=True):
+        policy, loads = PrefixScore(given["beta"]), {i: given[f"load{i}"] for i in names}
+        policy.choose([], loads)  # now it knows the replicas
+        for i in names:
+            policy.sent(i, prompt[: given[f"matched{i}"]])
+        expected = policy.scores(prompt, loads)
+        assert got["scores"] == pytest.approx(list(expected.values())), given
+        best = max(names, key=lambda i: (expected[i], -loads[i]))
+        assert math.isclose(expected[got["chosen"]], expected[best]), given
+
+
+def test_a_launched_step_takes_as_long_as_its_kernels_in_turn(work):
+    """Host and GPU as two queues: a kernel begins when it is launched and the one before it has ended."""
+    given = [{"launch": launch, "kernels": 100, "gpu": gpu} for launch in (0.1, 3, 20) for gpu in (0.05, 0.6, 5)]
+    for one, got in zip(given, work("launch", given), strict=True):
+        ends = 0.0
+        for kernel in range(1, 101):
+            ends = max(ends, 0.15 + kernel * one["launch"] / 1e3) + one["gpu"] / 100
+        assert math.isclose(got["plain"], ends), one
+        assert math.isclose(got["replayed"], 0.15 + one["launch"] / 1e3 + one["gpu"]), one
+        assert got["loop"] <= got["replayed"], one
+
+
+def test_the_launches_play(site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url(PAGES["launch"]))
+        room = visitor.page.locator(".kv-tool[data-tool=launch]")
+        assert room.locator("img, .drawing").count() == 0, "the picture for GitHub has made room"
+        room.get_by_role("button", name="Play").click()
+        visitor.page.wait_for_function("Number(document.querySelector('.kv-tool [name=time]').value) < 50")
+        visitor.page.wait_for_function("Number(document.querySelector('.kv-tool [name=time]').value) === 100")
+        assert not visitor.complaints
 
 
 def test_the_roofline_is_the_one_that_was_measured(work):
@@ -207,6 +252,7 @@ def test_a_tool_answers_when_it_is_changed_and_is_accessible(tool, site_http, br
             page.set_viewport_size({"width": width, "height": 844})
             page.goto(site_http.url(PAGES[tool]))
             room = page.locator(f".kv-tool[data-tool={tool}]")
+            page.evaluate("document.querySelectorAll('details').forEach(box => (box.open = true))")
             before = room.locator("dl").inner_text()
             assert "NaN" not in before and "undefined" not in before
             room.locator("input").first.fill("4" if tool == "interval" else "2")

@@ -1,5 +1,5 @@
 /* Small calculators. Each is a form over one formula of its lesson; tests compare it with the lesson's own code. Those of
-   lessons 2, 9 and 12 are here, those of lessons 4, 6, 11 and 13 in tools/, which a page loads before this file. A page says where one goes with an empty <div class="kv-tool" data-tool="pool"></div>. */
+   lessons 2 and 9 are here, the others in tools/, which a page loads before this file. A page says where one goes with an empty <div class="kv-tool" data-tool="pool"></div>. */
 (function () {
   "use strict";
   const KIB = 1024;
@@ -58,29 +58,6 @@
         ["weights are free to share up to", `${short(turn)} requests`],
       ],
       draw: roof,
-    },
-    "break-even": {
-      title: "Copy back, or compute again?",
-      fields: [
-        { key: "rate", label: "prefill, tokens/s", value: 400, min: 1 },
-        { key: "token", label: "KV of a token, KiB", value: 112, min: 1, step: "any" },
-        { key: "bandwidth", label: "tier, MB/s", value: 500, min: 0.1, step: "any" },
-        { key: "latency", label: "latency, ms", value: 5, min: 0, step: "any" },
-        { key: "prefix", label: "tokens of the prefix", value: 1000, min: 1 },
-      ],
-      // As BreakEven in mini_engine/tiers/break_even.py
-      work({ rate, token, bandwidth, latency, prefix }) {
-        const gain = 1 / rate - (token * KIB) / (bandwidth * 1e6);
-        const again = prefix / rate;
-        const back = latency / 1e3 + (prefix * token * KIB) / (bandwidth * 1e6);
-        return { from: gain > 0 ? latency / 1e3 / gain : Infinity, again, back, least: (token * KIB * rate) / 1e6 };
-      },
-      say: ({ from, again, back, least }) => [
-        ["compute again", `${short(again * 1e3)} ms`],
-        ["bring back", `${short(back * 1e3)} ms: ${back < again ? `${short(again / back)} times as fast` : "slower"}`],
-        ["it pays from", from === Infinity ? "no length: the tier is too slow" : `${number(Math.ceil(from))} tokens`],
-        ["a tier must give at least", `${short(least)} MB/s`],
-      ],
     },
   };
 
@@ -158,7 +135,7 @@
     form.addEventListener("submit", (event) => event.preventDefault());
     room.setAttribute("role", "group");
     room.setAttribute("aria-label", tool.title);
-    room.append(element("strong", {}, tool.title), form, picture, result);
+    room.replaceChildren(element("strong", {}, tool.title), form, picture, result);
     refresh();
   }
 
