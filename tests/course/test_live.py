@@ -161,11 +161,20 @@ def test_a_page_without_a_server_or_without_python_says_so_in_a_sentence(site_fi
         assert not visitor.complaints
 
 
-def test_without_scripts_a_page_is_what_it_was(site_http, browser):
+@pytest.mark.parametrize("source", ["README.md", "l2_token_flat/README.md"])
+def test_without_scripts_a_page_says_what_would_be_there_and_links_to_something_readable(source, site_http, browser):
     with visiting(browser, site_http, java_script_enabled=False) as visitor:
-        visitor.page.goto(site_http.url("l2_token_flat/README.md"))
-        assert not visitor.page.locator(".kv-lab").is_visible()
-        assert visitor.page.locator("a.kv-player img").is_visible()
+        page = visitor.page
+        page.goto(site_http.url(source))
+        boxes = page.locator(".kv-lab, .kv-exercise, .kv-model").all()
+        for box in boxes:
+            assert box.inner_text().startswith("With JavaScript, ")
+            assert "/blob/main/" in (found := box.locator("a").first.get_attribute("href")) or found == "#your-tasks"
+        assert len(boxes) >= 2
+        for player in page.locator("a.kv-player").all():
+            assert player.locator("img").is_visible()
+            assert "With JavaScript" in player.inner_text()
+            assert player.get_attribute("href").endswith(".svg")
 
 
 # In the page

@@ -116,8 +116,8 @@
     const box = element("p", { class: "kv-live-meter", hidden: true }, bar, words);
     watch((bytes) => {
       box.hidden = bytes === null;
-      bar.value = Math.min(1, bytes / 1e6 / sum("_unpacked"));
-      words.textContent = bar.value < 1 ? `${(bar.value * sum("")).toFixed(1)} of ${sum("").toFixed(1)} MB` : "All of it is here; it starts …";
+      bar.value = bytes ? Math.max(bar.value, Math.min(1, bytes / 1e6 / sum("_unpacked"))) : 0;
+      words.textContent = bar.value < 0.98 ? `${(bar.value * sum("")).toFixed(1)} of ${sum("").toFixed(1)} MB` : "All of it is here; it starts …";
     });
     return box;
   }

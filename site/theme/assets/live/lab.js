@@ -86,7 +86,7 @@
     unfold() {
       this.first.remove();
       this.box.append(this.panel());
-      this.say.textContent = "Python is loading …";
+      this.showControls();
       this.scenarios.focus();
     }
 
