@@ -35,7 +35,7 @@ CONSTRAINTS = ROOT / "scripts" / "constraints.txt"
 POCKET = [ROOT / "mini_engine" / "pocket" / name for name in (
     "model.safetensors", "tokenizer.json", "config.json", "generation_config.json",
 )]  # fmt: skip
-LESSONS = ("l2", "l3", "l5", "l8")
+LESSONS = ("l0", "l1", "l2", "l3", "l5", "l8")
 COURSE = [  # what a page needs of the repository, as patterns
     "pyproject.toml", "mini_engine/**/*.py", "lessons/__init__.py", "lessons/_course/**/*.py",
     "scripts/__init__.py", "scripts/live/**/*.py", "scripts/traces/__init__.py", "scripts/traces/tape.py",

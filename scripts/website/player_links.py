@@ -25,7 +25,9 @@ from markdown.treeprocessors import Treeprocessor
 
 BEFORE_MKDOCS = 1  # mkdocs rewrites links with priority 0
 BEFORE_HTML = 30  # Markdown extracts raw HTML, including comments, with priority 20
-WITHOUT_SCRIPTS = "With JavaScript this picture is a player: it shows every step, each with a sentence. Here is one of them."
+WITHOUT_SCRIPTS = (
+    "With JavaScript this picture is a player: it shows every step, each with a sentence. Here is one of them."
+)
 log = logging.getLogger("mkdocs.player_links")
 GITHUB_ONLY = re.compile(r"<!-- on GitHub -->.*?<!-- end --> ?", re.DOTALL)
 

@@ -6,16 +6,14 @@ a question without an answer, and an address that breaks a lab.
 
 import re
 
+from scripts import ROOT
 from scripts.live.labs import LABS
 from scripts.live.page import lab as lab_answer
 from scripts.website.browser import DESKTOP, PHONE, visiting
 
 import pytest
 
-from scripts import ROOT
-from tests.course.site_fixtures import SITE
-from tests.course.test_live import PAGES, PATIENCE_MS, each_lab, needs_python, opened, reference, slow, write
-from tests.course.test_site import LOOKS, looked_over
+from tests.course.test_live import PATIENCE_MS, each_lab, needs_python, opened, reference, write
 
 LOST = "**/pyodide.asm.wasm"
 START = {  # what starts a download, and where it tells of it
@@ -27,7 +25,10 @@ START = {  # what starts a download, and where it tells of it
 
 def is_quiet(visitor) -> bool:
     """Whether the console has nothing but the aborted download."""
-    return not [error for error in visitor.errors if not re.search("ERR_FAILED|Failed to fetch", error)] and not visitor.outside
+    return (
+        not [error for error in visitor.errors if not re.search("ERR_FAILED|Failed to fetch", error)]
+        and not visitor.outside
+    )
 
 
 @pytest.fixture(params=START)
@@ -164,7 +165,7 @@ def test_a_link_restores_a_lab(width, site_http, browser):
         box = page.locator("#lab-pool")
         assert page.evaluate("document.querySelector('.kv-lab').lab.settings") == {"blocks": 9, "size": 2}
         copy = box.get_by_role("button", name="Copy link")
-        assert copy.is_visible() and copy.bounding_box()["x"] + copy.bounding_box()["width"] <= width
+        assert copy.is_visible() and (place := copy.bounding_box()) and place["x"] + place["width"] <= width
         copy.click()
         assert page.evaluate("document.querySelector('.kv-lab').lab.address").endswith(asked)
         assert not visitor.complaints
@@ -178,12 +179,16 @@ def test_what_an_address_says_is_bounded(site_http, browser):
     with visiting(browser, site_http, reduced_motion="reduce") as visitor:
         page = visitor.page
         page.goto(site_http.url("l2_token_flat/README.md") + EVIL)
-        lab = page.evaluate("(({settings, events, seed}) => ({settings, events, seed}))(document.querySelector('.kv-lab').lab)")
+        lab = page.evaluate(
+            "(({settings, events, seed}) => ({settings, events, seed}))(document.querySelector('.kv-lab').lab)"
+        )
         assert lab["settings"] == {knob.name: knob.default for knob in LABS["pool"].knobs} and lab["seed"] == ""
         assert len(lab["events"]) == 200 and max(map(len, lab["events"])) <= 160
         page.set_default_timeout(PATIENCE_MS)
         page.locator("#lab-pool .kv-live-go").click()
-        page.locator(".kv-lab:not([aria-busy]) dl dd, .kv-lab:not([aria-busy]) .kv-live-say:not(:empty)").first.wait_for()
+        page.locator(
+            ".kv-lab:not([aria-busy]) dl dd, .kv-lab:not([aria-busy]) .kv-live-say:not(:empty)"
+        ).first.wait_for()
         assert not page.locator("article img[src=x], .kv-figure b").count()
         assert not visitor.complaints
 

@@ -115,7 +115,7 @@ class Lab(Tape):
 
     @property
     def fullest(self) -> int:
-        """The index of the frame that shows most: one that breaks a rule, or the first in which most blocks are held."""
+        """The frame that shows most, by its index: one that breaks a rule, or the first with most blocks held."""
         if "broken" in self.frames[-1]:
             return len(self.frames) - 1
         return max(range(len(self.frames)), key=lambda index: (self.held_in(self.frames[index]), -index))
