@@ -80,7 +80,7 @@
         code.bracketMatching(), code.indentOnInput(), code.indentUnit.of(INDENT), code.EditorState.tabSize.of(4),
         code.pythonLanguage, code.syntaxHighlighting(code.classHighlighter), this.marks(),
         keymap.of([checking, code.indentWithTab, ...code.defaultKeymap, ...code.historyKeymap]),
-        View.contentAttributes.of({ "aria-label": label, autocapitalize: "off", spellcheck: "false" }),
+        View.contentAttributes.of({ "aria-label": label, tabindex: "0", autocapitalize: "off", spellcheck: "false" }),
         View.updateListener.of((update) => update.docChanged && changed()),
       ];
     }
