@@ -34,7 +34,8 @@ def lab(root: Path, asked: dict[str, Any], tell) -> dict[str, Any]:
     """Play a scenario. asked: lab, settings, do or seed, and `mine`, the reader's own modules by path.
 
     Returns:
-        the trace as `tape` writes it, with the settings and events that made it; or `error`, a sentence.
+        the trace as `tape` writes it, with the settings and events that made it and the frame in which most is held;
+        or `error`, a sentence; or `stopped`, where the reader's own code cannot be run, and why.
     """
     own = {}
     if not asked.get("mine"):
@@ -49,17 +50,28 @@ def lab(root: Path, asked: dict[str, Any], tell) -> dict[str, Any]:
 
     command = Command([], env, root, Path(os.devnull), Path(os.devnull))
     with environment(command, ("mini_engine", "scripts.live.labs", "scripts.traces")):
-        return play(asked)
+        try:
+            return play(asked)
+        except Exception as error:
+            return {"stopped": told(error)}
+
+
+def told(error: Exception) -> str:
+    """Return an error and its line in the reader's own code, in a sentence."""
+    if isinstance(error, SyntaxError):
+        return f"{Path(error.filename or '').name}:{error.lineno}: SyntaxError: {error.msg}."
+    return f"{type(error).__name__}: {str(error).rstrip('.')}, from {place(error)}."
 
 
 def play(asked: dict[str, Any]) -> dict[str, Any]:
     from scripts.live.labs import LABS
+    from scripts.live.labs.events import whole_number
 
     chosen = LABS[asked["lab"]]
     settings, do = asked.get("settings", {}), asked.get("do", "")
-    if asked.get("seed"):
-        settings, do = chosen.scenario(int(asked["seed"]))
     try:
+        if asked.get("seed"):
+            settings, do = chosen.scenario(whole_number(str(asked["seed"]), 0, 9999, "the seed"))
         with deadline.Deadline(LAB_SECONDS, lambda stack: None):
             played = chosen.play(settings, do)
     except Exception as error:
@@ -68,7 +80,8 @@ def play(asked: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"{error}."}
     except deadline.TookTooLong as error:
         return {"error": f"The code did not finish within {LAB_SECONDS:g} s; {place(error)} runs on and on."}
-    return {"trace": played.trace, "settings": played.chosen, "do": do, "alive": played.alive}
+    more = {"alive": played.alive, "fullest": played.fullest}
+    return {"trace": played.trace, "settings": played.chosen, "do": do, **more}
 
 
 def pocket(root: Path, asked: dict[str, Any], tell) -> dict[str, Any]:

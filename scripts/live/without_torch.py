@@ -11,11 +11,9 @@ from importlib.util import find_spec
 from types import FunctionType, ModuleType
 from typing import Any, ClassVar
 
+from scripts.live.small_torch import SMALL, NotInThePage
+
 LIBRARIES = ("torch", "safetensors")
-
-
-class NotInThePage(RuntimeError):
-    """Code that needs tensors was run where there are none."""
 
 
 class Absent(type):
@@ -41,13 +39,15 @@ def placeholder(name: str) -> Absent:
 
 
 class AbsentModule(ModuleType):
-    """A module in which every name is a placeholder."""
+    """A module in which every name is a placeholder, but for torch's few that `small_torch` has."""
 
     __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Absent:
         if name.startswith("__"):
             raise AttributeError(name)
+        if self.__name__ == "torch" and name in SMALL:
+            return SMALL[name]
         return placeholder(f"{self.__name__}.{name}")
 
 

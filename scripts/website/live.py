@@ -35,7 +35,7 @@ CONSTRAINTS = ROOT / "scripts" / "constraints.txt"
 POCKET = [ROOT / "mini_engine" / "pocket" / name for name in (
     "model.safetensors", "tokenizer.json", "config.json", "generation_config.json",
 )]  # fmt: skip
-LESSONS = ("l2", "l3", "l5", "l8")
+LESSONS = ("l0", "l1", "l2", "l3", "l5", "l8")
 COURSE = [  # what a page needs of the repository, as patterns
     "pyproject.toml", "mini_engine/**/*.py", "lessons/__init__.py", "lessons/_course/**/*.py",
     "scripts/__init__.py", "scripts/live/**/*.py", "scripts/traces/__init__.py", "scripts/traces/tape.py",
@@ -144,14 +144,22 @@ def write(path: Path, data: bytes) -> None:
 
 
 def sizes() -> dict[str, float]:
-    """Return what a reader loads, compressed, in MB: for a lab, and in addition for a check, for the model."""
-    runtime = [FOLDER / name for name in (*RUNTIME, "course.zip")]
-    model = [FOLDER / "pocket" / path.name for path in POCKET]
-    return {
-        "lab": sum(map(sent, runtime)) / 1e6,
-        "check": sent(FOLDER / "tools.zip") / 1e6,
-        "model": sum(map(sent, model)) / 1e6,
+    """Return what a reader loads, in MB: for a lab, and in addition for a check, for the model.
+
+    `lab` is compressed, as a server sends it; `lab_unpacked` is what the page's own count of it reaches.
+    """
+    parts = {
+        "lab": [FOLDER / name for name in (*RUNTIME, "course.zip")],
+        "check": [FOLDER / "tools.zip"],
+        "model": [FOLDER / "pocket" / path.name for path in POCKET],
     }
+    compressed = {name: sum(map(sent, paths)) / 1e6 for name, paths in parts.items()}
+    counted = {name: [path for path in paths if path.suffix != ".mjs"] for name, paths in parts.items()}  # not fetched
+    return compressed | {f"{name}_unpacked": sum(map(size_of, paths)) / 1e6 for name, paths in counted.items()}
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size
 
 
 def sent(path: Path) -> int:

@@ -2,7 +2,7 @@
 
 `<!-- lab: pool -->` below a player puts the lab of that name there, `<!-- exercise: 2, 3 -->` an editor for these tasks
 of the page's lesson, which must be in one module, `<!-- model: pocket -->` the pocket model. Elsewhere a comment shows
-nothing, and neither does an empty element where no script runs. Loading this packs the course's files for the pages
+nothing; where no script runs, the element says what would be there. Loading this packs the course's files for the pages
 (scripts/website/live.py).
 """
 
@@ -52,7 +52,22 @@ class LiveLinks(Preprocessor):
             anchor = f"{what}-{'-'.join(map(str, numbers(which)))}"
         sizes = {key: f"{size:.1f}" for key, size in packed_sizes().items()}
         about = escape(json.dumps(data | {"sizes": sizes})).replace("\n", "&#10;")
-        return f'<div class="kv-{what}" id="{anchor}" data-about="{about}"></div>'
+        without = self.without_scripts(what, data)
+        return f'<div class="kv-{what}" id="{anchor}" data-about="{about}"><noscript><p>{without}</p></noscript></div>'
+
+    def without_scripts(self, what: str, data: dict[str, Any]) -> str:
+        """Return a sentence on what is here, and where to read or do the same without JavaScript."""
+        if what == "exercise":
+            which = " and ".join(str(task["number"]) for task in data["tasks"])
+            check = f"python -m lessons check {data['lesson'].partition('_')[0].removeprefix('l')}"
+            tasks = '<a href="#your-tasks">tasks</a>'
+            return (
+                f"With JavaScript, an editor for the {tasks} {which} is here, checked by the lesson's own tests. "
+                f"In a terminal, write them in <code>{data['path']}</code> and run <code>{check}</code>."
+            )
+        links = ", ".join(f'<a href="{link}">{code.rpartition("::")[2]}</a>' for code, link in data["code"].items())
+        begins = "the pocket model answers here" if what == "model" else f"a lab is here: {data['title']}"
+        return f"With JavaScript, {begins}. It runs this code of the course: {links}."
 
     def places(self, shown: str, names: Iterable[str]) -> dict[str, str]:
         """Return where the repository shows the functions that frames name, as for a recorded trace."""

@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, SubElement
 
 from scripts import ROOT
 from scripts.pages.sync_code import SyncError, lines_of, symbol_node
@@ -25,6 +25,9 @@ from markdown.treeprocessors import Treeprocessor
 
 BEFORE_MKDOCS = 1  # mkdocs rewrites links with priority 0
 BEFORE_HTML = 30  # Markdown extracts raw HTML, including comments, with priority 20
+WITHOUT_SCRIPTS = (
+    "With JavaScript this picture is a player: it shows every step, each with a sentence. Here is one of them."
+)
 log = logging.getLogger("mkdocs.player_links")
 GITHUB_ONLY = re.compile(r"<!-- on GitHub -->.*?<!-- end --> ?", re.DOTALL)
 
@@ -48,6 +51,12 @@ class PlayerLinks(Treeprocessor):
                     path = (ROOT / DOCS / page).parent / link.get("href", "")
                     names = codes(path) if path.is_file() else ()
                     link.set("data-code", json.dumps(addresses(self.md, page, path.name, names)))
+                picture = link.find("img")
+                if picture is not None:  # without scripts a click shows the picture, not the trace's source
+                    link.set("data-file", Path(link.get("href", "")).name)
+                    link.set("href", picture.get("src", ""))
+                    without = SubElement(link, "noscript")
+                    without.text = WITHOUT_SCRIPTS
 
 
 def addresses(md: Markdown, page: str, shown: str, names: Iterable[str]) -> dict[str, str]:

@@ -4,6 +4,9 @@
 site/package-lock.json. The files that the pages need are copied together with their licences, and site/vendored.json
 records which file is from which version. The website and its tests use only the copies; npm is needed only here.
 
+CodeMirror comes as many small modules. esbuild, one of the packages, bundles those that site/editor/codemirror.js names
+into one file; the same versions give the same bytes.
+
 To change a version, edit site/package.json and run this with --lock.
 """
 
@@ -22,6 +25,7 @@ SITE = ROOT / "site"
 ASSETS = SITE / "theme" / "assets" / "vendor"
 FOR_TESTS = ROOT / "tests" / "course" / "vendor"
 RECORD = SITE / "vendored.json"
+EDITOR_NOTE = "/* CodeMirror and lezer, MIT licence: LICENSES.txt. Bundled by scripts/website/vendor.py. */\n"
 REGISTRY = "https://registry.npmjs.org/"
 
 # (package, patterns of the files to take, target folder)
@@ -50,6 +54,8 @@ TAKEN = [
     ("iframe-worker", ["shim/index.js", "LICENSE"], ASSETS / "iframe-worker"),
     ("axe-core", ["axe.min.js", "LICENSE"], FOR_TESTS / "axe"),
 ]
+EDITOR = ASSETS / "codemirror"
+IN_EDITOR = ("@codemirror/", "@lezer/", "@marijn/", "crelt", "style-mod", "w3c-keyname")
 RENAMED = {  # path inside a package -> name of the copy
     "shim/index.js": "shim.js",  # mkdocs-material looks for iframe-worker/shim
 }
@@ -102,7 +108,32 @@ def chosen_files(modules: Path) -> dict[Path, tuple[Path, str]]:
                 raise VendorError(f"{package} {version} has no {pattern}; find its new name and update TAKEN.")
             for path in found:
                 chosen[folder / target_name(path.relative_to(source))] = path, f"{package} {version}"
-    return chosen
+    return chosen | bundle(modules)
+
+
+def bundle(modules: Path) -> dict[Path, tuple[Path, str]]:
+    """Bundle CodeMirror beside `modules`, with the licences of what is in it. Return files as `chosen_files` does."""
+    script, licences = modules / "codemirror.js", modules / "LICENSES.txt"
+    entry = shutil.copy(SITE / "editor" / "codemirror.js", modules.parent)  # finds its imports beside it
+    options = ["--bundle", "--minify", "--format=esm", "--target=es2022", f"--outfile={script}", "--log-level=warning"]
+    if subprocess.run([modules / ".bin" / "esbuild", entry, *options], check=False).returncode:
+        raise VendorError("esbuild could not bundle CodeMirror; see its output above.")
+    script.write_text(EDITOR_NOTE + script.read_text(encoding="utf-8"), encoding="utf-8", newline="\n")
+    named = sorted(path.parent for path in modules.rglob("LICENSE") if is_in_editor(path.parent, modules))
+    texts = [f"{versioned(folder)}\n\n{(folder / 'LICENSE').read_text(encoding='utf-8').strip()}\n" for folder in named]
+    licences.write_text(f"\n{'-' * 72}\n\n".join(texts), encoding="utf-8", newline="\n")
+    packages = ", ".join(map(versioned, named))
+    return {EDITOR / path.name: (path, packages) for path in (script, licences)}
+
+
+def is_in_editor(folder: Path, modules: Path) -> bool:
+    return folder.relative_to(modules).as_posix().startswith(IN_EDITOR)
+
+
+def versioned(folder: Path) -> str:
+    """Return a package's name and version."""
+    about = json.loads((folder / "package.json").read_text(encoding="utf-8"))
+    return f"{about['name']} {about['version']}"
 
 
 def target_name(path: Path) -> Path:

@@ -37,13 +37,14 @@ SEEDS = range(12)
 PATIENCE_MS = 90_000  # to load Python on a busy machine
 PAGES = {"l2_token_flat": "pool", "l3_block_tensor": "table", "l5_scheduler": "batch", "l8_radix": "tree"}
 COMMENT = re.compile(r"^<!-- exercise: ([\d, ]+) -->$", re.MULTILINE)
+WRITTEN = ("l0_the_loop", "l1_contiguous", *PAGES)  # lessons with tasks to write in the page
 TASKS = {
     page: [[int(number) for number in found[1].split(",")] for found in COMMENT.finditer(text)]
-    for page in PAGES
+    for page in WRITTEN
     if (text := (ROOT / "lessons" / page / "README.md").read_text(encoding="utf-8"))
 }
 needs_python = pytest.mark.skipif(not live.is_complete(), reason="needs Pyodide: python -m scripts.website.live")
-slow = pytest.mark.slow(*SITE, "tests/l2", "tests/l3", "tests/l5", "tests/l8")
+slow = pytest.mark.slow(*SITE, "tests/l0", "tests/l1", "tests/l2", "tests/l3", "tests/l5", "tests/l8")
 each_lab = pytest.mark.parametrize("lab", LABS.values(), ids=lambda lab: lab.name)
 one_lab_or_slowly_each = pytest.mark.parametrize(
     "lab", [pytest.param(lab, id=name, marks=[] if name == "pool" else slow) for name, lab in LABS.items()]
@@ -161,11 +162,20 @@ def test_a_page_without_a_server_or_without_python_says_so_in_a_sentence(site_fi
         assert not visitor.complaints
 
 
-def test_without_scripts_a_page_is_what_it_was(site_http, browser):
+@pytest.mark.parametrize("source", ["README.md", "l2_token_flat/README.md"])
+def test_without_scripts_a_page_says_what_would_be_there_and_links_to_something_readable(source, site_http, browser):
     with visiting(browser, site_http, java_script_enabled=False) as visitor:
-        visitor.page.goto(site_http.url("l2_token_flat/README.md"))
-        assert not visitor.page.locator(".kv-lab").is_visible()
-        assert visitor.page.locator("a.kv-player img").is_visible()
+        page = visitor.page
+        page.goto(site_http.url(source))
+        boxes = page.locator(".kv-lab, .kv-exercise, .kv-model").all()
+        for box in boxes:
+            assert box.inner_text().startswith("With JavaScript, ")
+            assert "/blob/main/" in (found := box.locator("a").first.get_attribute("href")) or found == "#your-tasks"
+        assert len(boxes) >= 2
+        for player in page.locator("a.kv-player").all():
+            assert player.locator("img").is_visible()
+            assert "With JavaScript" in player.inner_text()
+            assert player.get_attribute("href").endswith(".svg")
 
 
 # In the page
@@ -333,7 +343,7 @@ def test_broken_code_ends_a_lab_at_the_event_and_names_the_task(name, module, fi
 
 @needs_python
 @slow
-@pytest.mark.parametrize("lesson_id", PAGES)
+@pytest.mark.parametrize("lesson_id", WRITTEN)
 def test_known_answers_are_judged_as_in_a_terminal(lesson_id, in_page):
     golden = sections_of(TRANSCRIPTS / f"{lesson_id.partition('_')[0]}.txt")
     wrong = []
@@ -362,10 +372,8 @@ def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, b
         assert "Task 2 is not written yet" in box.locator(".kv-live-verdict").inner_text()
         box.get_by_role("button", name="Hint").click()
         assert "hint 1 of 3" in box.locator(".kv-live-verdict").inner_text()
-        box.locator("textarea").fill(
-            source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)")
-        )
-        box.locator("textarea").press("Control+Enter")
+        write(box, source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)"))
+        box.get_by_role("textbox").press("Control+Enter")
         box.locator(".kv-live-verdict.bad").wait_for()
         assert "Task 3 (BlockAllocator.free) is not right yet" in box.locator(".kv-live-verdict").inner_text()
         assert "Task 2 passes." in box.locator(".kv-live-verdict").inner_text()
@@ -377,9 +385,9 @@ def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, b
         broken = page.locator("#lab-pool .kv-live-verdict.bad")
         assert "It stopped in your code." in broken.inner_text() or "is lost" in broken.inner_text()
         broken.get_by_role("link", name="Task 3 keeps this rule.").click()
-        line = "n => n.value.slice(0, n.selectionStart).split('\\n').length"
-        assert "def free(" in source.splitlines()[box.locator("textarea").evaluate(line) - 1], "to the task's own line"
-        box.locator("textarea").fill(source)
+        line = box.evaluate("box => box.exercise.editor.line")
+        assert "def free(" in source.splitlines()[line - 1], "to the task's own line"
+        write(box, source)
         box.get_by_role("button", name="Check").click()
         box.locator(".kv-live-verdict.good").wait_for()
         assert "Tasks 2 and 3 are done" in box.locator(".kv-live-verdict").inner_text()
@@ -392,7 +400,7 @@ def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, b
         assert Path(saved.value.path()).read_text(encoding="utf-8") == source
         page.reload()
         page.get_by_role("button", name="Go on with tasks 2 and 3").click()
-        assert page.locator("#exercise-2-3 textarea").input_value() == source, "the text must survive a reload"
+        assert box.evaluate("box => box.exercise.text") == source, "the text must survive a reload"
         assert not visitor.complaints
 
 
@@ -413,13 +421,11 @@ def test_a_task_that_passes_in_the_page_is_ticked_as_one_of_the_terminal_s(tmp_p
         page.goto(site_http.url("l2_token_flat/README.md"))
         box = page.locator("#exercise-2-3")
         box.get_by_role("button", name="Write tasks 2 and 3 here").click()
-        box.locator("textarea").fill(
-            source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)")
-        )
+        write(box, source.replace("self.free_blocks.extend(blocks)", "self.free_block = list(blocks)"))
         box.get_by_role("button", name="Check").click()
         box.locator(".kv-live-verdict.bad").wait_for()
         assert ticked(page) == ["1 task"], "task 2 passes, task 3 does not"
-        box.locator("textarea").fill(source)
+        write(box, source)
         box.get_by_role("button", name="Check").click()
         box.locator(".kv-live-verdict.good").wait_for()
         assert ticked(page) == ["2 tasks"]
@@ -436,6 +442,11 @@ def test_a_task_that_passes_in_the_page_is_ticked_as_one_of_the_terminal_s(tmp_p
         page.reload()
         assert ticked(page) == ["3 tasks"]
         assert not visitor.complaints
+
+
+def write(box, source: str) -> None:
+    """Put a text into an exercise's editor."""
+    box.evaluate("(box, text) => { box.exercise.text = text; }", source)
 
 
 def opened(page, lab: str) -> None:

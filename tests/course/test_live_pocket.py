@@ -210,9 +210,3 @@ def test_axe_finds_nothing_in_the_open_model(site_http, browser):
         page.locator(".kv-model:not([aria-busy]) + .kv-figure").wait_for()
         found = looked_over(page, EVERY_LOOK) + visitor.complaints
         assert not found, "\n".join(found)
-
-
-def test_without_scripts_there_is_no_model(site_http, browser):
-    with visiting(browser, site_http, java_script_enabled=False) as visitor:
-        visitor.page.goto(site_http.url())
-        assert not visitor.page.locator(".kv-model").is_visible()

@@ -318,7 +318,7 @@ def test_a_picture_that_leads_to_a_trace_becomes_a_player_and_no_other_link_does
     markdown = pytest.importorskip("markdown", reason="the site's Markdown: pip install --group docs")
     text = "[![a pool](pool.svg)](pool.trace.js) and [a page](pool.md)"
     html = markdown.markdown(text, extensions=["scripts.website.player_links"])
-    assert '<a class="kv-player" href="pool.trace.js">' in html
+    assert '<a class="kv-player" data-file="pool.trace.js" href="pool.svg">' in html
     assert html.count("kv-player") == 1
 
 

@@ -259,6 +259,12 @@ def test_a_tool_answers_when_it_is_changed_and_is_accessible(tool, site_http, br
             assert room.locator("dl").inner_text() != before
             box = room.bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width
+            if (picture := room.locator("svg")).count():
+                assert picture.bounding_box()["width"] > 0.85 * box["width"], "a chart fills its box"
+                sizes = picture.evaluate("node => node.viewBox.baseVal.width / node.clientWidth")
+                assert abs(sizes - 1) < 0.05, "its letters are as large as they say"
+            if tool in ("roofline", "beta"):
+                assert picture.locator("path.grid").count() >= 2, "and it has a y axis"
         page.evaluate(AXE.read_text(encoding="utf-8"))
         assert not page.evaluate(RUN_AXE, {"place": f".kv-tool[data-tool={tool}]"})  # test_site looks at the rest
         assert not visitor.complaints

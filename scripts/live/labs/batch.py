@@ -1,6 +1,6 @@
 """Course machinery. Lesson 5's lab: the lesson's scheduler and manager, with a model that always says the same word."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from scripts.live.labs.events import NAMES, whole_number
@@ -62,6 +62,9 @@ class Batch(Steps, Scheduled):
         states = self.scheduler.manager.blocks_by_state
         held = f"{states.held} of {states.free + states.held}"
         return {"counters": self.counters() | {"tokens computed": self.computed, "blocks held": held}}
+
+    def held_in(self, frame: Mapping[str, Any]) -> int:
+        return sum(frame["held"].values())
 
     def sentences(self, cells: Cells, ended: list[str]) -> list[str]:
         return [*self.refused, *super().sentences(cells, ended)]

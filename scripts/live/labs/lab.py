@@ -114,6 +114,17 @@ class Lab(Tape):
         return len(self.frames) >= MOST_FRAMES - 12
 
     @property
+    def fullest(self) -> int:
+        """The frame that shows most, by its index: one that breaks a rule, or the first with most blocks held."""
+        if "broken" in self.frames[-1]:
+            return len(self.frames) - 1
+        return max(range(len(self.frames)), key=lambda index: (self.held_in(self.frames[index]), -index))
+
+    def held_in(self, frame: Mapping[str, Any]) -> int:
+        """Return how many blocks a frame shows as held."""
+        return sum(len(each["blocks"]) for key in ("requests", "tables", "nodes") for each in frame.get(key, ()))
+
+    @property
     def trace(self) -> dict[str, Any]:
         """What a page gets."""
         return {key: value for key, value in self.data.items() if key not in ("file", "poster")}

@@ -58,7 +58,10 @@
       done.textContent = is ? `Lesson ${numberOf(here)} is done ✓` : `Mark lesson ${numberOf(here)} as done`;
     }
     const sum = document.querySelector(".kv-kept__sum");
-    if (sum) sum.textContent = `${Object.keys(progress.done).length} of ${rungs().length} lessons done`;
+    if (!sum) return;
+    const hasSome = [progress.done, progress.tasks, progress.guesses].some((kept) => Object.keys(kept).length);
+    sum.textContent = hasSome ? `${Object.keys(progress.done).length} of ${rungs().length} lessons done` : "";
+    document.querySelector(".kv-kept button").hidden = !hasSome;
   }
 
   // The lesson last seen, if it is not done; otherwise the first one after it that is not.
@@ -108,8 +111,8 @@
     });
     const forget = element("button", { type: "button" }, "Forget");
     forget.addEventListener("click", () => change((progress) => Object.assign(progress, EMPTY)));
-    const label = element("label", { for: "kv-import" }, "Import ", element("code", {}, "work/progress.json"));
-    ladder.append(element("p", { class: "kv-kept" }, element("span", { class: "kv-kept__sum" }), label, file, forget, said));
+    const label = element("label", { for: "kv-import" }, "Import the terminal's progress.json");
+    ladder.append(element("p", { class: "kv-kept" }, element("span", { class: "kv-kept__sum" }), file, label, forget, said));
   }
 
   // ---- guess first ----

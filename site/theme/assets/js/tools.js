@@ -3,6 +3,7 @@
 (function () {
   "use strict";
   const KIB = 1024;
+  const NARROWEST = 260; // pixels of a picture
   const number = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
   const short = (value) => (value >= 100 ? number(value) : value.toLocaleString("en", { maximumSignificantDigits: 3 }));
   const BYTES = { bfloat16: 2, float32: 4, float8: 1 };
@@ -62,19 +63,23 @@
   };
 
   // Seconds a step against requests, both on logarithmic axes: flat while weights are read, rising once they are computed.
-  function roof(values) {
-    const [wide, high, most] = [400, 150, 9];
+  function roof(values, _, wide) {
+    const [high, most, left, bottom] = [210, 9, 62, 168];
     const at = (power) => TOOLS.roofline.work({ ...values, batch: 2 ** power });
     const all = Array.from({ length: 46 }, (_, i) => (i * most) / 45);
-    const times = all.map((power) => Math.log2(at(power).seconds));
-    const [low, top] = [Math.min(...times) - 0.5, Math.max(...times) + 0.5];
-    const place = (power, time) => `${(40 + (power / most) * (wide - 60)).toFixed(1)} ${(high - 24 - ((time - low) / (top - low)) * (high - 44)).toFixed(1)}`;
+    const times = all.map((power) => Math.log10(at(power).seconds * 1e3));
+    const low = Math.floor(Math.min(...times));
+    const top = Math.max(low + 1, Math.ceil(Math.max(...times)));
+    const x = (power) => (left + (power / most) * (wide - left - 24)).toFixed(1);
+    const y = (time) => (bottom - ((time - low) / (top - low)) * (bottom - 34)).toFixed(1);
     const here = Math.log2(values.batch);
-    const [x, y] = place(here, Math.log2(at(here).seconds)).split(" ");
-    const ticks = [0, 3, 6, 9].map((power) => `<text x="${40 + (power / most) * (wide - 60)}" y="${high - 6}">${2 ** power}</text>`).join("");
-    return `<svg viewBox="0 0 ${wide} ${high}" aria-hidden="true"><path d="M${all.map((power, i) => place(power, times[i])).join("L")}"/>
-      <circle cx="${x}" cy="${y}" r="6"/>${ticks}<text class="axis" x="40" y="14">time of a step, against requests at once</text></svg>`;
+    const rows = Array.from({ length: top - low + 1 }, (_, i) => low + i).map((power) => `<path class="grid" d="M${left} ${y(power)}H${wide - 24}"/><text class="end" x="${left - 8}" y="${+y(power) + 5}">${milliseconds(power)}</text>`);
+    const ticks = [0, 3, 6, 9].map((power) => `<text x="${x(power)}" y="${bottom + 18}">${2 ** power}</text>`);
+    return `<svg viewBox="0 0 ${wide} ${high}" aria-hidden="true">${rows.join("")}<path d="M${all.map((power, i) => `${x(power)} ${y(times[i])}`).join("L")}"/>
+      <circle cx="${x(here)}" cy="${y(Math.log10(at(here).seconds * 1e3))}" r="6"/>${ticks.join("")}<text class="axis" x="0" y="14">time of a step</text><text class="end" x="${wide - 24}" y="${high - 6}">requests at once</text></svg>`;
   }
+
+  const milliseconds = (power) => (power >= 3 ? `${number(10 ** (power - 3))} s` : `${number(10 ** power, 3)} ms`);
 
   function element(tag, attrs, ...children) {
     const node = document.createElement(tag);
@@ -129,7 +134,7 @@
       const given = values();
       const rows = tool.say(tool.work(given), given);
       result.replaceChildren(...rows.map(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", {}, text))));
-      if (tool.draw) picture.innerHTML = tool.draw(given, tool.work(given));
+      if (tool.draw) picture.innerHTML = tool.draw(given, tool.work(given), Math.max(NARROWEST, picture.clientWidth)); // a pixel is a pixel
     }
     form.addEventListener("input", refresh);
     form.addEventListener("submit", (event) => event.preventDefault());
@@ -137,6 +142,7 @@
     room.setAttribute("aria-label", tool.title);
     room.replaceChildren(element("strong", {}, tool.title), form, picture, result);
     refresh();
+    if (tool.draw) new ResizeObserver(refresh).observe(room);
   }
 
   window.KvTools = TOOLS;

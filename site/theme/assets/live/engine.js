@@ -2,6 +2,7 @@
 (function () {
   "use strict";
   const BASE = document.currentScript.src.replace(/[^/]*$/, "");
+  const SILENCE = 60; // seconds without a byte, or with all of them and no Python, after which loading has failed
   const SECONDS = 20; // without a sign of life, once Python is there; a busy machine takes as long for 5 of its own
   const KEY = "kv-course:";
 
@@ -9,6 +10,8 @@
     constructor() {
       this.waiting = [];
       this.seconds = SECONDS;
+      this.silence = SILENCE;
+      this.watchers = new Set();
       this.count = 0;
     }
 
@@ -19,9 +22,17 @@
     start() {
       if (this.worker) return;
       this.isReady = false;
+      this.loading(0);
       this.worker = new Worker(BASE + "worker.js", { type: "module" });
       this.worker.onmessage = ({ data }) => this.hear(data);
-      this.worker.onerror = (event) => this.fail(event.message || "The worker could not be loaded.");
+      this.worker.onerror = (event) => this.fail(event.message || "a file of it did not arrive");
+    }
+
+    // A sign of life of a download, with the bytes so far; null: it is over. Without another in time it has failed.
+    loading(bytes) {
+      clearTimeout(this.patience);
+      if (bytes !== null) this.patience = setTimeout(() => this.fail(`nothing came for ${this.silence} seconds`), this.silence * 1000);
+      this.watchers.forEach((tell) => tell(bytes));
     }
 
     // Ask Python; one question at a time. A promise of its answer, parsed.
@@ -41,6 +52,8 @@
     hear(data) {
       const [job] = this.waiting;
       if (data.ready) this.isReady = true;
+      if (data.got) this.loading(data.got);
+      if (data.ready || data.landed) this.loading(null);
       if (data.failed) return this.fail(data.failed);
       if (!job || data.id !== job.id) return;
       clearTimeout(this.timer);
@@ -68,17 +81,19 @@
 
     restart() {
       clearTimeout(this.timer);
+      this.loading(null);
       this.worker.terminate();
       this.worker = null;
       this.start();
     }
 
-    // Python could not be loaded.
+    // Python could not be loaded: what was asked fails with an error that can be tried `again`.
     fail(words) {
       clearTimeout(this.timer);
+      this.loading(null);
       if (this.worker) this.worker.terminate();
       this.worker = null;
-      this.waiting.splice(0).forEach((job) => job.failed(new Error(`Python could not be loaded: ${words}`)));
+      this.waiting.splice(0).forEach((job) => job.failed(Object.assign(new Error(`Python could not be loaded: ${words}.`), { again: true })));
     }
   }
 
@@ -90,6 +105,36 @@
     }
     node.append(...children);
     return node;
+  }
+
+  // How much of a download has come, while it lasts. sizes: of the page; parts: the names of what is loaded. `watch` is
+  // given a function that is then called with the bytes so far, or with null.
+  function meter(sizes, parts, watch) {
+    const sum = (ending) => parts.reduce((total, part) => total + Number(sizes[part + ending]), 0);
+    const bar = element("progress", { max: "1", value: "0", "aria-label": "Downloaded" });
+    const words = element("span", {});
+    const box = element("p", { class: "kv-live-meter", hidden: true }, bar, words);
+    watch((bytes) => {
+      box.hidden = bytes === null;
+      bar.value = bytes ? Math.max(bar.value, Math.min(1, bytes / 1e6 / sum("_unpacked"))) : 0;
+      words.textContent = bar.value < 0.98 ? `${(bar.value * sum("")).toFixed(1)} of ${sum("").toFixed(1)} MB` : "All of it is here; it starts …";
+    });
+    return box;
+  }
+
+  // An error in words, with a button if what failed can be tried again.
+  function trouble(error, again) {
+    return error.again ? [error.message, " ", element("button", { type: "button", class: "kv-live-again", onclick: again }, "Try again")] : [error.message];
+  }
+
+  // Put an address into the clipboard, and say where it is now.
+  async function copied(address, what) {
+    try {
+      await navigator.clipboard.writeText(address);
+      return `The address of this ${what} is copied.`;
+    } catch {
+      return `The ${what} is in the address of this page.`;
+    }
   }
 
   // Why nothing can run here, in a sentence; "" if it can.
@@ -116,5 +161,5 @@
     },
   };
 
-  window.KvLive = { engine: new Engine(), element, obstacle, store };
+  window.KvLive = { copied, engine: new Engine(), element, meter, obstacle, store, trouble };
 })();

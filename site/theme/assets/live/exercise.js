@@ -1,7 +1,7 @@
 // Course machinery. An exercise in the page: an editor with the lesson's starter, checked by the lesson's own tests.
 (function () {
   "use strict";
-  const { engine, element, obstacle, store } = window.KvLive;
+  const { edit, engine, element, meter, obstacle, store, trouble } = window.KvLive;
 
   // "Task 2", "Tasks 2 and 3"
   function counted(word, numbers) {
@@ -43,75 +43,49 @@
       this.first.remove();
       this.box.append(this.panel());
       this.showTasks();
-      this.goTo(this.lineOf(this.next));
+      this.editor.goTo(this.lineOf(this.next));
       engine.ask("prepare", {}).catch(() => {}); // while the reader types
     }
 
     // From a lab: show a task's place in the editor.
     openAt(number) {
       if (this.first.isConnected) this.open();
-      this.goTo(this.lineOf(this.about.tasks.find((task) => task.number === number)));
+      this.editor.goTo(this.lineOf(this.about.tasks.find((task) => task.number === number)));
     }
 
     panel() {
       const button = (words, act, more) => element("button", { type: "button", onclick: act, ...more }, words);
       this.list = element("ol", { class: "kv-live-tasks" });
-      this.area = element("textarea", { "aria-label": `${this.file}: your code`, rows: "22", spellcheck: "false", autocapitalize: "off", autocomplete: "off", wrap: "off" });
-      this.area.value = this.source;
-      this.area.addEventListener("input", () => this.save());
-      this.area.addEventListener("keydown", (event) => this.key_(event));
+      const options = { label: `${this.file}: your code`, text: this.source, changed: () => this.save(), check: () => this.check() };
+      this.editor = edit(options, (better) => (this.editor = better));
       this.say = element("div", { class: "kv-live-verdict", role: "status", tabindex: "-1" });
       this.checkButton = button("Check", () => this.check(), { class: "kv-live-go" });
       this.stopButton = button("Stop", () => engine.stop("stopped"), { hidden: true });
       const bar = element("div", { class: "kv-live-row" }, this.checkButton, this.stopButton,
         button("Hint", () => this.hint()), button("Reset", () => this.reset()), button(`Download ${this.file}`, () => this.download()));
       const keys = element("p", { class: "kv-live-keys" }, `Ctrl+Enter checks. Tab indents; Escape, then Tab leaves the editor. Your text stays in this browser; a downloaded file belongs into ${this.about.path.replace(/[^/]*$/, "")}.`);
-      return element("div", { class: "kv-live-panel", role: "group", "aria-label": `Exercise: ${this.file}` }, element("strong", {}, this.about.path), this.list, this.area, bar, this.say, keys);
+      return element("div", { class: "kv-live-panel", role: "group", "aria-label": `Exercise: ${this.file}` }, element("strong", {}, this.about.path), this.list, this.editor.node, bar, this.say, meter(this.about.sizes, ["lab", "check"], (tell) => engine.watchers.add(tell)), keys);
     }
 
     // ---- the editor ----
 
-    key_(event) {
-      event.stopPropagation();
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-        event.preventDefault();
-        this.check();
-      } else if (event.key === "Escape") this.leaving = true;
-      else if (event.key === "Tab" && !this.leaving && !event.shiftKey) {
-        event.preventDefault();
-        this.insert("    ");
-      } else if (event.key === "Enter") {
-        const before = this.area.value.slice(0, this.area.selectionStart);
-        const line = before.slice(before.lastIndexOf("\n") + 1);
-        event.preventDefault();
-        this.insert("\n" + /^ */.exec(line)[0] + (/:\s*$/.test(line) ? "    " : ""));
-      } else if (event.key !== "Tab") this.leaving = false;
+    get text() {
+      return this.editor ? this.editor.text : this.source;
     }
 
-    insert(text) {
-      const { selectionStart: from, selectionEnd: to } = this.area;
-      this.area.setRangeText(text, from, to, "end");
+    set text(text) {
+      this.editor.text = text;
       this.save();
     }
 
     save() {
-      this.source = this.area.value;
+      this.source = this.text;
       store.set(this.key, { source: this.source, done: this.done });
     }
 
     lineOf(task) {
       const name = task.symbol.split(".").pop();
-      return this.area.value.split("\n").findIndex((line) => new RegExp(`^\\s*def ${name}\\(`).test(line)) + 1;
-    }
-
-    // Put the cursor on a line and show it.
-    goTo(line) {
-      const lines = this.area.value.split("\n");
-      const from = lines.slice(0, line - 1).join("\n").length + (line > 1 ? 1 : 0);
-      this.area.focus({ preventScroll: true });
-      this.area.setSelectionRange(from, from);
-      this.area.scrollTop = Math.max(0, line - 3) * parseFloat(getComputedStyle(this.area).lineHeight);
-      this.area.scrollLeft = 0;
+      return this.text.split("\n").findIndex((line) => new RegExp(`^\\s*def ${name}\\(`).test(line)) + 1;
     }
 
     // ---- checking ----
@@ -120,6 +94,7 @@
       if (this.isBusy) return;
       this.isBusy = true;
       this.save();
+      this.editor.mark(0);
       this.show("", engine.isReady ? "Checking …" : "Python is loading; the check follows …");
       this.checkButton.disabled = true;
       this.stopButton.hidden = false;
@@ -129,7 +104,8 @@
         const asked = { lesson: this.about.lesson, tasks: this.about.tasks.map((task) => task.number), source: this.source };
         this.judged(await engine.ask("check", asked));
       } catch (error) {
-        this.show("bad", error.message);
+        const [words, ...again] = trouble(error, () => this.check());
+        this.show("bad", words, ...again);
       }
       this.isBusy = false;
       this.checkButton.disabled = false;
@@ -148,15 +124,23 @@
       const before = this.done.length ? [element("p", {}, `${counted("Task", this.done)} ${this.done.length > 1 ? "pass" : "passes"}.`)] : [];
       const { headline, where, lines } = last.advice;
       const open = last.result.status === "not_written";
+      this.editor.mark(open ? 0 : this.lineIn(where));
       this.show(open ? "open" : "bad", headline, ...before, ...this.place(where), element("pre", { tabindex: "0" }, element("code", {}, lines.join("\n"))),
         ...(open ? [] : this.inLab("Watch it in the lab", { [this.about.module]: this.source })));
     }
 
     // `work/l2/allocator.py:58:  code` as a button that goes there.
     place(where) {
+      const line = this.lineIn(where);
+      if (!line) return where ? [element("p", {}, where)] : [];
+      const rest = where.replace(/^.*?:\d+:?\s*/, "");
+      return [element("p", {}, element("button", { type: "button", onclick: () => this.editor.goTo(line) }, `Line ${line}`), " ", rest)];
+    }
+
+    // The line of this file that a verdict names; 0 if it names another file.
+    lineIn(where) {
       const found = /:(\d+)/.exec(where);
-      if (!found || !where.startsWith(this.about.path)) return where ? [element("p", {}, where)] : [];
-      return [element("p", {}, element("button", { type: "button", onclick: () => this.goTo(Number(found[1])) }, `Line ${found[1]}`), " ", where.slice(found.index + found[0].length).replace(/^:\s*/, ""))];
+      return found && where.startsWith(this.about.path) ? Number(found[1]) : 0;
     }
 
     // notChecked: the tests that a page cannot run, each with the reason.
@@ -182,7 +166,7 @@
     showTasks() {
       this.list.replaceChildren(...this.about.tasks.map((task) => {
         const isDone = this.done.includes(task.number);
-        const go = element("button", { type: "button", onclick: () => this.goTo(this.lineOf(task)) }, `${task.number} ${task.title}`);
+        const go = element("button", { type: "button", onclick: () => this.editor.goTo(this.lineOf(task)) }, `${task.number} ${task.title}`);
         return element("li", { class: isDone ? "done" : "" }, go, element("span", {}, isDone ? "done" : "to do"));
       }));
     }
@@ -196,10 +180,10 @@
     }
 
     reset() {
-      if (this.area.value !== this.about.starter && !window.confirm(`Throw your ${this.file} away?`)) return;
-      store.set(this.key, null);
+      if (this.text !== this.about.starter && !window.confirm(`Throw your ${this.file} away?`)) return;
       store.set("passed:" + this.about.module, null);
-      [this.source, this.done, this.area.value] = [this.about.starter, [], this.about.starter];
+      [this.done, this.text] = [[], this.about.starter];
+      store.set(this.key, null);
       this.showTasks();
       this.say.replaceChildren();
     }

@@ -3,7 +3,8 @@
 // The recorded story above it stays until the first run. The scenario is in the address, so that it can be sent.
 (function () {
   "use strict";
-  const { engine, element, obstacle, store } = window.KvLive;
+  const { copied, engine, element, meter, obstacle, store, trouble } = window.KvLive;
+  const [MOST_EVENTS, MOST_TEXT] = [200, 160]; // as scripts/live/labs/events.py, which checks what is inside them
 
   class Lab {
     constructor(box) {
@@ -36,10 +37,21 @@
     readAddress() {
       const asked = new URLSearchParams(location.search);
       if (asked.get("lab") !== this.about.name) return false;
-      for (const knob of this.about.knobs) if (asked.has(knob.name)) this.settings[knob.name] = asked.get(knob.name);
-      this.seed = asked.get("seed") || "";
-      this.events = (asked.get("do") || "").split(";").filter(Boolean);
+      for (const knob of this.about.knobs) if (asked.has(knob.name)) this.settings[knob.name] = allowed(knob, asked.get(knob.name));
+      if (/^\d{1,4}$/.test(asked.get("seed"))) this.seed = asked.get("seed");
+      const events = (asked.get("do") || "").split(";").filter(Boolean);
+      this.events = events.slice(0, MOST_EVENTS).map((event) => event.slice(0, MOST_TEXT));
+      if (!this.seed && !events.length) this.choose(0);
       return true;
+    }
+
+    // What this is now; `put` brings it back.
+    get scenario() {
+      return { settings: { ...this.settings }, events: [...this.events], seed: this.seed };
+    }
+
+    put({ settings, events, seed }) {
+      Object.assign(this, { settings: { ...settings }, events: [...events], seed });
     }
 
     get address() {
@@ -68,13 +80,13 @@
 
     async open() {
       this.unfold();
-      await this.run(0);
+      await this.run("fullest");
     }
 
     unfold() {
       this.first.remove();
       this.box.append(this.panel());
-      this.say.textContent = "Python is loading …";
+      this.showControls();
       this.scenarios.focus();
     }
 
@@ -82,7 +94,7 @@
       const { about } = this;
       const id = (name) => `${this.box.id}-${name}`;
       const labelled = (label, control) => element("label", {}, element("span", {}, label), control);
-      this.scenarios = element("select", { onchange: () => this.pick() }, ...about.presets.map((one, i) => element("option", { value: i }, one.question)), element("option", { value: "own" }, "Your own"));
+      this.scenarios = element("select", { "aria-label": "Scenario", onchange: () => this.pick() }, ...about.presets.map((one, i) => element("option", { value: i }, one.question)), element("option", { value: "own" }, "Your own"));
       this.scenarios.value = this.seed || this.words !== about.presets[0].do ? "own" : 0;
       this.knobs = about.knobs.map((knob) => labelled(knob.label, this.knob(knob)));
       this.prompt = element("input", { type: "text", maxlength: "120", id: id("prompt"), value: about.example });
@@ -100,16 +112,16 @@
         this.button("Undo", () => this.change(() => this.events.pop())),
         this.button("Start over", () => this.change(() => (this.events = []))),
         this.button("Random", () => this.random()),
-        this.button("Copy link", () => this.copy()),
         (this.back = this.button("Recorded story", () => this.restore())),
       );
+      const scenario = element("div", { class: "kv-live-row kv-live-head" },
+        element("label", { class: "kv-live-scenario" }, element("span", {}, "Scenario"), this.scenarios), this.button("Copy link", () => this.copy()));
       const settings = element("div", { class: "kv-live-row" }, ...this.knobs);
       const more = element("details", { class: "kv-live-more", open: innerWidth >= 600 }, element("summary", {}, "Settings and more"), settings, tools, text);
       return element("div", { class: "kv-live-panel", role: "group", "aria-label": about.title },
-        element("label", { class: "kv-live-scenario" }, element("span", {}, "Scenario"), this.scenarios),
-        this.broken, this.counters,
+        scenario, this.broken, this.counters,
         element("label", { class: "kv-live-prompt" }, element("span", {}, what), this.prompt),
-        this.acts, this.own, this.say, more);
+        this.acts, this.own, this.say, meter(about.sizes, ["lab"], (tell) => engine.watchers.add(tell)), more);
     }
 
     knob(knob) {
@@ -130,7 +142,7 @@
     pick() {
       if (this.scenarios.value === "own") return;
       this.choose(Number(this.scenarios.value));
-      this.run(0);
+      this.run("fullest");
     }
 
     change(act) {
@@ -158,17 +170,12 @@
     random() {
       this.seed = String(1 + Math.floor(Math.random() * 9999));
       this.scenarios.value = "own";
-      this.run(0);
+      this.run("fullest");
     }
 
     async copy() {
       history.replaceState(null, "", this.address);
-      try {
-        await navigator.clipboard.writeText(this.address);
-        this.say.textContent = "The address of this scenario is copied.";
-      } catch {
-        this.say.textContent = "The scenario is in the address of this page.";
-      }
+      this.say.textContent = await copied(this.address, "scenario");
     }
 
     // ---- running ----
@@ -187,26 +194,40 @@
       return this.trial[module] || store.get("passed:" + module);
     }
 
-    // Play the scenario again, whole. start: the frame to show; the last one if there is none.
+    // Play the scenario again, whole. start: the frame to show, or "fullest", the one with most to see; otherwise the last.
     async run(start) {
       this.showOwn();
       this.box.setAttribute("aria-busy", "true");
-      if (engine.isReady) this.say.textContent = "";
+      this.say.textContent = engine.isReady ? "" : "Python is loading …";
       const asked = { lab: this.about.name, settings: this.settings, do: this.words, seed: this.seed, mine: this.mine };
       const turn = (this.turn = (this.turn || 0) + 1);
       try {
         const found = await engine.ask("lab", asked);
         if (turn !== this.turn) return; // overtaken
-        if (found.error) this.refuse(found.error);
+        if (found.stopped) this.stopped(found.stopped);
+        else if (found.error) this.refuse(found.error);
         else await this.show(found, start, Object.keys(asked.mine));
       } catch (error) {
-        this.refuse(error.message);
+        this.say.replaceChildren(...trouble(error, () => this.run(start)));
       }
       this.box.removeAttribute("aria-busy");
     }
 
+    // Python refuses the last change: it is taken back, and what was typed stays where it was typed.
     refuse(words) {
+      const typed = this.text.value;
+      if (this.last) this.put(this.last);
+      else this.choose(0);
+      this.showControls();
+      this.text.value = typed;
       this.say.textContent = words;
+    }
+
+    // The reader's own code does not get as far as a picture.
+    stopped(words) {
+      this.say.textContent = "";
+      this.broken.hidden = false;
+      this.broken.replaceChildren(element("p", {}, element("strong", {}, "The lab cannot run your code. "), words));
       this.showControls();
     }
 
@@ -214,6 +235,8 @@
       this.settings = found.settings;
       this.events = found.do.split(";").filter(Boolean);
       this.alive = found.alive;
+      this.last = this.scenario;
+      if (start === "fullest") start = found.fullest;
       const KV = window.KvPlayer;
       if (!KV.views[found.trace.kind]) await KV.load(`${KV.base}views/${found.trace.kind}.js`);
       const before = this.figure ? this.figure.player.index : 0;
@@ -316,9 +339,15 @@
       this.showOwn();
       const box = this.own.querySelector("input");
       if (box) box.checked = true;
-      await this.run(0);
-      this.figure.scrollIntoView({ block: "center" });
+      await this.run("fullest");
+      (this.broken.hidden ? this.figure || this.box : this.broken).scrollIntoView({ block: "center" });
     }
+  }
+
+  // A setting from an address: one that the knob has, or its default.
+  function allowed({ default: usual, choices, low, high }, value) {
+    if (choices.length) return choices.includes(value) ? value : usual;
+    return /^\d{1,6}$/.test(value) && value >= low && value <= high ? value : usual;
   }
 
   const begin = () => document.querySelectorAll(".kv-lab").forEach((box) => (box.lab = new Lab(box)));

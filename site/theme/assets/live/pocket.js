@@ -4,19 +4,32 @@
 (function () {
   "use strict";
   const BASE = document.currentScript.src.replace(/[^/]*$/, "");
-  const { engine, element, obstacle } = window.KvLive;
-  const PROMPTS = ["The capital of France is", "The opposite of hot is", "Once upon a time"];
+  const { copied, engine, element, meter, obstacle, trouble } = window.KvLive;
+  const PROMPTS = ["What is the capital of Japan?", "The opposite of hot is", "Once upon a time"];
+  const MOST_TEXT = 160; // characters of a prompt
+  // A question is asked as in a chat: the model was trained to answer there, and after a bare question it says nothing.
+  const asChat = (words) => `<|im_start|>user\n${words}<|im_end|>\n<|im_start|>assistant\n`; // as mini_engine/pocket
+  const isQuestion = (words) => /\?\s*$/.test(words) && !words.includes("<|im_start|>");
   const NAMES = "ABCDEF";
   const DRAW_EVERY = 150; // milliseconds
 
   // The model's worker; a promise for each question.
   class Runner {
-    constructor() {
+    // loaded: called with the bytes of its files that have come.
+    constructor(loaded) {
+      this.loaded = loaded;
       this.asked = new Map();
       this.count = 0;
       this.worker = new Worker(BASE + "pocket/worker.js", { type: "module" });
       this.worker.onmessage = ({ data }) => this.hear(data);
-      this.worker.onerror = (event) => this.fail(new Error(event.message || "The model's worker could not be loaded."));
+      this.worker.onerror = (event) => this.fail(new Error(event.message || "a file of its code did not arrive"));
+      this.wait();
+    }
+
+    // Loading fails if nothing comes for as long as the engine waits, too.
+    wait() {
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.fail(new Error(`nothing came for ${engine.silence} seconds`)), engine.silence * 1000);
     }
 
     ask(kind, question) {
@@ -26,14 +39,21 @@
       });
     }
 
-    hear({ id, answer, error }) {
+    hear({ id, answer, error, got, failed: broken }) {
+      if (broken) return this.fail(new Error(broken));
+      if (got) return this.loaded(got), this.wait();
+      if (!this.asked.has(id)) return;
+      clearTimeout(this.timer);
       const { done, failed } = this.asked.get(id);
       this.asked.delete(id);
       if (error) failed(new Error(error));
       else done(answer);
     }
 
-    fail(error) {
+    fail({ message }) {
+      clearTimeout(this.timer);
+      this.worker.terminate();
+      const error = Object.assign(new Error(`The model could not be loaded: ${message}.`), { again: true });
       this.asked.forEach(({ failed }) => failed(error));
       this.asked.clear();
     }
@@ -46,14 +66,17 @@
       this.texts = []; // in the pool, the last one being continued
       const { sizes } = this.about;
       const reason = obstacle(sizes);
-      const go = element("button", { type: "button", class: "kv-live-go", onclick: () => this.open(), disabled: !!reason }, "Run the model here");
+      const asked = new URLSearchParams(location.search);
+      this.first = asked.get("model") === "pocket" && (asked.get("prompt") || "").slice(0, MOST_TEXT);
+      this.loaded = { python: 0, model: 0 }; // bytes; null for what is all there
+      const go = element("button", { type: "button", class: "kv-live-go", onclick: () => this.open(), disabled: !!reason }, this.first ? "Run this prompt" : "Run the model here");
       const price = reason || `${(Number(sizes.lab) + Number(sizes.model)).toFixed(1)} MB, once. What you type stays in your browser.`;
-      this.first = element("p", { class: "kv-live-first" }, go, element("span", {}, price));
-      box.replaceChildren(this.first);
+      this.shut = element("p", { class: "kv-live-first" }, go, element("span", {}, this.first ? `“${this.first}” · ${price}` : price));
+      box.replaceChildren(this.shut);
     }
 
     async open() {
-      this.first.remove();
+      this.shut.remove();
       this.box.append(this.panel());
       this.prompt.focus();
       await this.generate();
@@ -61,7 +84,7 @@
 
     panel() {
       const button = (words, act, more) => element("button", { type: "button", onclick: act, ...more }, words);
-      this.prompt = element("input", { type: "text", maxlength: "160", value: PROMPTS[0] });
+      this.prompt = element("input", { type: "text", maxlength: MOST_TEXT, value: this.first || PROMPTS[0] });
       this.prompt.addEventListener("keydown", (event) => {
         event.stopPropagation();
         if (event.key === "Enter") this.generate();
@@ -75,9 +98,30 @@
       const label = element("label", { class: "kv-live-prompt" }, element("span", {}, "Prompt"), this.prompt);
       const examples = element("div", { class: "kv-live-row kv-live-acts", role: "group", "aria-label": "Prompts to try" }, ...PROMPTS.map(tryIt));
       const panel = element("div", { class: "kv-live-panel", role: "group", "aria-label": "The pocket model" },
-        label, element("div", { class: "kv-live-row" }, this.goButton, this.stopButton), examples, this.answer, this.say);
+        label, element("div", { class: "kv-live-row" }, this.goButton, this.stopButton, button("Copy link", () => this.copy())), examples, this.answer, this.say,
+        meter(this.about.sizes, ["lab", "model"], (tell) => (this.tellLoaded = tell)));
+      engine.watchers.add((bytes) => this.arrived("python", bytes));
       this.box.after(this.figure);
       return panel;
+    }
+
+    get address() {
+      const url = new URL(location.href);
+      url.search = new URLSearchParams({ model: "pocket", prompt: this.prompt.value });
+      url.hash = this.box.id;
+      return url.href;
+    }
+
+    async copy() {
+      history.replaceState(null, "", this.address);
+      this.say.textContent = await copied(this.address, "prompt");
+    }
+
+    arrived(part, bytes) {
+      this.loaded[part] = bytes;
+      const whole = { python: this.about.sizes.lab_unpacked, model: this.about.sizes.model_unpacked };
+      const sum = Object.entries(this.loaded).reduce((total, [name, got]) => total + (got ?? whole[name] * 1e6), 0);
+      this.tellLoaded(this.runner && this.loaded.python === null ? null : sum);
     }
 
     // ---- running ----
@@ -90,7 +134,8 @@
         await this.load();
         await this.run(this.prompt.value);
       } catch (error) {
-        this.say.textContent = error.message;
+        this.tellLoaded(null);
+        this.say.replaceChildren(...trouble(error, () => this.generate()));
         this.texts = this.texts.filter(({ name }) => names.includes(name)); // what failed is not in the pool
       }
       this.busy(false);
@@ -107,17 +152,20 @@
 
     async load() {
       if (this.runner) return;
+      this.loaded.model = 0;
       this.say.textContent = "The model and Python are loading …";
       engine.start();
-      const runner = new Runner();
+      const runner = new Runner((bytes) => this.arrived("model", bytes));
       this.ends = (await runner.ask("load", { slots: this.about.slots })).ends;
       this.runner = runner;
+      this.arrived("model", null);
     }
 
     // Continue a prompt greedily, until an end token, or the reader, ends it.
     async run(prompt) {
       if (this.texts.length === NAMES.length) this.texts = [];
-      const ids = await this.runner.ask("encode", { text: prompt });
+      const isChat = isQuestion(prompt);
+      const ids = await this.runner.ask("encode", { text: isChat ? asChat(prompt) : prompt });
       const text = { name: NAMES[this.texts.length], ids, prompt: ids.length, fed: ids.length };
       text.tokens = await Promise.all(ids.map((id) => this.shown(id)));
       this.texts.push(text);
@@ -128,13 +176,15 @@
         const next = await this.runner.ask("step", { tokens: text.ids.slice(start), start, slots });
         text.ids.push(next);
         text.tokens.push(await this.shown(next));
-        await this.tell(text, prompt);
+        await this.tell(text, isChat ? prompt + " " : prompt);
         more = !this.isStopped && !this.ends.includes(next) && text.ids.length - text.prompt < this.about.most;
       }
       text.fed--; // the last one has been chosen and not been fed
       const seconds = (performance.now() - text.began) / 1000;
       const isCut = text.ids.length - text.prompt === this.about.most && !this.ends.includes(text.ids.at(-1));
       this.say.textContent = `${text.fed} tokens computed, ${Math.round(text.fed / seconds)} a second in this browser.`
+        + (isChat ? " A question is fed in the chat template, whose tokens count, too." : "")
+        + (this.ends.includes(text.ids[text.prompt]) ? " It has nothing to add: it continues sentences, and answers questions that end with a question mark. Try one of the three above." : "")
         + (isCut ? ` An answer ends after ${this.about.most} tokens here.` : "");
       this.result = { prompt: ids.slice(0, text.prompt), answer: ids.slice(text.prompt) };
       await this.slots();

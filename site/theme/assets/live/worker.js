@@ -1,15 +1,13 @@
 // Course machinery. Runs the course's own Python in a worker: Pyodide, from this site and no other.
 //
-// Asked {id, kind, question}; answers {id, answer} or {id, error, fatal}, and {id, alive} while it works. The page ends
-// a worker that gives no sign of life, and starts another.
+// Asked {id, kind, question}; answers {id, answer} or {id, error, fatal}, and {id, alive} while it works; {got} counts the
+// bytes of a download. The page ends a worker that gives no sign of life, and starts another.
+import { countFetches } from "./counted.js";
 import { loadPyodide } from "./vendor/pyodide.mjs";
 
 const HERE = new URL("./vendor/", import.meta.url).href;
-const load = (name) =>
-  fetch(HERE + name).then((reply) => {
-    if (!reply.ok) throw new Error(`${name}: ${reply.status}`);
-    return reply.arrayBuffer();
-  });
+const load = async (name) => (await fetch(HERE + name)).arrayBuffer();
+countFetches((got) => postMessage({ got }), (failed) => postMessage({ failed }));
 
 const START = `
 import sys
@@ -35,6 +33,7 @@ async function start() {
 async function unpackTools() {
   python.unpackArchive(await load("tools.zip"), "zip", { extractDir: "/tools" });
   python.runPython('import sys; sys.path.insert(1, "/tools")');
+  postMessage({ landed: true });
   answer("/course", "prepare", "{}", () => {}); // imports what takes seconds, before the clock of a check starts
 }
 

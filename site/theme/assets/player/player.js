@@ -442,13 +442,15 @@
     }));
   }
 
+  // The trace lies beside the picture that a link shows without scripts.
+  const source = (link) => (link.dataset.file ? new URL(link.dataset.file, link.href).href : link.href || "");
   const trace = (link) => {
     const all = Object.values(window.KV_TRACES || {});
-    return all.find((one) => one.id === link.dataset.trace) || all.find((one) => (link.href || "").endsWith(`/${one.file}`));
+    return all.find((one) => one.id === link.dataset.trace) || all.find((one) => source(link).endsWith(`/${one.file}`));
   };
 
   async function upgrade(link) {
-    if (!trace(link)) await load(link.href);
+    if (!trace(link)) await load(source(link));
     const found = trace(link);
     if (!found) return;
     if (!KV.views[found.kind]) await load(`${BASE}views/${found.kind}.js`);

@@ -5,19 +5,22 @@
   const LAST = betas.length - 1;
   const cellOf = ({ replicas: count, beta }) => rows[replicas.indexOf(Number(count))][beta];
 
-  // One of the two lines: blocks found in % of the highest, or how much busier the busiest replica is.
-  function line(values, column, name, top) {
+  // One of the two lines: blocks found in %, or how much busier the busiest replica is. top: where its axis ends.
+  function line(values, column, name, top, wide) {
+    const [left, high] = [46, 60];
     const row = rows[replicas.indexOf(Number(values.replicas))].map((cell) => cell[column]);
-    const most = column ? values.replicas : Math.max(...rows.flat().map((cell) => cell[0]));
-    const scale = (value) => (column ? Math.log2(value) / Math.log2(most) : value / most);
-    const place = (index) => `${(20 + (360 * index) / LAST).toFixed(1)} ${(top + 62 - 44 * scale(row[index])).toFixed(1)}`;
-    const [x, y] = place(values.beta).split(" ");
-    return `<text class="axis" x="8" y="${top + 10}">${name}</text><path d="M${row.map((_, i) => place(i)).join("L")}"/><circle cx="${x}" cy="${y}" r="6"/>`;
+    const most = column ? Number(values.replicas) : 10 * Math.ceil(Math.max(...rows.flat().map((cell) => cell[0])) / 10);
+    const y = (value) => (top + high - high * (column ? Math.log2(value) / Math.log2(most) : value / most)).toFixed(1);
+    const x = (index) => (left + ((wide - left - 20) * index) / LAST).toFixed(1);
+    const ticks = column ? [1, Math.sqrt(most), most] : [0, most / 2, most];
+    const axis = ticks.map((tick) => `<path class="grid" d="M${left} ${y(tick)}H${wide - 20}"/><text class="end" x="${left - 8}" y="${+y(tick) + 5}">${column ? tick : `${tick} %`}</text>`);
+    const under = betas.map((beta, i) => `<text x="${x(i)}" y="${top + high + 22}">${beta}</text>`);
+    return `<text class="axis" x="0" y="${top - 12}">${name}</text>${axis.join("")}<path d="M${row.map((value, i) => `${x(i)} ${y(value)}`).join("L")}"/>
+      <circle cx="${x(values.beta)}" cy="${y(row[values.beta])}" r="6"/>${column ? under.join("") + `<text class="axis" x="0" y="${top + high + 22}">β</text>` : ""}`;
   }
 
-  function draw(values) {
-    const shown = betas.map((beta, i) => `<text class="small" x="${20 + (360 * i) / LAST}" y="166">${beta}</text>`).join("");
-    return `<svg viewBox="0 0 400 172" aria-hidden="true">${line(values, 0, "blocks found", 0)}${line(values, 1, "busiest replica / mean", 76)}${shown}</svg>`;
+  function draw(values, _, wide) {
+    return `<svg viewBox="0 0 ${wide} 224" aria-hidden="true">${line(values, 0, "blocks found", 26, wide)}${line(values, 1, "busiest replica, times the mean", 134, wide)}</svg>`;
   }
 
   window.KvTools = Object.assign(window.KvTools || {}, {

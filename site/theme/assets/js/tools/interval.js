@@ -20,12 +20,12 @@
     return { checkpoints: kept.length, places: kept, stored, start, again: Math.min(values.shared, values.tokens) - start };
   }
 
-  function draw({ tokens, shared }, { places: kept, start }) {
-    const x = (at) => (8 + (384 * at) / tokens).toFixed(1);
+  function draw({ tokens, shared }, { places: kept, start }, wide) {
+    const x = (at) => (8 + ((wide - 16) * at) / tokens).toFixed(1);
     const common = Math.min(shared, tokens);
-    const dots = kept.length <= 160 ? kept.map((at) => `<circle cx="${x(at)}" cy="44" r="${kept.length > 60 ? 2.5 : 4.5}"/>`).join("") : `<rect class="many" x="8" y="40" width="384" height="8"/>`;
-    return `<svg viewBox="0 0 400 88" aria-hidden="true"><text class="axis" x="8" y="14">checkpoints along the stored prompt</text>
-      <path class="thin" d="M8 44H392"/><path d="M${x(start)} 62H${x(common)}"/>${dots}<path class="thin" d="M${x(common)} 30V68"/>
+    const dots = kept.length <= 160 ? kept.map((at) => `<circle cx="${x(at)}" cy="44" r="${kept.length > 60 ? 2.5 : 4.5}"/>`).join("") : `<rect class="many" x="8" y="40" width="${wide - 16}" height="8"/>`;
+    return `<svg viewBox="0 0 ${wide} 88" aria-hidden="true"><text class="axis" x="8" y="14">checkpoints along the stored prompt</text>
+      <path class="thin" d="M8 44H${wide - 8}"/><path d="M${x(start)} 62H${x(common)}"/>${dots}<path class="thin" d="M${x(common)} 30V68"/>
       <text class="${common > tokens / 2 ? "end" : "axis"}" x="${x(common)}" y="84">the second prompt parts here</text></svg>`;
   }
 

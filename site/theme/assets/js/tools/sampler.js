@@ -44,16 +44,16 @@
     return minP > 0 ? keepMinP(logits, minP) : logits;
   }
 
-  function draw(values, { probs }) {
-    const [left, row, room] = [92, 21, 238];
+  function draw(values, { probs }, wide) {
+    const [left, row, room] = [92, 21, wide - 162];
     const most = Math.max(...DATA.words.map(([token]) => probs[token]));
     const lines = DATA.words.map(([token, word], i) => {
       const [prob, y] = [probs[token], i * row];
       const gone = prob === 0;
       const bar = gone ? "" : `<rect x="${left}" y="${y + 3}" width="${Math.max(1.5, (prob / most) * room).toFixed(1)}" height="${row - 6}" rx="3"/>`;
-      return `<g class="${gone ? "gone" : ""}"><text class="end" x="${left - 8}" y="${y + 15}">${escape(word)}</text>${bar}<text class="end" x="400" y="${y + 15}">${gone ? "cut" : prob.toFixed(3)}</text></g>`;
+      return `<g class="${gone ? "gone" : ""}"><text class="end" x="${left - 8}" y="${y + 15}">${escape(word)}</text>${bar}<text class="end" x="${wide}" y="${y + 15}">${gone ? "cut" : prob.toFixed(3)}</text></g>`;
     });
-    return `<svg viewBox="0 0 400 ${DATA.words.length * row}" aria-hidden="true">${lines.join("")}</svg>`;
+    return `<svg viewBox="0 0 ${wide} ${DATA.words.length * row}" aria-hidden="true">${lines.join("")}</svg>`;
   }
 
   const off = (value, neutral) => (value === neutral ? "off" : String(value));

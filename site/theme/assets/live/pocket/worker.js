@@ -1,13 +1,11 @@
-// Course machinery. Runs the pocket model in a worker. Asked {id, kind, …}; answers {id, answer} or {id, error}.
+// Course machinery. Runs the pocket model in a worker. Asked {id, kind, …}; answers {id, answer} or {id, error}; {got} counts bytes.
+import { countFetches } from "../counted.js";
 import { Model, readTensors } from "./model.js";
 import { Tokenizer } from "./tokens.js";
 
 const HERE = new URL("../vendor/pocket/", import.meta.url).href;
-const get = (name) =>
-  fetch(HERE + name).then((reply) => {
-    if (!reply.ok) throw new Error(`${name}: ${reply.status}`);
-    return reply;
-  });
+const get = (name) => fetch(HERE + name);
+countFetches((got) => postMessage({ got }), (failed) => postMessage({ failed }));
 const json = async (name) => (await get(name)).json();
 
 let model;
