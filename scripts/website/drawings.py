@@ -34,7 +34,7 @@ def scoped(css: str, scope: str) -> str:
 
 
 def with_own_ids(svg: str, name: str) -> str:
-    """Return the drawing with `name` before each of its ids, in its shapes and in its rules (`marker-end: url(#tip)`)."""
+    """Return the drawing with `name` before each of its ids, also in its rules: `marker-end: url(#tip)`."""
     own = set(IDS.findall(svg))
     svg = IDS.sub(rf'id="{name}-\1"', svg)
     return REFERENCE.sub(lambda found: f"{found[1]}{name}-{found[2]}" if found[2] in own else found[0], svg)

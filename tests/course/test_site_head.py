@@ -1,6 +1,6 @@
 """Course machinery. What a built page says about itself, and what its drawings refer to.
 
-Protects what a reader never looks for and always misses: an arrow's head, the date of a page in the sitemap, its author.
+Protects what a reader misses without looking for it: an arrow's head, a page's date and author.
 """
 
 import re
