@@ -200,7 +200,7 @@ def embedded() -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n<meta name="robots" content="noindex">\n'
-        "<title>Six chats, one system prompt</title>\n"
+        '<title>Six chats, one system prompt</title>\n<link rel="icon" href="../assets/favicon.svg">\n'
         '<link rel="stylesheet" href="../assets/show/chats.css">\n'
         '<script defer src="../assets/show/chats.js"></script>\n'
         f'</head>\n<body class="kv-embedded">\n{figure(link)}\n</body>\n</html>\n'

@@ -21,7 +21,7 @@ SIGNS = {
 def as_text(tex: str) -> str:
     """Return a formula as HTML without TeX."""
     text = re.sub(r"\\mathrm\{(.*?)\}", r"\1", unescape(tex).strip())
-    text = re.sub(r"\\([A-Za-z]+) ?", lambda found: SIGNS.get(found[1], found[1] + " "), text)
+    text = re.sub(r"\\([A-Za-z]+)", lambda found: SIGNS.get(found[1], found[1] + " "), text)
     text = escape(text, quote=False)
     for mark, tag in (("_", "sub"), ("^", "sup")):
         text = re.sub(rf"{re.escape(mark)}(?:\{{(.*?)\}}|(\S))", lambda f, t=tag: f"<{t}>{f[1] or f[2]}</{t}>", text)

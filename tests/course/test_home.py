@@ -6,8 +6,9 @@ Protects the first impression: a figure that nobody measured, a race that stalls
 import re
 
 from scripts import ROOT
-from scripts.pages import chats, race
+from scripts.pages import chats, race, tracks
 from scripts.pages.ladder import FIGURES, read_report
+from scripts.website import film
 from scripts.website.browser import DESKTOP, PHONE, visiting
 
 import pytest
@@ -128,6 +129,11 @@ def test_the_chats_are_lesson_8_s_and_the_counter_is_the_trace_s(site_http, brow
         assert visitor.page.locator(".kv-chats svg").is_visible() and not visitor.complaints
 
 
+def test_the_film_shows_what_the_page_shows_and_is_light():
+    assert film.main(["--check"]) == 0
+    assert film.FILM.stat().st_size <= film.MOST
+
+
 def test_the_first_task_knows_lesson_0_s_answers(site_http, browser):
     with visiting(browser, site_http, reduced_motion="reduce") as visitor:
         visitor.page.goto(site_http.url())
@@ -190,3 +196,14 @@ def test_each_rung_of_the_ladder_leads_to_its_lesson(site_http, browser):
         box = rung.bounding_box()
         rung.click(position={"x": box["width"] * 0.6, "y": box["height"] / 2})
         visitor.page.wait_for_url("**/l5_scheduler/")
+
+
+def test_the_map_has_every_lesson_once_and_the_reader_s_progress(site_http, browser):
+    assert tracks.main(["--check"]) == 0, f"run {tracks.COMMAND}"
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url("l2_token_flat/README.md"))
+        visitor.page.get_by_role("button", name="Mark lesson 2 as done").click()
+        visitor.page.goto(site_http.url())
+        numbers = visitor.page.locator(".kv-map li b").all_inner_texts()
+        assert sorted(map(int, numbers)) == [lesson.number for lesson in LESSONS]
+        assert visitor.page.locator(".kv-map li", has=visitor.page.locator(".kv-tick")).count() == 1
