@@ -90,6 +90,7 @@ def say_size(image: Element, path: Path) -> None:
         pixels = 4 / 3 if IN_POINTS.search(svg) else 1
         image.set("width", str(round(float(box[1]) * pixels)))
         image.set("height", str(round(float(box[2]) * pixels)))
+        image.set("loading", "lazy")  # its place is kept
 
 
 def only_image(paragraph: Element) -> Element | None:

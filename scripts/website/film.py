@@ -1,10 +1,10 @@
-"""Course machinery. Films the front page's tree of chats as a loop for posts and slides: site/theme/assets/show/chats.webp.
+"""Course machinery. Films the front page's tree of chats as a loop, for posts and slides.
 
     python -m scripts.website.film            # film it, if what is shown has changed
     python -m scripts.website.film --check    # write nothing; exit 1 if it has
 
-Chromium opens lessons/l8_radix/chats.html in the built site and shows each step of lesson 8's recorded run; the film has
-one picture for each. `chats.json` has a digest of what was filmed.
+Chromium opens lessons/l8_radix/chats.html in the built site and shows each step of lesson 8's recorded run; each is
+a picture of site/theme/assets/show/chats.webp. `chats.json` has a digest of what was filmed.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ GO = "step => document.querySelector('.kv-chats').show(step)"
 
 def digest() -> str:
     """Return what the film is made of, as a digest."""
-    shown = [EMBED, STYLE, STYLE.with_name("chats.js"), Path(__file__)]
+    shown = [EMBED, STYLE, STYLE.with_name("chats.js")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in shown)).hexdigest()[:16]
 
 

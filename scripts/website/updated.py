@@ -1,7 +1,7 @@
 """Course machinery. A Markdown extension for the website: a page's date is that of its last commit, not of the build.
 
-The sitemap and the foot of a page show it. Where there is no history, as in an unpacked archive, no date is shown.
-Zensical keeps pages elsewhere and shows none either.
+The sitemap and the foot of a page show it. Where there is no history, as in an unpacked archive, a page shows no
+date and the sitemap has the build's. Zensical keeps pages elsewhere and shows none either.
 """
 
 import functools
@@ -39,8 +39,10 @@ def dates() -> dict[str, str]:
 class Updated(Treeprocessor):
     def run(self, root) -> None:
         page, links = page_path(self.md), self.md.treeprocessors
-        if page is not None and "relpath" in links:
-            attrgetter("file.page")(links["relpath"]).update_date = dates().get(f"{DOCS}/{page}")
+        date = dates().get(f"{DOCS}/{page}")
+        if date and "relpath" in links:
+            of_page = attrgetter("file.page")(links["relpath"])
+            of_page.update_date = of_page.meta["updated"] = date
 
 
 class UpdatedExtension(Extension):

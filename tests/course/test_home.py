@@ -26,7 +26,8 @@ MOST_SHIFT = 0.02  # of layout, as browsers count it
 
 
 def test_the_first_screen_s_command_is_the_readme_s():
-    command = re.sub("<.*?>", "", re.search(r"<code><span>git.*?</code>", HERO)[0])
+    (shown,) = re.findall(r"<code><span>git.*?</code>", HERO)
+    command = re.sub("<.*?>", "", shown)
     clone, make = command.rsplit(" && ", 1)
     assert f"\n{clone}\n{make} " in README
 
@@ -158,8 +159,9 @@ def test_the_figures_beside_vllm_are_lesson_9_s():
     page = (ROOT / "lessons" / "l9_speed" / "README.md").read_text(encoding="utf-8")
     told = re.findall(r"<b>([\d.]+)</b>", HERO)
     for row, ours, theirs in (("1 at once", told[0], told[2]), ("8 at once", told[1], told[3])):
-        cells = re.search(rf"^\| decode, {row} \|(.*)\|$", page, re.MULTILINE)
-        assert cells and [cells[1].split("|")[0].strip(), cells[1].split("|")[3].strip()] == [ours, theirs]
+        (cells,) = re.findall(rf"^\| decode, {row} \|(.*)\|$", page, re.MULTILINE)
+        columns = [cell.strip() for cell in cells.split("|")]
+        assert [columns[0], columns[3]] == [ours, theirs]
 
 
 def test_the_first_screen_has_the_page_s_one_title(site_http, browser):
