@@ -196,6 +196,7 @@ def test_each_rung_of_the_ladder_leads_to_its_lesson(site_http, browser):
         visitor.page.goto(site_http.url())
         rung = visitor.page.locator(".lesson-cards tbody tr").nth(5)
         box = rung.bounding_box()
+        assert box
         rung.click(position={"x": box["width"] * 0.6, "y": box["height"] / 2})
         visitor.page.wait_for_url("**/l5_scheduler/")
 
