@@ -21,7 +21,7 @@ PARTIAL = ROOT / "site" / "theme" / "partials" / "tracks.html"
 COMMAND = "python -m scripts.pages.tracks"
 TRACKS = {  # name: what it is about, its lessons, its colour
     "Core": ("an engine that serves many users", range(9), "a"),
-    "Speed": ("after the core, in any order", (9, 10, 14), "b"),
+    "Speed": ("the same tokens, sooner", (9, 10, 14), "b"),
     "Models": ("other kinds of layers", (11, 15, 16), "c"),
     "Memory": ("more tokens in less of it", (12, 17), "d"),
     "Machines": ("more than one process", (13, 18, 19), "e"),
