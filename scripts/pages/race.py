@@ -22,6 +22,7 @@ RECORD, HERO = FOLDER / "race.js", ROOT / "site" / "theme" / "partials" / "hero-
 RUNNERS = (0, 1, 5, 8, 9)
 START = "// Recorded by scripts/pages/race.py: do not edit, record again.\nwindow.KV_RACE = "
 SHADES = {0: "f", 1: "b", 5: "c", 8: "d", 9: "a"}  # a colour for each lesson
+REST = 1.1  # seconds into the race, when three lanes are done and lesson 0 is on its third square
 COMMAND = "python -m scripts.pages.race"
 Lane = dict[str, Any]
 
@@ -81,16 +82,28 @@ def text(race: dict[str, Any]) -> str:
     return START + json.dumps(race, separators=(",", ":")) + ";\n"
 
 
+def full(lane: Lane, wanted: list[int], seconds: float) -> list[float]:
+    """Return which part of each request's tokens had come after so many seconds."""
+    got, at = [0] * len(wanted), 0
+    for wait, request in lane["came"]:
+        at += wait
+        if at <= 1000 * seconds / lane["seconds"]:
+            got[request] += 1
+    return [round(have / want, 2) for have, want in zip(got, wanted, strict=True)]
+
+
 def rows(race: dict[str, Any]) -> str:
-    """Return the race at its end, as HTML: what is shown before it runs, and where no script runs."""
+    """Return the race after REST seconds, as HTML: what is shown before it runs, and where no script runs."""
     slowest = race["lanes"][0]["speed"]
     lines = []
     for lane in race["lanes"]:
         number, seconds = lane["lesson"], lane["seconds"]
         gain = f"{lane['speed'] / slowest:,.0f} ×" if lane["speed"] > slowest else ""
+        parts = full(lane, race["wanted"], REST)
+        squares = "".join("<i></i>" if part == 1 else f'<i style="--full:{part:g}"></i>' for part in parts)
         lines.append(
             f'<li class="kv-lane {SHADES[number]}" data-lesson="{number}"><span class="kv-lane__name"><b>{number}</b> '
-            f'{lane["name"]}</span><span class="kv-lane__track">{"<i></i>" * len(race["wanted"])}</span>'
+            f'{lane["name"]}</span><span class="kv-lane__track">{squares}</span>'
             f'<span class="kv-lane__time"><output>{seconds:.1f} s</output><small>{gain}</small></span>'
             f'<span class="kv-lane__speed">{lane["speed"]:,.0f}<small> tokens/s</small></span></li>'
         )

@@ -124,7 +124,7 @@ def cards() -> list[Card]:
     docs = ROOT / "lessons"
     says = "An LLM inference engine's KV cache, from scratch: 40 tokens per second become 3,201. The same tokens."
     found = [
-        Card("course", "The KV course", "Build the KV cache of an LLM engine", says, docs / "ladder-of-stages.svg"),
+        Card("course", "The KV course", "Build the KV cache of an LLM engine", says, docs / "l8_radix" / "chats.svg"),
         Card("ladder", "The KV course", "What each lesson bought", says, docs / "ladder" / "ladder.svg"),
     ]
     for lesson in read_lessons(Places.find()):

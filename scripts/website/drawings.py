@@ -20,6 +20,7 @@ BEFORE_LINKS = 2.5  # mkdocs would rewrite the image's address (0)
 DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{(.*?\})\s*\}", re.DOTALL)
 RULE = re.compile(r"([^{}]+)(\{[^}]*\})")
 IDS = re.compile(r'\bid="([^"]+)"')
+REFERENCE = re.compile(r"""(url\(["']?#|href="#)([^"')]+)""")
 VIEW_BOX = re.compile(r'<svg[^>]*\bviewBox="\S+ \S+ (\S+) (\S+)"')
 IN_POINTS = re.compile(r'<svg[^>]* width="[\d.]+pt"')  # matplotlib's charts
 
@@ -32,6 +33,13 @@ def scoped(css: str, scope: str) -> str:
     )
 
 
+def with_own_ids(svg: str, name: str) -> str:
+    """Return the drawing with `name` before each of its ids, also in its rules: `marker-end: url(#tip)`."""
+    own = set(IDS.findall(svg))
+    svg = IDS.sub(rf'id="{name}-\1"', svg)
+    return REFERENCE.sub(lambda found: f"{found[1]}{name}-{found[2]}" if found[2] in own else found[0], svg)
+
+
 def in_page(svg: str, name: str, words: str) -> str:
     """Return the drawing for a page: its rules, ids and colours are its own, its font is the page's.
 
@@ -39,6 +47,7 @@ def in_page(svg: str, name: str, words: str) -> str:
         name: of the file, without its suffix; it must be unique on the page.
         words: the text alternative.
     """
+    svg = with_own_ids(svg, name)
     css = "".join(re.findall(r"<style>(.*?)</style>", svg, re.DOTALL))
     dark = "".join(DARK.findall(css))
     rules = scoped(DARK.sub("", css), f".drawing-{name}")
@@ -46,8 +55,6 @@ def in_page(svg: str, name: str, words: str) -> str:
     if IN_POINTS.search(svg) and (box := VIEW_BOX.search(svg)):
         rules += f".md-typeset .drawing-{name} {{ max-width: {round(float(box[1]) * 4 / 3)}px }}\n"
     svg = re.sub(r"<style>.*?</style>|<!--.*?-->|<title>.*?</title>|<desc>.*?</desc>", "", svg, flags=re.DOTALL)
-    for own in IDS.findall(svg):
-        svg = svg.replace(f'id="{own}"', f'id="{name}-{own}"').replace(f"#{own}", f"#{name}-{own}")
     head, _, body = svg[svg.index("<svg") :].partition(">")
     head = re.sub(r' (role|font-family|aria-label|aria-labelledby|class|width|height)="[^"]*"', "", head)
     role = "group" if "<a " in body else "img"  # what is inside an image cannot be followed
@@ -91,6 +98,7 @@ def say_size(image: Element, path: Path) -> None:
         pixels = 4 / 3 if IN_POINTS.search(svg) else 1
         image.set("width", str(round(float(box[1]) * pixels)))
         image.set("height", str(round(float(box[2]) * pixels)))
+        image.set("loading", "lazy")  # its place is kept
 
 
 def only_image(paragraph: Element) -> Element | None:

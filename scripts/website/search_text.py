@@ -1,9 +1,12 @@
 """Course machinery. A Markdown extension for the website: what the search finds, and in which order.
 
 A lesson comes before reference pages, which use the same words more often. Tables, drawings and printed output are left
-out, because a hit would show their cells run together; the glossary's tables are kept and read as sentences.
+out, because a hit would show their cells run together; the glossary's tables are kept and read as sentences. A page's
+keywords (mkdocs.yml) are in the index and out of sight: a reader searches for "quantization" before knowing that the
+lesson is called "Fewer bits".
 """
 
+import re
 from operator import attrgetter
 from xml.etree.ElementTree import Element, SubElement
 
@@ -17,12 +20,18 @@ from markdown.treeprocessors import Treeprocessor
 from markdown.util import AtomicString
 
 LAST = -10  # after mkdocs (0) and everything that changes tables
+COMMON = {"API"}  # words of keywords that are those of other pages, too
 OF_A_LESSON = 3  # times as relevant as the same words elsewhere
 
 
 def leave_out(element: Element) -> None:
     """Mark what the theme's search index skips."""
     element.set("data-search-exclude", "")
+
+
+def tags(keyword: str) -> list[str]:
+    """Return the words of a keyword as the theme's index reads a search: "top-p" is "top" and "p"."""
+    return [word for word in re.split(r"[\s-]+", keyword) if word not in COMMON]
 
 
 def as_sentences(table: Element) -> None:
@@ -41,6 +50,10 @@ def as_sentences(table: Element) -> None:
 class SearchText(Treeprocessor):
     """Prepares one page for the index."""
 
+    def __init__(self, md: Markdown, keywords: dict[str, list[str]]) -> None:
+        super().__init__(md)
+        self.keywords = keywords
+
     def run(self, root: Element) -> None:
         page = page_path(self.md)
         if page is None:
@@ -50,13 +63,22 @@ class SearchText(Treeprocessor):
                 as_sentences(table)
             else:
                 leave_out(table)
+        first = root.find("p")
+        if page in self.keywords and first is not None:
+            words = f" Keywords: {', '.join(self.keywords[page])}."
+            SubElement(first, "span", {"hidden": ""}).text = AtomicString(words)
         self.rank(page)
 
     def rank(self, page: str) -> None:
         """Set the page's weight, where the generator is mkdocs; Zensical ranks by itself."""
         links = self.md.treeprocessors
-        if page.startswith("l") and "/" in page and page[1].isdigit() and "relpath" in links:
-            attrgetter("file.page.meta")(links["relpath"]).setdefault("search", {})["boost"] = OF_A_LESSON
+        if "relpath" not in links:
+            return
+        meta = attrgetter("file.page.meta")(links["relpath"])
+        if page.startswith("l") and "/" in page and page[1].isdigit():
+            meta.setdefault("search", {})["boost"] = OF_A_LESSON
+        if page in self.keywords:  # the theme's index ranks tags above titles, each as one word
+            meta["tags"] = sorted({word for keyword in self.keywords[page] for word in tags(keyword)})
 
 
 class SearchOutput(Postprocessor):
@@ -68,8 +90,12 @@ class SearchOutput(Postprocessor):
 
 
 class SearchTextExtension(Extension):
+    def __init__(self, **settings) -> None:
+        self.config = {"keywords": [{}, "page's source -> its keywords"]}
+        super().__init__(**settings)
+
     def extendMarkdown(self, md: Markdown) -> None:
-        md.treeprocessors.register(SearchText(md), "search_text", LAST)
+        md.treeprocessors.register(SearchText(md, self.getConfig("keywords")), "search_text", LAST)
         md.postprocessors.register(SearchOutput(md), "search_output", LAST)
 
 

@@ -47,7 +47,7 @@ TAKEN = [
     ),
     (
         "katex",
-        ["dist/katex.min.css", "dist/katex.min.js", "dist/contrib/auto-render.min.js", "dist/fonts/*.woff2", "LICENSE"],
+        ["dist/katex.min.css", "dist/katex.min.js", "dist/fonts/*.woff2", "LICENSE"],
         ASSETS / "katex",
     ),
     ("@mermaid-js/tiny", ["dist/mermaid.tiny.js", "LICENSE"], ASSETS / "mermaid"),
@@ -137,10 +137,10 @@ def versioned(folder: Path) -> str:
 
 
 def target_name(path: Path) -> Path:
-    """Return a file's target path: flat, except for fonts/ and contrib/, which KaTeX expects beside its files."""
+    """Return a file's target path: flat, except for fonts/, which KaTeX expects beside its style sheet."""
     if path.as_posix() in RENAMED:
         return Path(RENAMED[path.as_posix()])
-    keeps_folder = path.parent.as_posix() in {"dist/fonts", "dist/contrib"}
+    keeps_folder = path.parent.as_posix() == "dist/fonts"
     return Path(path.parent.name, path.name) if keeps_folder else Path(path.name)
 
 

@@ -6,8 +6,9 @@ Protects the first impression: a figure that nobody measured, a race that stalls
 import re
 
 from scripts import ROOT
-from scripts.pages import race
+from scripts.pages import chats, race, tracks
 from scripts.pages.ladder import FIGURES, read_report
+from scripts.website import film
 from scripts.website.browser import DESKTOP, PHONE, visiting
 
 import pytest
@@ -25,7 +26,8 @@ MOST_SHIFT = 0.02  # of layout, as browsers count it
 
 
 def test_the_first_screen_s_command_is_the_readme_s():
-    command = re.sub("<.*?>", "", re.search(r"<code>.*?</code>", HERO)[0])
+    (shown,) = re.findall(r"<code><span>git.*?</code>", HERO)
+    command = re.sub("<.*?>", "", shown)
     clone, make = command.rsplit(" && ", 1)
     assert f"\n{clone}\n{make} " in README
 
@@ -74,20 +76,22 @@ FULL = """() => [...document.querySelectorAll('.kv-lane i')]
     .map(i => Number(i.style.getPropertyValue('--full') || 1))"""
 
 
-def test_the_race_opens_full_runs_in_its_time_and_ends_full(site_http, browser):
-    with visiting(browser, site_http) as visitor:
+def test_the_race_rests_where_it_tells_the_story_and_runs_in_its_time(site_http, browser):
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
         page = visitor.page
         page.goto(site_http.url())
         lanes, button = page.locator(".kv-lane"), page.locator(".kv-race button")
         before = lanes.all_inner_texts()
-        assert set(page.evaluate(FULL)) == {1} and len(before) == len(race.RUNNERS)
+        at_rest = page.evaluate(FULL)
+        assert len(before) == len(race.RUNNERS)
+        assert set(at_rest[48:]) == {1} and 2 <= sum(at_rest[:24]) < 4, "three lanes done, lesson 0 on its third square"
         button.click()
         page.wait_for_function("() => document.querySelector('.kv-lane[data-lesson=\"9\"]').classList.contains('done')")
         full = page.evaluate(FULL)
         assert min(full[-24:]) == 1 and max(full[12:24]) == 0, "lesson 9 is done while lesson 0 has hardly begun"
         page.evaluate(HURRY)
         page.locator(".kv-race:not(.running)").wait_for()
-        assert set(page.evaluate(FULL)) == {1} and lanes.all_inner_texts() == before
+        assert page.evaluate(FULL) == at_rest and lanes.all_inner_texts() == before
         assert not visitor.complaints
 
 
@@ -99,7 +103,73 @@ def test_the_race_can_be_stopped(site_http, browser):
         visitor.page.locator(".kv-race.running").wait_for()
         button.click()
         visitor.page.locator(".kv-race:not(.running)").wait_for()
-        assert set(visitor.page.evaluate(FULL)) == {1} and button.inner_text().startswith("Run the race")
+        assert button.inner_text().startswith("Run the race")
+
+
+def test_the_race_runs_by_itself_once_in_view(site_http, browser):
+    with visiting(browser, site_http, width=1440) as visitor:
+        visitor.page.goto(site_http.url())
+        visitor.page.mouse.wheel(0, 300)
+        visitor.page.locator(".kv-race.running").wait_for()
+        visitor.page.locator(".kv-race button").click()
+        visitor.page.wait_for_timeout(1800)
+        assert not visitor.page.locator(".kv-race.running").count(), "once stopped, it stays so"
+
+
+def test_the_chats_are_lesson_8_s_and_the_counter_is_the_trace_s(site_http, browser):
+    assert chats.main(["--check"]) == 0, f"run {chats.COMMAND}"
+    found, size = chats.read_chats()
+    with visiting(browser, site_http, java_script_enabled=False) as visitor:
+        visitor.page.goto(site_http.url())
+        figure = visitor.page.locator(".kv-chats")
+        sums = f"{sum(chat.found for chat in found)} of {sum(chat.tokens for chat in found)} prompt tokens"
+        assert sums in " ".join(figure.inner_text().split())
+        dots = figure.locator("circle[data-at]:not(.disc)").count()
+        assert dots * size == sum(chat.found for chat in found), "a dot is a block that was found"
+        visitor.page.goto(site_http.base + "l8_radix/chats.html")
+        assert visitor.page.locator(".kv-chats svg").is_visible() and not visitor.complaints
+
+
+def test_the_film_shows_what_the_page_shows_and_is_light():
+    assert film.main(["--check"]) == 0
+    assert film.FILM.stat().st_size <= film.MOST
+
+
+def test_the_first_task_knows_lesson_0_s_answers(site_http, browser):
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        visitor.page.goto(site_http.url())
+        box, said = visitor.page.locator(".kv-touch input"), visitor.page.locator(".kv-touch output")
+        for typed, is_right in {
+            "int(logits.argmax())": True,
+            "return torch.argmax(logits, dim=-1).item()": True,
+            "logits.max(dim=-1)[1].item()": True,
+            "logits.argmax()": False,
+            "int(logits.abs().argmax())": False,
+            "int(logits.max())": False,
+            "int(logits.argmin())": False,
+            "42": False,
+        }.items():
+            box.fill(typed)
+            box.press("Enter")
+            assert bool(visitor.page.locator(".kv-touch.right").count()) == is_right, f"{typed}: {said.inner_text()}"
+        assert not visitor.complaints
+
+
+def test_the_figures_beside_vllm_are_lesson_9_s():
+    page = (ROOT / "lessons" / "l9_speed" / "README.md").read_text(encoding="utf-8")
+    told = re.findall(r"<b>([\d.]+)</b>", HERO)
+    for row, ours, theirs in (("1 at once", told[0], told[2]), ("8 at once", told[1], told[3])):
+        (cells,) = re.findall(rf"^\| decode, {row} \|(.*)\|$", page, re.MULTILINE)
+        columns = [cell.strip() for cell in cells.split("|")]
+        assert [columns[0], columns[3]] == [ours, theirs]
+
+
+def test_the_first_screen_has_the_page_s_one_title(site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url())
+        assert visitor.page.locator("h1:visible").all_inner_texts() == [
+            "From 40 to 3,201 tokens a second, with the same tokens."
+        ]
 
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
@@ -126,5 +196,17 @@ def test_each_rung_of_the_ladder_leads_to_its_lesson(site_http, browser):
         visitor.page.goto(site_http.url())
         rung = visitor.page.locator(".lesson-cards tbody tr").nth(5)
         box = rung.bounding_box()
+        assert box
         rung.click(position={"x": box["width"] * 0.6, "y": box["height"] / 2})
         visitor.page.wait_for_url("**/l5_scheduler/")
+
+
+def test_the_map_has_every_lesson_once_and_the_reader_s_progress(site_http, browser):
+    assert tracks.main(["--check"]) == 0, f"run {tracks.COMMAND}"
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url("l2_token_flat/README.md"))
+        visitor.page.get_by_role("button", name="Mark lesson 2 as done").click()
+        visitor.page.goto(site_http.url())
+        numbers = visitor.page.locator(".kv-map li b").all_inner_texts()
+        assert sorted(map(int, numbers)) == [lesson.number for lesson in LESSONS]
+        assert visitor.page.locator(".kv-map li", has=visitor.page.locator(".kv-tick")).count() == 1

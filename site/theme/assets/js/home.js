@@ -1,4 +1,4 @@
-/* The front page: the race in recorded time, and a command to copy. Both are complete without this script. */
+/* The front page: the race in recorded time, a first task, and a command to copy. All are complete without this script. */
 (function () {
   "use strict";
 
@@ -10,6 +10,26 @@
     await navigator.clipboard.writeText(box.querySelector("code").textContent);
     copy.textContent = "Copied";
     setTimeout(() => (copy.textContent = "Copy"), 2000);
+  });
+
+  // ---- lesson 0's first task: its known answers, as lessons/l0_the_loop/answers.toml has them ----
+  const touch = document.querySelector(".kv-touch");
+  const said = touch.querySelector("output");
+  const ARGMAX = String.raw`(?:logits\.argmax\((?:dim=)?(?:-1|0)?\)|torch\.argmax\(logits(?:,(?:dim=)?(?:-1|0))?\)|logits\.max\((?:dim=)?(?:-1|0)\)(?:\.indices|\[1\])|logits\.topk\(1\)\.indices)`;
+  const known = [
+    [`int\\(${ARGMAX}\\)|${ARGMAX}\\.item\\(\\)`, "Right: the id with the largest logit, as a plain int. You have the first line of an engine.", true],
+    [ARGMAX, "Almost: this is a tensor with one element. Return a Python int."],
+    [String.raw`.*abs\(.*`, "Not the largest absolute value: a logit of -9 means that the token is unlikely."],
+    [String.raw`.*argmin.*`, "That is the smallest one. Greedy decoding takes the id with the largest logit."],
+    [String.raw`(?:int|float)?\(?(?:logits\.max\(\)|max\(logits\))\)?(?:\.item\(\))?`, "That is the logit, not its id. Which method returns the index of the largest element?"],
+  ];
+  touch.querySelector("button").disabled = false;
+  touch.addEventListener("submit", function (event) {
+    event.preventDefault();
+    const typed = touch.elements.answer.value.replace(/^\s*return\b|\s/g, "");
+    const found = known.find(([pattern]) => new RegExp(`^(?:${pattern})$`).test(typed));
+    touch.classList.toggle("right", Boolean(found && found[2]));
+    said.textContent = found ? found[1] : "This box knows the usual answers only; lesson 0's own tests judge any other.";
   });
 
   // ---- the race ----
@@ -28,7 +48,11 @@
       this.squares = [...row.querySelectorAll(".kv-lane__track i")];
       this.clock = row.querySelector("output");
       this.end = this.clock.textContent;
+      this.before = this.squares.map((square) => square.style.getPropertyValue("--full") || 1);
       this.begin();
+    }
+    rest() {
+      this.squares.forEach((square, i) => square.style.setProperty("--full", this.before[i]));
     }
     begin() {
       this.next = 0;
@@ -73,7 +97,7 @@
   function stop(lanes) {
     cancelAnimationFrame(running);
     running = 0;
-    lanes.forEach((lane) => lane.finish());
+    lanes.forEach((lane) => (lane.finish(), lane.rest()));
     figure.classList.remove("running");
     button.textContent = first.button;
     status.innerHTML = first.status;
@@ -96,6 +120,14 @@
     stop.now = () => stop(lanes);
   }
 
+  const begin = () => race().catch(() => (button.hidden = true));
   button.hidden = false;
-  button.addEventListener("click", () => (running ? stop.now() : race().catch(() => (button.hidden = true))));
+  button.addEventListener("click", () => (running ? stop.now() : begin()));
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  const seen = new IntersectionObserver(([entry]) => {
+    if (!entry.isIntersecting) return;
+    seen.disconnect();
+    setTimeout(() => running || begin(), 1500); // the picture at rest is read first
+  }, { threshold: 0.6 });
+  seen.observe(figure);
 })();

@@ -48,7 +48,7 @@
 
   function show(progress) {
     const menu = document.querySelectorAll(".md-nav--primary > .md-nav__list a.md-nav__link:not([href*='#'])");
-    [...menu, ...rungs()].filter((link) => lessonOf(link.href)).forEach((link) => tick(link, progress));
+    [...menu, ...rungs(), ...document.querySelectorAll(".kv-map a")].filter((link) => lessonOf(link.href)).forEach((link) => tick(link, progress));
     const resume = document.querySelector("[data-resume]");
     if (resume) resumeAt(resume, progress);
     const done = document.querySelector(".kv-done button");

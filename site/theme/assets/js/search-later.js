@@ -1,4 +1,5 @@
-/* Search is the heaviest part of a page: its index and its worker. Both wait until the reader approaches the search box.
+/* Search is the heaviest part of a page: its index and its worker. Both wait until the reader approaches the search box
+   or presses a key that opens it: Zensical's box is outside the page's header and takes the focus without an event there.
    The theme requests them at once through XMLHttpRequest and Worker; if it used another API, nothing would be delayed. */
 (function () {
   "use strict";
@@ -8,7 +9,7 @@
 
   const { open, send } = XMLHttpRequest.prototype;
   XMLHttpRequest.prototype.open = function (method, url) {
-    this.isSearchIndex = String(url).endsWith("search/search_index.json");
+    this.isSearchIndex = /\/search(_index)?\.json$/.test(url); // Zensical's is search.json
     return open.apply(this, arguments);
   };
   XMLHttpRequest.prototype.send = function () {
@@ -54,5 +55,7 @@
   for (const name of ["focusin", "pointerover", "touchstart"]) {
     document.addEventListener(name, (event) => isSearch(event.target) && go(), { passive: true });
   }
+  const OPENS = ["/", "s", "f", "k"]; // k with Ctrl or ⌘
+  document.addEventListener("keydown", (event) => OPENS.includes(event.key) && go(), { capture: true });
   document.addEventListener("change", (event) => event.target.id === "__search" && go());
 })();

@@ -1,0 +1,65 @@
+"""Course machinery. The front page's map: the lessons in five tracks, with what each needs and what it bought.
+
+    python -m scripts.pages.tracks            # write site/theme/partials/tracks.html
+    python -m scripts.pages.tracks --check    # write nothing; exit 1 if a lesson has changed since
+
+Everything comes from lesson.toml and mkdocs.yml, so a new lesson appears by itself: in its track, or in the last one.
+"""
+
+import sys
+from html import escape
+
+from scripts import ROOT
+from scripts.pages.generated import asks_for_check, settle
+
+import yaml
+
+from lessons._course.catalog import Lesson, read_lessons
+from lessons._course.places import Places
+
+PARTIAL = ROOT / "site" / "theme" / "partials" / "tracks.html"
+COMMAND = "python -m scripts.pages.tracks"
+TRACKS = {  # name: what it is about, its lessons, its colour
+    "Core": ("an engine that serves many users", range(9), "a"),
+    "Speed": ("the same tokens, sooner", (9, 10, 14), "b"),
+    "Models": ("other kinds of layers", (11, 15, 16), "c"),
+    "Memory": ("more tokens in less of it", (12, 17), "d"),
+    "Machines": ("more than one process", (13, 18, 19), "e"),
+}
+
+
+def bought() -> dict[str, str]:
+    """Return what each lesson bought, by its place on the site."""
+    pages = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["extra"]["pages"]
+    return {place: about["bought"] for place, about in pages.items() if "bought" in about}
+
+
+def stop(lesson: Lesson, told: dict[str, str]) -> str:
+    """Return a lesson as a place on the map. Each needs the one before it, unless it says otherwise."""
+    numbers = [str(need).partition("_")[0].removeprefix("l") for need in lesson.needs]
+    needs = f"needs {', '.join(numbers)}" if numbers else "needs nothing"
+    return (
+        f"<li><a href=\"{{{{ '{lesson.id}/' | url }}}}\"><b>{lesson.number}</b> <span>{escape(lesson.title)}</span></a>"
+        f"<small>{needs}</small><p>{escape(told.get(f'{lesson.id}/', ''))}</p></li>"
+    )
+
+
+def tracks() -> str:
+    """Return the map as a partial of the theme."""
+    lessons, told = read_lessons(Places.find()), bought()
+    placed = {number for _, numbers, _ in TRACKS.values() for number in numbers}
+    parts = []
+    for name, (about, numbers, shade) in TRACKS.items():
+        is_last = name == list(TRACKS)[-1]
+        own = [one for one in lessons if one.number in numbers or (is_last and one.number not in placed)]
+        stops = "\n".join(stop(lesson, told) for lesson in own)
+        parts.append(f'<section class="{shade}"><h3>{name} <small>{about}</small></h3>\n<ol>\n{stops}\n</ol></section>')
+    return "{#- Written by scripts/pages/tracks.py. -#}\n" + '<div class="kv-map">\n' + "\n".join(parts) + "\n</div>\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    return settle({PARTIAL: tracks()}, asks_for_check(__doc__, argv), COMMAND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

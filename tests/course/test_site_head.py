@@ -1,0 +1,58 @@
+"""Course machinery. What a built page says about itself, and what its drawings refer to.
+
+Protects what a reader misses without looking for it: an arrow's head, a page's date and author.
+"""
+
+import json
+import re
+
+from scripts.website import updated
+from scripts.website.browser import visiting
+from scripts.website.formulas import as_text
+
+DRAWN = re.compile(r"""url\(["']?#([^)"']+)""")
+
+
+def test_every_arrowhead_and_pattern_that_a_page_refers_to_is_on_it(site_folders):
+    """A drawing's rules leave its SVG when it becomes part of a page; the ids that they name must follow."""
+    dead = []
+    for path in sorted(site_folders["http"].rglob("*.html")):
+        html = path.read_text(encoding="utf-8")
+        ids = set(re.findall(r'\bid="([^"]+)"', html))
+        dead += [f"{path.parent.name}: url(#{name})" for name in DRAWN.findall(html) if name not in ids]
+    assert not dead, dead
+
+
+def test_the_sitemap_has_each_page_s_last_commit(site_folders):
+    dates = updated.dates()
+    sitemap = (site_folders["http"] / "sitemap.xml").read_text(encoding="utf-8")
+    told = dict(re.findall(r"<loc>https://kv-course.github.io/kv-course/(.*?)</loc>\s*(?:<lastmod>(.*?)<)?", sitemap))
+    assert told
+    for place, date in told.items():
+        source = f"lessons/{place}README.md"
+        page = source if source in dates else f"lessons/{place.rstrip('/')}.md"
+        assert page not in dates or date == dates[page], place
+
+
+def test_a_page_says_who_wrote_it_when_it_changed_and_where_to_report(site_folders):
+    for path in sorted(site_folders["http"].glob("*/index.html")):
+        html = path.read_text(encoding="utf-8")
+        if 'http-equiv="refresh"' in html or "kv-embedded" in html:
+            continue
+        assert '<meta name="author"' in html and "/issues/new?title=" in html and "CHANGELOG.md" in html, path
+        (data,) = re.findall(r'<script type="application/ld\+json">(.*?)</script>', html, re.DOTALL)
+        thing = json.loads(data)
+        assert thing["@context"] == "https://schema.org" and thing["name"] and thing["url"].startswith("https://"), path
+
+
+def test_formulas_are_text_without_a_script_and_typeset_with_one(site_http, browser):
+    source = "l0_the_loop/README.md"
+    assert as_text(r"X \gets X + O W_O") == "X ← X + O W<sub>O</sub>"
+    with visiting(browser, site_http, java_script_enabled=False) as visitor:
+        visitor.page.goto(site_http.url(source))
+        shown = visitor.page.locator(".arithmatex").all_inner_texts()
+        assert shown and not [text for text in shown if re.search(r"[\\{}^_]", text)]
+    with visiting(browser, site_http) as visitor:
+        visitor.page.goto(site_http.url(source))
+        visitor.page.locator(".katex").first.wait_for()
+        assert visitor.page.locator(".katex").count() == len(shown) and not visitor.page.locator(".katex-error").count()
