@@ -1,0 +1,63 @@
+"""Lesson 19. Tiers and prefill workers behind one manager: what the tiers have, no worker need compute."""
+
+from collections.abc import Hashable, Sequence
+
+from mini_engine.handover.receiver import ReceivingConnector
+from mini_engine.kv.request_table import RequestTable
+from mini_engine.kv.seams import NO_MATCH, KvConnector, Load, Matched, Stored, TierStats
+
+
+class EitherConnector:
+    """Asks the tiers first. A worker is asked for a prompt if much of it is missing there; then it brings all of it.
+
+    Args:
+        tiers: lesson 12's connector. workers: this lesson's.
+    """
+
+    def __init__(self, tiers: KvConnector, workers: ReceivingConnector) -> None:
+        self.tiers, self.workers = tiers, workers
+
+    @property
+    def stats(self) -> Sequence[TierStats]:
+        """Statistics of both."""
+        return [*self.tiers.stats, *self.workers.stats]
+
+    def get_num_new_matched_tokens(
+        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+    ) -> Matched:
+        """Return what a worker brings, if it has been asked or is worth asking, otherwise what the tiers have."""
+        asked = request_id, token_ids, namespace, num_computed_tokens, may_wait
+        if self.workers.open.get(request_id) is not None:
+            return self.workers.get_num_new_matched_tokens(*asked)
+        found = self.tiers.get_num_new_matched_tokens(*asked)
+        if len(token_ids) - num_computed_tokens - found.num_tokens <= self.workers.min_tokens:
+            return found
+        brought = self.workers.get_num_new_matched_tokens(*asked)
+        return found if brought == NO_MATCH else brought
+
+    def update_state_after_alloc(self, request_id: str, table: RequestTable, num_computed_tokens: int) -> None:
+        """Tell both."""
+        self.tiers.update_state_after_alloc(request_id, table, num_computed_tokens)
+        self.workers.update_state_after_alloc(request_id, table, num_computed_tokens)
+
+    def request_finished(self, request_id: str) -> None:
+        """Tell both."""
+        self.tiers.request_finished(request_id)
+        self.workers.request_finished(request_id)
+
+    def start_load_kv(
+        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+    ) -> Load:
+        """Return what a worker has brought; if it is nothing, what the tiers have."""
+        asked = request_id, token_ids, namespace, num_computed_tokens, may_wait
+        brought = self.workers.start_load_kv(*asked)
+        return brought if brought.num_tokens else self.tiers.start_load_kv(*asked)
+
+    def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:
+        """Save in the tiers."""
+        self.tiers.save_kv(request_id, stored, is_kept)
+
+    def shutdown(self) -> None:
+        """Shut down both."""
+        self.tiers.shutdown()
+        self.workers.shutdown()

@@ -1,0 +1,210 @@
+"""Lesson 19. The receiver's connector: prompts are computed by other processes, and their K and V come from buffers.
+
+A request that is about to be admitted is asked for, and stays in its place in the queue while its K and V are on their
+way: other requests go on, and what it needs of the pool is set aside. Then it begins behind them, as if a cache had had
+them. Whatever goes wrong, it begins with what has arrived, and computes the rest here.
+"""
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mini_engine.handover.extras import Extras
+from mini_engine.handover.protocol import Ask, Cancel
+from mini_engine.handover.stage import Stage, State
+from mini_engine.handover.transfers import Transfer, Transfers
+from mini_engine.kv.request_table import RequestTable
+from mini_engine.kv.seams import NO_MATCH, NOTHING, Load, Matched, Stored, TierStats
+from mini_engine.tiers.store import Blocks
+
+WAIT_SECONDS = 0.01  # for news, where no other request runs; an abort waits as long
+EVENTS = ("transfers", "tokens", "bytes", "milliseconds", "cancelled", "fallbacks", "losses")
+
+
+class Senders(Protocol):
+    """The processes that compute prompts: `PrefillWorkers`."""
+
+    def choose(self, tokens: array, namespace: Hashable) -> int | None:
+        """Return the number of the sender that a prompt should go to; None if there is none now."""
+        ...
+
+    def send(self, sender: int, message: Ask | Cancel) -> None:
+        """Send a message. Does nothing if the sender is lost: its transfers are ended then."""
+        ...
+
+    @property
+    def num_losses(self) -> int:
+        """How many senders have died, or had to be killed, so far."""
+        ...
+
+    def close(self) -> None:
+        """End all senders."""
+        ...
+
+
+class ReceivingConnector:
+    """Connects an engine's manager to senders.
+
+    Args:
+        senders: they compute. transfers: the account of what they were lent. stage: the buffers.
+        blocks: copies the pool's blocks, of `block_size` tokens. extras: what comes with them.
+        min_tokens: prompts with fewer tokens to hand over are computed here.
+
+    Attributes:
+        open: the transfer of each waiting request; None once it has been decided that it is computed here.
+    """
+
+    def __init__(
+        self,
+        senders: Senders,
+        transfers: Transfers,
+        stage: Stage,
+        blocks: Blocks,
+        block_size: int,
+        extras: Extras,
+        min_tokens: int,
+    ) -> None:
+        self.senders, self.transfers, self.stage = senders, transfers, stage
+        self.blocks, self.block_size, self.extras = blocks, block_size, extras
+        self.min_tokens = min_tokens
+        self.open: dict[str, Transfer | None] = {}
+        self.events: Counter[str] = Counter()
+
+    @property
+    def stats(self) -> Sequence[TierStats]:
+        """What has been handed over, and what had to be computed here although it was asked for."""
+        self.events["losses"] = self.senders.num_losses
+        states = self.transfers.buffers.states
+        num_bytes = (len(states) - states.count(State.FREE)) * self.stage.buffer_bytes
+        return [TierStats("prefill", num_bytes, {name: self.events[name] for name in EVENTS})]
+
+    def get_num_new_matched_tokens(
+        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+    ) -> Matched:
+        """Ask a sender for the prompt, the first time; then say how much of it has arrived."""
+        if not request_id:
+            return NO_MATCH
+        if request_id not in self.open:
+            self._ask(request_id, token_ids, namespace, num_computed_tokens // self.block_size)
+        if request_id not in self.open:  # all buffers are in use, and some of them will come back
+            return self._waiting(may_wait)
+        transfer = self.open[request_id]
+        if transfer is None:
+            return NO_MATCH
+        if transfer.is_open and may_wait:
+            self.transfers.wait(WAIT_SECONDS)
+        if transfer.is_open:
+            return Matched((transfer.stop - transfer.start) * self.block_size, load_async=True)
+        return Matched(self._usable(transfer, num_computed_tokens).num_tokens)
+
+    def update_state_after_alloc(self, request_id: str, table: RequestTable, num_computed_tokens: int) -> None:
+        """Give back the request's buffers: what was in them has been copied, or could not be used."""
+        transfer = self.open.pop(request_id, None)
+        if transfer is not None and transfer.is_open:  # admitted by a caller that did not wait
+            self._cancel(transfer)
+        elif transfer is not None:
+            self.transfers.take(transfer)
+
+    def request_finished(self, request_id: str) -> None:
+        """Cancel the request's transfer, if it is still on its way."""
+        transfer = self.open.pop(request_id, None)
+        if transfer is not None:
+            self._cancel(transfer)
+
+    def start_load_kv(
+        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+    ) -> Load:
+        """Return what has arrived of the request's prompt."""
+        transfer = self.open.get(request_id)
+        if transfer is None:
+            return NOTHING
+        load = self._usable(transfer, num_computed_tokens)
+        self.events["milliseconds"] += round(1000 * (time.monotonic() - transfer.asked_at))
+        self.events["fallbacks"] += num_computed_tokens + load.num_tokens < transfer.stop * self.block_size
+        return load
+
+    def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:
+        """Save nothing: a sender has it in its own prefix cache."""
+
+    def shutdown(self) -> None:
+        """End all senders."""
+        self.senders.close()
+
+    def _ask(self, request_id: str, token_ids: Sequence[int], namespace: Hashable, start: int) -> None:
+        """Ask for a prompt's blocks from `start` on, or decide to compute them here: set `open[request_id]`.
+
+        It is left unset where that must be decided later.
+        """
+        stop = self._stop(start, (len(token_ids) - 1) // self.block_size)  # the last token is computed here
+        too_short = (stop - start) * self.block_size < max(1, self.min_tokens)
+        if too_short or not isinstance(namespace, str | int | None):
+            self.open[request_id] = None
+            return
+        tokens = array("i", token_ids[: stop * self.block_size + 1])
+        sender = self.senders.choose(tokens, namespace)
+        num_extra = self.extras.num_buffers(start, stop)
+        transfer = None if sender is None else self.transfers.ask(sender, start, stop, num_extra)
+        if transfer is not None:
+            self.open[request_id] = transfer
+            self.senders.send(transfer.sender, Ask(transfer.id, tokens, namespace, start, stop, transfer.buffers))
+        elif sender is None or not self.transfers.any_lent:  # full buffers could wait for this request for ever
+            self.open[request_id] = None
+            self.events["fallbacks"] += 1
+
+    def _cancel(self, transfer: Transfer) -> None:
+        """Give up a transfer, and tell the sender if it has not ended it."""
+        self.events["cancelled"] += 1
+        if self.transfers.cancel(transfer):
+            self.senders.send(transfer.sender, Cancel(transfer.id))
+
+    def _stop(self, start: int, stop: int) -> int:
+        """Return up to which block a prompt is handed over: all of it, or as much as fits into the stage."""
+        while stop > start and stop - start + self.extras.num_buffers(start, stop) > self.stage.num_buffers:
+            stop -= 1
+        return stop
+
+    def _waiting(self, may_wait: bool) -> Matched:
+        """Wait for free buffers: those that are lent come back."""
+        if may_wait:
+            self.transfers.wait(WAIT_SECONDS)
+        return Matched(0, load_async=True)
+
+    def _usable(self, transfer: Transfer, num_computed_tokens: int) -> "ArrivedBlocks":
+        """Return what can be used of a transfer behind the tokens that the pool has now.
+
+        It may have more than when the transfer was asked for, or less. Without its extras, none of it can be used.
+        """
+        first = num_computed_tokens // self.block_size
+        num_extra = len(transfer.buffers) - (transfer.stop - transfer.start)
+        stop = min(transfer.stop, transfer.start + transfer.num_filled)
+        if first < transfer.start or first >= stop or (num_extra and not transfer.is_whole):
+            stop = first
+        return ArrivedBlocks(transfer, first, stop, self)
+
+
+@dataclass(frozen=True)
+class ArrivedBlocks:
+    """Blocks start … stop - 1 of a transfer, and its extras."""
+
+    transfer: Transfer
+    start: int
+    stop: int
+    connector: ReceivingConnector
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the blocks hold."""
+        return (self.stop - self.start) * self.connector.block_size
+
+    def into(self, request_id: str, blocks: Sequence[int]) -> None:
+        """Copy the buffers into these blocks, and the extras to where the request needs them."""
+        transfer, connector = self.transfer, self.connector
+        begin, num_blocks = self.start - transfer.start, transfer.stop - transfer.start
+        buffers = [connector.stage.read(buffer) for buffer in transfer.buffers]
+        connector.blocks.write(list(blocks[: self.stop - self.start]), buffers[begin : begin + self.stop - self.start])
+        if extras := buffers[num_blocks:]:
+            connector.extras.write(request_id, self.start, self.stop, extras)
+        connector.events.update(transfers=1, tokens=self.num_tokens, bytes=len(buffers) * connector.stage.buffer_bytes)
