@@ -125,7 +125,8 @@ def assemble(
         connector=connect(storage),
     )
     drafting = drafting_of(config, manager)
-    return Engine(model.config, Scheduler(manager, config.scheduler_config, storage.memories, drafting), runner)
+    scheduler = Scheduler(manager, config.scheduler_config, storage.memories, drafting)
+    return Engine(model.config, scheduler, runner, manager.connector.request_added)
 
 
 def storage_of(model: Any, config: EngineConfig, pools: Pools) -> Storage:

@@ -277,8 +277,7 @@ class Scheduler:
         chunks, num_held = [], 0
         while budget > 0 and num_held < len(self.waiting) and len(self.running) + num_held < self.config.max_num_seqs:
             request = self.waiting[num_held]
-            num_tokens = self.reserved_tokens(request)
-            cost = self.manager.cost(request.token_ids, num_tokens, request.namespace, request.id)
+            cost = self.manager.cost(request.token_ids, self.reserved_tokens(request), request.namespace)
             if cost.num_blocks + self.config.watermark * (len(self.running) + num_held) > spare:
                 break
             spare -= cost.num_blocks

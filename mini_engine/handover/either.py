@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 
 from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.seams import NO_MATCH, KvConnector, Load, Matched, Stored, TierStats
+from mini_engine.kv.seams import NO_MATCH, KvConnector, Load, Matched, Stored, Text, TierStats
 
 
 class EitherConnector:
@@ -22,12 +22,17 @@ class EitherConnector:
         """Statistics of both."""
         return [*self.tiers.stats, *self.workers.stats]
 
+    def request_added(self, request: Text) -> None:
+        """Tell both."""
+        self.tiers.request_added(request)
+        self.workers.request_added(request)
+
     def get_num_new_matched_tokens(
-        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+        self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Matched:
         """Return what a worker brings, if it has been asked or is worth asking, otherwise what the tiers have."""
-        asked = request_id, token_ids, namespace, num_computed_tokens, may_wait
-        if self.workers.open.get(request_id) is not None:
+        asked = token_ids, namespace, num_computed_tokens, may_wait
+        if self.workers.has_asked(token_ids, namespace):
             return self.workers.get_num_new_matched_tokens(*asked)
         found = self.tiers.get_num_new_matched_tokens(*asked)
         if len(token_ids) - num_computed_tokens - found.num_tokens <= self.workers.min_tokens:

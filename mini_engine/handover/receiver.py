@@ -11,17 +11,22 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from mini_engine.handover.extras import Extras
 from mini_engine.handover.protocol import Ask, Cancel
 from mini_engine.handover.stage import Stage, State
 from mini_engine.handover.transfers import Transfer, Transfers
+from mini_engine.kv.radix_node import key_of
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.seams import NO_MATCH, NOTHING, Load, Matched, Stored, TierStats
+from mini_engine.kv.seams import NO_MATCH, NOTHING, Load, Matched, Stored, Text, TierStats
 from mini_engine.tiers.store import Blocks
 
 WAIT_SECONDS = 0.01  # for news, where no other request runs; an abort waits as long
 EVENTS = ("transfers", "tokens", "bytes", "milliseconds", "cancelled", "fallbacks", "losses")
+
+
+Key = tuple[Hashable, bytes]
 
 
 class Senders(Protocol):
@@ -54,7 +59,9 @@ class ReceivingConnector:
         min_tokens: prompts with fewer tokens to hand over are computed here.
 
     Attributes:
-        open: the transfer of each waiting request; None once it has been decided that it is computed here.
+        asked: by namespace and text, the transfer of what waits; None where it has been decided to compute it here.
+        taken: the transfer of each request that is being admitted.
+        requests: those that may wait, as long as their callers have them.
     """
 
     def __init__(
@@ -70,7 +77,9 @@ class ReceivingConnector:
         self.senders, self.transfers, self.stage = senders, transfers, stage
         self.blocks, self.block_size, self.extras = blocks, block_size, extras
         self.min_tokens = min_tokens
-        self.open: dict[str, Transfer | None] = {}
+        self.asked: dict[Key, Transfer | None] = {}
+        self.taken: dict[str, Transfer] = {}
+        self.requests: WeakValueDictionary[str, Text] = WeakValueDictionary()
         self.events: Counter[str] = Counter()
 
     @property
@@ -81,17 +90,24 @@ class ReceivingConnector:
         num_bytes = (len(states) - states.count(State.FREE)) * self.stage.buffer_bytes
         return [TierStats("prefill", num_bytes, {name: self.events[name] for name in EVENTS})]
 
+    def request_added(self, request: Text) -> None:
+        """Remember the request: if it ends while its text is on its way, that is cancelled."""
+        self.requests[request.id] = request
+
+    def has_asked(self, token_ids: Sequence[int], namespace: Hashable) -> bool:
+        """Whether this text has been asked for, and has not been taken."""
+        return self.asked.get((namespace, key_of(token_ids))) is not None
+
     def get_num_new_matched_tokens(
-        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+        self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Matched:
         """Ask a sender for the prompt, the first time; then say how much of it has arrived."""
-        if not request_id:
-            return NO_MATCH
-        if request_id not in self.open:
-            self._ask(request_id, token_ids, namespace, num_computed_tokens // self.block_size)
-        if request_id not in self.open:  # all buffers are in use, and some of them will come back
+        key = namespace, key_of(token_ids)
+        if key not in self.asked:
+            self._ask(key, token_ids, num_computed_tokens // self.block_size)
+        if key not in self.asked:  # all buffers are in use, and some of them will come back
             return self._waiting(may_wait)
-        transfer = self.open[request_id]
+        transfer = self.asked[key]
         if transfer is None:
             return NO_MATCH
         if transfer.is_open and may_wait:
@@ -100,31 +116,33 @@ class ReceivingConnector:
             return Matched((transfer.stop - transfer.start) * self.block_size, load_async=True)
         return Matched(self._usable(transfer, num_computed_tokens).num_tokens)
 
-    def update_state_after_alloc(self, request_id: str, table: RequestTable, num_computed_tokens: int) -> None:
-        """Give back the request's buffers: what was in them has been copied, or could not be used."""
-        transfer = self.open.pop(request_id, None)
-        if transfer is not None and transfer.is_open:  # admitted by a caller that did not wait
-            self._cancel(transfer)
-        elif transfer is not None:
-            self.transfers.take(transfer)
-
-    def request_finished(self, request_id: str) -> None:
-        """Cancel the request's transfer, if it is still on its way."""
-        transfer = self.open.pop(request_id, None)
-        if transfer is not None:
-            self._cancel(transfer)
-
     def start_load_kv(
         self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Load:
-        """Return what has arrived of the request's prompt."""
-        transfer = self.open.get(request_id)
+        """Return what has arrived of the request's prompt. From now on it is this request's alone."""
+        transfer = self.asked.pop((namespace, key_of(token_ids)), None)
         if transfer is None:
             return NOTHING
+        self.taken[request_id] = transfer
         load = self._usable(transfer, num_computed_tokens)
         self.events["milliseconds"] += round(1000 * (time.monotonic() - transfer.asked_at))
         self.events["fallbacks"] += num_computed_tokens + load.num_tokens < transfer.stop * self.block_size
         return load
+
+    def update_state_after_alloc(self, request_id: str, table: RequestTable, num_computed_tokens: int) -> None:
+        """Give back the request's buffers: what was in them has been copied, or could not be used."""
+        transfer = self.taken.pop(request_id, None)
+        if transfer is not None:
+            self._give_back(transfer)
+
+    def request_finished(self, request_id: str) -> None:
+        """Cancel what the request waited for. If another one waits for the same text, that will be asked for again."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        transfer = self.asked.pop((request.namespace, key_of(request.token_ids)), None)
+        if transfer is not None:
+            self._give_back(transfer)
 
     def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:
         """Save nothing: a sender has it in its own prefix cache."""
@@ -133,29 +151,33 @@ class ReceivingConnector:
         """End all senders."""
         self.senders.close()
 
-    def _ask(self, request_id: str, token_ids: Sequence[int], namespace: Hashable, start: int) -> None:
-        """Ask for a prompt's blocks from `start` on, or decide to compute them here: set `open[request_id]`.
+    def _ask(self, key: Key, token_ids: Sequence[int], start: int) -> None:
+        """Ask for a prompt's blocks from `start` on, or decide to compute them here: set `asked[key]`.
 
         It is left unset where that must be decided later.
         """
+        namespace, _ = key
         stop = self._stop(start, (len(token_ids) - 1) // self.block_size)  # the last token is computed here
         too_short = (stop - start) * self.block_size < max(1, self.min_tokens)
         if too_short or not isinstance(namespace, str | int | None):
-            self.open[request_id] = None
+            self.asked[key] = None
             return
         tokens = array("i", token_ids[: stop * self.block_size + 1])
         sender = self.senders.choose(tokens, namespace)
         num_extra = self.extras.num_buffers(start, stop)
         transfer = None if sender is None else self.transfers.ask(sender, start, stop, num_extra)
         if transfer is not None:
-            self.open[request_id] = transfer
+            self.asked[key] = transfer
             self.senders.send(transfer.sender, Ask(transfer.id, tokens, namespace, start, stop, transfer.buffers))
         elif sender is None or not self.transfers.any_lent:  # full buffers could wait for this request for ever
-            self.open[request_id] = None
+            self.asked[key] = None
             self.events["fallbacks"] += 1
 
-    def _cancel(self, transfer: Transfer) -> None:
-        """Give up a transfer, and tell the sender if it has not ended it."""
+    def _give_back(self, transfer: Transfer) -> None:
+        """Give up a transfer; if it is still on its way, tell the sender."""
+        if not transfer.is_open:
+            self.transfers.take(transfer)
+            return
         self.events["cancelled"] += 1
         if self.transfers.cancel(transfer):
             self.senders.send(transfer.sender, Cancel(transfer.id))

@@ -12,7 +12,7 @@ from mini_engine.handover.extras import Extras
 from mini_engine.handover.protocol import Ask, Ended, Filled
 from mini_engine.handover.stage import Stage
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.seams import NO_MATCH, NOTHING, Load, Matched, Stored, TierStats
+from mini_engine.kv.seams import NO_MATCH, NOTHING, Load, Matched, Stored, Text, TierStats
 from mini_engine.tiers.records import Bytes
 from mini_engine.tiers.store import Blocks
 
@@ -63,8 +63,11 @@ class SendingConnector:
             missing = "" if sending.is_whole else "its end was not computed"
             self.say(Ended(transfer_id, error or missing, num_held))
 
+    def request_added(self, request: Text) -> None:
+        """Note nothing: `begin` has."""
+
     def get_num_new_matched_tokens(
-        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+        self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Matched:
         """Find nothing: whatever this engine needs it computes."""
         return NO_MATCH

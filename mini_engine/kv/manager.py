@@ -84,13 +84,14 @@ class KvCacheManager:
         """Statistics of each place behind the pool."""
         return self.connector.stats
 
-    def cost(self, token_ids: Sequence[int], num_tokens: int, namespace: Hashable = None, request_id: str = "") -> Cost:
+    def cost(self, token_ids: Sequence[int], num_tokens: int, namespace: Hashable = None) -> Cost:
         """Return the cost of admitting a request now and promising it room. Takes no block.
+
+        What is elsewhere may be fetched meanwhile, if that can be done without this request's blocks.
 
         Args:
             num_tokens: the number of tokens it is promised room for, at least len(token_ids).
             namespace: as for `allocate`.
-            request_id: of a request that is about to be admitted: its connector may fetch what it needs.
         """
         found = self.prefixes.peek(token_ids, namespace, self.tables)
         num_blocks = -(-(num_tokens - found.num_tokens) // self.block_size) + found.num_evictable
@@ -98,7 +99,7 @@ class KvCacheManager:
         should_wait = found.prefix_in_flight or not all(memory.has_room for memory in self.memories)
         if not should_wait:
             num_found, may_wait = found.num_tokens, not self.tables
-            match = self.connector.get_num_new_matched_tokens(request_id, token_ids, namespace, num_found, may_wait)
+            match = self.connector.get_num_new_matched_tokens(token_ids, namespace, num_found, may_wait)
             should_wait = match.load_async
         return Cost(num_blocks, should_wait)
 

@@ -308,6 +308,16 @@ class Load(Protocol):
         ...
 
 
+class Text(Protocol):
+    """What a connector may know of a request: lesson 5's Request. token_ids: all that are known now."""
+
+    id: str
+    namespace: Hashable
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+
 class KvConnector(Protocol):
     """Other places where KV may be: `NO_CONNECTOR`, lesson 12's tiers, lesson 19's prefill workers.
 
@@ -322,13 +332,16 @@ class KvConnector(Protocol):
 
     # ---------------------------------------------------------------- the scheduler's side
 
+    def request_added(self, request: Text) -> None:
+        """Note that a request waits from now on. It may wait again later, with more tokens."""
+        ...
+
     def get_num_new_matched_tokens(
-        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+        self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Matched:
         """Return what there is behind a prompt's first tokens. Asked at each step as long as the request waits.
 
         Args:
-            request_id: of the waiting request; "" if no request is about to be admitted.
             num_computed_tokens: the first tokens, which the pool has.
             may_wait: no other request runs, so the connector may wait a moment before it answers.
         """
@@ -377,8 +390,11 @@ class NoConnector:
 
     stats: Sequence[TierStats] = ()
 
+    def request_added(self, request: Text) -> None:
+        """Note nothing."""
+
     def get_num_new_matched_tokens(
-        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+        self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Matched:
         """Find nothing."""
         return NO_MATCH

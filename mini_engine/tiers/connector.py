@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.seams import NOTHING, Load, Matched, Stored, TierStats
+from mini_engine.kv.seams import NOTHING, Load, Matched, Stored, Text, TierStats
 from mini_engine.tiers.companions import NO_COMPANIONS, Companions, split
 from mini_engine.tiers.records import Kind, Record, Wanted
 from mini_engine.tiers.store import BlockStore, Prefix
@@ -52,8 +52,11 @@ class TierConnector:
         """Statistics of host memory and of the disk, if there is one."""
         return self.block_store.tiers.stats()
 
+    def request_added(self, request: Text) -> None:
+        """Note nothing: blocks have the names of texts, not of requests."""
+
     def get_num_new_matched_tokens(
-        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+        self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Matched:
         """Return how many tokens the tiers have behind the first ones. What is on the disk is being read ahead now.
 
