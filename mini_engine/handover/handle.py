@@ -9,7 +9,7 @@ from mini_engine.errors import UserError
 from mini_engine.handover.prefill import Seat, work
 from mini_engine.handover.protocol import Ask, Cancel, Close, Failed, Layout, Message, packed, unpacked
 from mini_engine.ranks.others import ctrl_c_ignored
-from mini_engine.ranks.pulse import Pulse, bytes_for
+from mini_engine.ranks.pulse import TICK_SECONDS, Pulse, bytes_for
 
 
 class Handle:
@@ -37,11 +37,7 @@ class Handle:
 
     def shake_hands(self, ours: Layout) -> None:
         """Wait until the worker is ready. Raises UserError if it cannot start, or is not like this process."""
-        try:
-            theirs = self.receive()
-        except (EOFError, OSError):
-            self.process.join()
-            theirs = Failed(f"it ended before it was ready, with exit code {self.process.exitcode}")
+        theirs = self._first_words()
         if isinstance(theirs, Failed):
             raise UserError(f"a prefill worker cannot start: {theirs.why}", param="prefill_workers")
         assert isinstance(theirs, Layout)
@@ -51,6 +47,17 @@ class Handle:
                 "options",
                 param="prefill_workers",
             )
+
+    def _first_words(self) -> Message:
+        """Wait for the worker's first message, as long as it gives signs of life."""
+        try:
+            while not self.pipe.poll(TICK_SECONDS):
+                if seconds := self.seconds_silent():
+                    return Failed(f"it gave no sign of life for {seconds:g} s")
+            return self.receive()
+        except (EOFError, OSError):
+            self.process.join()
+            return Failed(f"it ended before it was ready, with exit code {self.process.exitcode}")
 
     def receive(self) -> Message:
         """Wait for the worker's next message. EOFError, OSError: it has ended."""

@@ -226,7 +226,9 @@ class ArrivedBlocks:
         transfer, connector = self.transfer, self.connector
         begin, num_blocks = self.start - transfer.start, transfer.stop - transfer.start
         buffers = [connector.stage.read(buffer) for buffer in transfer.buffers]
-        connector.blocks.write(list(blocks[: self.stop - self.start]), buffers[begin : begin + self.stop - self.start])
-        if extras := buffers[num_blocks:]:
+        mine, extras = buffers[begin : begin + self.stop - self.start], buffers[num_blocks:]
+        connector.blocks.write(list(blocks[: self.stop - self.start]), mine)
+        if extras:
             connector.extras.write(request_id, self.start, self.stop, extras)
-        connector.events.update(transfers=1, tokens=self.num_tokens, bytes=len(buffers) * connector.stage.buffer_bytes)
+        num_bytes = (len(mine) + len(extras)) * connector.stage.buffer_bytes
+        connector.events.update(transfers=1, tokens=self.num_tokens, bytes=num_bytes)

@@ -171,10 +171,11 @@ class PrefillWorkers:
     def _note(self, handle: Handle, message: object) -> None:
         if isinstance(message, Filled):
             self._account.fill(handle.number, message.id, message.num_buffers)
-            self.losses_in_a_row = 0
         elif isinstance(message, Ended):
             handle.num_held = message.num_held
             self._account.end(handle.number, message.id, message.error)
+            if not message.error:
+                self.losses_in_a_row = 0
 
     def _watch(self) -> None:
         """Give signs of life, and look for those of the workers."""
@@ -186,13 +187,13 @@ class PrefillWorkers:
     def _lose(self, handle: Handle, why: str) -> None:
         """Kill a worker, end its transfers and have another one take its place, unless it was leaving."""
         with self.changing:
-            is_first = not handle.is_lost
-            handle.is_lost = True
-            is_leaving = self.leaving.pop(handle.number, None) is not None
-            self.handles.pop(handle.number, None)
+            is_first, handle.is_lost = not handle.is_lost, True
         if not is_first or self.closed.is_set():
             return
-        handle.kill()  # before its buffers are lent again
+        handle.kill()  # before its buffers are lent again, so while `send` still finds it
+        with self.changing:
+            is_leaving = self.leaving.pop(handle.number, None) is not None
+            self.handles.pop(handle.number, None)
         num_missing = self._account.lose(handle.number, f"prefill worker {handle.number} {why}")
         if is_leaving and not num_missing:
             return
