@@ -47,6 +47,7 @@ class Feature:
     options: fields of EngineConfig. limits: fields of SchedulerConfig. params: fields of SamplingParams; "grammar"
         stands for a JSON schema. needs_folder: its tier keeps files. restarts: another engine answers the second round.
         is_padded: decode steps run as lesson 10 captures them, padded to one of a few sizes; no GPU is needed for that.
+        hands_over: K and V of prompts must come from a worker, and no worker may be lost.
     """
 
     name: str
@@ -57,6 +58,11 @@ class Feature:
     needs_folder: bool = False
     restarts: bool = False
     is_padded: bool = False
+    hands_over: bool = False
+
+
+class NotExercised(Exception):
+    """An engine has not done what a feature is named for, so its tokens are no evidence."""
 
 
 FEATURES = (
@@ -76,6 +82,12 @@ FEATURES = (
     Feature("restart", "l12_tiers", {"kv_host_bytes": 2**18, "kv_always": True}, needs_folder=True, restarts=True),
     Feature("two ranks", "l18_ranks", {"tensor_parallel_size": 2}),
     Feature("speculation", "l14_speculation", {"speculate": 4}),
+    Feature(
+        "hand-over",
+        "l19_handover",
+        {"prefill_workers": 1, "handover_min_tokens": 0, "block_size": 8},  # each prompt fills a block of 8
+        hands_over=True,
+    ),
 )
 # pairs that are two answers to one question
 EITHER = {
@@ -137,6 +149,8 @@ def run(cell: Cell) -> str:
             rounds = two_rounds(cell, options)
         except UserError as error:
             return str(error).replace(folder, "DIR")
+        except NotExercised as error:
+            return f"differs: {error}"
     return next((wrong for answers in rounds if (wrong := difference(cell, answers))), "equal")
 
 
@@ -148,7 +162,18 @@ def two_rounds(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]
             for _ in range(2 // num_engines):
                 rounds.append(llm.generate(PROMPTS, params_of(cell), progress=False))
                 llm.engine.scheduler.manager.prefixes.clear()
+            if any(feature.hands_over for feature in cell.features):
+                check_handed_over(cell, llm)
     return rounds
+
+
+def check_handed_over(cell: Cell, llm: LLM) -> None:
+    """Raise NotExercised unless prompts were handed over, if they can be: prompt logprobs need them computed here."""
+    [stats] = [tier for tier in llm.engine.scheduler.manager.tier_stats if tier.name == "prefill"]
+    if stats.events["losses"]:
+        raise NotExercised("a prefill worker was lost")
+    if not stats.events["transfers"] and "prompt logprobs" not in cell.names:
+        raise NotExercised("nothing was handed over")
 
 
 def llm_of(cell: Cell, options: Mapping[str, Any]) -> LLM:
