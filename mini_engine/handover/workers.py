@@ -49,6 +49,7 @@ class PrefillWorkers:
         self, build: Callable, num_workers: int, block: SharedBlock, policy: Policy[int], block_size: int
     ) -> None:
         self.build, self.block, self.policy, self.block_size = build, block, policy, block_size
+        self.num_workers = num_workers
         self.threads = torch.get_num_threads()
         self.num_threads = max(1, self.threads // (1 + num_workers))
         self.handles: dict[int, Handle] = {}
@@ -120,25 +121,23 @@ class PrefillWorkers:
     def replace_all(self) -> None:
         """Replace the workers one by one. Each new one is ready before an old one leaves, which ends what it has begun.
 
+        If some were lost and not replaced, new ones take their places, too.
+
         Raises:
-            UserError: a new one cannot start; the old ones stay.
+            UserError, OSError: a new one cannot start; the old ones stay.
         """
-        for number in list(self.handles):
-            self._add_new()
-            with self.changing:
-                handle = self.handles.pop(number, None)
-                if handle is None:  # it was lost meanwhile
-                    continue
-                self.leaving[number] = handle
-            handle.send(Close())
+        self.losses_in_a_row = 0
+        old = list(self.handles)
+        for number in [*old, *[None] * (self.num_workers - len(old))]:
+            self._add_new(number)
 
     def _start(self) -> Handle:
         self._last_number += 1
         seat = Seat(self.build, self.block, SharedBlock(Handle.PULSE_BYTES), self.num_threads)
         return Handle(self._last_number, seat, mp.get_context("spawn"))
 
-    def _add_new(self) -> None:
-        """Start one more worker, shake hands and let it take prompts."""
+    def _add_new(self, instead_of: int | None = None) -> None:
+        """Start a worker, shake hands and let it take prompts, in the place of another one or of one that was lost."""
         assert self.layout is not None
         handle = self._start()
         try:
@@ -147,11 +146,17 @@ class PrefillWorkers:
             handle.kill()
             raise
         with self.changing:
-            if self.closed.is_set():
-                handle.kill()
-                return
-            self.handles[handle.number] = handle
+            if old := self.handles.pop(instead_of, None) if instead_of is not None else None:
+                self.leaving[old.number] = old
+            is_needed = not self.closed.is_set() and len(self.handles) < self.num_workers
+            if is_needed:
+                self.handles[handle.number] = handle
+        if not is_needed:  # the one that it was to replace was lost meanwhile, and has been replaced
+            handle.kill()
+            return
         self._listen(handle)
+        if old:
+            old.send(Close())
 
     def _listen(self, handle: Handle) -> None:
         name = f"prefill-{handle.number}"
@@ -199,7 +204,8 @@ class PrefillWorkers:
             return
         self.num_losses += 1
         self.losses_in_a_row += 1
-        log.warning("prefill worker %d %s; %d prompts are computed here", handle.number, why, num_missing)
+        here = "1 prompt is" if num_missing == 1 else f"{num_missing} prompts are"
+        log.warning("prefill worker %d %s; %s computed here", handle.number, why, here)
         if self.losses_in_a_row >= MOST_LOSSES:
             log.error("prefill workers ended %d times in a row; no new one is started", MOST_LOSSES)
         elif not is_leaving:
@@ -208,7 +214,7 @@ class PrefillWorkers:
     def _try_to_add(self) -> None:
         try:
             self._add_new()
-        except UserError as error:
+        except (UserError, OSError) as error:
             log.error("no new prefill worker: %s", error)
 
     @property
