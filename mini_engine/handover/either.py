@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 
 from mini_engine.handover.receiver import ReceivingConnector
+from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
 from mini_engine.kv.request_table import RequestTable
 from mini_engine.kv.seams import NO_MATCH, KvConnector, Load, Matched, Stored, Text, TierStats
 
@@ -12,10 +13,14 @@ class EitherConnector:
 
     Args:
         tiers: lesson 12's connector. workers: this lesson's.
+
+    Attributes:
+        brought: by request, the text whose blocks a worker has just brought, and from which block on; `blocks` is empty.
     """
 
     def __init__(self, tiers: KvConnector, workers: ReceivingConnector) -> None:
         self.tiers, self.workers = tiers, workers
+        self.brought: dict[str, Stored] = {}
 
     @property
     def stats(self) -> Sequence[TierStats]:
@@ -41,7 +46,8 @@ class EitherConnector:
         return found if brought == NO_MATCH else brought
 
     def update_state_after_alloc(self, request_id: str, table: RequestTable, num_computed_tokens: int) -> None:
-        """Tell both."""
+        """Tell both. What a worker has brought goes to the tiers, too, as if it had been computed here."""
+        self._save_brought(request_id, table, num_computed_tokens // self.workers.block_size)
         self.tiers.update_state_after_alloc(request_id, table, num_computed_tokens)
         self.workers.update_state_after_alloc(request_id, table, num_computed_tokens)
 
@@ -56,7 +62,11 @@ class EitherConnector:
         """Return what a worker has brought; if it is nothing, what the tiers have."""
         asked = request_id, token_ids, namespace, num_computed_tokens, may_wait
         brought = self.workers.start_load_kv(*asked)
-        return brought if brought.num_tokens else self.tiers.start_load_kv(*asked)
+        if not brought.num_tokens:
+            return self.tiers.start_load_kv(*asked)
+        start = num_computed_tokens // self.workers.block_size
+        self.brought[request_id] = Stored(key_of(token_ids), namespace, (), start)
+        return brought
 
     def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:
         """Save in the tiers."""
@@ -66,3 +76,10 @@ class EitherConnector:
         """Shut down both."""
         self.tiers.shutdown()
         self.workers.shutdown()
+
+    def _save_brought(self, request_id: str, table: RequestTable, num_blocks: int) -> None:
+        text = self.brought.pop(request_id, None)
+        if text is not None and num_blocks > text.start:  # otherwise there was no room for it
+            key = text.key[: num_blocks * self.workers.block_size * TOKEN_BYTES]
+            stored = text._replace(key=key, blocks=table.blocks[:num_blocks])
+            self.tiers.save_kv(request_id, stored, is_kept=True)  # the request's memories are behind these blocks now

@@ -84,13 +84,13 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def run_cells(known: Mapping[str, str]) -> dict[str, str]:
     """Return the results of all cells, in order. Only those that are not known are run."""
-    results, started = {}, time.perf_counter()
-    todo = list(cells())
+    results, started = dict(known), time.perf_counter()
+    todo = [cell for cell in cells() if cell.key not in known]
     for index, cell in enumerate(todo, 1):
-        results[cell.key] = known[cell.key] if cell.key in known else run(cell)
+        results[cell.key] = run(cell)
         print(f"\r{index} of {len(todo)} cells, {time.perf_counter() - started:.0f} s ", end="", file=sys.stderr)
     print(file=sys.stderr)
-    return results
+    return {cell.key: results[cell.key] for cell in cells()}
 
 
 def main(argv: list[str] | None = None) -> int:
