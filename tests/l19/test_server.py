@@ -212,7 +212,7 @@ def test_a_worker_killed_in_the_middle_of_a_request_is_not_noticed_by_the_client
 
 
 @slow
-def test_workers_that_cannot_be_replaced_stay(handover: Handover, caplog, monkeypatch):
+def test_workers_that_cannot_be_replaced_stay(handover: Handover, expected, caplog, monkeypatch):
     handles = dict(handover.workers.handles)
     assert len(handles) == 1
     monkeypatch.setattr(handover.workers, "build", no_engine)
