@@ -226,9 +226,9 @@ class Run:
         return done.exercising(self.event("transfers") > self.before["transfers"], "nothing was handed over")
 
 
-def options_for(prompts, args, chunk=CHUNK, **options) -> dict:
+def options_for(prompts, args, **options) -> dict:
     """Return an engine's options, for a pool that holds all prompts and answers twice, and the null block."""
-    limits = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=512, chunked_prefill_size=chunk)
+    limits = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=512, chunked_prefill_size=CHUNK)
     usual = {"num_blocks": 1 + 3 * sum(blocks_for(prompts, args)), "block_size": args.block_size}
     return usual | {"scheduler_config": limits} | options
 
