@@ -40,15 +40,15 @@ ASKED = {"prefill_workers": 1, "handover_min_tokens": 0}
 
 
 @functools.cache
-def expected(name, prompt, max_tokens=NEW):
+def expected(name, prompt, max_tokens=NEW, **params):
     """Return a prompt's answer without workers; each is computed once per run."""
     with LLM(shipped_checkpoint(name), **OPTIONS) as llm:
-        return answers(llm.engine, [prompt], max_tokens)[0]
+        return answers(llm.engine, [prompt], max_tokens, **params)[0]
 
 
-def ask(engine, prompts=PROMPTS, max_tokens=NEW, name="r"):
+def ask(engine, prompts=PROMPTS, max_tokens=NEW, name="r", **params):
     """Add a greedy request for each prompt; the caller runs the steps."""
-    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, **params)
     return [engine.add_request(f"{name}{number}", list(ids), params) for number, ids in enumerate(prompts)]
 
 
@@ -57,9 +57,9 @@ def drain(engine):
         engine.step()
 
 
-def answers(engine, prompts=PROMPTS, max_tokens=NEW, name="r"):
+def answers(engine, prompts=PROMPTS, max_tokens=NEW, name="r", **params):
     """Answer prompts together; return the tokens."""
-    requests = ask(engine, prompts, max_tokens, name)
+    requests = ask(engine, prompts, max_tokens, name, **params)
     drain(engine)
     assert [request.error for request in requests] == [None] * len(requests)
     return [request.output_ids for request in requests]
