@@ -40,7 +40,9 @@ class EitherConnector:
         if self.workers.has_asked(token_ids, namespace):
             return self.workers.get_num_new_matched_tokens(*asked)
         found = self.tiers.get_num_new_matched_tokens(*asked)
-        if len(token_ids) - num_computed_tokens - found.num_tokens <= self.workers.min_tokens:
+        size = self.workers.block_size
+        missing = (len(token_ids) - 1) // size * size - num_computed_tokens - found.num_tokens
+        if missing < max(1, self.workers.min_tokens):
             return found
         brought = self.workers.get_num_new_matched_tokens(*asked)
         return found if brought == NO_MATCH else brought
