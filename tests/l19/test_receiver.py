@@ -342,7 +342,8 @@ def test_a_request_that_ends_while_it_waits_is_cancelled():
     assert world.waits()
     arrive(world, 1)
     world.manager.free("a")
-    assert [message.id for message in sent(world, Cancel)] == [sent(world, Ask)[0].id]
+    asked = [ask.id for ask in sent(world, Ask)]
+    assert [cancel.id for cancel in sent(world, Cancel)] == asked, "its sender is told, or computes on in vain"
     assert world.states() == ["free", "owed"] and not world.connector.asked
     world.transfers.end(1, sent(world, Ask)[0].id, "cancelled")
     assert world.states() == ["free"] and not world.transfers.of_id
