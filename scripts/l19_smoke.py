@@ -58,7 +58,7 @@ class Paths:
         """Run the prompts one after another."""
         run = Run(self.plain(prompts, args), args, ALONE)
         done = run.outcome([run.answers([ids])[0] for ids in prompts])
-        done.kv = {"layout": "block-tensor beside 1 prefill worker", "bytes": run.engine.runner.pool.bytes}
+        done.kv = {"layout": "block-tensor, handed over", "bytes": run.engine.runner.pool.bytes}
         return done
 
     def batched(self, model, prompts, args) -> Outcome:
