@@ -8,6 +8,7 @@ instead, because it decides close calls in its own way: full precision must find
 import argparse
 import functools
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations, takewhile
@@ -156,23 +157,33 @@ def run(cell: Cell) -> str:
 
 def two_rounds(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]:
     """Ask everything, forget what the pool caches, and ask again: tiers must bring it back."""
-    rounds, num_engines = [], 2 if any(feature.restarts for feature in cell.features) else 1
+    rounds, events = [], Counter()
+    num_engines = 2 if any(feature.restarts for feature in cell.features) else 1
     for _ in range(num_engines):
         with llm_of(cell, options) as llm:
             for _ in range(2 // num_engines):
                 rounds.append(llm.generate(PROMPTS, params_of(cell), progress=False))
                 llm.engine.scheduler.manager.prefixes.clear()
-            if any(feature.hands_over for feature in cell.features):
-                check_handed_over(cell, llm)
+            events.update(handed_over(llm))
+    if any(feature.hands_over for feature in cell.features):
+        check_handed_over(cell, events)
     return rounds
 
 
-def check_handed_over(cell: Cell, llm: LLM) -> None:
-    """Raise NotExercised unless prompts were handed over, if they can be: prompt logprobs need them computed here."""
-    [stats] = [tier for tier in llm.engine.scheduler.manager.tier_stats if tier.name == "prefill"]
-    if stats.events["losses"]:
+def handed_over(llm: LLM) -> Mapping[str, int]:
+    """Return what has happened between an engine and its prefill worker; without one, nothing."""
+    stats = llm.engine.scheduler.manager.tier_stats
+    return next((tier.events for tier in stats if tier.name == "prefill"), {})
+
+
+def check_handed_over(cell: Cell, events: Mapping[str, int]) -> None:
+    """Raise NotExercised unless prompts were handed over, if they can be: prompt logprobs need them computed here.
+
+    After a restart, the disk may have them all.
+    """
+    if events["losses"]:
         raise NotExercised("a prefill worker was lost")
-    if not stats.events["transfers"] and "prompt logprobs" not in cell.names:
+    if not events["transfers"] and "prompt logprobs" not in cell.names:
         raise NotExercised("nothing was handed over")
 
 
