@@ -53,7 +53,9 @@ class Turn:
 def add_arguments(parser) -> None:
     """Add this suite's options."""
     add_checkpoint(parser, "small")
-    parser.add_argument("--tokens", type=whole_number(64), default=2000, metavar="N", help="of a prompt (default: 2000)")
+    parser.add_argument(
+        "--tokens", type=whole_number(64), default=2000, metavar="N", help="of a prompt (default: 2000)"
+    )
     parser.add_argument("--prompts", type=whole_number(1), default=3, metavar="N", help="in a turn (default: 3)")
 
 
@@ -70,8 +72,8 @@ def run(args: Namespace) -> Report:
                 turns[name].append(taken(engine, threads_of(name), args, pause, number))
         transfers = transferred(ways[HANDED], args)
     notes = [
-        f"{path.name} in {args.dtype}: {ANSWERS} answers run, and {args.prompts} prompts of {args.tokens} tokens arrive "
-        f"in each turn, one every {pause:.1f} s; {rounds} turns of each way, alternating",
+        f"{path.name} in {args.dtype}: {ANSWERS} answers run, and {args.prompts} prompts of {args.tokens} tokens "
+        f"arrive in each turn, one every {pause:.1f} s; {rounds} turns of each way, alternating",
         f"one process has {THREADS} threads; with hand-over, each of two processes has one",
     ]
     return Report("handover", [row(name, found) for name, found in turns.items()], notes, more=transfers)
@@ -100,9 +102,12 @@ def config_of(args: Namespace, chunk: int, num_workers: int) -> EngineConfig:
     """Return an engine's options. A step has room for a chunk and for each answer's token."""
     limits = SchedulerConfig(max_num_batched_tokens=chunk + ANSWERS, max_num_seqs=16, chunked_prefill_size=chunk)
     num_blocks = 2 * (args.tokens + ROOM) // BLOCK
-    memory = {"handover_bytes": 2**29} if num_workers else {}
     return EngineConfig(
-        num_blocks=num_blocks, block_size=BLOCK, scheduler_config=limits, prefill_workers=num_workers, **memory
+        num_blocks=num_blocks,
+        block_size=BLOCK,
+        scheduler_config=limits,
+        prefill_workers=num_workers,
+        handover_bytes=2**29 if num_workers else None,
     )
 
 

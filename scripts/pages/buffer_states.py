@@ -11,7 +11,12 @@ from mini_engine.handover.stage import TRANSITIONS, Event, State
 PICTURE = ROOT / "lessons" / "l19_handover" / "buffers.svg"
 WIDTH, HEIGHT, BOX_W, BOX_H = 752, 330, 104, 44
 PLACES = {State.FREE: (110, 90), State.LENT: (376, 90), State.FILLED: (642, 90), State.OWED: (376, 260)}
-OWNERS = {State.FREE: "the receiver's", State.LENT: "the sender's", State.FILLED: "complete", State.OWED: "the sender's"}
+OWNERS = {
+    State.FREE: "the receiver's",
+    State.LENT: "the sender's",
+    State.FILLED: "complete",
+    State.OWED: "the sender's",
+}
 COLOURS = {State.FREE: "free", State.LENT: "held a", State.FILLED: "held b", State.OWED: "held d"}
 # How an arrow runs, and where its words are: the path, the words' x and y, and how they are aligned.
 ARROWS = {

@@ -1,4 +1,4 @@
-"""Course machinery. Puts a run of `bench.py handover --json FILE` into lesson 19's page: its tables of gaps and transfers.
+"""Course machinery. Puts a run of `bench.py handover --json FILE` into the tables of lesson 19's page.
 
 The numbers between the page's comments `begin` and `end` come from that file and from nowhere else.
 """
@@ -51,8 +51,16 @@ def all_gaps(rows: list[Row]) -> str:
 
 def transfer(row: Row) -> str:
     """Return the table of transfers."""
-    cells = f"{row['MiB each']:.0f} MiB", ms(row["copy in ms"]), ms(row["copy out ms"]), f"{row['asked to used s']:.1f} s"
-    lines = ["| bytes | copied into the buffers | copied out of them | from `Ask` to use |", "| ---: | ---: | ---: | ---: |"]
+    cells = (
+        f"{row['MiB each']:.0f} MiB",
+        ms(row["copy in ms"]),
+        ms(row["copy out ms"]),
+        f"{row['asked to used s']:.1f} s",
+    )
+    lines = [
+        "| bytes | copied into the buffers | copied out of them | from `Ask` to use |",
+        "| ---: | ---: | ---: | ---: |",
+    ]
     return "\n".join([*lines, f"| {' | '.join(cells)} |"])
 
 
@@ -60,7 +68,8 @@ def conditions(report: Row) -> str:
     """Return the sentences that say what was run, and where."""
     machine = report["machine"]
     said = "; ".join(report["notes"])
-    return f"{said[0].upper()}{said[1:]}. {machine['cpu']}, torch {machine['torch']}, load {machine['load']:.1f} at the end."
+    where = f"{machine['cpu']}, torch {machine['torch']}, load {machine['load']:.1f} at the end"
+    return f"{said[0].upper()}{said[1:]}. {where}."
 
 
 def main() -> int:

@@ -1,6 +1,8 @@
-"""Course machinery. Lesson 19's trace: prompts computed elsewhere, a cancel whose buffers stay owed, a worker's death."""
+"""Course machinery. Lesson 19's trace: prompts computed elsewhere, a cancel, and a worker's death."""
 
 from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,8 +46,13 @@ class Letters:
         self.write(targets, self.read(sources))
 
 
-class Request(SimpleNamespace):
-    """A request as a connector knows it. Not a tuple, since the connector refers to it weakly."""
+@dataclass(eq=False)
+class Request:
+    """A request as a connector knows it."""
+
+    id: str
+    namespace: Hashable
+    token_ids: Sequence[int]
 
 
 class Worker:
@@ -102,7 +109,9 @@ class Handover(Tape):
 
     def __init__(self) -> None:
         scene = {"block_size": BLOCK_SIZE, "prompts": PROMPTS}
-        super().__init__("l19-handover", "l19_handover/handover.trace.js", "handover", "Prefill here, decode there", 3, **scene)
+        super().__init__(
+            "l19-handover", "l19_handover/handover.trace.js", "handover", "Prefill here, decode there", 3, **scene
+        )
         memory: Any = SimpleNamespace(buffer=memoryview(bytearray(NUM_BUFFERS * BLOCK_SIZE)))
         self.stage, self.transfers = Stage(memory, NUM_BUFFERS, BLOCK_SIZE), Transfers(NUM_BUFFERS)
         self.said, self.waiting, self.num_decoded = "", "", 1
@@ -199,7 +208,7 @@ class Handover(Tape):
         self.manager.grow("C", 1)
         self.put("C", list(b"C"))
         self.show(
-            f"The receiver decodes C, a token a step; here a token is a letter. Beside it a worker with nothing to do, and "
+            f"The receiver decodes C, a token a step; here a token is a letter. Beside it a worker is idle, with "
             f"{NUM_BUFFERS} buffers of {BLOCK_SIZE} tokens in memory that both see.",
             STAGE,
         )
@@ -211,21 +220,24 @@ class Handover(Tape):
         """Show a prompt that is handed over chunk by chunk."""
         ids = self.arrive("A")
         num_lent = NUM_BUFFERS - self.free()
-        why = f"{num_lent} whole blocks of {BLOCK_SIZE}. The receiver needs the last token's logits, so it computes that itself."
+        why = f"{num_lent} blocks of {BLOCK_SIZE}. The last token's logits are needed here, so it is computed here."
         question = ask(
-            f"A has {len(ids)} tokens. How many of them will the worker hand over?", num_lent * BLOCK_SIZE, (16, 21, 24), why
+            f"A has {len(ids)} tokens. How many of them will the worker hand over?",
+            num_lent * BLOCK_SIZE,
+            (16, 21, 24),
+            why,
         )
         self.show(
-            f"A arrives and stays in the queue. {num_lent} buffers are lent to the worker, which is asked for A's prompt.",
+            f"A arrives and stays in the queue. {num_lent} buffers are lent, and the worker is asked for A.",
             f"{RECEIVER}.get_num_new_matched_tokens",
             question,
         )
         while self.worker.ask:
             self.chunk()
             if self.worker.ask is None:
-                said = f"The last chunk. {self.said.partition(',')[0]} of {num_lent}, and the worker will write no more."
+                said = f"The last chunk. {self.said.partition(',')[0]} of {num_lent}; the worker writes no more."
             else:
-                said = f"The worker has computed {self.worker.num_computed} tokens of A and copied their blocks. C had its token."
+                said = f"The worker has computed {self.worker.num_computed} tokens of A and copied their blocks."
             self.show(said, f"{SENDER}._copy")
         self.take("A", ids, f"{TRANSFERS}.take")
 
@@ -248,27 +260,38 @@ class Handover(Tape):
         self.arrive("B")
         self.chunk()
         filled = self.transfers.buffers.count(State.FILLED)
-        self.show(f"B arrives. The worker has filled {filled} of its buffers when B's client disconnects.", f"{SENDER}._copy")
+        self.show(
+            f"B arrives. The worker has filled {filled} of its buffers when B's client disconnects.", f"{SENDER}._copy"
+        )
         self.said = ""
         before = self.free()
         self.connector.request_finished("B")
         self.waiting = ""
-        why = "Those that were complete are the receiver's. Into the others the worker may be writing now: it has not read the cancel."
+        why = "The complete ones are the receiver's. The worker may be writing into the others now."
         self.show(
             f"B is gone. {plural(self.free() - before, 'buffer')} came back; "
             f"{self.transfers.buffers.count(State.OWED)} are owed, and nothing may use them yet.",
             f"{TRANSFERS}.cancel",
-            ask(f"B is cancelled. How many of the {NUM_BUFFERS} buffers are free now?", self.free(), (before, NUM_BUFFERS), why),
+            ask(
+                f"B is cancelled. How many of the {NUM_BUFFERS} buffers are free now?",
+                self.free(),
+                (before, NUM_BUFFERS),
+                why,
+            ),
         )
         self.decode()
         self.worker.hear()
-        self.show("The worker has read the cancel and says that it writes no more. All buffers are free.", f"{TRANSFERS}.end")
+        self.show(
+            "The worker has read the cancel and says that it writes no more. All buffers are free.", f"{TRANSFERS}.end"
+        )
 
     def lost(self) -> None:
         """Show a worker that falls silent."""
         ids = self.arrive("D")
         self.chunk()
-        self.show("D arrives, and the first chunk is there. Then the worker gives no sign of life.", f"{WORKERS}._watch")
+        self.show(
+            "D arrives, and the first chunk is there. Then the worker gives no sign of life.", f"{WORKERS}._watch"
+        )
         self.decode()
         self.is_dead = True
         why = "It may only be slow. If it woke up, it would write into buffers that belong to another request by then."
@@ -276,7 +299,9 @@ class Handover(Tape):
         self.show(
             f"The worker is killed. Until the system says that it is gone, the {lent} lent buffers stay lent.",
             f"{WORKERS}._lose",
-            ask("The worker is silent. What comes first?", "kill it", ("free its buffers", "wait a minute longer"), why),
+            ask(
+                "The worker is silent. What comes first?", "kill it", ("free its buffers", "wait a minute longer"), why
+            ),
         )
         self.decode()
         self.transfers.lose(self.worker.number, "is gone")

@@ -370,7 +370,11 @@ BUGS = [  # a trace, a function of the engine, and what a bug makes of it
     ("l18-ranks", "ranks.vocabulary.looked_up", lambda right: lambda lookup, ids, rows: lookup(ids % len(rows))),
     ("l18-ranks", "ranks.one_shot.add_up", lambda right: lambda x, board, rank, meeting: right(x, board, rank, 1)),
     ("l19-handover", "handover.sender.SendingConnector._fill", fills_without_a_copy),
-    ("l19-handover", "handover.receiver.ReceivingConnector._usable", lambda right: lambda self, t, n: right(self, t, n + 4)),
+    (
+        "l19-handover",
+        "handover.receiver.ReceivingConnector._usable",
+        lambda right: lambda self, t, n: right(self, t, n + 4),
+    ),
 ]
 
 
