@@ -23,6 +23,7 @@ from mini_engine.handover.stage import State
 from mini_engine.handover.transfers import Transfers
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefix_cache import PrefixCache
+from mini_engine.kv.radix_node import key_of
 from mini_engine.kv.seams import Stored
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 from tests.l19.parts import StateOfText, stage_of
@@ -82,8 +83,8 @@ class ModelSender:
         """Compute the next chunk of a prompt; end its transfer behind the last one."""
         job = self.jobs[transfer_id]
         start, stop = job.done, min(len(job.ask.tokens), job.done + num_tokens)
-        if start < job.ask.stop * SIZE < stop:
-            stop = job.ask.stop * SIZE  # as lesson 11's chunks do: a state is kept where it can be used
+        if start < job.ask.stop * SIZE < stop and self.number % 3:
+            stop = job.ask.stop * SIZE  # as lesson 11's chunks do, if they can: a state is kept where it can be used
         self.write(job, start, stop)
         job.done = stop
         if stop // SIZE > start // SIZE:
@@ -158,7 +159,8 @@ class HandOver(RuleBasedStateMachine):
         self.transfers.wait = lambda seconds: None
         self.senders = Senders(self.stage, has_state)
         self.senders.transfers = self.transfers
-        self.senders.add()
+        for _ in range(3):
+            self.senders.add()
         self.connector = ReceivingConnector(
             self.senders, self.transfers, self.stage, self.cells, SIZE, self.extras, min_tokens
         )
@@ -243,6 +245,18 @@ class HandOver(RuleBasedStateMachine):
         (self.running if request in self.running else self.waiting).remove(request)
         self.manager.free(request.id, request.token_ids[: request.num_computed])
 
+    @property
+    def half_way(self):
+        """Requests of whose prompts some blocks have arrived, and others have not."""
+        keys = {key for key, transfer in self.connector.asked.items() if transfer and transfer.is_open}
+        part = {key for key in keys if self.connector.asked[key].num_filled}
+        return [request for request in self.waiting if (request.namespace, key_of(request.token_ids)) in part]
+
+    @precondition(lambda self: self.half_way)
+    @rule()
+    def one_is_aborted_half_way(self):
+        self.end(self.half_way[0])
+
     def tree_shrinks(self, number, amount):
         """Whatever has been asked for behind what it gives up."""
         self.manager.prefixes.tree.evict(min(amount, self.manager.prefixes.num_evictable))
@@ -273,7 +287,7 @@ class HandOver(RuleBasedStateMachine):
 
     def sender_computes(self, number, amount):
         if sender := self.pick(number, lambda one: one.jobs):
-            sender.compute(sorted(sender.jobs)[number % len(sender.jobs)], amount)
+            sender.compute(sorted(sender.jobs)[number % len(sender.jobs)], 1 + amount % 12)
 
     def sender_preempts(self, number, amount):
         if sender := self.pick(number, lambda one: one.jobs):
