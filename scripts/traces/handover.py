@@ -24,7 +24,6 @@ STAGE = "mini_engine/handover/stage.py::Buffers"
 SENDER = "mini_engine/handover/sender.py::SendingConnector"
 RECEIVER = "mini_engine/handover/receiver.py::ReceivingConnector"
 TRANSFERS = "mini_engine/handover/transfers.py::Transfers"
-WORKERS = "mini_engine/handover/workers.py::PrefillWorkers"
 
 
 class Letters:
@@ -290,7 +289,7 @@ class Handover(Tape):
         ids = self.arrive("D")
         self.chunk()
         self.show(
-            "D arrives, and the first chunk is there. Then the worker gives no sign of life.", f"{WORKERS}._watch"
+            "D arrives, and the first chunk is there. Then the worker gives no sign of life.", f"{SENDER}._copy"
         )
         self.decode()
         self.is_dead = True
@@ -298,7 +297,7 @@ class Handover(Tape):
         lent = self.transfers.buffers.count(State.LENT)
         self.show(
             f"The worker is killed. Until the system says that it is gone, the {lent} lent buffers stay lent.",
-            f"{WORKERS}._lose",
+            f"{TRANSFERS}.fill",
             ask(
                 "The worker is silent. What comes first?", "kill it", ("free its buffers", "wait a minute longer"), why
             ),
