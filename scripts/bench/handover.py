@@ -56,12 +56,13 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--tokens", type=whole_number(64), default=2000, metavar="N", help="of a prompt (default: 2000)"
     )
-    parser.add_argument("--prompts", type=whole_number(1), default=3, metavar="N", help="in a turn (default: 3)")
+    parser.add_argument("--prompts", type=whole_number(1), metavar="N", help="in a turn (default: 3; quick: 1)")
 
 
 def run(args: Namespace) -> Report:
     """Let the ways take turns."""
-    path, rounds = checkpoint_of(args), args.rounds or (1 if args.quick else 5)
+    path, rounds = checkpoint_of(args), args.rounds or (1 if args.quick else 3)
+    args.prompts = args.prompts or (1 if args.quick else 3)
     torch.set_num_threads(THREADS)
     with ExitStack() as stack:
         ways = dict(stack.enter_context(each_way(path, args)))

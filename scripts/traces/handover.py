@@ -288,9 +288,7 @@ class Handover(Tape):
         """Show a worker that falls silent."""
         ids = self.arrive("D")
         self.chunk()
-        self.show(
-            "D arrives, and the first chunk is there. Then the worker gives no sign of life.", f"{SENDER}._copy"
-        )
+        self.show("D arrives, and the first chunk is there. Then the worker gives no sign of life.", f"{SENDER}._copy")
         self.decode()
         self.is_dead = True
         why = "It may only be slow. If it woke up, it would write into buffers that belong to another request by then."
