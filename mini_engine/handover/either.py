@@ -15,7 +15,7 @@ class EitherConnector:
         tiers: lesson 12's connector. workers: this lesson's.
 
     Attributes:
-        brought: by request, the text whose blocks a worker has just brought, and from which block on; `blocks` is empty.
+        brought: by request, the text whose blocks a worker has just brought, and its first block; `blocks` is empty.
     """
 
     def __init__(self, tiers: KvConnector, workers: ReceivingConnector) -> None:
