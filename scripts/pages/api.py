@@ -236,7 +236,6 @@ PARTS = (
             *entries("handover/sender.py", "SendingConnector"),
             *entries("handover/transfers.py", "Transfer", "Transfers"),
             *entries("handover/receiver.py", "ReceivingConnector", "Senders"),
-            *entries("handover/workers.py", "PrefillWorkers"),
             *entries("handover/either.py", "EitherConnector"),
         ),
     ),
