@@ -4,7 +4,7 @@ Each part is made once, in order, and handed to what needs it: layers, pools, me
 drafting, scheduler, runner, engine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +20,16 @@ from mini_engine.engine.storage import Storage, plain_storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.manager import KvCacheManager, blocks_in_budget
-from mini_engine.kv.seams import NO_CONNECTOR
+from mini_engine.kv.seams import NO_CONNECTOR, KvConnector
 from mini_engine.loading import as_dtype, load, reader_of
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.parts import (
+    connecting,
     drafting_of,
     identity_of,
     identity_of_stored,
     pool_maker,
     runner_of,
-    tier_connector,
     with_layers,
 )
 from mini_engine.values import shown
@@ -53,18 +53,38 @@ def open_engine(
     Raises:
         UserError: the checkpoint or an option cannot work here; one sentence says why.
     """
-    if config.tensor_parallel_size > 1:
-        return parallel(path_or_hub_id, config, dtype, device, capture)
-    return build_engine(load(path_or_hub_id, dtype, device), config, capture=capture)
+    with prefill_workers(path_or_hub_id, config, dtype, device) as workers:
+        if config.tensor_parallel_size > 1:
+            return parallel(path_or_hub_id, config, dtype, device, capture, workers)
+        return build_engine(load(path_or_hub_id, dtype, device), config, capture=capture, workers=workers)
 
 
-def build_engine(model: CausalLM, config: EngineConfig | None = None, *, capture: Any = None, **options: Any) -> Engine:
+@contextmanager
+def prefill_workers(path_or_hub_id: str | Path, config: EngineConfig, dtype: Any, device: Any) -> Iterator[Any]:
+    """Start lesson 19's workers, or yield None. They end if the engine that they are for cannot be made."""
+    if not config.prefill_workers:
+        yield None
+        return
+    from mini_engine.handover.opening import start_workers
+
+    workers = start_workers(resolve_checkpoint(path_or_hub_id), config, dtype, device)
+    try:
+        yield workers
+    except BaseException:
+        workers.close()
+        raise
+
+
+def build_engine(
+    model: CausalLM, config: EngineConfig | None = None, *, capture: Any = None, workers: Any = None, **options: Any
+) -> Engine:
     """Return an engine for a loaded model, with the fastest parts that work here.
 
     Args:
         config: how to build it; or give fields of `EngineConfig` by name.
         capture: how decode steps are captured (lesson 10): `no_graph` runs them padded, on any device. None: with CUDA
             graphs where that is possible.
+        workers: compute prompts for it (lesson 19); by default none.
 
     Raises:
         UserError: an option is invalid or cannot work here.
@@ -77,15 +97,22 @@ def build_engine(model: CausalLM, config: EngineConfig | None = None, *, capture
             param="cuda_graphs",
         )
     identity = identity_of(model, config)
-    return assemble(with_layers(model, config.backend), config, identity, capture=capture)
+    model = with_layers(model, config.backend)
+    return assemble(model, config, connect=connecting(model, config, identity, OWN_POOLS, workers), capture=capture)
 
 
-def assemble(model: Any, config: EngineConfig, identity: Any, pools: Pools = OWN_POOLS, capture: Any = None) -> Engine:
+def assemble(
+    model: Any,
+    config: EngineConfig,
+    pools: Pools = OWN_POOLS,
+    connect: Callable[[Storage], KvConnector] = lambda storage: NO_CONNECTOR,
+    capture: Any = None,
+) -> Engine:
     """Make the storage, the parts that decide, each once, and the engine, around a model with its layers.
 
     Args:
-        identity: what tiers call the model's records; None without tiers.
-        pools: of this process, or of all that share the model. capture: as for `build_engine`.
+        pools: of this process, or of all that share the model. connect: makes the manager's connector.
+        capture: as for `build_engine`.
     """
     storage = storage_of(model, config, pools)
     runner = runner_of(model, storage, config, pools.group, capture)
@@ -95,10 +122,11 @@ def assemble(model: Any, config: EngineConfig, identity: Any, pools: Pools = OWN
         storage.copy,
         prefixes=storage.prefixes,
         memories=storage.memories,
-        connector=NO_CONNECTOR if identity is None else tier_connector(model, storage, config, identity, pools),
+        connector=connect(storage),
     )
     drafting = drafting_of(config, manager)
-    return Engine(model.config, Scheduler(manager, config.scheduler_config, storage.memories, drafting), runner)
+    scheduler = Scheduler(manager, config.scheduler_config, storage.memories, drafting)
+    return Engine(model.config, scheduler, runner, manager.connector.request_added)
 
 
 def storage_of(model: Any, config: EngineConfig, pools: Pools) -> Storage:
@@ -157,6 +185,7 @@ def parallel(
     dtype: str | torch.dtype,
     device: str | torch.device,
     capture: Any = None,
+    workers: Any = None,
 ) -> Engine:
     """Start other ranks and return the engine of this one, rank 0 (lesson 18). What ranks cannot share is refused."""
     from mini_engine.ranks.limits import check_shareable, device_of_ranks
@@ -166,7 +195,7 @@ def parallel(
     config = replace(config, cuda_graphs=False)
     ranks, identity = start_ranks(path_or_hub_id, config, as_dtype(dtype, device), device=device)
     try:
-        return over_ranks(ranks, config, identity, capture)
+        return over_ranks(ranks, config, identity, capture, workers)
     except BaseException:
         ranks.close()
         raise
@@ -203,12 +232,15 @@ def start_ranks(
     return ranks, identity
 
 
-def over_ranks(ranks: "Ranks", config: EngineConfig, identity: Any = None, capture: Any = None) -> Engine:
+def over_ranks(
+    ranks: "Ranks", config: EngineConfig, identity: Any = None, capture: Any = None, workers: Any = None
+) -> Engine:
     """Return an engine over ranks that have joined. Its pools are new; the others drop those of an engine before it.
 
     Args:
-        identity: from `start_ranks`. capture: as for `build_engine`.
+        identity: from `start_ranks`. capture, workers: as for `build_engine`.
     """
     from mini_engine.ranks.pools import SharedPools
 
-    return assemble(ranks.model, config, identity, SharedPools(ranks), capture)
+    pools = SharedPools(ranks)
+    return assemble(ranks.model, config, pools, connecting(ranks.model, config, identity, pools, workers), capture)

@@ -22,6 +22,9 @@ LEAST = {
     "kv_host_bytes": 0,
     "kv_disk_bytes": 0,
     "tensor_parallel_size": 1,
+    "prefill_workers": 0,
+    "handover_bytes": 1,
+    "handover_min_tokens": 0,
     "max_track_slots": 0,
     "checkpoint_interval": 1,
 }
@@ -53,6 +56,9 @@ class EngineConfig:
         with them is not believed.
     kv_always: bring KV back whenever it is found, not only where a measurement at the start says that it pays.
     tensor_parallel_size: processes that share the model's heads (lesson 18).
+    prefill_workers: processes that compute prompts and hand their K and V over to this one (lesson 19).
+    handover_bytes: shared memory in which K and V travel; a longer prompt is handed over in part. By default 256 MiB.
+    handover_min_tokens: prompts with fewer tokens to hand over are computed here; by default 64.
     speculate: guess up to this many tokens for each request and step, and verify them together (lesson 14); a
         `Speculation` sets more. None guesses nothing.
 
@@ -77,6 +83,9 @@ class EngineConfig:
     kv_cache_key_file: str | os.PathLike[str] | None = None
     kv_always: bool = False
     tensor_parallel_size: int = 1
+    prefill_workers: int = 0
+    handover_bytes: int | None = None
+    handover_min_tokens: int | None = None
     speculate: "int | Speculation | None" = None
 
     @classmethod
@@ -106,6 +115,7 @@ class EngineConfig:
             wrong = shown(self.scheduler_config)
             raise UserError(f"scheduler_config is {wrong}; give a SchedulerConfig", param="scheduler_config")
         self._check_tiers()
+        self._check_handover()
         if self.speculate is not None:
             from mini_engine.speculation.options import Speculation
 
@@ -140,6 +150,12 @@ class EngineConfig:
                 param="enable_prefix_caching",
             )
 
+    def _check_handover(self) -> None:
+        for name in ("handover_bytes", "handover_min_tokens"):
+            value = getattr(self, name)
+            if value is not None and not self.prefill_workers:
+                raise UserError(f"{name} is {value}, but prefill_workers is 0; ask for at least one", param=name)
+
     @property
     def max_num_seqs(self) -> int:
         """How many requests may run at once."""
@@ -157,3 +173,8 @@ class EngineConfig:
     def has_tiers(self) -> bool:
         """Whether evicted prefixes are kept in host memory or on a disk (lesson 12)."""
         return self.kv_cache_dir is not None or self.kv_host_bytes is not None
+
+    @property
+    def needs_identity(self) -> bool:
+        """Whether KV is exchanged with other processes or other starts, which must have the same model."""
+        return self.has_tiers or self.prefill_workers > 0

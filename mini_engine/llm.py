@@ -101,6 +101,7 @@ class LLM:
         if self._engine is not None:
             for request_id in list(self._engine.scheduler.requests):
                 self._engine.abort(request_id)
+            self._engine.scheduler.manager.connector.shutdown()
             self._engine.runner.close()
             self._engine = None
 
@@ -211,6 +212,8 @@ def check_loaded(model: CausalLM, dtype: str | torch.dtype, device: str | torch.
     """Raise UserError if an option asks for something that is decided when a model is loaded."""
     if config.tensor_parallel_size > 1:
         raise UserError("the model is loaded already; give its directory, which every rank reads", param="model")
+    if config.prefill_workers:
+        raise UserError("the model is loaded already; give its directory, which prefill workers read", param="model")
     for name, asked, has in (("dtype", dtype, model.dtype), ("device", device, model.device)):
         if asked != "auto" and str(asked) not in (str(has), str(has).removeprefix("torch.")):
             raise UserError(f"{name} is {shown(asked)}, but the model is loaded with {has}; leave it out", param=name)

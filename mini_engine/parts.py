@@ -24,7 +24,7 @@ from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.pool_maker import PoolMaker
-from mini_engine.kv.seams import KvConnector
+from mini_engine.kv.seams import NO_CONNECTOR, KvConnector
 
 
 def pool_maker(has_latents: bool, config: EngineConfig) -> Callable[..., PoolMaker]:
@@ -95,8 +95,11 @@ def with_fused_layers(model: Any, backend: str) -> Any:
 
 
 def identity_of(model: Any, config: EngineConfig) -> Any:
-    """Return what tiers call this model's records; None without tiers. Layers are replaced later: it hashes weights."""
-    if not config.has_tiers:
+    """Return what tiers call this model's records, and what prefill workers compare; None if there are neither.
+
+    It hashes the weights, so it comes before the layers are replaced.
+    """
+    if not config.needs_identity:
         return None
     from mini_engine.tiers import opening as tiers
 
@@ -105,11 +108,29 @@ def identity_of(model: Any, config: EngineConfig) -> Any:
 
 def identity_of_stored(stored: Stored[Any], dtype: torch.dtype, config: EngineConfig) -> Any:
     """Return the same for a model that no process loads as a whole (lesson 18)."""
-    if not config.has_tiers:
+    if not config.needs_identity:
         return None
     from mini_engine.tiers import opening as tiers
 
     return tiers.identity_of_stored(stored, dtype, config)
+
+
+def connecting(
+    model: Any, config: EngineConfig, identity: Any, pools: Pools, workers: Any
+) -> Callable[[Storage], KvConnector]:
+    """Return what makes the connector over a storage: lesson 12's tiers, lesson 19's workers, both, or none."""
+
+    def connect(storage: Storage) -> KvConnector:
+        tiers = tier_connector(model, storage, config, identity, pools) if config.has_tiers else NO_CONNECTOR
+        if workers is None:
+            return tiers
+        from mini_engine.handover.either import EitherConnector
+        from mini_engine.handover.opening import receiving_connector
+
+        receiving = receiving_connector(workers, storage, config, identity, pools)
+        return EitherConnector(tiers, receiving) if config.has_tiers else receiving
+
+    return connect
 
 
 def tier_connector(model: Any, storage: Storage, config: EngineConfig, identity: Any, pools: Pools) -> KvConnector:

@@ -47,6 +47,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     add_step_options(parser)
     add_tier_options(parser)
+    add_handover_options(parser)
 
 
 def add_step_options(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +80,23 @@ def add_tier_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-cache-key-file", metavar="FILE", help="32 random bytes or more that seal what is in DIR")
     parser.add_argument("--kv-always", action="store_true", help="bring KV back even where computing is faster")
     parser.add_argument("--kv-disk-bytes", type=whole_number(0), metavar="N", help="size limit of DIR (default: 4 GiB)")
+
+
+def add_handover_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for computing prompts in other processes (lesson 19)."""
+    parser.add_argument(
+        "--prefill-workers",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="processes that compute prompts, so that running answers need not wait for them (default: 0)",
+    )
+    parser.add_argument(
+        "--handover-bytes", type=whole_number(1), metavar="N", help="shared memory for their KV (default: 256 MiB)"
+    )
+    parser.add_argument(
+        "--handover-min-tokens", type=whole_number(0), metavar="N", help="compute shorter prompts here (default: 64)"
+    )
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -145,6 +163,9 @@ def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
         kv_cache_key_file=args.kv_cache_key_file,
         kv_always=args.kv_always,
         tensor_parallel_size=args.tensor_parallel_size,
+        prefill_workers=args.prefill_workers,
+        handover_bytes=args.handover_bytes,
+        handover_min_tokens=args.handover_min_tokens,
         speculate=args.speculate,
     )
     return LLM(args.model, dtype=args.dtype, device=args.device, config=config)

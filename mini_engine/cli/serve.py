@@ -1,4 +1,7 @@
-"""Lesson 7. The command `serve`: OpenAI's routes on this machine. SIGTERM, SIGHUP or Ctrl-C drains, then ends."""
+"""Lesson 7. The command `serve`: OpenAI's routes on this machine. SIGTERM, SIGHUP or Ctrl-C drains, then ends.
+
+With replicas (lesson 13) or prefill workers (lesson 19), SIGHUP replaces these one by one instead.
+"""
 
 import argparse
 import gc
@@ -6,6 +9,7 @@ import ipaddress
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +18,8 @@ from mini_engine.cli.parser import at_least, whole_number
 from mini_engine.errors import EngineDead, UserError
 
 if TYPE_CHECKING:
+    from mini_engine.engine.engine import Engine
+    from mini_engine.server.background import DrainingServer
     from mini_engine.server.server_config import ServerConfig
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -124,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         from mini_engine.server.app import create_app
-        from mini_engine.server.background import DrainingServer, draining_on_hangup, listen, url_of
+        from mini_engine.server.background import DrainingServer, listen, url_of
         from mini_engine.server.ending import end_in_time
         from mini_engine.server.metrics import Metrics
     except ModuleNotFoundError as error:
@@ -148,14 +154,33 @@ def run(args: argparse.Namespace) -> int:
             app = create_app(worker, config, metrics)
             gc.collect()
             gc.freeze()  # later collections search what requests leave, not all of torch: 0.1 s without a token
-            print(f"serving {config.model_name} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
+            with_workers = in_words(args.prefill_workers)
+            print(f"serving {config.model_name}{with_workers} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
             server = DrainingServer(app, config.grace_seconds)
-            with draining_on_hangup(server):
+            with handling_hangup(server, llm.engine, args.prefill_workers):
                 server.run([listener])
             end_in_time(worker, server.seconds_left)
             if worker.fault:
                 raise EngineDead(worker.fault)
     return 0
+
+
+def in_words(num_workers: int) -> str:
+    """Return what the first line of output says about prefill workers."""
+    if not num_workers:
+        return ""
+    return " with 1 prefill worker" if num_workers == 1 else f" with {num_workers} prefill workers"
+
+
+def handling_hangup(server: "DrainingServer", engine: "Engine", num_workers: int) -> AbstractContextManager[None]:
+    """Return a context in which SIGHUP replaces the prefill workers, or drains if there are none."""
+    if num_workers:
+        from mini_engine.handover.restart import replacing_on_hangup
+
+        return replacing_on_hangup(engine)
+    from mini_engine.server.background import draining_on_hangup
+
+    return draining_on_hangup(server)
 
 
 def is_loopback(host: str) -> bool:

@@ -70,12 +70,20 @@ class Engine:
     Args:
         config: the model's configuration, used to check prompts.
         runner: turns chunks into logits `[R, vocab_size]`, the last `num_logits` rows of each chunk.
+        announce: is told of each request that has been added (lesson 19).
     """
 
-    def __init__(self, config: Qwen3Config, scheduler: Scheduler, runner: Runner) -> None:
+    def __init__(
+        self,
+        config: Qwen3Config,
+        scheduler: Scheduler,
+        runner: Runner,
+        announce: Callable[[Request], None] = lambda request: None,
+    ) -> None:
         self.config = config
         self.scheduler = scheduler
         self.runner = runner
+        self.announce = announce
         self.stepping = threading.Lock()
 
     @classmethod
@@ -146,6 +154,7 @@ class Engine:
             namespace = object()  # its own, even if the id is used again: tokens found in the cache have no logits
         request = Request(request_id, list(prompt_ids), params, priority, stop_ids, namespace)
         self.scheduler.add(request)
+        self.announce(request)
         return request
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:

@@ -35,8 +35,13 @@ def give_place(scheduler: Scheduler) -> int:
 
 
 def fits_instead(scheduler: Scheduler, new: Request, last: Request) -> bool:
-    """Whether the pool has room for `new` once `last` has given back its blocks and all promises are kept."""
+    """Whether the pool has room for `new` once `last` has given back its blocks and all promises are kept.
+
+    Not yet if only KV that is on its way is missing: until it has arrived, `last` can go on.
+    """
     manager, others = scheduler.manager, scheduler.running[:-1]
     free = manager.num_free_blocks + len(manager.tables[last.id].blocks) - sum(map(scheduler.reserved_blocks, others))
-    cost = manager.cost(new.token_ids, scheduler.reserved_tokens(new), new.namespace).num_blocks
-    return cost + scheduler.config.watermark * len(others) <= free
+    cost = manager.cost(new.token_ids, scheduler.reserved_tokens(new), new.namespace)
+    if cost.should_wait and all(memory.has_room for memory in scheduler.memories):
+        return False
+    return cost.num_blocks + scheduler.config.watermark * len(others) <= free

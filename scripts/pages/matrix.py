@@ -1,16 +1,18 @@
 """Course machinery. Writes lessons/what-works-with-what.md from the results in what-works-with-what.json.
 
-python -m scripts.pages.matrix          run every cell (some five minutes), then write results and page
-python -m scripts.pages.matrix --check  run nothing; exit 1 if the page does not fit the results
+python -m scripts.pages.matrix            run every cell (some ten minutes), then write results and page
+python -m scripts.pages.matrix --missing  run only cells without a result, as after a feature was added
+python -m scripts.pages.matrix --check    run nothing; exit 1 if the page does not fit the results
 """
 
+import argparse
 import json
 import sys
 import time
 from collections.abc import Mapping
 
 from scripts import ROOT
-from scripts.pages.generated import asks_for_check, fill, settle
+from scripts.pages.generated import fill, settle
 from scripts.pages.matrix_cells import FEATURES, MODELS, Cell, cells, run
 
 PAGE = ROOT / "lessons" / "what-works-with-what.md"
@@ -71,22 +73,37 @@ def page_text(page: str, results: Mapping[str, str]) -> str:
     return fill(page, "matrix", "\n\n".join(filter(None, (counts, tables, reasons))))
 
 
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--check", action="store_true", help="write nothing; exit 1 if something is out of date")
+    which.add_argument("--missing", action="store_true", help="keep the results that there are")
+    return parser.parse_args(argv)
+
+
+def run_cells(known: Mapping[str, str]) -> dict[str, str]:
+    """Return the results of all cells, in order. Only those that are not known are run."""
+    results, started = dict(known), time.perf_counter()
+    todo = [cell for cell in cells() if cell.key not in known]
+    for index, cell in enumerate(todo, 1):
+        results[cell.key] = run(cell)
+        print(f"\r{index} of {len(todo)} cells, {time.perf_counter() - started:.0f} s ", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    return {cell.key: results[cell.key] for cell in cells()}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the cells, unless --check is given, and write the page or say that it is out of date."""
-    check = asks_for_check(__doc__, argv)
-    if not check:
-        results, started = {}, time.perf_counter()
-        todo = list(cells())
-        for index, cell in enumerate(todo, 1):
-            results[cell.key] = run(cell)
-            print(f"\r{index} of {len(todo)} cells, {time.perf_counter() - started:.0f} s ", end="", file=sys.stderr)
-        print(file=sys.stderr)
+    args = parse_args(argv)
+    if not args.check:
+        results = run_cells(read_results() if args.missing else {})
         if wrong := {key: result for key, result in results.items() if result.startswith("differs")}:
             print("\n".join(f"{key}: {result}" for key, result in wrong.items()), file=sys.stderr)
             return 1
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
     text = page_text(PAGE.read_text(encoding="utf-8"), read_results())
-    return settle({PAGE: text}, check, COMMAND)
+    return settle({PAGE: text}, args.check, COMMAND)
 
 
 if __name__ == "__main__":

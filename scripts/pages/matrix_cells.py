@@ -8,6 +8,7 @@ instead, because it decides close calls in its own way: full precision must find
 import argparse
 import functools
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations, takewhile
@@ -47,6 +48,7 @@ class Feature:
     options: fields of EngineConfig. limits: fields of SchedulerConfig. params: fields of SamplingParams; "grammar"
         stands for a JSON schema. needs_folder: its tier keeps files. restarts: another engine answers the second round.
         is_padded: decode steps run as lesson 10 captures them, padded to one of a few sizes; no GPU is needed for that.
+        hands_over: K and V of prompts must come from a worker, and no worker may be lost.
     """
 
     name: str
@@ -57,6 +59,11 @@ class Feature:
     needs_folder: bool = False
     restarts: bool = False
     is_padded: bool = False
+    hands_over: bool = False
+
+
+class NotExercised(Exception):
+    """An engine has not done what a feature is named for, so its tokens are no evidence."""
 
 
 FEATURES = (
@@ -76,6 +83,12 @@ FEATURES = (
     Feature("restart", "l12_tiers", {"kv_host_bytes": 2**18, "kv_always": True}, needs_folder=True, restarts=True),
     Feature("two ranks", "l18_ranks", {"tensor_parallel_size": 2}),
     Feature("speculation", "l14_speculation", {"speculate": 4}),
+    Feature(
+        "hand-over",
+        "l19_handover",
+        {"prefill_workers": 1, "handover_min_tokens": 0, "block_size": 8},  # each prompt fills a block of 8
+        hands_over=True,
+    ),
 )
 # pairs that are two answers to one question
 EITHER = {
@@ -137,18 +150,41 @@ def run(cell: Cell) -> str:
             rounds = two_rounds(cell, options)
         except UserError as error:
             return str(error).replace(folder, "DIR")
+        except NotExercised as error:
+            return f"differs: {error}"
     return next((wrong for answers in rounds if (wrong := difference(cell, answers))), "equal")
 
 
 def two_rounds(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]:
     """Ask everything, forget what the pool caches, and ask again: tiers must bring it back."""
-    rounds, num_engines = [], 2 if any(feature.restarts for feature in cell.features) else 1
+    rounds, events = [], Counter()
+    num_engines = 2 if any(feature.restarts for feature in cell.features) else 1
     for _ in range(num_engines):
         with llm_of(cell, options) as llm:
             for _ in range(2 // num_engines):
                 rounds.append(llm.generate(PROMPTS, params_of(cell), progress=False))
                 llm.engine.scheduler.manager.prefixes.clear()
+            events.update(handed_over(llm))
+    if any(feature.hands_over for feature in cell.features):
+        check_handed_over(cell, events)
     return rounds
+
+
+def handed_over(llm: LLM) -> Mapping[str, int]:
+    """Return what has happened between an engine and its prefill worker; without one, nothing."""
+    stats = llm.engine.scheduler.manager.tier_stats
+    return next((tier.events for tier in stats if tier.name == "prefill"), {})
+
+
+def check_handed_over(cell: Cell, events: Mapping[str, int]) -> None:
+    """Raise NotExercised unless prompts were handed over, if they can be: prompt logprobs need them computed here.
+
+    After a restart, the disk may have them all.
+    """
+    if events["losses"]:
+        raise NotExercised("a prefill worker was lost")
+    if not events["transfers"] and "prompt logprobs" not in cell.names:
+        raise NotExercised("nothing was handed over")
 
 
 def llm_of(cell: Cell, options: Mapping[str, Any]) -> LLM:

@@ -38,6 +38,7 @@ RECORDERS = {  # a trace's name to its module and class
     "l16-latents": "latents.Latents",
     "l17-bits": "bits.Bits",
     "l18-ranks": "ranks.Ranks",
+    "l19-handover": "handover.Handover",
 }
 
 

@@ -109,7 +109,7 @@ class Tiers(Tape):
         self.manager.free(name, list(map(ord, PROMPTS[name])))
         self.tiers.flush()
         said = f"{name} has ended. Its whole blocks stay in the pool, cached, as in lesson 8."
-        self.show(said, f"{CONNECTOR}.save")
+        self.show(said, f"{CONNECTOR}.save_kv")
 
     def arrive(self, name: str, tell: str) -> int:
         """Admit a request; ask how much is found; compute the rest. Return the tokens found."""
@@ -125,7 +125,7 @@ class Tiers(Tape):
         say = f"{name} arrives. The pool has {cached} of its {len(ids)} tokens."
         say += f" Copied back instead of computed: {places}." if places else ""
         moved = [prompt[i : i + BLOCK_SIZE] for i in range(cached, found, BLOCK_SIZE)]
-        code = f"{STORE}.restore" if places else f"{CONNECTOR}.find"
+        code = f"{STORE}.restore" if places else f"{CONNECTOR}.start_load_kv"
         self.show(say, code, ask(text, found, OPTIONS, why), moved=moved)
         self.compute(name, found)
         return found
@@ -146,7 +146,7 @@ class Tiers(Tape):
             say += f" Whole blocks are copied to host memory at once: {plural(len(texts), 'record')}."
         if written := len(set(self.disk.sizes) - files):
             say += f" {plural(written, 'file')} written later, by a thread in the background."
-        self.show(say, f"{CONNECTOR}.save", moved=texts)
+        self.show(say, f"{CONNECTOR}.save_kv", moved=texts)
 
     def damage(self) -> None:
         """Flip one bit in the last file that was written."""

@@ -49,6 +49,7 @@ PICTURES = {  # the one that says most; a lesson without one shows the first dra
     "l16_latents": "latents.svg",
     "l17_bits": "bits.svg",
     "l18_ranks": "ranks.svg",
+    "l19_handover": "handover.svg",
 }
 DRAWING = re.compile(r"```text\n(.*?)```", re.DOTALL)
 STYLE = """

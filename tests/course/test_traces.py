@@ -342,6 +342,15 @@ def reads_each_block_for_every_head(right):
     return wrong
 
 
+def fills_without_a_copy(_):
+    """Lesson 19: buffers that are said to be complete, and hold what was in them before."""
+
+    def wrong(self, sending, payloads):
+        sending.num_filled += len(payloads)
+
+    return wrong
+
+
 COMMIT = "kv.contiguous.CachedSequence.commit"
 BUGS = [  # a trace, a function of the engine, and what a bug makes of it
     ("l0-work", COMMIT, lambda _: lambda self, meta: None),
@@ -360,6 +369,12 @@ BUGS = [  # a trace, a function of the engine, and what a bug makes of it
     ("l17-bits", "quantized.rotation.rotate", lambda _: lambda x: x),
     ("l18-ranks", "ranks.vocabulary.looked_up", lambda right: lambda lookup, ids, rows: lookup(ids % len(rows))),
     ("l18-ranks", "ranks.one_shot.add_up", lambda right: lambda x, board, rank, meeting: right(x, board, rank, 1)),
+    ("l19-handover", "handover.sender.SendingConnector._fill", fills_without_a_copy),
+    (
+        "l19-handover",
+        "handover.receiver.ReceivingConnector._usable",
+        lambda right: lambda self, t, n: right(self, t, n + 4),
+    ),
 ]
 
 

@@ -141,7 +141,7 @@ def answers(engine):
 @pytest.mark.parametrize("family", MODELS)
 def test_two_ranks_give_the_tokens_of_the_whole_model(family, backend):
     expected = answers(build_engine(load(family), backend="reference", **OPTIONS))
-    work = lambda model: answers(assemble(model, EngineConfig(**OPTIONS), None))  # noqa: E731
+    work = lambda model: answers(assemble(model, EngineConfig(**OPTIONS)))  # noqa: E731
     first, second = in_threads(path_of(family), 2, backend, work)
     assert first == expected, "the parts of both ranks make up the whole"
     assert second == first, "both ranks have the same sums"
@@ -150,5 +150,5 @@ def test_two_ranks_give_the_tokens_of_the_whole_model(family, backend):
 @pytest.mark.parametrize("family", ["one query a key head, untied", "131 tokens, tied"])
 def test_four_ranks_give_them_too(family):
     expected = answers(build_engine(load(family), backend="reference", **OPTIONS))
-    work = lambda model: answers(assemble(model, EngineConfig(**OPTIONS), None))  # noqa: E731
+    work = lambda model: answers(assemble(model, EngineConfig(**OPTIONS)))  # noqa: E731
     assert in_threads(path_of(family), 4, "auto", work) == [expected] * 4

@@ -1,0 +1,139 @@
+"""Lesson 19. Opens both ends: a worker's engine in its process, and the connector of the engine that receives."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mini_engine.engine.pools import OWN_POOLS, Pools
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.engine.storage import Storage
+from mini_engine.engine_config import EngineConfig
+from mini_engine.errors import UserError
+from mini_engine.handover.extras import Extras, NoExtras, StateExtras, WindowExtras
+from mini_engine.handover.prefill import Built
+from mini_engine.handover.protocol import Layout
+from mini_engine.handover.receiver import ReceivingConnector
+from mini_engine.handover.sender import SendingConnector
+from mini_engine.handover.stage import Stage
+from mini_engine.handover.transfers import Transfers
+from mini_engine.handover.workers import PrefillWorkers
+from mini_engine.ranks.shared_block import SharedBlock
+from mini_engine.tiers.keys import Identity
+
+STAGE_BYTES = 2**28
+MIN_TOKENS = 64
+
+
+def start_workers(
+    path: str | Path, config: EngineConfig, dtype: str | torch.dtype, device: str | torch.device
+) -> PrefillWorkers:
+    """Start the workers of an engine. They load their models while this process loads its own."""
+    from mini_engine.distributed.routing.policy import PrefixScore
+
+    block = SharedBlock(STAGE_BYTES if config.handover_bytes is None else config.handover_bytes)
+    build = partial(build_sender, str(path), worker_config(config), str(dtype).removeprefix("torch."), str(device))
+    return PrefillWorkers(build, config.prefill_workers, block, PrefixScore(0.3), config.block_size)
+
+
+def worker_config(config: EngineConfig) -> EngineConfig:
+    """Return how a worker's engine is built: like the receiver's, but it only computes prompts, one after another."""
+    limits = replace(config.scheduler_config or SchedulerConfig(), policy="fcfs")
+    return replace(
+        config,
+        prefill_workers=0,
+        handover_bytes=None,
+        handover_min_tokens=None,
+        enable_prefix_caching=True,
+        max_track_slots=config.max_track_slots or None,
+        kv_cache_dir=None,
+        kv_host_bytes=None,
+        kv_disk_bytes=None,
+        kv_cache_key_file=None,
+        kv_always=False,
+        tensor_parallel_size=1,
+        speculate=None,
+        scheduler_config=limits,
+    )
+
+
+def build_sender(
+    path: str, config: EngineConfig, dtype: str, device: str, block: SharedBlock, say: Callable[[Any], None]
+) -> Built:
+    """In a worker's process: load the model and return its engine, its connector and its layout."""
+    from mini_engine.build import assemble
+    from mini_engine.loading import load
+    from mini_engine.parts import with_layers
+    from mini_engine.tiers.opening import identity_of
+
+    model = load(path, dtype, device)
+    identity = identity_of(model, config)
+    ends: list[tuple[SendingConnector, Layout]] = []
+
+    def connect(storage: Storage) -> SendingConnector:
+        blocks, extras = copiers(storage, OWN_POOLS)
+        layout = layout_of(identity, blocks, extras)
+        stage = stage_over(block, blocks.payload_bytes)
+        connector = SendingConnector(stage, blocks, config.block_size, extras, say)
+        ends.append((connector, layout))
+        return connector
+
+    engine = assemble(with_layers(model, config.backend), config, connect=connect)
+    [(connector, layout)] = ends
+    return Built(engine, connector, layout)
+
+
+def receiving_connector(
+    workers: PrefillWorkers, storage: Storage, config: EngineConfig, identity: Identity, pools: Pools
+) -> ReceivingConnector:
+    """Shake hands with the workers, and return the connector. They end when it is gone or the process ends.
+
+    Raises:
+        UserError: a worker cannot start or is unlike this engine, or the stage is too small for one block.
+    """
+    blocks, extras = copiers(storage, pools)
+    stage = stage_over(workers.block, blocks.payload_bytes)
+    least = 1 + extras.num_buffers(0, 1)
+    if stage.num_buffers < least:
+        raise UserError(
+            f"handover_bytes is {workers.block.size}, and a block of {config.block_size} tokens with what goes "
+            f"with it takes {least * blocks.payload_bytes}; give at least that",
+            param="handover_bytes",
+        )
+    transfers = Transfers(stage.num_buffers)
+    workers.meet(layout_of(identity, blocks, extras), transfers)
+    min_tokens = MIN_TOKENS if config.handover_min_tokens is None else config.handover_min_tokens
+    connector = ReceivingConnector(workers, transfers, stage, blocks, config.block_size, extras, min_tokens)
+    weakref.finalize(connector, workers.close)
+    return connector
+
+
+def copiers(storage: Storage, pools: Pools) -> tuple[Any, Extras]:
+    """Return what copies blocks of a storage's pool, and what copies what comes with them."""
+    blocks = pools.block_bytes(storage.kv)
+    if storage.states is not None:
+        return blocks, StateExtras(pools.state_bytes(storage.states), storage.slots_of, blocks.payload_bytes)
+    if storage.windows is not None:
+        return blocks, WindowExtras(blocks, storage.windows)
+    return blocks, NoExtras()
+
+
+def layout_of(identity: Identity, blocks: Any, extras: Extras) -> Layout:
+    """Return what both ends must have in common."""
+    return Layout(
+        identity.weights,
+        identity.config,
+        identity.kv_dtype,
+        identity.block_size,
+        blocks.payload_bytes,
+        extras.num_bytes,
+    )
+
+
+def stage_over(block: SharedBlock, buffer_bytes: int) -> Stage:
+    """Return the stage over shared memory: as many buffers as fit."""
+    return Stage(block, block.size // buffer_bytes, buffer_bytes)

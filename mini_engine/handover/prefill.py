@@ -1,0 +1,119 @@
+"""Lesson 19. A prefill worker: a process with an engine of its own, which computes prompts for another process.
+
+It answers nobody: of each prompt it computes one token more than was asked for, and throws it away. What counts is what
+its connector copies on the way.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from threading import Thread
+from typing import Any, NamedTuple
+
+import torch
+
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.errors import UserError, first_line
+from mini_engine.handover.protocol import Ask, Cancel, Close, Failed, Layout, packed, unpacked
+from mini_engine.handover.sender import SendingConnector
+from mini_engine.ranks.pulse import TICK_SECONDS, Pulse
+from mini_engine.ranks.shared_block import SharedBlock
+
+ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+
+
+class Seat(NamedTuple):
+    """What a prefill worker needs to begin.
+
+    build: loads the model and makes the engine, with a connector over these buffers; returns both and the layout.
+    block: the memory of the buffers. pulse: where it gives signs of life, as rank 1 beside the receiver's 0.
+    num_threads: of torch.
+    """
+
+    build: "Callable[[SharedBlock, Callable[[Any], None]], Built]"
+    block: SharedBlock
+    pulse: SharedBlock
+    num_threads: int
+
+
+class Built(NamedTuple):
+    """An engine that computes prompts, its connector, and what its buffers look like."""
+
+    engine: Engine
+    connector: SendingConnector
+    layout: Layout
+
+
+def work(seat: Seat, pipe: "Connection[Any, Any]") -> None:
+    """In the worker's process: build the engine, shake hands, compute what is asked for until the receiver ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the receiver's to handle
+    Thread(target=live_with_receiver, args=(seat.pulse,), daemon=True).start()
+    torch.set_num_threads(seat.num_threads)
+    try:
+        with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+            built = seat.build(seat.block, lambda message: pipe.send_bytes(packed(message)))
+            pipe.send_bytes(packed(built.layout))
+            Worker(built.engine, built.connector, pipe).run()
+    except Exception as error:  # whatever it is, the receiver says it to the user
+        with suppress(OSError):
+            pipe.send_bytes(packed(Failed(first_line(error))))
+        if not isinstance(error, UserError):
+            raise
+
+
+def live_with_receiver(block: SharedBlock) -> None:
+    """Give signs of life until the receiver's process ends, then end this one, whatever it is doing."""
+    receiver = parent_process()
+    assert receiver is not None
+    pulse = Pulse(1, 2, block)
+    while not wait([receiver.sentinel], TICK_SECONDS):
+        pulse.tick()
+    os._exit(0)
+
+
+class Worker:
+    """Computes prompts one chunk after another, and takes messages between two steps."""
+
+    def __init__(self, engine: Engine, connector: SendingConnector, pipe: "Connection[Any, Any]") -> None:
+        self.engine, self.connector, self.pipe = engine, connector, pipe
+        self.is_closing = False
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Work until `Close` has come and nothing is left to do, or the receiver is gone (EOFError)."""
+        while not (self.is_closing and not self.engine.has_unfinished):
+            while self.pipe.poll(0 if self.engine.has_unfinished else None):
+                self.hear(unpacked(self.pipe.recv_bytes()))
+                if self.is_closing:
+                    break
+            if self.engine.has_unfinished:
+                for request in self.engine.step().finished:
+                    self.end(int(request.id), request.error or "")
+
+    def hear(self, message: Any) -> None:
+        """Do what a message says."""
+        if isinstance(message, Close):
+            self.is_closing = True
+        elif isinstance(message, Cancel):
+            self.engine.abort(str(message.id))
+            self.end(message.id, "cancelled")
+        else:
+            self.ask(message)
+
+    def ask(self, ask: Ask) -> None:
+        """Begin to compute a prompt."""
+        self.connector.begin(ask)
+        try:
+            self.engine.add_request(str(ask.id), list(ask.tokens), ONE_TOKEN, namespace=ask.namespace)
+        except UserError as error:
+            self.end(ask.id, str(error))
+
+    def end(self, transfer_id: int, error: str = "") -> None:
+        """Say that a transfer's buffers are not touched any more, and how many blocks requests hold now."""
+        manager = self.engine.scheduler.manager
+        num_held = sum(len(table.blocks) for table in manager.tables.values())
+        self.connector.end(transfer_id, error, num_held)

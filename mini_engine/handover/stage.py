@@ -1,0 +1,120 @@
+"""Lesson 19. Who owns a buffer: memory that two processes share, and the rules by which its buffers change hands.
+
+A buffer holds the K and V of one block on its way from the process that computed it, the sender, to the one that asked
+for it, the receiver. The memory is the receiver's, and so is this account of it. Lending a buffer gives up the right to
+touch it; only the sender's word, or its death, gives that back. So a cancelled request's buffers are not free yet:
+
+    FREE ── lend ──> LENT ── fill ──> FILLED ── take ──> FREE
+                      │                  └── cancel ──> FREE
+                      ├── cancel ──> OWED ── end ──> FREE        the sender may be writing into it now
+                      └── end, lose ──> FREE                     the sender says that it won't, or is dead
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from mini_engine.ranks.shared_block import SharedBlock
+
+
+class State(Enum):
+    """Of a buffer. LENT and OWED ones are the sender's; what is in a FILLED one is complete."""
+
+    FREE = "free"
+    LENT = "lent"
+    FILLED = "filled"
+    OWED = "owed"
+
+
+class Event(Enum):
+    """What happens to a buffer. FILL and END are the sender's words, LOSE is its death; the others are ours."""
+
+    LEND = "lend"
+    FILL = "fill"
+    TAKE = "take"
+    CANCEL = "cancel"
+    END = "end"
+    LOSE = "lose"
+
+
+TRANSITIONS = {
+    (State.FREE, Event.LEND): State.LENT,
+    (State.LENT, Event.FILL): State.FILLED,
+    (State.LENT, Event.CANCEL): State.OWED,
+    (State.LENT, Event.END): State.FREE,
+    (State.LENT, Event.LOSE): State.FREE,
+    (State.FILLED, Event.TAKE): State.FREE,
+    (State.FILLED, Event.CANCEL): State.FREE,
+    (State.FILLED, Event.END): State.FILLED,
+    (State.FILLED, Event.LOSE): State.FILLED,
+    (State.OWED, Event.FILL): State.OWED,
+    (State.OWED, Event.END): State.FREE,
+    (State.OWED, Event.LOSE): State.FREE,
+}
+
+
+class BrokenProtocol(RuntimeError):
+    """Something happened to a buffer that cannot happen in its state: the other side is not to be trusted."""
+
+
+class Buffers:
+    """The states of `num_buffers` buffers. Each change is allowed for all of its buffers, or none is changed."""
+
+    def __init__(self, num_buffers: int) -> None:
+        self.states = [State.FREE] * num_buffers
+        self.free = list(range(num_buffers - 1, -1, -1))
+
+    def count(self, state: State) -> int:
+        """Return how many buffers are in a state."""
+        return self.states.count(state)
+
+    def lend(self, num_buffers: int) -> list[int] | None:
+        """Lend the sender free buffers. Return which; None, and lend none, if there are too few."""
+        if num_buffers > len(self.free):
+            return None
+        return self.happen(Event.LEND, [self.free[-1 - index] for index in range(num_buffers)])
+
+    def happen(self, event: Event, buffers: Sequence[int]) -> list[int]:
+        """Let an event happen to buffers; return them.
+
+        Raises:
+            BrokenProtocol: it cannot happen to one of them; nothing was changed.
+        """
+        after = [TRANSITIONS.get((self.states[buffer], event)) for buffer in buffers]
+        for buffer, state in zip(buffers, after, strict=True):
+            if state is None:
+                raise BrokenProtocol(f"{event.value} happened to buffer {buffer}, which is {self.states[buffer].value}")
+        for buffer, state in zip(buffers, after, strict=True):
+            assert state is not None
+            self._set(buffer, state)
+        return list(buffers)
+
+    def _set(self, buffer: int, state: State) -> None:
+        before, self.states[buffer] = self.states[buffer], state
+        if before is State.FREE:
+            self.free.remove(buffer)
+        elif state is State.FREE:
+            self.free.append(buffer)
+
+
+class Stage:
+    """The shared memory: `num_buffers` buffers of `buffer_bytes` bytes. Both processes have one over the same block.
+
+    Args:
+        block: of at least num_buffers * buffer_bytes bytes.
+    """
+
+    def __init__(self, block: SharedBlock, num_buffers: int, buffer_bytes: int) -> None:
+        self.block, self.num_buffers, self.buffer_bytes = block, num_buffers, buffer_bytes
+        self.memory = block.buffer
+
+    def write(self, buffer: int, payload: bytes | bytearray | memoryview) -> None:
+        """Copy a payload into a buffer. Raises ValueError if it is too long."""
+        if len(payload) > self.buffer_bytes:
+            raise ValueError(f"a payload of {len(payload)} bytes does not fit into a buffer of {self.buffer_bytes}")
+        start = buffer * self.buffer_bytes
+        self.memory[start : start + len(payload)] = memoryview(payload).cast("B")
+
+    def read(self, buffer: int, num_bytes: int | None = None) -> memoryview:
+        """Return a view of the first `num_bytes` bytes of a buffer, by default of all."""
+        start = buffer * self.buffer_bytes
+        return self.memory[start : start + (self.buffer_bytes if num_bytes is None else num_bytes)]

@@ -1,0 +1,140 @@
+"""Lesson 19. The receiver's account of transfers: what was asked for, how far it is, and whose the buffers are.
+
+Two threads use it. The engine's asks, takes and cancels; another one reports what the senders say. A condition protects
+it, and wakes the engine where that waits for news.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mini_engine.handover.stage import BrokenProtocol, Buffers, Event
+
+
+@dataclass(eq=False)
+class Transfer:
+    """Blocks start … stop - 1 of a prompt, on their way from a sender.
+
+    sender: its number. buffers: one for each block, then those of extras.
+    num_filled: how many of them are complete, the first ones.
+    owed: those that were not complete when the transfer was given up; the sender may still write into them.
+    has_ended: the sender writes into none of them any more. error: why, if it could not fill all.
+    """
+
+    id: int
+    sender: int
+    start: int
+    stop: int
+    buffers: Sequence[int]
+    asked_at: float = field(default_factory=time.monotonic)
+    num_filled: int = 0
+    owed: Sequence[int] = ()
+    has_ended: bool = False
+    error: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything has arrived."""
+        return self.num_filled == len(self.buffers)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more may arrive."""
+        return not self.is_whole and not self.has_ended
+
+
+class Transfers:
+    """All transfers over one stage.
+
+    Attributes:
+        buffers: who owns which. of_id: the transfers that have buffers.
+        news: notified at each message, and at the loss of a sender.
+    """
+
+    def __init__(self, num_buffers: int) -> None:
+        self.buffers = Buffers(num_buffers)
+        self.of_id: dict[int, Transfer] = {}
+        self.news = threading.Condition()
+        self._last_id = 0
+
+    def ask(self, sender: int, start: int, stop: int, num_extra: int) -> Transfer | None:
+        """Lend a sender buffers for a new transfer. None, and nothing is lent, if there are too few."""
+        with self.news:
+            buffers = self.buffers.lend(stop - start + num_extra)
+            if buffers is None:
+                return None
+            self._last_id += 1
+            transfer = self.of_id[self._last_id] = Transfer(self._last_id, sender, start, stop, buffers)
+            return transfer
+
+    def fill(self, sender: int, transfer_id: int, num_buffers: int) -> None:
+        """Note the sender's word that the first `num_buffers` buffers of a transfer are complete.
+
+        Raises:
+            BrokenProtocol: they are not the sender's to fill.
+        """
+        with self.news:
+            transfer = self.of_id.get(transfer_id)
+            if transfer is None or transfer.sender != sender or not 0 <= num_buffers <= len(transfer.buffers):
+                raise BrokenProtocol(
+                    f"sender {sender} has filled buffers of transfer {transfer_id}, which it was not lent"
+                )
+            self.buffers.happen(Event.FILL, transfer.buffers[transfer.num_filled : num_buffers])
+            transfer.num_filled = max(transfer.num_filled, num_buffers)
+            self.news.notify_all()
+
+    def end(self, sender: int, transfer_id: int, error: str = "") -> None:
+        """Note the sender's word that it writes into none of a transfer's buffers any more."""
+        with self.news:
+            transfer = self.of_id.get(transfer_id)
+            if transfer is not None and transfer.sender == sender:  # otherwise it was whole, and has been taken
+                self._end(transfer, Event.END, error)
+            self.news.notify_all()
+
+    def lose(self, sender: int, why: str) -> int:
+        """Note that a sender is dead, and writes no more. Return how many of its transfers will not be whole."""
+        with self.news:
+            lost = [one for one in self.of_id.values() if one.sender == sender and not one.has_ended]
+            for transfer in lost:
+                self._end(transfer, Event.LOSE, why)
+            self.news.notify_all()
+            return sum(not transfer.is_whole and not transfer.owed for transfer in lost)
+
+    def take(self, transfer: Transfer) -> None:
+        """Give back the buffers of a transfer that is not open any more: their contents have been copied."""
+        with self.news:
+            self.buffers.happen(Event.TAKE, transfer.buffers[: transfer.num_filled])
+            del self.of_id[transfer.id]
+
+    def cancel(self, transfer: Transfer) -> bool:
+        """Give up a transfer. Return whether the sender must be told; until it has answered, it is owed the rest."""
+        with self.news:
+            self.buffers.happen(Event.CANCEL, transfer.buffers[: transfer.num_filled])
+            if not transfer.is_open:
+                del self.of_id[transfer.id]
+                return False
+            transfer.owed = self.buffers.happen(Event.CANCEL, transfer.buffers[transfer.num_filled :])
+            return True
+
+    @property
+    def any_lent(self) -> bool:
+        """Whether a sender has buffers now."""
+        with self.news:
+            return any(not transfer.has_ended and not transfer.is_whole for transfer in self.of_id.values())
+
+    def wait(self, seconds: float) -> None:
+        """Wait for news, at most so long."""
+        with self.news:
+            self.news.wait(seconds)
+
+    def num_open(self, sender: int) -> int:
+        """Return how many transfers the sender has not ended, cancelled ones included."""
+        with self.news:
+            return sum(one.sender == sender and not one.has_ended for one in self.of_id.values())
+
+    def _end(self, transfer: Transfer, event: Event, error: str) -> None:
+        self.buffers.happen(event, transfer.owed or transfer.buffers)
+        transfer.has_ended, transfer.error = True, error
+        if transfer.owed:
+            del self.of_id[transfer.id]

@@ -1,0 +1,56 @@
+"""Lesson 19. Tiers and workers behind one manager: what the tiers have, no worker computes."""
+
+import pytest
+
+from mini_engine.handover.either import EitherConnector
+from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.prefix_cache import PrefixCache
+from mini_engine.kv.seams import NOTHING, Matched, NoConnector
+from tests.l12.cells import BLOCKS, SIZE, digests
+from tests.l19.parts import Receiver
+
+TEXT = list(range(50, 50 + 4 * SIZE + 1))
+
+
+class Tiers(NoConnector):
+    """Tiers that have a prompt's first blocks, and note what they are given."""
+
+    def __init__(self, num_blocks=0):
+        self.num_blocks, self.saved = num_blocks, []
+
+    def get_num_new_matched_tokens(self, token_ids, namespace, num_computed_tokens, may_wait):
+        return Matched(self.num_blocks * SIZE)
+
+    def start_load_kv(self, *asked):
+        return NOTHING
+
+    def save_kv(self, request_id, stored, is_kept):
+        self.saved.append(stored)
+
+
+def either(num_blocks, min_tokens):
+    receiver = Receiver(min_tokens=min_tokens)
+    return receiver, EitherConnector(Tiers(num_blocks), receiver.connector)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "min_tokens", "is_asked"),
+    [(0, 0, True), (3, 0, True), (4, 0, False), (3, SIZE, True), (3, SIZE + 1, False), (0, 4 * SIZE + 1, False)],
+)
+def test_a_worker_is_asked_if_enough_whole_blocks_are_missing(num_blocks, min_tokens, is_asked):
+    receiver, connector = either(num_blocks, min_tokens)
+    found = connector.get_num_new_matched_tokens(TEXT, None, 0, False)
+    assert bool(receiver.senders.sent) == found.load_async == is_asked
+    assert found.num_tokens == (4 if is_asked else num_blocks) * SIZE
+
+
+def test_what_a_worker_brings_goes_to_the_tiers():
+    receiver, connector = either(0, 0)
+    manager = KvCacheManager(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
+    assert manager.cost(TEXT, len(TEXT)).should_wait
+    [transfer] = receiver.transfers.of_id.values()
+    receiver.fill(transfer, 4, tokens=TEXT)
+    assert manager.allocate("a", TEXT) == 4 * SIZE
+    [stored] = connector.tiers.saved
+    held = [receiver.cells.slots[block * SIZE + i] for block in stored.blocks for i in range(SIZE)]
+    assert held == digests(None, TEXT)[: 4 * SIZE] and stored.start == 0 and not connector.brought

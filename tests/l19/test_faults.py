@@ -1,0 +1,229 @@
+"""Lesson 19. Either side is killed or stopped at every point of the protocol: answers are right, and nothing is lost.
+
+A sender that is stopped is noticed after five seconds and killed. A receiver that is stopped keeps its sender waiting;
+one that is killed takes its sender with it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mini_engine.errors import UserError
+from mini_engine.handover.restart import workers_of
+from tests.l18.ends import WAIT_SECONDS, deadline, is_alive, wait_for, wait_until_gone
+from tests.l19.ends import (
+    PROMPTS,
+    SIGNALS,
+    answers,
+    ask,
+    build_faulty,
+    build_nothing,
+    check_nothing_is_held,
+    drain,
+    engine_with,
+    events,
+    expected,
+    receiving,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+slow = pytest.mark.slow("mini_engine", "tests/l19")
+pytestmark = [
+    pytest.mark.reference,  # about the engine, not about a task
+    pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way"),
+]
+PATIENCE = 3 * WAIT_SECONDS
+SENDER_POINTS = ["asked", "copying", "copied", "filled", "ending", "cancelled"]
+RECEIVER_POINTS = ["asked", "filled", "copying", "cancelled"]
+
+
+@pytest.fixture(autouse=True)
+def no_traces():
+    """Shared memory has no names, so nothing of it is left, however processes end."""
+    shared = Path("/dev/shm")
+    before = {path.name for path in shared.iterdir()} if shared.is_dir() else set()
+    with deadline(PATIENCE):
+        yield
+    left = {path.name for path in shared.iterdir() if path.name.startswith("pym-")} if shared.is_dir() else set()
+    assert left <= before
+
+
+@contextmanager
+def faulty(when, fault, marker, **options):
+    """Yield an engine whose first worker comes to a fault. No process is left behind."""
+    with engine_with(lambda build: partial(build_faulty, build, when, SIGNALS[fault], marker), **options) as llm:
+        yield llm.engine
+
+
+def lose_one(engine, when, marker):
+    """Ask so that the fault comes; check the answers, and that the worker is gone and another one is there."""
+    if when == "cancelled":
+        [extra] = ask(engine, [PROMPTS[2][::-1]], name="extra")
+        while not receiving(engine).transfers.of_id:
+            engine.step()
+        engine.abort(extra.id)
+    requests = ask(engine)
+    drain(engine)
+    assert [request.output_ids for request in requests] == [expected("pocket", prompt) for prompt in PROMPTS]
+    wait_for("the fault has come", marker.exists)
+    workers = workers_of(engine)
+    wait_for("the loss is noticed, and another worker is ready", lambda: list(workers.handles) == [2])
+    assert not is_alive(json.loads(marker.read_text(encoding="utf-8"))), "a lost worker is dead before it is replaced"
+    check_nothing_is_held(engine)
+    assert events(engine)["losses"] == 1
+
+
+def works_again(engine):
+    before = events(engine)["transfers"]
+    assert answers(engine, [PROMPTS[0][::-1]], name="new") == [expected("pocket", PROMPTS[0][::-1])]
+    assert events(engine)["transfers"] == before + 1, "the new worker computes prompts"
+
+
+def test_answers_are_right_though_a_worker_dies_in_the_middle_of_a_copy(tmp_path):
+    marker = tmp_path / "marker"
+    with faulty("copying", "killed", marker) as engine:
+        lose_one(engine, "copying", marker)
+
+
+@slow
+@pytest.mark.parametrize("fault", SIGNALS)
+@pytest.mark.parametrize("when", SENDER_POINTS)
+def test_a_worker_is_lost(when, fault, tmp_path):
+    marker = tmp_path / "marker"
+    with faulty(when, fault, marker) as engine:
+        lose_one(engine, when, marker)
+        works_again(engine)
+
+
+@slow
+@pytest.mark.parametrize("name", ["pocket-hybrid", "pocket-windows", "pocket-latent"])
+@pytest.mark.parametrize("when", ["copying", "ending"])
+def test_a_worker_of_another_kind_of_model_is_lost(when, name, tmp_path):
+    marker = tmp_path / "marker"
+    with faulty(when, "killed", marker, name=name) as engine:
+        assert answers(engine) == [expected(name, prompt) for prompt in PROMPTS]
+        wait_for("the loss is noticed", lambda: events(engine)["losses"] == 1)
+        check_nothing_is_held(engine)
+
+
+@slow
+def test_one_of_two_workers_is_lost(tmp_path):
+    marker = tmp_path / "marker"
+    with faulty("filled", "killed", marker, num_workers=2) as engine:
+        assert answers(engine) == [expected("pocket", prompt) for prompt in PROMPTS]
+        wait_for("a third worker is ready", lambda: sorted(workers_of(engine).handles)[-1] == 3)
+        assert len(workers_of(engine).handles) == 2
+        check_nothing_is_held(engine)
+
+
+@slow
+def test_a_worker_that_always_dies_is_not_replaced_for_ever(tmp_path):
+    """Each one gets a marker of its own by deleting the last one."""
+    marker = tmp_path / "marker"
+    with faulty("copied", "killed", marker) as engine:
+        for number in (1, 2, 3):
+            prompt = PROMPTS[2][number:]
+            assert answers(engine, [prompt], name=f"{number}-") == [expected("pocket", prompt)]
+            marker.unlink()
+            if number < 3:
+                wait_for("another worker is ready", lambda n=number: list(workers_of(engine).handles) == [n + 1])
+        assert not workers_of(engine).handles and events(engine)["losses"] == 3
+        time.sleep(5)  # longer than a worker takes to start
+        assert not workers_of(engine).handles, "three losses in a row are enough"
+        assert answers(engine, [PROMPTS[0]], name="here") == [expected("pocket", PROMPTS[0])], "computed here"
+        check_nothing_is_held(engine)
+
+
+# ---------------------------------------------------------------- before the first byte
+
+
+@slow
+@pytest.mark.parametrize("fault", SIGNALS)
+def test_a_worker_that_is_lost_before_it_is_ready_ends_the_start(fault, tmp_path):
+    with pytest.raises(UserError) as caught, faulty("layout", fault, tmp_path / "marker"):
+        pass
+    sentence = str(caught.value)
+    assert sentence.startswith("a prefill worker cannot start: it ") and len(sentence.splitlines()) == 1
+    why = {"killed": "ended before it was ready", "stopped": "gave no sign of life for 5 s"}[fault]
+    assert why in sentence
+    assert not is_alive(json.loads((tmp_path / "marker").read_text(encoding="utf-8")))
+
+
+@slow
+def test_a_worker_that_cannot_start_says_why():
+    with pytest.raises(UserError) as caught, engine_with(lambda build: partial(build_nothing, "the disk is on fire")):
+        pass
+    assert str(caught.value) == "a prefill worker cannot start: the disk is on fire"
+
+
+@slow
+@pytest.mark.parametrize(
+    ("theirs", "field"),
+    [
+        ({"dtype": "bfloat16"}, "kv dtype"),
+        ({"block_size": 16}, "block size"),
+        ({"kv_dtype": "int8"}, "kv dtype"),
+        ({"name": "pocket-hybrid"}, "weights"),
+        ({"name": "pocket-windows"}, "config"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_worker_that_is_unlike_its_receiver_is_refused(theirs, field):
+    with pytest.raises(UserError) as caught, engine_with(theirs=theirs):
+        pass
+    sentence = str(caught.value)
+    assert sentence.startswith("a prefill worker's K and V would not fit: ") and field in sentence
+    assert len(sentence.splitlines()) == 1 and caught.value.param == "prefill_workers"
+
+
+# ---------------------------------------------------------------- faults of the receiver
+
+
+@contextmanager
+def receiver(when, fault):
+    """Run `receiver.py`; yield the process and its worker's."""
+    command = [sys.executable, "-m", "tests.l19.receiver", when, fault]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+    worker = None
+    try:
+        [worker] = json.loads(process.stdout.readline())
+        yield process, worker
+    finally:
+        process.kill()
+        process.communicate()
+        if worker is not None:
+            wait_until_gone([worker])
+
+
+@slow
+@pytest.mark.parametrize("when", RECEIVER_POINTS)
+def test_a_worker_ends_when_its_receiver_is_killed(when):
+    with receiver(when, "SIGKILL") as (process, worker):
+        assert process.wait(WAIT_SECONDS) == -signal.SIGKILL
+        wait_until_gone([worker], 10)
+
+
+@slow
+@pytest.mark.parametrize("when", RECEIVER_POINTS)
+def test_a_receiver_that_was_stopped_goes_on(when):
+    with receiver(when, "SIGSTOP") as (process, worker):
+        wait_for("the receiver stands still", lambda: is_stopped(process.pid))
+        time.sleep(7)  # longer than a worker may be silent
+        assert is_alive(worker), "its receiver lives"
+        os.kill(process.pid, signal.SIGCONT)
+        out, err = process.communicate(timeout=WAIT_SECONDS)
+        assert process.returncode == 0, err
+        assert json.loads(out) == [expected("pocket", prompt) for prompt in PROMPTS]
+
+
+def is_stopped(pid):
+    state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, encoding="utf-8").stdout
+    return state.startswith("T")

@@ -1,0 +1,356 @@
+"""Lesson 19. Prefill workers behind the server: answers, clients that leave, workers that die, restarts, the drain."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra 'server'")
+
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.worker import EngineWorker
+from mini_engine.handover.restart import Restart, workers_of
+from mini_engine.handover.stage import State
+from mini_engine.llm import LLM
+from mini_engine.server.app import create_app
+from mini_engine.server.background import in_background
+from mini_engine.server.metrics import Metrics
+from mini_engine.server.server_config import ServerConfig
+from tests.l7.service import PATIENCE, Service, Unwritten, exchange, read_answer
+from tests.l7.test_drain import Process, serving
+
+slow = pytest.mark.slow("mini_engine", "tests/l19")
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGSTOP and no SIGHUP")
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="finds the workers' processes in /proc")
+pytestmark = pytest.mark.reference  # no task is about this
+
+OPTIONS = {"num_blocks": 400, "block_size": 8, "handover_min_tokens": 0}
+NUM_TOKENS = 16
+SHORT = [[5, 6, 7], [42] * 20, list(range(700, 740))]
+MANY = [[100 + index, *range(300, 300 + 40 * index)] for index in range(1, 9)]
+EVENTS = {"transfers", "tokens", "bytes", "milliseconds", "cancelled", "fallbacks", "losses"}
+
+
+def asked(prompt, **more):
+    return (
+        {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+        | {"return_token_ids": True}
+        | more
+    )
+
+
+class Handover(Service):
+    """A server in this process around the pocket model, with one prefill worker."""
+
+    def __init__(self, **options) -> None:
+        self.options = OPTIONS | {"prefill_workers": 1} | options
+
+    def __enter__(self) -> "Handover":
+        with ExitStack() as stack:
+            self.unwritten = stack.enter_context(Unwritten())
+            self.llm = stack.enter_context(LLM(dtype="float32", device="cpu", **self.options))
+            self.engine, self.metrics = self.llm.engine, Metrics()
+            self.config = ServerConfig("pocket")
+            self.worker = stack.enter_context(EngineWorker(self.engine, self.llm.tokenizer, 256, self.metrics))
+            self.metrics.watch(self.worker)
+            self.app = create_app(self.worker, self.config, self.metrics)
+            self.url = stack.enter_context(in_background(self.app))
+            self.address = ("127.0.0.1", int(self.url.rsplit(":", 1)[1]))
+            self.stack = stack.pop_all()
+        return self
+
+    @property
+    def workers(self):
+        return workers_of(self.engine)
+
+    @property
+    def handle(self):
+        """The only worker."""
+        [handle] = self.workers.handles.values()
+        return handle
+
+    @property
+    def states(self) -> set[State]:
+        """The states of all buffers."""
+        return set(self.workers.transfers.buffers.states)
+
+    def event(self, name: str) -> int:
+        """A count of /metrics."""
+        return events(self.get("/metrics").body)[name]
+
+    def check_nothing_is_left(self) -> None:
+        """Wait until no block and no buffer is in use, on either side."""
+        self.wait_until_idle()
+        self.wait_until("every buffer is free", lambda: self.states == {State.FREE})
+        self.wait_until("the worker's requests hold no block", lambda: self.handle.num_held == 0)
+
+
+def events(text: str) -> dict[str, int]:
+    """The events of the tier "prefill" in the text of /metrics."""
+    begin = 'mini_engine_tier_events_total{event="'
+    lines = [line.removeprefix(begin) for line in text.splitlines() if line.startswith(begin) and '"prefill"' in line]
+    return {line.partition('"')[0]: int(float(line.rpartition(" ")[2])) for line in lines}
+
+
+def ask_all(server, prompts, **more) -> list[tuple[int, dict]]:
+    """Ask for all at once; return their statuses and answers."""
+
+    async def scene():
+        return await asyncio.gather(*(exchange(server, asked(prompt, **more)) for prompt in prompts))
+
+    found = asyncio.run(asyncio.wait_for(scene(), PATIENCE))
+    return [(status, read_answer(text)) for status, text in found]
+
+
+def tokens_of(answers) -> list:
+    return [(status, answer["token_ids"]) for status, answer in answers]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The answers of an engine without workers, one after another, by prompt."""
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    with LLM(dtype="float32", device="cpu", backend="reference", num_blocks=400, enable_prefix_caching=False) as llm:
+        answers = [llm.generate([prompt], params, progress=False)[0].token_ids for prompt in (*SHORT, *MANY)]
+    return {tuple(prompt): (200, tokens) for prompt, tokens in zip((*SHORT, *MANY), answers, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def handover():
+    with Handover() as server:
+        yield server
+
+
+# Answers
+
+
+def test_answers_are_those_of_one_process_and_metrics_say_what_was_handed_over(handover: Handover, expected):
+    found = tokens_of(ask_all(handover, [*SHORT, *MANY]))
+    assert found == [expected[tuple(prompt)] for prompt in (*SHORT, *MANY)], "streamed side by side"
+    text = handover.get("/metrics").body
+    assert set(events(text)) == EVENTS
+    got = events(text)
+    assert got["transfers"] > 0 and got["losses"] == 0
+    assert got["bytes"] == got["tokens"] // OPTIONS["block_size"] * handover.workers.layout.block_bytes
+    assert 'mini_engine_tier_bytes{tier="prefill"} 0.0' in text, "nothing is on its way now"
+    handover.check_nothing_is_left()
+
+
+@slow
+@needs_signals
+def test_answers_go_on_while_a_worker_does_nothing(handover: Handover, expected):
+    prompt = [7, *range(900, 1000)]
+    os.kill(handover.handle.process.pid, signal.SIGSTOP)
+    try:
+        with handover.connect(asked(prompt)) as waiting:
+            handover.wait_until("the prompt is on its way", lambda: State.LENT in handover.states)
+            found = tokens_of(ask_all(handover, [SHORT[0]]))
+            assert found == [expected[tuple(SHORT[0])]], "a prompt too short to be handed over needs no worker"
+            os.kill(handover.handle.process.pid, signal.SIGCONT)
+            assert b"200 OK" in waiting.recv(100)
+    finally:
+        os.kill(handover.handle.process.pid, signal.SIGCONT)
+    handover.check_nothing_is_left()
+
+
+# Clients that leave
+
+
+@slow
+@needs_signals
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_that_leaves_frees_both_sides(handover: Handover, is_streamed):
+    before, pid = handover.event("cancelled"), handover.handle.process.pid
+    os.kill(pid, signal.SIGSTOP)  # so the prompt is still on its way when the client leaves
+    try:
+        with handover.connect(asked([8 + is_streamed, *range(900, 1000)], stream=is_streamed)):
+            handover.wait_until("the prompt is on its way", lambda: State.LENT in handover.states)
+        handover.wait_until_idle()
+        handover.wait_until("the worker owes the buffers", lambda: State.OWED in handover.states)
+        assert State.LENT not in handover.states
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    handover.check_nothing_is_left()
+    assert handover.event("cancelled") == before + 1
+    assert handover.handle.process.pid == pid, "the worker was not replaced"
+
+
+# Workers that die
+
+
+@slow
+@needs_signals
+def test_a_worker_killed_in_the_middle_of_a_request_is_not_noticed_by_the_client(handover: Handover, expected):
+    before = {name: handover.event(name) for name in ("losses", "fallbacks")}
+    handle = handover.handle
+    os.kill(handle.process.pid, signal.SIGSTOP)
+    prompt = MANY[-1]
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(ask_all, handover, [prompt], cache_salt="killed")
+        handover.wait_until("the prompt is on its way", lambda: State.LENT in handover.states)
+        os.kill(handle.process.pid, signal.SIGKILL)
+        assert tokens_of(answer.result()) == [expected[tuple(prompt)]]
+    assert handover.get("/health").status == 200
+    assert {name: handover.event(name) for name in before} == {name: count + 1 for name, count in before.items()}
+    handover.wait_until("another worker takes its place", lambda: handle.number not in handover.workers.handles)
+    handover.wait_until("it is ready", lambda: len(handover.workers.handles) == 1)
+    transfers = handover.event("transfers")
+    assert tokens_of(ask_all(handover, [MANY[-2]], cache_salt="new")) == [expected[tuple(MANY[-2])]]
+    assert handover.event("transfers") == transfers + 1, "the new worker computes prompts"
+    handover.check_nothing_is_left()
+
+
+# Rolling restarts
+
+
+@slow
+def test_workers_that_cannot_be_replaced_stay(handover: Handover, expected, caplog, monkeypatch):
+    handles = dict(handover.workers.handles)
+    assert len(handles) == 1
+    monkeypatch.setattr(handover.workers, "build", no_engine)
+    restart = Restart(handover.workers)
+    restart.begin()
+    assert restart.running.locked()
+    restart.begin()  # does nothing
+    assert restart.running.acquire(timeout=PATIENCE), "the restart has ended"
+    assert handover.workers.handles == handles, "the old worker goes on"
+    [said] = [record.getMessage() for record in caplog.records if record.name.startswith("mini_engine.handover")]
+    assert said.startswith("prefill workers were not replaced") and "no memory is left" in said and "\n" not in said
+    assert tokens_of(ask_all(handover, [SHORT[2]])) == [expected[tuple(SHORT[2])]]
+
+
+def no_engine(block, say):
+    """What a worker's process runs in the test above."""
+    raise MemoryError("no memory is left for a worker")
+
+
+@slow
+@needs_proc
+def test_sighup_replaces_all_workers_and_no_request_fails(expected):
+    options = ("--num-blocks", "400", "--block-size", "8", "--handover-min-tokens", "0", "--grace-seconds", "30")
+    with serving("--prefill-workers", "2", *options) as server:
+        before = workers_below(server.process.pid)
+        assert len(before) == 2
+
+        async def scene():
+            server.process.send_signal(signal.SIGHUP)
+            server.process.send_signal(signal.SIGHUP)  # does nothing: a restart is under way
+            found, salts = [], iter(range(10**6))
+            while not before.isdisjoint(workers_below(server.process.pid)):
+                asks = [exchange(server, asked(prompt, cache_salt=str(next(salts)))) for prompt in MANY[::2]]
+                found += zip(MANY[::2], await asyncio.gather(*asks), strict=True)
+            return found
+
+        found = asyncio.run(asyncio.wait_for(scene(), 2 * PATIENCE))
+        assert server.process.stdout.readline() == "replaced all prefill workers\n"
+        assert len(found) >= 4
+        wrong = [prompt for prompt, (status, text) in found if (status, tokens(text)) != expected[tuple(prompt)]]
+        assert not wrong, "every request was answered, by an old worker, a new one, or the server itself"
+        after = workers_below(server.process.pid)
+        assert len(after) == 2 and before.isdisjoint(after)
+        before = set(after)
+        counts = events(asyncio.run(metrics(server)))
+        assert counts["losses"] == 0 and counts["transfers"] > 0
+        check_drain(server, after, expected)
+
+
+def tokens(text: str) -> list[int]:
+    return read_answer(text)["token_ids"]
+
+
+def check_drain(server: Process, workers: set[int], expected) -> None:
+    """SIGTERM while prompts wait for a worker: they are answered, then all processes end."""
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+
+    async def scene():
+        asks = [asyncio.create_task(exchange(server, asked(prompt, cache_salt="drain"))) for prompt in MANY]
+        while 'tier_bytes{tier="prefill"} 0.0' in await metrics(server):
+            await asyncio.sleep(0.02)
+        server.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.3)
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+        return await asyncio.gather(*asks)
+
+    found = asyncio.run(asyncio.wait_for(scene(), PATIENCE))
+    assert [(status, tokens(text)) for status, text in found] == [expected[tuple(prompt)] for prompt in MANY]
+    code, errors = server.end()
+    assert (code, errors) == (0, "")
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()], "no worker outlives its server"
+
+
+async def metrics(server: Process) -> str:
+    """The text of /metrics."""
+    reader, writer = await asyncio.open_connection(*server.address)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    text = (await asyncio.wait_for(reader.read(), PATIENCE)).decode()
+    writer.close()
+    return text
+
+
+def workers_below(parent: int) -> set[int]:
+    """Return the processes that a process has spawned and that run."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, above, *_ = (folder / "stat").read_text(encoding="utf-8").rsplit(") ", 1)[1].split()
+            command = (folder / "cmdline").read_bytes()
+        except (OSError, IndexError):  # it has just ended
+            continue
+        if int(above) == parent and state != "Z" and b"spawn_main" in command:
+            found.add(int(folder.name))
+    return found
+
+
+@slow
+@needs_proc
+def test_no_worker_outlives_a_server_that_is_killed():
+    with serving("--prefill-workers", "1") as server:
+        workers = workers_below(server.process.pid)
+        server.process.kill()
+        server.process.wait()
+        deadline = time.monotonic() + PATIENCE
+        while any(Path(f"/proc/{pid}").exists() for pid in workers):
+            assert time.monotonic() < deadline, "a worker ends with the process that it computes for"
+            time.sleep(0.05)
+    assert len(workers) == 1
+
+
+# The command
+
+
+def test_the_commands_say_what_the_options_do():
+    found = subprocess.run(
+        [sys.executable, "-m", "mini_engine", "serve", "--help"], capture_output=True, encoding="utf-8", check=True
+    ).stdout
+    for option in ("--prefill-workers N", "--handover-bytes N", "--handover-min-tokens N"):
+        assert option in found
+
+
+@slow
+@needs_proc
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'distributed'")
+def test_each_replica_has_workers_of_its_own(expected):
+    from tests.l13.fleet_server import FleetServer
+
+    options = ("--num-blocks", "400", "--block-size", "8", "--handover-min-tokens", "0")
+    with FleetServer("--prefill-workers", "1", *options) as server:
+        server.wait_until_all_alive()
+        assert tokens_of(ask_all(server, MANY)) == [expected[tuple(prompt)] for prompt in MANY]
+        server.wait_for("both replicas' processes are named", lambda: len(server.replica_pids()) == 2)
+        workers = [workers_below(replica) for replica in server.replica_pids()]
+        assert [len(each) for each in workers] == [1, 1]
+        assert set(server.by_replica("tier_events_total", tier="prefill", event="transfers")) == {"0", "1"}
+    server.wait_for(
+        "no worker outlives its server",
+        lambda: not any(Path(f"/proc/{pid}").exists() for each in workers for pid in each),
+    )

@@ -1,0 +1,146 @@
+"""Lesson 19. The receiver's view of workers, without processes: when buffers are free, and when another one starts."""
+
+from array import array
+from types import SimpleNamespace
+
+import pytest
+
+from mini_engine.handover.handle import Handle
+from mini_engine.handover.protocol import Ask, Cancel, Ended, Filled
+from mini_engine.handover.transfers import Transfers
+from mini_engine.handover.workers import MOST_LOSSES, PrefillWorkers
+
+
+class Dying:
+    """A worker's handle; `on_kill` happens while it is being killed."""
+
+    def __init__(self, number=1, on_kill=lambda: None):
+        self.number, self.is_lost, self.num_held, self.on_kill = number, False, 0, on_kill
+        self.sent, self.is_dead = [], False
+
+    def send(self, message):
+        self.sent.append(message)
+
+    def kill(self):
+        self.on_kill()
+        self.is_dead = True
+
+
+class First:
+    """Chooses the first worker."""
+
+    def choose(self, keys, loads):
+        return min(loads)
+
+    def sent(self, number, keys):
+        pass
+
+
+@pytest.fixture
+def workers():
+    workers = PrefillWorkers(lambda: None, 0, None, First(), 4)
+    workers.transfers = Transfers(6)
+    workers.num_added = 0
+    workers._try_to_add = lambda: setattr(workers, "num_added", workers.num_added + 1)
+    yield workers
+    workers.handles.clear()
+    workers.close()
+
+
+def states(workers):
+    return sorted({state.value for state in workers.transfers.buffers.states})
+
+
+def test_a_worker_is_dead_before_its_buffers_are_free(workers):
+    seen = []
+
+    def during():
+        workers.send(1, Cancel(7))  # the engine's thread goes on meanwhile
+        seen.append(states(workers))
+
+    workers.handles[1] = Dying(1, during)
+    workers.transfers.ask(1, 0, 6, 0)
+    workers._lose(workers.handles[1], "has ended")
+    assert seen == [["lent"]], (
+        "a worker that gave no sign of life may wake up and write: it is killed before its buffers are free"
+    )
+    assert states(workers) == ["free"] and not workers.handles
+
+
+def test_what_is_asked_while_a_worker_is_being_killed_ends_too(workers):
+    def during():
+        transfer = workers.transfers.ask(1, 0, 2, 0)
+        workers.send(1, Ask(transfer.id, array("i", [1]), None, 0, 2, transfer.buffers))
+
+    workers.handles[1] = Dying(1, during)
+    workers._lose(workers.handles[1], "has ended")
+    assert states(workers) == ["free"]
+    [transfer] = workers.transfers.of_id.values()
+    assert transfer.has_ended and not transfer.is_open, "no request waits for it"
+
+
+def test_what_is_asked_of_a_worker_that_is_gone_ends_at_once(workers):
+    transfer = workers.transfers.ask(9, 0, 2, 0)
+    workers.send(9, Ask(transfer.id, array("i", [1]), None, 0, 2, transfer.buffers))
+    assert transfer.has_ended and states(workers) == ["free"]
+
+
+def test_a_worker_is_lost_once(workers):
+    handle = workers.handles[1] = Dying()
+    for why in ("has ended", "gave no sign of life for 5 s"):
+        workers._lose(handle, why)
+    assert workers.num_losses == 1
+
+
+def test_three_losses_in_a_row_are_enough(workers):
+    for number in range(1, MOST_LOSSES + 1):
+        handle = workers.handles[number] = Dying(number)
+        transfer = workers.transfers.ask(number, 0, 2, 0)
+        workers._note(handle, Filled(transfer.id, 1))
+        workers._lose(handle, "has ended")
+    assert workers.num_losses == MOST_LOSSES == 3
+    assert wait_for_threads(workers, 2) == 2, "the third is not replaced: its transfers were never whole"
+
+
+def test_a_whole_transfer_begins_the_row_again(workers):
+    for number in range(1, MOST_LOSSES + 2):
+        handle = workers.handles[number] = Dying(number)
+        transfer = workers.transfers.ask(number, 0, 1, 0)
+        workers._note(handle, Filled(transfer.id, 1))
+        workers._note(handle, Ended(transfer.id))
+        workers.transfers.take(transfer)
+        workers._lose(handle, "has ended")
+    assert wait_for_threads(workers, MOST_LOSSES + 1) == MOST_LOSSES + 1
+
+
+def wait_for_threads(workers, count):
+    """Return how many workers have been started, once `count` threads have had the time to."""
+    import threading
+
+    for thread in threading.enumerate():
+        if thread.name == "prefill-start":
+            thread.join(10)
+    return workers.num_added
+
+
+def test_buffers_that_are_not_its_own_end_a_worker(workers):
+    words = iter([Filled(5, 1)])
+    handle = workers.handles[1] = Dying()
+    handle.receive = lambda: next(words)
+    workers._hear(handle)
+    assert handle.is_dead and workers.num_losses == 1, (
+        "it has broken the protocol: nothing that it says can be believed"
+    )
+
+
+def test_without_workers_there_is_none_to_choose(workers):
+    assert workers.choose(array("i", range(9)), None) is None
+    workers.handles[3] = Dying(3)
+    assert workers.choose(array("i", range(9)), None) == 3
+
+
+def test_a_start_that_stands_still_is_given_up():
+    handle = object.__new__(Handle)
+    handle.pipe = SimpleNamespace(poll=lambda seconds: False)
+    handle.seconds_silent = lambda: 5.0
+    assert handle._first_words().why == "it gave no sign of life for 5 s"
