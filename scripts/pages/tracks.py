@@ -56,7 +56,8 @@ def tracks() -> str:
         own = [one for one in lessons if one.number in numbers or (is_last and one.number not in placed)]
         stops = "\n".join(stop(lesson, told) for lesson in own)
         parts.append(f'<section class="{shade}"><h3>{name} <small>{about}</small></h3>\n<ol>\n{stops}\n</ol></section>')
-    return f'{{#- Written by scripts/pages/tracks.py. -#}}\n<div class="kv-map">\n{MORE}\n' + "\n".join(parts) + "\n</div>\n"
+    head = f'{{#- Written by scripts/pages/tracks.py. -#}}\n<div class="kv-map">\n{MORE}\n'
+    return head + "\n".join(parts) + "\n</div>\n"
 
 
 def main(argv: list[str] | None = None) -> int:
