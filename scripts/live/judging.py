@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from lessons._course.verdict import Verdict, judge
 
 OURS = ("mini_engine", "tests")  # what a check imports anew
 NEEDS_A_THREAD = "KV_COURSE_LAST_SECONDS"
+UNWRITTEN = re.compile(r"^( +)raise NotImplementedError\(.*\)$", re.MULTILINE)
 OPTIONS = ("--capture=sys", "-p", "no:faulthandler", "-p", "no:threadexception")
 
 
@@ -114,3 +116,10 @@ def starter(root: Path, lesson_id: str, task: int) -> dict[str, str]:
     file = next(file for file in student_files(lesson, places) if file.module == target)
     others = [each.number for each in lesson.tasks if each.number != task]
     return {"path": places.shown(file.path), "source": starter_of(lesson, file, others)}
+
+
+def with_line(root: Path, lesson_id: str, task: int, line: str) -> str:
+    """Return the task's file with `line` as its function's whole body, and the other tasks' bodies complete."""
+    source = starter(root, lesson_id, task)["source"]
+    assert len(UNWRITTEN.findall(source)) == 1, "the task has one body"
+    return UNWRITTEN.sub(lambda found: found[1] + " ".join(line.split()), source)

@@ -103,15 +103,17 @@ def place(error: BaseException) -> str:
 
 
 def check(root: Path, asked: dict[str, Any], tell) -> list[dict[str, Any]]:
-    """Judge the tasks in order, up to the first that is not done. asked: lesson (its id), tasks, source."""
-    from scripts.live.judging import as_data, verdict
+    """Judge the tasks in order, up to the first that is not done.
+
+    asked: lesson (its id), tasks, and either `source`, the module, or `line`, the one line of a task's body.
+    """
+    from scripts.live.judging import as_data, verdict, with_line
 
     found = []
     for number in asked["tasks"]:
         tell(f"task {number}")
-        judged = verdict(
-            root, asked["lesson"], number, asked["source"], TEST_SECONDS, lambda event: tell(event["event"])
-        )
+        source = with_line(root, asked["lesson"], number, asked["line"]) if "line" in asked else asked["source"]
+        judged = verdict(root, asked["lesson"], number, source, TEST_SECONDS, lambda event: tell(event["event"]))
         found.append(as_data(judged))
         if found[-1]["result"]["status"] != "done":
             break

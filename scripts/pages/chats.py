@@ -141,7 +141,7 @@ def ground(chats: list[Chat]) -> Iterator[str]:
         at = where[chat.paths[-1]]
         lines = textwrap.wrap(chat.question, LABEL)
         for i, line in enumerate(lines):
-            y = at.y + CELL / 2 + 4 + 13 * (i - (len(lines) - 1) / 2)
+            y = at.y + CELL / 2 + 4.5 + 15 * (i - (len(lines) - 1) / 2)
             yield f'<text class="question" x="{at.x + CELL + 56:g}" y="{y:g}">{escape(line)}</text>'
 
 

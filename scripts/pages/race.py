@@ -104,7 +104,7 @@ def rows(race: dict[str, Any]) -> str:
         lines.append(
             f'<li class="kv-lane {SHADES[number]}" data-lesson="{number}"><span class="kv-lane__name"><b>{number}</b> '
             f'{lane["name"]}</span><span class="kv-lane__track">{squares}</span>'
-            f'<span class="kv-lane__time"><output>{seconds:.1f} s</output><small>{gain}</small></span>'
+            f'<span class="kv-lane__time"><output>{min(seconds, REST):.1f} s</output><small>{gain}</small></span>'
             f'<span class="kv-lane__speed">{lane["speed"]:,.0f}<small> tokens/s</small></span></li>'
         )
     return "\n".join(lines)

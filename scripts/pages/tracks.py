@@ -1,4 +1,4 @@
-"""Course machinery. The front page's map: the lessons in five tracks, with what each needs and what it bought.
+"""Course machinery. The front page's map: the lessons in five tracks, each with its time, its needs and what it bought.
 
     python -m scripts.pages.tracks            # write site/theme/partials/tracks.html
     python -m scripts.pages.tracks --check    # write nothing; exit 1 if a lesson has changed since
@@ -19,6 +19,7 @@ from lessons._course.places import Places
 
 PARTIAL = ROOT / "site" / "theme" / "partials" / "tracks.html"
 COMMAND = "python -m scripts.pages.tracks"
+MORE = '<label class="kv-map__more"><input type="checkbox"> Show what each needs and what it bought</label>'  # phones
 TRACKS = {  # name: what it is about, its lessons, its colour
     "Core": ("an engine that serves many users", range(9), "a"),
     "Speed": ("the same tokens, sooner", (9, 10, 14), "b"),
@@ -38,9 +39,10 @@ def stop(lesson: Lesson, told: dict[str, str]) -> str:
     """Return a lesson as a place on the map. Each needs the one before it, unless it says otherwise."""
     numbers = [str(need).partition("_")[0].removeprefix("l") for need in lesson.needs]
     needs = f"needs {', '.join(numbers)}" if numbers else "needs nothing"
+    minutes = f"{lesson.minutes} minutes"
     return (
         f"<li><a href=\"{{{{ '{lesson.id}/' | url }}}}\"><b>{lesson.number}</b> <span>{escape(lesson.title)}</span></a>"
-        f"<small>{needs}</small><p>{escape(told.get(f'{lesson.id}/', ''))}</p></li>"
+        f"<small>{minutes}, {needs}</small><p>{escape(told.get(f'{lesson.id}/', ''))}</p></li>"
     )
 
 
@@ -54,7 +56,8 @@ def tracks() -> str:
         own = [one for one in lessons if one.number in numbers or (is_last and one.number not in placed)]
         stops = "\n".join(stop(lesson, told) for lesson in own)
         parts.append(f'<section class="{shade}"><h3>{name} <small>{about}</small></h3>\n<ol>\n{stops}\n</ol></section>')
-    return "{#- Written by scripts/pages/tracks.py. -#}\n" + '<div class="kv-map">\n' + "\n".join(parts) + "\n</div>\n"
+    head = f'{{#- Written by scripts/pages/tracks.py. -#}}\n<div class="kv-map">\n{MORE}\n'
+    return head + "\n".join(parts) + "\n</div>\n"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -22,6 +22,7 @@ RULE = re.compile(r"([^{}]+)(\{[^}]*\})")
 IDS = re.compile(r'\bid="([^"]+)"')
 REFERENCE = re.compile(r"""(url\(["']?#|href="#)([^"')]+)""")
 VIEW_BOX = re.compile(r'<svg[^>]*\bviewBox="\S+ \S+ (\S+) (\S+)"')
+BADGE = 60  # pixels: what is less high, such as a button's picture, stays an image
 IN_POINTS = re.compile(r'<svg[^>]* width="[\d.]+pt"')  # matplotlib's charts
 
 
@@ -73,7 +74,7 @@ class Drawings(Treeprocessor):
         for paragraph in root.iter("p"):
             image = only_image(paragraph)
             path = folder / image.get("src", "") if image is not None else folder
-            if image is not None and path.suffix == ".svg" and "<text" in (svg := path.read_text(encoding="utf-8")):
+            if image is not None and path.suffix == ".svg" and is_drawing(svg := path.read_text(encoding="utf-8")):
                 shown = self.md.htmlStash.store(in_page(svg, path.stem, quoted(image.get("alt", ""))))
                 link = paragraph[0]
                 paragraph.clear()
@@ -87,6 +88,12 @@ class Drawings(Treeprocessor):
                     paragraph.text = shown
         for image in root.iter("img"):
             say_size(image, folder / image.get("src", ""))
+
+
+def is_drawing(svg: str) -> bool:
+    """Whether a picture has text that should be in the page's font, and is no badge."""
+    box = VIEW_BOX.search(svg)
+    return "<text" in svg and not (box and float(box[2]) < BADGE)
 
 
 def say_size(image: Element, path: Path) -> None:

@@ -8,7 +8,7 @@ import re
 from scripts import ROOT
 from scripts.pages import chats, race, tracks
 from scripts.pages.ladder import FIGURES, read_report
-from scripts.website import film
+from scripts.website import film, live
 from scripts.website.browser import DESKTOP, PHONE, visiting
 
 import pytest
@@ -16,12 +16,14 @@ import yaml
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
+from tests.course.test_live import PATIENCE_MS, needs_python
 from tests.course.test_words import table
 
 HERO = (ROOT / "site" / "theme" / "partials" / "hero.html").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 HOME = (ROOT / "lessons" / "README.md").read_text(encoding="utf-8")
 LESSONS = read_lessons(Places.find())
+LONGEST_ON_A_PHONE = 6500  # pixels
 MOST_SHIFT = 0.02  # of layout, as browsers count it
 
 
@@ -82,6 +84,9 @@ def test_the_race_rests_where_it_tells_the_story_and_runs_in_its_time(site_http,
         page.goto(site_http.url())
         lanes, button = page.locator(".kv-lane"), page.locator(".kv-race button")
         before = lanes.all_inner_texts()
+        clocks = [float(told.removesuffix(" s")) for told in page.locator(".kv-lane output").all_inner_texts()]
+        ends = [lane["seconds"] for lane in race.read()["lanes"]]
+        assert clocks == [pytest.approx(min(end, race.REST), abs=0.051) for end in ends], "clocks and squares agree"
         at_rest = page.evaluate(FULL)
         assert len(before) == len(race.RUNNERS)
         assert set(at_rest[48:]) == {1} and 2 <= sum(at_rest[:24]) < 4, "three lanes done, lesson 0 on its third square"
@@ -135,24 +140,62 @@ def test_the_film_shows_what_the_page_shows_and_is_light():
     assert film.FILM.stat().st_size <= film.MOST
 
 
-def test_the_first_task_knows_lesson_0_s_answers(site_http, browser):
+RIGHT = ("int(logits.argmax())", "return torch.argmax(logits, dim=-1).item()", "logits.max(dim=-1)[1].item()")
+WRONG = {
+    "logits.argmax()": "return a Python int",
+    "int(logits.abs().argmax())": "greedy means the id with the largest logit",
+    "int(logits.argmin())": "Your code: 1",
+    "nothing": "NameError: name 'nothing' is not defined",
+    "int(logits.argmax(": "was never closed",
+}
+
+
+def checked(page, line: str) -> str:
+    """Check a line in the hero, and return what is said of it."""
+    page.locator(".kv-touch input").fill(line)
+    page.locator(".kv-touch button").first.click()
+    page.locator(".kv-touch.right, .kv-touch.wrong").wait_for()
+    return page.locator(".kv-touch output").inner_text()
+
+
+@needs_python
+def test_the_first_task_is_judged_by_lesson_0_s_own_tests(site_http, browser):
     with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        visitor.page.goto(site_http.url())
-        box, said = visitor.page.locator(".kv-touch input"), visitor.page.locator(".kv-touch output")
-        for typed, is_right in {
-            "int(logits.argmax())": True,
-            "return torch.argmax(logits, dim=-1).item()": True,
-            "logits.max(dim=-1)[1].item()": True,
-            "logits.argmax()": False,
-            "int(logits.abs().argmax())": False,
-            "int(logits.max())": False,
-            "int(logits.argmin())": False,
-            "42": False,
-        }.items():
-            box.fill(typed)
-            box.press("Enter")
-            assert bool(visitor.page.locator(".kv-touch.right").count()) == is_right, f"{typed}: {said.inner_text()}"
+        page, fetched = visitor.page, []
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("request", lambda request: fetched.append(request.url))
+        page.goto(site_http.url(), wait_until="networkidle")
+        page.evaluate(f"KvLive.engine.seconds = {PATIENCE_MS // 1000}")
+        page.locator(".kv-touch input").fill("int(logits.argmax())")
+        assert not [url for url in fetched if "/vendor/py" in url or url.endswith(("worker.js", ".zip"))]
+        for line in RIGHT:
+            assert "the lesson's tests pass" in checked(page, line), line
+            assert page.locator(".kv-touch.right").count() == 1
+        for line, verdict in WRONG.items():
+            assert verdict in checked(page, line), line
+            assert page.locator(".kv-touch.wrong").count() == 1
+        assert page.locator(".kv-map li").first.locator(".kv-tick").inner_text() == "1 task"
         assert not visitor.complaints
+
+
+@needs_python
+def test_a_check_whose_python_does_not_arrive_can_be_tried_again(site_http, browser):
+    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
+        page = visitor.page
+        page.set_default_timeout(PATIENCE_MS)
+        page.route("**/pyodide.asm.wasm", lambda route: route.abort())
+        page.goto(site_http.url())
+        assert "could not be loaded" in checked(page, "int(logits.argmax())")
+        page.unroute("**/pyodide.asm.wasm")
+        page.locator(".kv-touch").get_by_role("button", name="Try again").click()
+        page.locator(".kv-touch.right").wait_for()
+
+
+@needs_python
+def test_the_first_task_says_what_a_check_loads():
+    (told,) = re.findall(r"\((\d+) MB, once\)", HERO)
+    sizes = live.sizes()
+    assert abs(int(told) - sizes["lab"] - sizes["check"]) < 1
 
 
 def test_the_figures_beside_vllm_are_lesson_9_s():
@@ -184,21 +227,13 @@ def test_nothing_jumps(width, site_http, browser):
         assert visitor.page.evaluate("shift") <= MOST_SHIFT
 
 
-def test_without_scripts_the_race_is_a_picture_of_its_end(site_http, browser):
+def test_without_scripts_the_pictures_are_there_and_say_what_a_script_would_do(site_http, browser):
     with visiting(browser, site_http, java_script_enabled=False) as visitor:
         visitor.page.goto(site_http.url())
         assert visitor.page.locator(".kv-lane").count() == len(race.RUNNERS)
         assert not visitor.page.locator(".kv-race button").is_visible()
-
-
-def test_each_rung_of_the_ladder_leads_to_its_lesson(site_http, browser):
-    with visiting(browser, site_http) as visitor:
-        visitor.page.goto(site_http.url())
-        rung = visitor.page.locator(".lesson-cards tbody tr").nth(5)
-        box = rung.bounding_box()
-        assert box
-        rung.click(position={"x": box["width"] * 0.6, "y": box["height"] / 2})
-        visitor.page.wait_for_url("**/l5_scheduler/")
+        for figure in (".kv-race", ".kv-chats"):
+            assert "With JavaScript it" in visitor.page.locator(figure).inner_text()
 
 
 def test_the_map_has_every_lesson_once_and_the_reader_s_progress(site_http, browser):
@@ -210,3 +245,32 @@ def test_the_map_has_every_lesson_once_and_the_reader_s_progress(site_http, brow
         numbers = visitor.page.locator(".kv-map li b").all_inner_texts()
         assert sorted(map(int, numbers)) == [lesson.number for lesson in LESSONS]
         assert visitor.page.locator(".kv-map li", has=visitor.page.locator(".kv-tick")).count() == 1
+        assert not visitor.page.locator("article table").count(), "GitHub's table of lessons is not in the page"
+        stop = visitor.page.locator(".kv-map li", has_text="Continuous batching")
+        box = stop.bounding_box()
+        assert box and "needs 3, 4" in stop.inner_text()
+        stop.click(position={"x": box["width"] * 0.6, "y": box["height"] - 6})
+        visitor.page.wait_for_url("**/l5_scheduler/")
+
+
+def test_on_a_phone_the_page_is_short_and_everything_a_tap_away(site_http, browser):
+    with visiting(browser, site_http, width=PHONE, has_touch=True, reduced_motion="reduce") as visitor:
+        page = visitor.page
+        page.goto(site_http.url(), wait_until="networkidle")
+        assert page.evaluate("document.documentElement.scrollHeight") <= LONGEST_ON_A_PHONE
+        bought = page.locator(".kv-map li", has_text="Continuous batching").get_by_text("requests at once")
+        assert not bought.is_visible()
+        page.get_by_label("Show what each needs").tap()
+        assert bought.is_visible()
+        need = page.get_by_role("button", name="What you need")
+        assert need.get_attribute("aria-expanded") == "false" and not page.get_by_text("You need Python").is_visible()
+        need.tap()
+        assert page.get_by_text("You need Python").is_visible()
+        page.goto(site_http.url("README.md#a-check-turns-green"))
+        page.reload()
+        assert page.locator(".turns-red").is_visible(), "an address with its anchor opens a section"
+        small = page.locator(".kv-tree text").evaluate_all(
+            "texts => texts.map(text => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a)"
+        )
+        assert min(small) >= 12, "the tree's words can be read"
+        assert not visitor.complaints

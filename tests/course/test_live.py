@@ -405,8 +405,8 @@ def test_from_a_fresh_browser_to_a_green_task_and_a_lab_on_own_code(site_http, b
 
 
 def ticked(page) -> list[str]:
-    """Return the marks in the menu, or on the front page those on lesson 2's rung of the ladder."""
-    where = ".lesson-cards tr:has-text('Token-flat')" if page.locator(".lesson-cards").count() else ".md-nav--primary"
+    """Return the marks in the menu, or on the front page those on lesson 2's place on the map."""
+    where = ".kv-map li:has-text('Token-flat')" if page.locator(".kv-map").count() else ".md-nav--primary"
     return page.locator(f"{where} .kv-tick").all_text_contents()
 
 

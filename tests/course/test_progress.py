@@ -36,7 +36,7 @@ def test_a_lesson_marked_as_done_is_ticked_everywhere_and_the_next_one_resumed(s
         page.get_by_role("button", name="Mark lesson 2 as done").click()
         assert page.locator(".md-nav--primary .kv-tick:visible").count() == 1
         page.goto(site_http.url())
-        assert page.locator(".lesson-cards tr", has_text="Token-flat").locator(".kv-tick").get_attribute("aria-label")
+        assert page.locator(".kv-map li", has_text="Token-flat").locator(".kv-tick").get_attribute("aria-label")
         assert resume(page) == "Resume lesson 3"
         page.locator("[data-resume]").click()
         page.wait_for_url("**/l3_block_tensor/")
@@ -65,7 +65,7 @@ def test_the_course_s_own_record_is_imported(tmp_path, site_http, browser):
         page.set_input_files("#kv-import", record)
         page.get_by_text("Imported.").wait_for()
         assert page.locator(".kv-kept__sum").inner_text() == f"2 of {len(LESSONS)} lessons done"
-        assert page.locator(".lesson-cards tr").nth(3).locator(".kv-tick").inner_text() == "3 tasks"
+        assert page.locator(".kv-map li").nth(2).locator(".kv-tick").inner_text() == "3 tasks"
         assert resume(page) == "Resume lesson 2"
         assert not visitor.complaints
 

@@ -7,7 +7,7 @@
   const numberOf = (lesson) => Number(/\d+/.exec(lesson)[0]);
   const page = document.querySelector("[data-page]");
   const here = page && page.classList.contains("kv-lesson") ? lessonOf(page.dataset.page) : undefined;
-  const rungs = () => [...document.querySelectorAll(".lesson-cards td:nth-child(2) a")];
+  const stops = () => [...document.querySelectorAll(".kv-map a")].sort((a, b) => numberOf(lessonOf(a.href)) - numberOf(lessonOf(b.href)));
 
   function read() {
     try {
@@ -35,7 +35,7 @@
     return node;
   }
 
-  // ---- what is done: in the menu, on the ladder, on the lesson's page ----
+  // ---- what is done: in the menu, on the front page's map, on the lesson's page ----
 
   function tick(link, progress) {
     const lesson = lessonOf(link.href);
@@ -48,7 +48,7 @@
 
   function show(progress) {
     const menu = document.querySelectorAll(".md-nav--primary > .md-nav__list a.md-nav__link:not([href*='#'])");
-    [...menu, ...rungs(), ...document.querySelectorAll(".kv-map a")].filter((link) => lessonOf(link.href)).forEach((link) => tick(link, progress));
+    [...menu, ...stops()].filter((link) => lessonOf(link.href)).forEach((link) => tick(link, progress));
     const resume = document.querySelector("[data-resume]");
     if (resume) resumeAt(resume, progress);
     const done = document.querySelector(".kv-done button");
@@ -60,13 +60,13 @@
     const sum = document.querySelector(".kv-kept__sum");
     if (!sum) return;
     const hasSome = [progress.done, progress.tasks, progress.guesses].some((kept) => Object.keys(kept).length);
-    sum.textContent = hasSome ? `${Object.keys(progress.done).length} of ${rungs().length} lessons done` : "";
+    sum.textContent = hasSome ? `${Object.keys(progress.done).length} of ${stops().length} lessons done` : "";
     document.querySelector(".kv-kept button").hidden = !hasSome;
   }
 
   // The lesson last seen, if it is not done; otherwise the first one after it that is not.
   function resumeAt(button, progress) {
-    const links = rungs();
+    const links = stops();
     button.dataset.first ||= JSON.stringify([button.href, button.textContent]);
     [button.href, button.textContent] = JSON.parse(button.dataset.first);
     const from = links.findIndex((link) => lessonOf(link.href) === progress.last);
@@ -98,7 +98,7 @@
     });
   }
 
-  function keeper(ladder) {
+  function keeper(map) {
     const file = element("input", { type: "file", accept: ".json,application/json", id: "kv-import" });
     const said = element("span", { role: "status" });
     file.addEventListener("change", async () => {
@@ -112,7 +112,7 @@
     const forget = element("button", { type: "button" }, "Forget");
     forget.addEventListener("click", () => change((progress) => Object.assign(progress, EMPTY)));
     const label = element("label", { for: "kv-import" }, "Import the terminal's progress.json");
-    ladder.append(element("p", { class: "kv-kept" }, element("span", { class: "kv-kept__sum" }), file, label, forget, said));
+    map.append(element("p", { class: "kv-kept" }, element("span", { class: "kv-kept__sum" }), file, label, forget, said));
   }
 
   // ---- guess first ----
@@ -161,8 +161,8 @@
     return next && next.tagName === "DETAILS" ? next : null;
   }
 
-  const ladder = document.querySelector(".lesson-cards");
-  if (ladder) keeper(ladder);
+  const map = document.querySelector(".lesson-map");
+  if (map) keeper(map);
   if (!here) return show(read());
   const guess = document.getElementById("kv-guess");
   const details = answerOf(document.getElementById("guess-first"));
