@@ -27,7 +27,7 @@ from mini_engine.kv.radix_node import key_of
 from mini_engine.kv.seams import Stored
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 from tests.l19.parts import StateOfText, stage_of
-from tests.support import thorough
+from tests.support import OneOf, thorough
 
 FAMILIES = [random.Random(seed).choices(range(2), k=40) for seed in range(3)]
 MOST_TOKENS = 30
@@ -380,7 +380,7 @@ class HandOver(RuleBasedStateMachine):
         writers = Counter(buffer for one in self.senders.of_number.values() for buffer in one.may_write)
         for buffer, count in writers.items():
             state = self.transfers.buffers.states[buffer].value
-            assert state in ("lent", "owed"), f"buffer {buffer} is {state}, and a sender may write into it"
+            assert state == OneOf("lent", "owed"), f"buffer {buffer} is {state}, and a sender may write into it"
             assert count == 1, f"{count} senders may write into buffer {buffer}"
 
     @invariant()

@@ -162,8 +162,8 @@
       this.answers = {}; // frame to whether the answer was right
       this.id = "kv" + ++count;
       this.build();
-      const only = link.parentElement.tagName === "P" && link.parentElement.textContent.trim() === "" ? link.parentElement : link;
-      only.replaceWith(this.figure);
+      const paragraph = link.closest("p"); // what it holds besides the link, if anything, stays
+      (paragraph?.textContent.trim() === link.textContent.trim() ? paragraph : link).replaceWith(this.figure);
       new ResizeObserver(() => this.layOut()).observe(this.stage);
       this.layOut();
     }
