@@ -1,9 +1,10 @@
-"""Lesson 19. Suite `handover`: the gap between two tokens of running answers while long prompts arrive.
+"""Lesson 19. Suite `handover`: the gap between two tokens of running answers while a long prompt is computed.
 
     one process      the prompts in one step each, in lesson 5's chunks, and in small ones; torch has two threads
     hand-over        one prefill worker computes them; both processes have one thread
 
-A prompt arrives every few seconds, the same in all ways, which take turns. A second table has the transfers.
+A prompt arrives every few seconds, the same in all ways, which take turns. Gaps count from its arrival to its first
+token; `idle` is the median of those between. A second table has the transfers.
 """
 
 import time
@@ -35,6 +36,7 @@ from mini_engine.layers.fast_model import speed_up
 from mini_engine.loading import load
 
 ANSWERS, BEHIND, BLOCK, THREADS = 4, 32, 16, 2
+IDLE = 0.25  # of the time between two prompts, before the first
 ROOM = 4096  # of a step, and of a chunk, where a prompt is computed at once
 CHUNKS = {"no chunks": ROOM, "chunks of 512": 512, "chunks of 128": 128}
 HANDED = "hand-over"
@@ -45,9 +47,9 @@ Row = dict[str, Any]
 class Turn:
     """What one way measured while the prompts of a turn came: all times in seconds."""
 
-    gaps: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)  # while a prompt was on its way
+    idle: list[float] = field(default_factory=list)  # while none was
     firsts: list[float] = field(default_factory=list)
-    seconds: float = 0.0
 
 
 def add_arguments(parser) -> None:
@@ -66,7 +68,8 @@ def run(args: Namespace) -> Report:
     torch.set_num_threads(THREADS)
     with ExitStack() as stack:
         ways = dict(stack.enter_context(each_way(path, args)))
-        pause = 3 * alone(ways["no chunks"], args)
+        seconds = {name: alone(engine, args) for name, engine in ways.items()}
+        pause = 3 * seconds["no chunks"]
         turns: dict[str, list[Turn]] = {name: [] for name in ways}
         for number in track(range(rounds), "rounds", console=Console(stderr=True), transient=True):
             for name, engine in ways.items():
@@ -141,8 +144,8 @@ def taken(engine: Engine, threads: int, args: Namespace, pause: float, number: i
     answers = [engine.add_request(f"a{i}", prompt_of(10**6 + 100 * number + i, BEHIND), long) for i in range(ANSWERS)]
     while not all(answer.output_ids for answer in answers):
         engine.step()
-    last = began = time.perf_counter()
-    due = [began + pause * index for index in range(args.prompts)]
+    last = time.perf_counter()
+    due = [last + pause * (index + IDLE) for index in range(args.prompts)]
     waiting: dict[str, float] = {}
     while due or waiting:
         now = time.perf_counter()
@@ -153,10 +156,9 @@ def taken(engine: Engine, threads: int, args: Namespace, pause: float, number: i
             engine.add_request(name, prompt_of(seed, args.tokens), SamplingParams(temperature=0, max_tokens=1))
         result = engine.step()
         now = time.perf_counter()
-        turn.gaps.append(now - last)
+        (turn.gaps if waiting else turn.idle).append(now - last)
         last = now
         turn.firsts += [now - waiting.pop(one.id) for one in result.finished if one.id in waiting]
-    turn.seconds = last - began
     for answer in answers:
         engine.abort(answer.id)
     engine.step()
@@ -166,17 +168,19 @@ def taken(engine: Engine, threads: int, args: Namespace, pause: float, number: i
 def row(name: str, turns: list[Turn]) -> Row:
     """Return a way's row: gaps of all turns; the range of the p99 over turns."""
     gaps = [1e3 * gap for turn in turns for gap in turn.gaps]
+    idle = [1e3 * gap for turn in turns for gap in turn.idle]
     tails = [1e3 * percentile(turn.gaps, 99) for turn in turns]
     firsts = [first for turn in turns for first in turn.firsts]
     return {
         "prompts": name,
-        "gap p50 ms": percentile(gaps, 50),
+        "idle ms": median(idle),
+        "p50 ms": percentile(gaps, 50),
         "p99 ms": median(tails),
-        "p99 from": min(tails),
+        "from": min(tails),
         "to": max(tails),
         "max ms": max(gaps),
-        "first token s": median(firsts),
-        "tokens/s": ANSWERS * len(gaps) / sum(turn.seconds for turn in turns),
+        "first s": median(firsts),
+        "tokens/s": 1e3 * ANSWERS * len(gaps) / sum(gaps),
     }
 
 

@@ -49,7 +49,9 @@ class Timing:
 
 
 def percentile(values: list[float], part: int) -> float:
-    """Return the value below which `part` percent of the values lie."""
+    """Return the value below which `part` percent of the values lie; of one value, that value."""
+    if len(values) == 1:
+        return values[0]
     return statistics.quantiles(values, n=100, method="inclusive")[part - 1]
 
 

@@ -34,18 +34,20 @@ def gaps(rows: list[Row]) -> str:
 
 
 def gap_row(row: Row) -> str:
-    cells = NAMES[row["prompts"]], ms(row["gap p50 ms"]), f"**{ms(row['p99 ms'])}**", ms(row["max ms"])
-    return f"| {' | '.join(cells)} | {row['first token s']:.1f} s |"
+    cells = NAMES[row["prompts"]], ms(row["p50 ms"]), f"**{ms(row['p99 ms'])}**", ms(row["max ms"])
+    return f"| {' | '.join(cells)} | {row['first s']:.2f} s |"
 
 
 def all_gaps(rows: list[Row]) -> str:
     """Return the table with hand-over."""
-    head = "| the prompts are computed | gap, p50 | p99 | over turns | largest | first token of a prompt | tokens/s |"
+    head = (
+        "| the prompts are computed | between prompts, p50 | meanwhile, p50 | p99 | over turns | largest | tokens/s |"
+    )
     lines = [head, "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for row in rows:
-        over = f"{ms(row['p99 from'])} … {ms(row['to'])}"
-        cells = NAMES[row["prompts"]], ms(row["gap p50 ms"]), f"**{ms(row['p99 ms'])}**", over, ms(row["max ms"])
-        lines.append(f"| {' | '.join(cells)} | {row['first token s']:.1f} s | {row['tokens/s']:.0f} |")
+        over = f"{ms(row['from'])} … {ms(row['to'])}"
+        middle = ms(row["idle ms"]), ms(row["p50 ms"]), f"**{ms(row['p99 ms'])}**", over, ms(row["max ms"])
+        lines.append(f"| {' | '.join([NAMES[row['prompts']], *middle])} | {row['tokens/s']:.0f} |")
     return "\n".join(lines)
 
 
