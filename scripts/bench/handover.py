@@ -36,10 +36,11 @@ from mini_engine.layers.fast_model import speed_up
 from mini_engine.loading import load
 
 ANSWERS, BEHIND, BLOCK, THREADS = 4, 32, 16, 2
-IDLE = 0.25  # of the time between two prompts, before the first
+LEAD = 0.25  # of the time between two prompts, before the first one
 ROOM = 4096  # of a step, and of a chunk, where a prompt is computed at once
 CHUNKS = {"no chunks": ROOM, "chunks of 512": 512, "chunks of 128": 128}
 HANDED = "hand-over"
+WARM_UP = (-1, -2)  # seeds of the prompts that each way computes alone, for none to be ahead; the last one is timed
 Row = dict[str, Any]
 
 
@@ -78,7 +79,8 @@ def run(args: Namespace) -> Report:
     notes = [
         f"{path.name} in {args.dtype}: {ANSWERS} answers run, and {args.prompts} prompts of {args.tokens} tokens "
         f"arrive in each turn, one every {pause:.1f} s; {rounds} turns of each way, alternating",
-        f"one process has {THREADS} threads; with hand-over, each of two processes has one",
+        f"one process has {THREADS} threads; with hand-over, each of two processes has one; "
+        f"each way first computed {len(WARM_UP)} prompts alone",
     ]
     return Report("handover", [row(name, found) for name, found in turns.items()], notes, more=transfers)
 
@@ -129,7 +131,7 @@ def prompt_of(seed: int, num_tokens: int) -> list[int]:
 
 def alone(engine: Engine, args: Namespace) -> float:
     """Return the seconds that a prompt takes with nothing beside it, after one to warm up."""
-    for seed in (-1, -2):
+    for seed in WARM_UP:
         begun = time.perf_counter()
         request = engine.add_request("alone", prompt_of(seed, args.tokens), SamplingParams(temperature=0, max_tokens=1))
         while not request.output_ids:
@@ -145,7 +147,7 @@ def taken(engine: Engine, threads: int, args: Namespace, pause: float, number: i
     while not all(answer.output_ids for answer in answers):
         engine.step()
     last = time.perf_counter()
-    due = [last + pause * (index + IDLE) for index in range(args.prompts)]
+    due = [last + pause * (index + LEAD) for index in range(args.prompts)]
     waiting: dict[str, float] = {}
     while due or waiting:
         now = time.perf_counter()
