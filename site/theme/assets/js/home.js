@@ -73,7 +73,8 @@
     const button = touch.querySelector("button");
     const reason = obstacle(sizes);
     if (reason) return say("", reason);
-    touch.append(meter(sizes, ["lab", "check"], (tell) => engine.watchers.add(tell)));
+    // it tells of what this box waits for, not of what the model below loads
+    touch.append(meter(sizes, ["lab", "check"], (tell) => engine.watchers.add((bytes) => tell(button.disabled ? bytes : null))));
     button.disabled = false;
 
     async function check() {

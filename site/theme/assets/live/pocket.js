@@ -121,7 +121,7 @@
       this.loaded[part] = bytes;
       const whole = { python: this.about.sizes.lab_unpacked, model: this.about.sizes.model_unpacked };
       const sum = Object.entries(this.loaded).reduce((total, [name, got]) => total + (got ?? whole[name] * 1e6), 0);
-      this.tellLoaded(this.runner && this.loaded.python === null ? null : sum);
+      this.tellLoaded(!this.isBusy || (this.runner && this.loaded.python === null) ? null : sum);
     }
 
     // ---- running ----
