@@ -13,6 +13,7 @@ from scripts.website.browser import DESKTOP, PHONE, visiting
 
 import pytest
 import yaml
+from playwright.sync_api import expect
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
@@ -192,6 +193,38 @@ def test_a_check_whose_python_does_not_arrive_can_be_tried_again(site_http, brow
 
 
 @needs_python
+@pytest.mark.parametrize("width", [1440, PHONE])
+def test_the_lab_and_the_model_are_in_the_first_two_screens(width, site_http, browser):
+    with visiting(browser, site_http, width=width) as visitor:
+        page = visitor.page
+        page.goto(site_http.url(), wait_until="networkidle")
+        two_screens = 2 * page.viewport_size["height"]
+        for name in ("Run the model here", "Try chats of your own"):
+            box = page.get_by_role("button", name=name).bounding_box()
+            assert box and box["y"] + box["height"] <= two_screens, name
+        if width > PHONE:
+            lab = page.locator(".kv-lab .kv-live-go").bounding_box()
+            assert lab and lab["y"] + lab["height"] <= two_screens
+
+
+@needs_python
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_what_the_first_screens_start_is_in_sight(width, site_http, browser):
+    with visiting(browser, site_http, width=width) as visitor:
+        page = visitor.page
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(site_http.url())
+        page.get_by_role("button", name="Run the model here").click()
+        page.locator(".kv-model:not([aria-busy]) .kv-model-text strong").wait_for()
+        page.locator(".kv-model + .kv-figure svg.kv-art").wait_for()
+        for part in (page.locator(".kv-model-text"), page.get_by_role("button", name="Continue it")):
+            expect(part).to_be_in_viewport()  # the pool below the answer must not push it out
+        page.get_by_role("button", name="Try chats of your own").click()
+        page.locator(".kv-figure[data-trace=lab-tree] svg.kv-art").wait_for()
+        expect(page.locator(".kv-figure[data-trace=lab-tree] .kv-head")).to_be_in_viewport()
+        assert not visitor.complaints
+
+
 def test_the_first_task_says_what_a_check_loads():
     (told,) = re.findall(r"\((\d+) MB, once\)", HERO)
     sizes = live.sizes()

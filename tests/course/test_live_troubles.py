@@ -79,7 +79,7 @@ def test_a_download_that_stands_still_ends_after_a_time(started):
 def test_a_download_shows_how_much_has_come(started):
     started.page.add_init_script(
         """new MutationObserver(() => document.querySelectorAll(".kv-live-meter:not([hidden])").forEach((meter) =>
-            (window.seen ||= []).push([meter.querySelector("progress").value, meter.innerText, meter.parentElement.className])))
+            (window.seen ||= []).push([meter.firstChild.value, meter.innerText, meter.parentElement.className])))
         .observe(document, { subtree: true, childList: true, characterData: true, attributes: true });"""
     )
     _, box = started()

@@ -307,6 +307,54 @@ def test_a_trace_that_is_missing_leaves_the_picture(tmp_path, browser):
     page.close()
 
 
+def framed(visitor, line: str):
+    """Return the frame in a page that has nothing but a copied line."""
+    visitor.page.goto(visitor.base + "player.html")  # without the site's scripts
+    visitor.page.set_content(f"<h1>Another site</h1>{line}")
+    frame = visitor.page.wait_for_selector("iframe").content_frame()
+    frame.wait_for_selector(".kv-figure svg.kv-art")
+    return frame
+
+
+@pytest.mark.parametrize(
+    "page", ["l0_the_loop/README.md", pytest.param("l18_ranks/README.md", marks=pytest.mark.slow(*SITE))]
+)
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_a_player_can_be_embedded_as_it_stands(page, width, site_http, browser):
+    with visiting(browser, site_http, width=width, permissions=["clipboard-read", "clipboard-write"]) as visitor:
+        visitor.page.goto(site_http.url(page))
+        shown = Shown(visitor.page, PAGES[page])
+        untouched = shown.index
+        lines = []
+        for move in (None, "Step back"):
+            if move:
+                shown.button(move).click()
+            shown.button("Embed: copy the line").click()
+            shown.figure.get_by_text("Copied").wait_for()
+            lines.append(visitor.page.evaluate("navigator.clipboard.readText()"))
+        for line, index in zip(lines, (untouched, untouched - 1), strict=True):
+            frame = framed(visitor, line)
+            assert frame.query_selector(".kv-figure").get_attribute("data-index") == str(index)
+            assert frame.evaluate("document.documentElement.scrollHeight <= innerHeight"), "nothing in it scrolls"
+            assert frame.query_selector("a[target=_top]").get_attribute("href") == page.replace("README.md", "")
+            assert not frame.query_selector_all(".kv-bar button[aria-label^=Embed]"), "a frame offers no frame"
+        assert not visitor.complaints
+
+
+def test_a_frame_of_what_is_not_a_player_says_so(site_http, browser):
+    with visiting(browser, site_http) as visitor:
+        for asked in (
+            "",
+            "?show=l5_scheduler/no-such",
+            "?show=../l5_scheduler/batch",
+            "?show=<img src=x onerror=alert(1)>",
+        ):
+            visitor.page.goto(site_http.base + "player.html" + asked)
+            visitor.page.get_by_text("There is no player").wait_for()
+            assert visitor.page.locator("script:not([src]), img").count() == 0
+            assert not visitor.outside
+
+
 def test_the_player_is_small():
     files = [path for path in PLAYER.rglob("*") if path.suffix in (".js", ".css")]
     sizes = {path.name: len(path.read_bytes()) for path in files if path.parent != PLAYER}

@@ -321,6 +321,30 @@ def test_the_home_page_is_light(site_http, browser):
     assert sum(sent.values()) < HOME_LIMIT, f"{sum(sent.values())} bytes; the heaviest: {heaviest}"
 
 
+SLOW_LINE = 1_600_000 / 8  # bytes a second
+ROUND_TRIPS = 3 * 0.15  # seconds: connecting, the page, and what it names
+LARGEST_PAINT = 2.5  # seconds
+LARGEST = """() => new Promise(done => new PerformanceObserver(list =>
+    done(list.getEntries().at(-1).element.className)).observe({type: "largest-contentful-paint", buffered: true}))"""
+
+
+def test_the_front_page_is_painted_in_time_on_a_slow_line(site_http, browser):
+    """Counted, not timed: the bytes of all that its head names, uncompressed, and what is painted once they came."""
+    sent: dict[str, int] = {}
+    with visiting(browser, site_http, width=PHONE) as visitor:
+        visitor.page.on("response", lambda reply: sent.update({reply.url: len(reply.body())}))
+        visitor.page.goto(site_http.url(), wait_until="networkidle")
+        largest = visitor.page.evaluate(LARGEST)
+        named = visitor.page.evaluate(
+            "[location.href, ...[...document.head.querySelectorAll('link[rel=stylesheet], script[src]')]"
+            ".map(node => node.href || node.src)]"
+        )
+    assert largest == "kv-hero__promise", "words, which wait for no picture and no script"
+    assert len(named) > 8
+    seconds = sum(sent[url] for url in named) / SLOW_LINE + ROUND_TRIPS
+    assert seconds <= LARGEST_PAINT, f"{seconds:.2f} s at 1.6 Mbit/s"
+
+
 def test_a_formula_and_a_diagram_are_drawn_without_another_host(tmp_path, browser):
     """No page needs one, but a page that gets one must find everything it needs in the site."""
     docs, theme = tmp_path / "lessons", ROOT / "site" / "theme"

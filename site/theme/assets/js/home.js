@@ -12,6 +12,19 @@
     setTimeout(() => (copy.textContent = "Copy"), 2000);
   });
 
+  // ---- the model answers in the first screens: its box, still empty, goes there ----
+  document.querySelector(".kv-hero__model").append(...document.querySelectorAll(".kv-model"));
+
+  // ---- from the picture of the chats to its lab, which starts ----
+  const own = document.querySelector(".kv-chats [data-own]");
+  own.hidden = false;
+  own.addEventListener("click", () => {
+    const lab = document.querySelector(".kv-lab");
+    const go = lab.querySelector(".kv-live-first .kv-live-go");
+    if (go) go.click();
+    lab.closest(".try").scrollIntoView();
+  });
+
   // ---- on a phone the sections below the map open when their heading is tapped, or an address names it ----
   const FOLDED = "#what-each-lesson-bought, #what-you-need, #a-check-turns-green, #more-pages";
 

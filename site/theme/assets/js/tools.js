@@ -4,12 +4,14 @@
   "use strict";
   const KIB = 1024;
   const NARROWEST = 260; // pixels of a picture
+  const [LEFT, MOST] = [62, 9]; // of the roofline: its axis, and its last power of two
   const number = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
   const short = (value) => (value >= 100 ? number(value) : value.toLocaleString("en", { maximumSignificantDigits: 3 }));
   const BYTES = { bfloat16: 2, float32: 4, float8: 1 };
 
   // A field with `log` is a slider; its value is a power of two, so that it covers laptops and GPUs. One with `slide` is a
-  // slider with values of its own, which `show` puts into words; one with `text` takes text.
+  // slider with values of its own, which `show` puts into words; one with `text` takes text. What a drawing marks with
+  // data-key="batch" can be dragged: `drag` says which value that field has at x. The sliders do the same without a pointer.
   const TOOLS = {
     ...window.KvTools,
     pool: {
@@ -59,12 +61,13 @@
         ["weights are free to share up to", `${short(turn)} requests`],
       ],
       draw: roof,
+      drag: { batch: (x, _, wide) => 2 ** Math.round(((x - LEFT) / (wide - LEFT - 24)) * MOST) },
     },
   };
 
   // Seconds a step against requests, both on logarithmic axes: flat while weights are read, rising once they are computed.
   function roof(values, _, wide) {
-    const [high, most, left, bottom] = [210, 9, 62, 168];
+    const [high, most, left, bottom] = [210, MOST, LEFT, 168];
     const at = (power) => TOOLS.roofline.work({ ...values, batch: 2 ** power });
     const all = Array.from({ length: 46 }, (_, i) => (i * most) / 45);
     const times = all.map((power) => Math.log10(at(power).seconds * 1e3));
@@ -76,7 +79,7 @@
     const rows = Array.from({ length: top - low + 1 }, (_, i) => low + i).map((power) => `<path class="grid" d="M${left} ${y(power)}H${wide - 24}"/><text class="end" x="${left - 8}" y="${+y(power) + 5}">${milliseconds(power)}</text>`);
     const ticks = [0, 3, 6, 9].map((power) => `<text x="${x(power)}" y="${bottom + 18}">${2 ** power}</text>`);
     return `<svg viewBox="0 0 ${wide} ${high}" aria-hidden="true">${rows.join("")}<path d="M${all.map((power, i) => `${x(power)} ${y(times[i])}`).join("L")}"/>
-      <circle cx="${x(here)}" cy="${y(Math.log10(at(here).seconds * 1e3))}" r="6"/>${ticks.join("")}<text class="axis" x="0" y="14">time of a step</text><text class="end" x="${wide - 24}" y="${high - 6}">requests at once</text></svg>`;
+      <circle data-key="batch" cx="${x(here)}" cy="${y(Math.log10(at(here).seconds * 1e3))}" r="7"/>${ticks.join("")}<text class="axis" x="0" y="14">time of a step</text><text class="end" x="${wide - 24}" y="${high - 6}">requests at once</text></svg>`;
   }
 
   const milliseconds = (power) => (power >= 3 ? `${number(10 ** (power - 3))} s` : `${number(10 ** power, 3)} ms`);
@@ -136,6 +139,23 @@
       result.replaceChildren(...rows.map(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", {}, text))));
       if (tool.draw) picture.innerHTML = tool.draw(given, tool.work(given), Math.max(NARROWEST, picture.clientWidth)); // a pixel is a pixel
     }
+    let dragged = null;
+    function drag(event) {
+      const art = picture.querySelector("svg").getBoundingClientRect();
+      const value = tool.drag[dragged](event.clientX - art.left, values(), art.width);
+      const field = tool.fields.find(({ key }) => key === dragged);
+      form.elements[dragged].value = field.log ? Math.log2(value) : value; // a slider keeps it within its ends
+      refresh();
+    }
+    picture.addEventListener("pointerdown", (event) => {
+      dragged = event.target.closest("[data-key]")?.dataset.key;
+      if (!dragged) return;
+      event.preventDefault();
+      picture.setPointerCapture(event.pointerId); // the drawing is made anew at each move
+      drag(event);
+    });
+    picture.addEventListener("pointermove", (event) => dragged && drag(event));
+    for (const end of ["pointerup", "pointercancel"]) picture.addEventListener(end, () => (dragged = null));
     form.addEventListener("input", refresh);
     form.addEventListener("submit", (event) => event.preventDefault());
     room.setAttribute("role", "group");

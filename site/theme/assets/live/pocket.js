@@ -69,28 +69,20 @@
       const asked = new URLSearchParams(location.search);
       this.first = asked.get("model") === "pocket" && (asked.get("prompt") || "").slice(0, MOST_TEXT);
       this.loaded = { python: 0, model: 0 }; // bytes; null for what is all there
-      const go = element("button", { type: "button", class: "kv-live-go", onclick: () => this.open(), disabled: !!reason }, this.first ? "Run this prompt" : "Run the model here");
-      const price = reason || `${(Number(sizes.lab) + Number(sizes.model)).toFixed(1)} MB, once. What you type stays in your browser.`;
-      this.shut = element("p", { class: "kv-live-first" }, go, element("span", {}, this.first ? `“${this.first}” · ${price}` : price));
-      box.replaceChildren(this.shut);
+      this.price = element("p", { class: "kv-live-price" }, reason || `${(Number(sizes.lab) + Number(sizes.model)).toFixed(1)} MB, once. What you type stays in your browser.`);
+      box.replaceChildren(this.panel(!reason));
+      engine.watchers.add((bytes) => this.arrived("python", bytes));
     }
 
-    async open() {
-      this.shut.remove();
-      this.box.append(this.panel());
-      this.prompt.focus();
-      await this.generate();
-    }
-
-    panel() {
-      const button = (words, act, more) => element("button", { type: "button", onclick: act, ...more }, words);
+    panel(canRun) {
+      const button = (words, act, more) => element("button", { type: "button", onclick: act, disabled: !canRun, ...more }, words);
       this.prompt = element("input", { type: "text", maxlength: MOST_TEXT, value: this.first || PROMPTS[0] });
       this.prompt.addEventListener("keydown", (event) => {
         event.stopPropagation();
         if (event.key === "Enter") this.generate();
       });
       const tryIt = (words) => button(words, () => ((this.prompt.value = words), this.generate()));
-      this.goButton = button("Continue it", () => this.generate(), { class: "kv-live-go" });
+      this.goButton = button(this.first ? "Run this prompt" : "Run the model here", () => this.generate(), { class: "kv-live-go" });
       this.stopButton = button("Stop", () => (this.isStopped = true), { hidden: true });
       this.answer = element("p", { class: "kv-model-text" });
       this.say = element("p", { class: "kv-live-say", role: "status" });
@@ -98,9 +90,8 @@
       const label = element("label", { class: "kv-live-prompt" }, element("span", {}, "Prompt"), this.prompt);
       const examples = element("div", { class: "kv-live-row kv-live-acts", role: "group", "aria-label": "Prompts to try" }, ...PROMPTS.map(tryIt));
       const panel = element("div", { class: "kv-live-panel", role: "group", "aria-label": "The pocket model" },
-        label, element("div", { class: "kv-live-row" }, this.goButton, this.stopButton, button("Copy link", () => this.copy())), examples, this.answer, this.say,
+        label, element("div", { class: "kv-live-row" }, this.goButton, this.stopButton, button("Copy link", () => this.copy())), this.price, examples, this.answer, this.say,
         meter(this.about.sizes, ["lab", "model"], (tell) => (this.tellLoaded = tell)));
-      engine.watchers.add((bytes) => this.arrived("python", bytes));
       this.box.after(this.figure);
       return panel;
     }
@@ -143,6 +134,8 @@
 
     busy(is) {
       this.isBusy = is;
+      this.price.remove();
+      this.goButton.textContent = "Continue it";
       this.isStopped = false;
       if (is) this.say.textContent = "";
       this.goButton.disabled = is;
@@ -171,7 +164,10 @@
       this.texts.push(text);
       for (let start = 0, more = true; more; start = text.fed++) {
         const slots = await this.slots();
-        if (!text.began) this.say.textContent = "Computing …";
+        if (!text.began) {
+          this.say.textContent = "Computing …";
+          this.box.scrollIntoView({ block: "nearest" }); // where the answer appears
+        }
         text.began ||= performance.now();
         const next = await this.runner.ask("step", { tokens: text.ids.slice(start), start, slots });
         text.ids.push(next);

@@ -148,6 +148,7 @@
     next: "M6 4l9 6-9 6z",
     play: "M6 3l11 7-11 7z",
     pause: "M5 4h3v12H5zM12 4h3v12h-3z",
+    embed: "M8 4l-6 6 6 6 1.6-1.6L5.2 10l4.4-4.4zM12 4l6 6-6 6-1.6-1.6L14.8 10l-4.4-4.4z",
   };
   const HEADER = 60; // of the site, in pixels
   let count = 0;
@@ -182,9 +183,9 @@
       this.say = element("p", { class: "kv-say" }, this.words, " ", this.code);
       this.room = element("div", { class: "kv-room" }, this.say);
       this.quiz = element("div", { class: "kv-quiz", role: "group", tabindex: "-1", "aria-label": "What happens next?", hidden: "" });
-      this.backButton = this.button("back", "Step back", () => this.step(-1));
-      this.playButton = this.button("play", "Play", () => this.toggle());
-      this.nextButton = this.button("next", "Step forward", () => this.step(1));
+      this.backButton = this.button("back", "Step back", () => this.user(() => this.step(-1)));
+      this.playButton = this.button("play", "Play", () => this.user(() => this.toggle()));
+      this.nextButton = this.button("next", "Step forward", () => this.user(() => this.step(1)));
       this.slider = element("input", { type: "range", min: "0", max: String(trace.frames.length - 1), value: "0", "aria-label": "Step" });
       this.slider.addEventListener("input", () => this.user(() => this.show(Number(this.slider.value))));
       this.asking = element("input", { type: "checkbox", id: id + "-ask" });
@@ -203,7 +204,7 @@
     button(icon, label, act) {
       const button = element("button", { type: "button", "aria-label": label, title: label });
       button.innerHTML = `<svg viewBox="0 0 20 20" aria-hidden="true"><path d="${ICONS[icon]}"/></svg>`;
-      button.addEventListener("click", () => this.user(act));
+      button.addEventListener("click", act);
       return button;
     }
 
@@ -449,12 +450,19 @@
     return all.find((one) => one.id === link.dataset.trace) || all.find((one) => source(link).endsWith(`/${one.file}`));
   };
 
+  // A button that copies the line with which another site shows this player; not in a copy of the site on a disk.
+  function offerFrame(player, file) {
+    if (!navigator.clipboard || location.protocol === "file:" || document.querySelector(".kv-embedded")) return;
+    const copy = () => load(`${BASE}embed/frame.js`).then(() => KV.copyFrame(player, file));
+    player.number.after(player.button("embed", "Embed: copy the line", copy));
+  }
+
   async function upgrade(link) {
     if (!trace(link)) await load(source(link));
     const found = trace(link);
     if (!found) return;
     if (!KV.views[found.kind]) await load(`${BASE}views/${found.kind}.js`);
-    new Player(link, found);
+    offerFrame(new Player(link, found), source(link));
   }
 
   KV.start = () => document.querySelectorAll("a.kv-player").forEach((link) => upgrade(link).catch(() => {})); // the picture stays

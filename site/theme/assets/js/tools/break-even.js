@@ -25,18 +25,20 @@
       const [at, top] = [x(speed), 34 + 30 * i];
       const kind = speed > least ? "wins" : "loses";
       const words = `${name}: ${short(speed)} MB/s`;
-      return `<path class="thin" d="M8 ${top}H${wide - 8}"/><circle class="${kind}" cx="${at}" cy="${top}" r="6"/>
+      return `<path class="thin" d="M8 ${top}H${wide - 8}"/><circle class="${kind}" ${i === MEASURED.length ? 'data-key="bandwidth" r="9"' : 'r="6"'} cx="${at}" cy="${top}"/>
         <text class="${at > wide / 2 ? "end" : "axis"}" x="${at > wide / 2 ? at - 12 : at + 12}" y="${top - 5}">${words}</text>`;
     });
     const line = x(least);
     return `<svg class="wide" viewBox="0 0 ${wide} 172" aria-hidden="true"><rect class="gain" x="${line}" y="20" width="${Math.max(0, wide - 8 - line)}" height="108"/>
-      <path class="even" d="M${line} 14V128"/><text class="${line > wide / 2 ? "end" : "axis"} strong" x="${line}" y="11">break-even: ${short(least)} MB/s</text>
+      <path class="even" d="M${line} 14V128"/><circle class="grip" data-key="rate" cx="${line}" cy="116" r="9"/><text class="${line > wide / 2 ? "end" : "axis"} strong" x="${line}" y="11">break-even: ${short(least)} MB/s</text>
       ${rungs.join("")}<path class="thin" d="M8 128H${wide - 8}"/>${scale.join("")}<text x="${wide / 2}" y="168">MB/s of K and V; right of the line bringing back wins</text></svg>`;
   }
 
+  const speedAt = (x, wide) => SLOWEST * (FASTEST / SLOWEST) ** ((x - 8) / (wide - 16));
+
   window.KvTools = Object.assign(window.KvTools || {}, {
     "break-even": {
-      title: "One ladder of speed: copy back, or compute again?",
+      title: "One ladder of speed: copy back, or compute again? Drag the line, or your tier.",
       fields: [
         { key: "rate", label: "prefill", value: Math.log2(52), log: 0.1, min: Math.log2(52) - 4, max: Math.log2(52) + 10, unit: "tokens/s" },
         { key: "bandwidth", label: "your tier", value: Math.log2(500), log: 0.1, min: Math.log2(500) - 8.5, max: Math.log2(500) + 7, unit: "MB/s" },
@@ -51,6 +53,10 @@
         ["it pays from", from === Infinity ? "no length: the tier is too slow" : Math.ceil(from) === 1 ? "1 token" : `${number(Math.ceil(from))} tokens`],
       ],
       draw,
+      drag: {
+        bandwidth: (x, _, wide) => speedAt(x, wide),
+        rate: (x, { token }, wide) => (speedAt(x, wide) * 1e6) / (token * KIB),
+      },
     },
   });
 })();

@@ -52,7 +52,7 @@
     const ticks = [0, 1, 2, 3].map((beta) => `<text x="${x(beta)}" y="270">${beta}</text>`);
     return `<svg class="wide" viewBox="0 0 ${wide} 292" aria-hidden="true">${boxes.join("")}<text class="axis" x="34" y="128">score</text>${marks.join("")}
       <path class="thin" d="M34 134V252H${x(MOST)}"/>${lines.join("")}<path class="even" d="M${x(values.beta)} 134V252"/>
-      <circle cx="${x(values.beta)}" cy="${y(scores[chosen])}" r="6"/>${ticks.join("")}<text x="${(34 + x(MOST)) / 2}" y="288">β, what load costs</text></svg>`;
+      <circle data-key="beta" cx="${x(values.beta)}" cy="${y(scores[chosen])}" r="8"/>${ticks.join("")}<text x="${(34 + x(MOST)) / 2}" y="288">β, what load costs</text></svg>`;
   }
 
   const has = (i, value) => ({ key: "matched" + i, label: `replica ${i} has, of ${BLOCKS}`, value, slide: 1, max: BLOCKS, show: String });
@@ -71,6 +71,7 @@
         ["β means", beta === 0 ? "load is free: the longest match gets everything" : `twice the mean load costs as much as ${Math.round(100 * beta)} % of the prompt`],
       ],
       draw,
+      drag: { beta: (x, _, wide) => ((x - 34) / (wide - 62)) * MOST },
     },
   });
 })();
