@@ -6,7 +6,7 @@ Protects the first impression: a figure that nobody measured, a race that stalls
 import re
 
 from scripts import ROOT
-from scripts.pages import chats, race, tracks
+from scripts.pages import beyond, chats, race, tracks
 from scripts.pages.ladder import FIGURES, read_report
 from scripts.website import film, live
 from scripts.website.browser import DESKTOP, PHONE, visiting
@@ -61,6 +61,15 @@ def test_the_check_that_turns_green_is_what_the_check_says():
 
 def test_the_race_is_the_ladder_s():
     assert race.main(["--check"]) == 0, f"run {race.COMMAND}"
+
+
+def test_the_picture_beyond_lesson_9_has_the_lessons_own_figures():
+    assert beyond.main(["--check"]) == 0, f"run {beyond.COMMAND}"
+    drawn = beyond.PICTURE.read_text(encoding="utf-8")
+    for gain in beyond.GAINS:
+        for figure in gain.figures:
+            assert f">{gain.said(figure)}<" in drawn, gain
+    assert [int(gain.number) for gain in beyond.GAINS] == list(range(10, len(LESSONS)))
 
 
 def test_every_runner_gives_every_token():
