@@ -13,7 +13,7 @@ from mini_engine.errors import UserError
 from mini_engine.native_build import find_or_build
 
 HEADERS = tuple(
-    Path(__file__).with_name(name) for name in ("paged_cpu.h", "scalar.h", "tasks.h", "tile.h", "vectors.h")
+    Path(__file__).with_name(name) for name in ("paged_cpu.h", "runs.h", "scalar.h", "tasks.h", "tile.h", "vectors.h")
 )
 SOURCES = (Path(__file__).with_name("paged_cpu.cpp"), *HEADERS)
 FUNCTIONS = {torch.float32: "paged_attention_f32", torch.bfloat16: "paged_attention_bf16"}
@@ -112,6 +112,18 @@ def call(
     if bad_seq >= 0:
         raise ValueError(f"block_table row {bad_seq} names a block outside the cache's 0 … {len(k_cache) - 1}")
     return out
+
+
+def spared_keys(
+    q: Tensor, k_cache: Tensor, starts: Tensor, kv_lens: Tensor, table: Tensor, window: int = EVERY_KEY
+) -> int:
+    """The keys that a call with these int32 tables does not read again, because its decodes share their blocks."""
+    library = _library_for(q.dtype)
+    library.paged_attention_spared.restype = ctypes.c_int64
+    sizes = sizes_of(q, q, k_cache, table, window)
+    return library.paged_attention_spared(
+        *(ctypes.c_void_p(x.data_ptr()) for x in (starts, kv_lens, table)), ctypes.byref(sizes)
+    )
 
 
 def sizes_of(q: Tensor, out: Tensor, k_cache: Tensor, block_table: Tensor, window: int = EVERY_KEY) -> AttentionSizes:

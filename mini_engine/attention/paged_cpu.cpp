@@ -25,6 +25,12 @@ int paged_attention_bf16(const void* q, const void* k, const void* v, void* out,
                          int threads) {
     return run<bf16, bf16>(q, k, v, out, starts, kv_lens, table, *sizes, scale, threads);
 }
+int64_t paged_attention_spared(const int32_t* starts, const int32_t* kv_lens, const int32_t* table,
+                               const AttentionSizes* sizes) {
+    int64_t keys = 0;
+    for (const Run& run : find_runs(starts, kv_lens, table, *sizes, LANES)) keys += (run.seqs.size() - 1) * run.keys;
+    return keys;
+}
 
 int paged_attention_scalar_f32(const void* q, const void* k, const void* v, void* out, const int32_t* starts,
                                const int32_t* kv_lens, const int32_t* table, const AttentionSizes* sizes, float scale,

@@ -17,6 +17,10 @@ typedef int PagedAttention(const void* q, const void* k, const void* v, void* ou
                            int threads);
 PagedAttention paged_attention_f32, paged_attention_bf16;
 PagedAttention paged_attention_scalar_f32, paged_attention_scalar_bf16;  // on one thread
+
+// The keys that such a call does not read again, as its decodes share the blocks that hold them (runs.h).
+int64_t paged_attention_spared(const int32_t* starts, const int32_t* kv_lens, const int32_t* table,
+                               const AttentionSizes* sizes);
 }
 
 // The first of the keys that a query sees, if it sees none from `end` on.

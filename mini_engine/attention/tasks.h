@@ -1,15 +1,14 @@
 // Lesson 3. One call's work: tiles of queries, tasks over stretches of the history, and the threads that share them.
 //
 // A row is summed in an order that its history alone decides: tiles of LANES keys, stretches of SPLIT keys, merged
-// first to last (flash-decoding: Dao et al., 2023). Threads, neighbours, chunk size and block size change no bit of it.
+// first to last (flash-decoding: Dao et al., 2023). Threads, neighbours, chunk size and block size change no bit of it,
+// nor does a beginning that is computed once for a run of sequences (runs.h).
 //
 // What the cache holds is a parameter: C is T itself here, and lesson 17 adds compressed ones.
 
 #pragma once
-#include "paged_cpu.h"
+#include "runs.h"
 #include "tile.h"
-
-#include <vector>
 
 constexpr int SPLIT = 512;     // keys in a stretch of history
 constexpr int MAX_ROWS = 128;  // rows in a task, unless one query's group alone has more
@@ -41,9 +40,11 @@ static NOINLINE void merge(float* sums, const float* next, int rows, int record)
 
 // ---------------------------------------------------------------- tasks
 
-struct Tile {  // some queries of one sequence, for some key/value heads
+struct Tile {  // some queries of one sequence, or one of each of a run's, for some key/value heads
     int seq, first_query, queries, first_head, heads;
-    int64_t parts;  // where the sums of its stretches lie, if it was cut into several tasks; else -1
+    int64_t parts = -1, apart = 0;  // where its stretches' sums lie, and how far apart, if they are kept; else -1
+    const Run* run = nullptr;       // whose beginning it computes, or goes on from
+    bool begins = false;            // it computes it
 };
 struct Task {  // a tile over the keys begin ... end - 1
     int tile, begin, end;
@@ -71,11 +72,14 @@ struct Attention {
     int record() const { return VALUES + width(); }
     int q_len(int seq) const { return starts[seq + 1] - starts[seq]; }
     int rows(const Tile& t) const { return t.heads * t.queries * group(); }  // by head, then query, then group member
-    int keys_seen(const Tile& t, int query) const { return kv_lens[t.seq] - q_len(t.seq) + t.first_query + query + 1; }
+    int keys_seen(const Tile& t, int query) const {
+        return t.begins ? t.run->keys : kv_lens[t.seq] - q_len(t.seq) + t.first_query + query + 1;
+    }
     int first_seen(const Tile& t) const { return int(first_key(keys_seen(t, 0), window)); }  // by any of its queries
     int64_t row_at(const Tile& t, int row, int64_t stride) const {  // where a row's query begins
         const int member = row % group(), query = row / group() % t.queries, head = row / group() / t.queries;
-        return (starts[t.seq] + t.first_query + query) * stride + ((t.first_head + head) * group() + member) * dim;
+        const int at = t.begins ? starts[t.run->seqs[t.first_query + query]] : starts[t.seq] + t.first_query + query;
+        return at * stride + ((t.first_head + head) * group() + member) * dim;
     }
 
     template <typename Row>
@@ -124,7 +128,7 @@ struct Attention {
         const int seen = first_seen(t);
         const bool single = begin / SPLIT == (end - 1) / SPLIT;
         for (int r = 0; r < rows(t); r++) take_query(q + row_at(t, r, q_stride), w.row.data(), w.q.at(r * words()));
-        clear(sums, rows(t), record());
+        if (!t.run || t.begins || begin % SPLIT == 0) clear(sums, rows(t), record());  // else a run's beginning goes on
         for (int first = begin, last; first < end; first = last) {
             last = std::min(end, first / SPLIT * SPLIT + SPLIT);
             float* stretch = single ? sums : w.stretch.at(0);  // which needs no merging
@@ -211,65 +215,123 @@ struct Attention {
 
     // ------------------------------------------------------------ the whole batch
 
+    struct Work {
+        std::vector<Tile> tiles;
+        std::vector<Task> tasks, after;  // after: what goes on where a run's beginning ends
+        int64_t floats = 0;              // of the stretches' sums
+    };
+
     // Many heads a tile read the cache in long runs, one head a tile gives more tasks; the results are the same.
-    void cut(int threads, std::vector<Tile>& tiles, std::vector<Task>& tasks, int64_t& floats) const {
+    int heads_a_tile(int rows, int64_t pieces, int threads) const {
+        int per = std::min(kv_heads, std::max(1, MAX_ROWS / rows));
+        while (per > 1 && pieces * kv_heads < int64_t(4) * threads * per) per = (per + 1) / 2;
+        return per;
+    }
+
+    void cut(const std::vector<Run>& runs, int threads, Work& work) const {
+        std::vector<char> is_done(num_seqs);
+        for (const Run& run : runs) {
+            cut_run(run, threads, work);
+            for (int s : run.seqs) is_done[s] = true;
+        }
         const int queries = std::max(1, MAX_ROWS / group());
         int64_t stretches = 0;
         for (int s = 0; s < num_seqs; s++)
             stretches += (kv_lens[s] - first_key(kv_lens[s] - q_len(s) + 1, window) + SPLIT - 1) / SPLIT;
         for (int s = 0; s < num_seqs; s++)
-            for (int first = 0; first < q_len(s); first += queries) {
+            for (int first = 0; first < q_len(s) && !is_done[s]; first += queries) {
                 const int count = std::min(queries, q_len(s) - first);
-                int per = std::min(kv_heads, std::max(1, MAX_ROWS / (count * group())));
-                while (per > 1 && stretches * kv_heads < int64_t(4) * threads * per) per = (per + 1) / 2;
+                const int per = heads_a_tile(count * group(), stretches, threads);
                 for (int head = 0; head < kv_heads; head += per)
-                    add_tasks({s, first, count, head, std::min(per, kv_heads - head), -1}, tiles, tasks, floats);
+                    add_tasks({s, first, count, head, std::min(per, kv_heads - head)}, work);
             }
     }
 
-    void add_tasks(Tile t, std::vector<Tile>& tiles, std::vector<Task>& tasks, int64_t& floats) const {
-        const int end = keys_seen(t, t.queries - 1), tile = int(tiles.size());
+    void add_tasks(Tile t, Work& work) const {
+        const int end = keys_seen(t, t.queries - 1), tile = int(work.tiles.size());
         const int begin = first_seen(t) / LANES * LANES, stretch = begin / SPLIT * SPLIT;
         const bool several = t.queries == q_len(t.seq) && end > stretch + SPLIT;  // long prompts have tiles enough
-        if (several) t.parts = floats;
+        if (several) t.parts = work.floats, t.apart = int64_t(rows(t)) * record();
         for (int first = stretch, last; first < end; first = last) {
             last = several ? std::min(end, first + SPLIT) : end;
-            tasks.push_back({tile, std::max(first, begin), last});
-            floats += several ? rows(t) * record() : 0;
+            work.tasks.push_back({tile, std::max(first, begin), last});
+            work.floats += t.apart;
         }
-        tiles.push_back(t);
+        work.tiles.push_back(t);
+    }
+
+    // A run's sums lie by stretch, sequence and head. Tiles of all its queries fill in the beginning, and each
+    // sequence's own tiles what follows.
+    void cut_run(const Run& run, int threads, Work& work) const {
+        const int count = int(run.seqs.size()), most = std::max(1, MAX_ROWS / group());
+        const int64_t each = int64_t(heads) * record(), apart = count * each, parts = work.floats;
+        int longest = 0;
+        for (int s : run.seqs) longest = std::max(longest, kv_lens[s]);
+        work.floats += (longest + SPLIT - 1) / SPLIT * apart;
+        for (int first = 0; first < count; first += most) {
+            const int queries = std::min(most, count - first);
+            const int per = heads_a_tile(queries * group(), (run.keys + SPLIT - 1) / SPLIT, threads);
+            for (int head = 0; head < kv_heads; head += per) {
+                for (int key = 0; key < run.keys; key += SPLIT)
+                    work.tasks.push_back({int(work.tiles.size()), key, std::min(key + SPLIT, run.keys)});
+                work.tiles.push_back({run.seqs[0], first, queries, head, std::min(per, kv_heads - head), parts, apart,
+                                      &run, true});
+            }
+        }
+        const int per = heads_a_tile(group(), count, threads);
+        for (int i = 0; i < count; i++)
+            for (int head = 0; head < kv_heads; head += per) {
+                const int s = run.seqs[i], tile = int(work.tiles.size());
+                for (int key = run.keys, last; key < kv_lens[s]; key = last) {
+                    last = std::min(key / SPLIT * SPLIT + SPLIT, kv_lens[s]);
+                    (key % SPLIT ? work.after : work.tasks).push_back({tile, key, last});
+                }
+                work.tiles.push_back({s, 0, 1, head, std::min(per, kv_heads - head),
+                                      parts + i * each + int64_t(head) * group() * record(), apart, &run});
+            }
     }
 
     int stretches_before(const Tile& t, int key) const { return key / SPLIT - first_seen(t) / SPLIT; }  // the key's own
 
-    void run(int threads) const {
-        std::vector<Tile> tiles;
-        std::vector<Task> tasks;
-        int64_t floats = 0;
-        cut(threads, tiles, tasks, floats);
-        Floats parts(floats);
-        const int num_tasks = int(tasks.size()), num_tiles = int(tiles.size());
+    void carry_out(const Task& task, const Tile& t, Floats& parts, Workspace& w) const {
+        const int64_t at = t.parts + stretches_before(t, task.begin) * t.apart;
+        float* sums = t.parts < 0 || t.begins ? w.sums.at(0) : parts.at(at);
+        attend(t, task.begin, task.end, sums, w);
+        if (t.begins) return hand_out(t, sums, parts.at(at));
+        if (t.parts < 0) finish(t, sums, w);
+    }
+
+    void hand_out(const Tile& t, const float* sums, float* parts) const {  // to each sequence of a run its rows
+        for (int r = 0; r < rows(t); r++, sums += record()) {
+            const int member = r % group(), query = r / group() % t.queries, head = r / group() / t.queries;
+            const int64_t row = int64_t(t.first_query + query) * heads + (t.first_head + head) * group() + member;
+            std::copy(sums, sums + record(), parts + row * record());
+        }
+    }
+
+    void merge_stretches(const Tile& t, Floats& parts, Workspace& w) const {
+        if (t.parts < 0 || t.begins) return;
+        float* sums = parts.at(t.parts);
+        const int more = stretches_before(t, keys_seen(t, t.queries - 1) - 1);
+        for (int n = 1; n <= more; n++) merge(sums, sums + n * t.apart, rows(t), record());
+        finish(t, sums, w);
+    }
+
+    void run(const std::vector<Run>& runs, int threads) const {
+        Work work;
+        cut(runs, threads, work);
+        Floats parts(work.floats);
+        const int num_tasks = int(work.tasks.size()), num_after = int(work.after.size());
+        const int num_tiles = int(work.tiles.size());
 #pragma omp parallel num_threads(threads) if (num_tasks > 1)
         {
             Workspace w(*this, std::max(MAX_ROWS, group()));
 #pragma omp for schedule(dynamic)
-            for (int i = 0; i < num_tasks; i++) {
-                const Task& task = tasks[i];
-                const Tile& t = tiles[task.tile];
-                const int64_t at = int64_t(stretches_before(t, task.begin)) * rows(t) * record();
-                float* sums = t.parts < 0 ? w.sums.at(0) : parts.at(t.parts + at);
-                attend(t, task.begin, task.end, sums, w);
-                if (t.parts < 0) finish(t, sums, w);
-            }
+            for (int i = 0; i < num_tasks; i++) carry_out(work.tasks[i], work.tiles[work.tasks[i].tile], parts, w);
+#pragma omp for schedule(dynamic)
+            for (int i = 0; i < num_after; i++) carry_out(work.after[i], work.tiles[work.after[i].tile], parts, w);
 #pragma omp for
-            for (int i = 0; i < num_tiles; i++) {
-                const Tile& t = tiles[i];
-                if (t.parts < 0) continue;
-                float* sums = parts.at(t.parts);
-                const int size = rows(t) * record(), more = stretches_before(t, keys_seen(t, t.queries - 1) - 1);
-                for (int n = 1; n <= more; n++) merge(sums, sums + n * size, rows(t), record());
-                finish(t, sums, w);
-            }
+            for (int i = 0; i < num_tiles; i++) merge_stretches(work.tiles[i], parts, w);
         }
         for (int64_t r = starts[num_seqs]; r < num_rows; r++) std::fill_n(out + r * out_stride, heads * dim, T{});
     }
@@ -283,6 +345,6 @@ static int run(const void* q, const void* k, const void* v, void* out, const int
                             int(n.block_size), int(n.max_blocks), n.q_stride, n.out_stride, n.window,
                             scale * 1.44269504088896f};  // log2(e)
     const int seq = bad_seq(starts, kv_lens, table, n);
-    if (seq < 0) a.run(threads);
+    if (seq < 0) a.run(find_runs(starts, kv_lens, table, n, LANES), threads);
     return seq;
 }

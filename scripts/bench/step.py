@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scripts.bench import prefill_parts
+from scripts.bench import prefill_parts, shared_parts
 from scripts.bench.common import Report
 from scripts.bench.options import add_batches, add_checkpoint, checkpoint_of
 from scripts.bench.peers import weight_bytes
@@ -46,6 +46,7 @@ def add_arguments(parser) -> None:
     add_batches(parser, BATCHES)
     parser.add_argument("--history", type=whole_number(1), default=HISTORY, metavar="N", help="default: 256")
     parser.add_argument("--prefill", action="store_true", help="take a prefill step apart instead")
+    parser.add_argument("--shared", action="store_true", help="take the load with a shared beginning apart instead")
 
 
 def linears_of(model) -> list[tuple[Callable, int]]:
@@ -146,6 +147,8 @@ def run(args) -> Report:
     """Measure every batch size, plain and fast, in interleaved rounds; or a prefill step."""
     if args.prefill:
         return prefill_parts.measure(args)
+    if args.shared:
+        return shared_parts.measure(args)
     dtype, directory = DTYPES[args.dtype], checkpoint_of(args)
     num_bytes = weight_bytes(directory, dtype.itemsize)
     models, notes = variants(directory, dtype)

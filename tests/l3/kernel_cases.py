@@ -100,6 +100,22 @@ def make_case(
     return Case(q, k_cache, v_cache, starts, int32([kv_len for _, kv_len in lengths]), table, histories)
 
 
+def with_shared_beginnings(case: Case, groups: list[int], blocks: list[int]) -> Case:
+    """Return the case with the first `blocks[s]` blocks of sequence s replaced by those of its group's first one."""
+    table, histories = case.block_table.clone(), list(case.histories)
+    size = case.k_cache.shape[1]
+    for s, group in enumerate(groups):
+        leader = groups.index(group)
+        most = min(int(case.seq_lens_kv[one]) // size for one in (s, leader))
+        count = min(blocks[s], most)
+        table[s, :count] = table[leader, :count]
+        histories[s] = tuple(
+            torch.cat([first[: count * size], own[count * size :]])
+            for first, own in zip(histories[leader], histories[s], strict=True)
+        )
+    return replace(case, block_table=table, histories=histories)
+
+
 def relative_error(out: Tensor, expected: Tensor) -> float:
     """Return the largest difference relative to the largest expected number; NaN if there is any NaN."""
     return float((out.double() - expected).abs().max() / expected.abs().max().clamp_min(1e-30))

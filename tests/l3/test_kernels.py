@@ -12,7 +12,7 @@ from mini_engine.attention import blockwise, cpu
 from mini_engine.attention.contract import Kernel, check_inputs
 from mini_engine.attention.registry import load_kernel
 from mini_engine.errors import UserError
-from tests.l3.kernel_cases import NAN, int32, make_case, relative_error
+from tests.l3.kernel_cases import NAN, int32, make_case, relative_error, with_shared_beginnings
 from tests.l3.new_memory import NewMemory
 from tests.l3.pickled import Worker
 
@@ -275,6 +275,53 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(attend_cpp, dtype):
     for s, rows in enumerate(case.rows):
         alone = attend_cpp(case.part(s, 0, rows.stop - rows.start))
         assert torch.equal(out[rows], alone), f"the sequence with kv_len {case.seq_lens_kv[s]} depends on its batch"
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_decodes_that_share_blocks_get_the_bits_that_they_get_alone(data):
+    """Lesson 8 lets requests share blocks; the kernel then reads their keys once, and nobody may notice."""
+    size = data.draw(st.sampled_from([4, 16, 32]), "block size")
+    count = data.draw(st.integers(2, 12), "sequences")
+    lengths = [
+        (data.draw(st.sampled_from([1, 1, 1, 5]), "queries"), data.draw(st.integers(5, 1200), "keys"))
+        for _ in range(count)
+    ]
+    groups = [data.draw(st.integers(0, 2), "group") for _ in range(count)]
+    blocks = [data.draw(st.integers(0, 1100), "shared keys") // size for _ in range(count)]
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]), "dtype")
+    dim = data.draw(st.sampled_from([32, 40]), "head_dim")
+    heads, kv_heads = data.draw(st.sampled_from([(4, 2), (32, 1)]), "heads")  # 32: a tile holds four queries
+    plain = make_case(lengths, heads, kv_heads, dim, size, dtype)
+    case = with_shared_beginnings(plain, groups, blocks)
+    out = attend_with("cpu", case, None)
+    assert relative_error(out, case.expected()) < TOLERANCE[dtype]
+    for s, rows in enumerate(case.rows):
+        alone = attend_with("cpu", case.part(s, 0, rows.stop - rows.start), None)
+        assert torch.equal(out[rows], alone), f"sequence {s} rounds otherwise beside those it shares with"
+
+
+@DTYPES
+@pytest.mark.parametrize("shared", [80, 512, 700])
+def test_a_run_may_fill_several_tiles_and_several_stretches(attend_cpp, dtype, shared):
+    plain = make_case([(1, shared + n) for n in (1, 3, 16, 40, 400, 530)], 32, 1, block_size=16, dtype=dtype)
+    case = with_shared_beginnings(plain, [0] * 6, [shared // 16] * 6)
+    out = attend_cpp(case)
+    for s, rows in enumerate(case.rows):
+        assert torch.equal(out[rows], attend_cpp(case.part(s, 0, 1))), f"sequence {s} of six that share {shared} keys"
+
+
+def test_shared_keys_are_read_once_per_run(attend_cpp):
+    """Two system prompts, interleaved; one chat that prefills; one whose beginning is too short to be worth a run."""
+    lengths = [(1, 300), (1, 333), (1, 280), (9, 300), (1, 290), (1, 90)]
+    plain = make_case(lengths, block_size=16, poison=0.0)
+    case = with_shared_beginnings(plain, [0, 1, 0, 0, 1, 1], [16, 16, 16, 16, 10, 2])
+    attend_cpp(case)  # skipped where there is no compiler
+    tables = case.cu_seqlens_q, case.seq_lens_kv, case.block_table
+    assert cpu.spared_keys(case.q, case.k_cache, *tables) == 16 * 16 + 10 * 16
+    assert cpu.spared_keys(case.q, case.k_cache, *tables, window=100) == 0, "a window may not see the beginning"
+    plain_tables = plain.cu_seqlens_q, plain.seq_lens_kv, plain.block_table
+    assert cpu.spared_keys(plain.q, plain.k_cache, *plain_tables) == 0
 
 
 @DTYPES

@@ -1,0 +1,103 @@
+"""Course machinery. For `step --shared`: where the time of `peers`' load with a shared beginning goes.
+
+The engine answers the load, and lesson 9's C++ times its parts in each step, per thread; the rest are the vocabulary
+head, the sampler, the scheduler and Python. The first step computes one prompt while the others wait for its beginning;
+the second computes what is their own; then all decode.
+"""
+
+import time
+from typing import Any, NamedTuple
+
+from scripts.bench.common import Report
+from scripts.bench.options import checkpoint_of
+from scripts.bench.peers import loads_of
+from scripts.bench.runs import Jobs
+from scripts.bench.turns import Timing
+
+import torch
+
+from mini_engine.attention.registry import load_kernel
+from mini_engine.checkpoint.config import DTYPES
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.engine.engine import Engine
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.errors import UserError
+from mini_engine.kv.prefix_cache import caching_manager
+from mini_engine.layers import native, speed_up
+from mini_engine.layers.packed_layers import PackedModel
+
+BATCH_TOKENS = 2048
+KINDS = ("one prompt, the others wait", "the other prompts' own tokens", "decode")
+
+
+class Part(NamedTuple):
+    """One kind of step in one run of the load: how many, their prompt tokens, seconds in all and by part."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    parts: dict[str, float]
+
+
+def engine_for(args) -> Engine:
+    """Return an engine with lesson 9's layers and lesson 8's tree.
+
+    Raises:
+        UserError: lesson 9's packed layers or lesson 3's C++ kernel do not work here.
+    """
+    model = speed_up(load_model(checkpoint_of(args), DTYPES[args.dtype]))
+    kernel = load_kernel("auto", torch.device("cpu"), model.dtype)
+    if not isinstance(model.model, PackedModel) or getattr(kernel, "name", "") != "cpu":
+        raise UserError("step --shared times lesson 9's C++ from within, and there is no compiler for it here")
+    limits = SchedulerConfig(max_num_batched_tokens=BATCH_TOKENS, chunked_prefill_size=BATCH_TOKENS)
+    return Engine.for_model(model, kv_bytes=2**30, scheduler_config=limits, manager=caching_manager)
+
+
+def run_once(engine: Engine, jobs: Jobs) -> dict[str, Part]:
+    """Answer the load from an empty tree, and sum up its steps by kind."""
+    engine.scheduler.manager.prefixes.clear()
+    for i, (ids, wanted) in enumerate(jobs):
+        engine.add_request(str(i), ids, SamplingParams(temperature=0, max_tokens=wanted, ignore_eos=True))
+    found: dict[str, Part] = {}
+    while engine.has_unfinished:
+        with engine.runner.model.model.timed() as seconds:
+            begun = time.perf_counter()
+            prompt_tokens = engine.step().stats.prefill_tokens
+            took = time.perf_counter() - begun
+        kind = KINDS[2] if not prompt_tokens else KINDS[1] if found else KINDS[0]
+        parts = dict(zip(native.PARTS, seconds.mean(0).tolist(), strict=True))
+        before = found.get(kind, Part(0, 0, 0.0, dict.fromkeys(parts, 0.0)))
+        sums = {name: before.parts[name] + parts[name] for name in parts}
+        found[kind] = Part(before.steps + 1, before.tokens + prompt_tokens, before.seconds + took, sums)
+    return found
+
+
+def rows_of(runs: list[dict[str, Part]]) -> list[dict[str, Any]]:
+    """Return a row for each kind of step, of medians over the runs, and one for the whole load."""
+    whole = Timing([sum(part.seconds for part in run.values()) for run in runs])
+    rows = []
+    for kind in runs[0]:
+        timing = Timing([run[kind].seconds for run in runs])
+        parts = {name: Timing([run[kind].parts[name] for run in runs]).median for name in runs[0][kind].parts}
+        head = runs[0][kind]
+        rows.append(
+            {"steps": kind, "count": head.steps, "prompt tokens": head.tokens, "ms": timing.median * 1e3}
+            | {"± %": timing.spread * 100, "% of load": 100 * timing.median / whole.median}
+            | {name: seconds * 1e3 for name, seconds in parts.items()}
+            | {"the rest": max(0.0, timing.median - sum(parts.values())) * 1e3}
+        )
+    return rows
+
+
+def measure(args) -> Report:
+    """Answer the load in rounds, and report what its steps take."""
+    engine = engine_for(args)
+    loads = loads_of(engine.runner.model.config.vocab_size, args.quick)
+    ((name, jobs),) = [item for item in loads.items() if item[0].startswith("shared")]
+    run_once(engine, jobs)
+    runs = [run_once(engine, jobs) for _ in range(args.rounds or (2 if args.quick else 7))]
+    tokens = sum(wanted for _, wanted in jobs)
+    seconds = Timing([sum(part.seconds for part in run.values()) for run in runs])
+    notes = [f"{checkpoint_of(args)}, {args.dtype}; {name}; {tokens / seconds.median:.1f} tokens/s"]
+    return Report("step", rows_of(runs), notes)
