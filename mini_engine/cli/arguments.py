@@ -1,6 +1,7 @@
 """Lesson 6. Options shared by the engine's commands. Imports torch only when it is needed."""
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR_OR_HUB_ID",
         help="a checkpoint, pocket-hybrid, pocket-windows or pocket-latent (default: the pocket model)",
     )
-    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
+    parser.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        default="auto",
+        help="auto: bfloat16 for a checkpoint that holds it, where the processor multiplies it; else float32",
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument(
         "--backend",
@@ -146,6 +152,7 @@ def scheduler_config(args: argparse.Namespace):
 
 def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
     """Load the LLM that `args` asks for. scheduler_config: the limits of a step, for a command that takes them."""
+    from mini_engine.cli.dtype import chosen_dtype
     from mini_engine.engine_config import EngineConfig
     from mini_engine.llm import LLM
 
@@ -168,7 +175,10 @@ def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
         handover_min_tokens=args.handover_min_tokens,
         speculate=args.speculate,
     )
-    return LLM(args.model, dtype=args.dtype, device=args.device, config=config)
+    dtype, why = chosen_dtype(args.model, args.dtype, args.device)
+    if why:
+        print(why, file=sys.stderr)
+    return LLM(args.model, dtype=dtype, device=args.device, config=config)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ def describe_machine() -> dict[str, Any]:
     import torch
 
     return {
+        "date": date.today().isoformat(),
         "cpu": processor_name(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
@@ -79,7 +81,8 @@ class Report:
     def headline(self) -> str:
         m = self.machine
         state = ", with changes" if m["dirty"] else ""
-        return f"{m['cpu']}, {m['threads']} threads, torch {m['torch']}, commit {m['commit']}{state}"
+        when = f", {m['date']}" if "date" in m else ""
+        return f"{m['cpu']}, {m['threads']} threads, torch {m['torch']}, commit {m['commit']}{state}{when}"
 
     @property
     def limits(self) -> str:

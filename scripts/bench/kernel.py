@@ -15,6 +15,7 @@ from torch import Tensor
 from mini_engine.attention import cpu
 from mini_engine.attention.contract import Kernel
 from mini_engine.attention.registry import load_kernel
+from mini_engine.cli.parser import whole_number
 from mini_engine.errors import UserError
 from mini_engine.kv.block_table import NULL_BLOCK
 
@@ -28,6 +29,9 @@ def add_arguments(parser) -> None:
     """Add this suite's options."""
     add_threads(parser)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
+    parser.add_argument(
+        "--shared", type=whole_number(0), default=0, metavar="N", help="keys in blocks that all share (default: 0)"
+    )
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,15 @@ class Batch:
         return starts, torch.full((self.num_seqs,), self.kv_len, dtype=torch.int32, device=device), self.block_table
 
 
-def make_batch(num_seqs: int, kv_len: int, device: str = "cpu", block_size: int = 16) -> Batch:
-    """Return a batch of random K and V, with each sequence's blocks scattered as in a pool that has been in use."""
+def make_batch(num_seqs: int, kv_len: int, device: str = "cpu", block_size: int = 16, shared: int = 0) -> Batch:
+    """Return a batch of random K and V, with each sequence's blocks scattered as in a pool that has been in use.
+
+    Whole blocks of the first `shared` keys are the same for all.
+    """
     torch.manual_seed(0)
     make, per = functools.partial(torch.randn, dtype=DTYPE, device=device), -(-kv_len // block_size)
     table = 1 + NULL_BLOCK + torch.randperm(num_seqs * per, device=device).view(num_seqs, per)
+    table[:, : shared // block_size] = table[0, : shared // block_size]
     q = make(num_seqs, HEADS, DIM)
     k_cache, v_cache = (make(num_seqs * per + 1, block_size, KV_HEADS, DIM) for _ in range(2))
     k, v = (x[table].flatten(1, 2)[:, :kv_len].contiguous() for x in (k_cache, v_cache))
@@ -179,7 +187,7 @@ def run(args) -> Report:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no CUDA device; omit the option to measure on the CPU")
     with torch.inference_mode():
-        batch = make_batch(NUM_SEQS, KV_LEN, args.device)
+        batch = make_batch(NUM_SEQS, KV_LEN, args.device, shared=min(args.shared, KV_LEN))
         runs = {"": memory_reader(args.device)} | prepare(batch, args.quick)
         runs = {name: synchronized(run, args.device) for name, run in runs.items()}
         timings = take_turns(runs, args.rounds or (9 if args.quick else 25), "kernel")
@@ -192,6 +200,7 @@ def run(args) -> Report:
         rows.append({"contender": name} | timing.columns() | figures)
     notes = [
         f"one layer, {HEADS} query heads on {KV_HEADS} key/value heads of {DIM}, bfloat16, blocks of 16",
-        f"decode: {NUM_SEQS} sequences of {KV_LEN} keys; memory read at {speed / 1e9:.1f} GB/s in the same rounds",
+        f"decode: {NUM_SEQS} sequences of {KV_LEN} keys, {args.shared} of them shared",
+        f"memory read at {speed / 1e9:.1f} GB/s in the same rounds",
     ]
     return Report("kernel", rows, notes)

@@ -1,6 +1,7 @@
 """Course machinery. One engine in its own process, driven over pipes: a line of JSON in, a line of JSON out.
 
-    {"do": "load", "engine": NAME, "model": DIR, "dtype": "bfloat16", "threads": 2}   -> version, pool_bytes
+    {"do": "load", "engine": NAME, "model": DIR, "dtype": "bfloat16", "threads": 2, "pool_gib": 1, "longest": 2048}
+                                                                                      -> version, pool_bytes
     {"do": "run", "jobs": [[[prompt ids], tokens wanted], ...]}                       -> a Watch's figures
     {"do": "quit"}                                                                    -> peak_bytes
 
@@ -17,7 +18,6 @@ from scripts.bench import runs
 from scripts.bench.runs import Way
 
 Loaded = tuple[str, int, Way]  # version, bytes of the KV pool, a way to run jobs
-POOL_BYTES = 2**30
 BATCH_TOKENS = 2048  # per step, for every engine with such a setting
 
 # ---------------------------------------------------------------- engines: each function loads one
@@ -35,7 +35,8 @@ def load_ours(request: dict) -> Loaded:
 
     model = speed_up(load_model(request["model"], getattr(torch, request["dtype"])))
     limits = SchedulerConfig(max_num_batched_tokens=BATCH_TOKENS, chunked_prefill_size=BATCH_TOKENS)
-    engine = Engine.for_model(model, kv_bytes=POOL_BYTES, scheduler_config=limits, manager=caching_manager)
+    pool_bytes = request["pool_gib"] * 2**30
+    engine = Engine.for_model(model, kv_bytes=pool_bytes, scheduler_config=limits, manager=caching_manager)
     return f"torch {torch.__version__}", engine.runner.pool.bytes, runs.ours(engine)
 
 
@@ -49,7 +50,7 @@ def load_padded(request: dict) -> Loaded:
 def load_vllm(request: dict) -> Loaded:
     """Load vLLM's CPU build: compiled, prefix cache on, in this process."""
     os.environ.update(
-        VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE=str(POOL_BYTES >> 30), VLLM_NO_USAGE_STATS="1"
+        VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE=str(request["pool_gib"]), VLLM_NO_USAGE_STATS="1"
     )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     import vllm  # pyright: ignore[reportMissingImports]  (in an environment of its own)
@@ -58,12 +59,12 @@ def load_vllm(request: dict) -> Loaded:
         model=request["model"],
         dtype=request["dtype"],
         skip_tokenizer_init=True,
-        max_model_len=2048,
+        max_model_len=request["longest"],
         max_num_seqs=64,
         max_num_batched_tokens=BATCH_TOKENS,
         enable_prefix_caching=True,
     ).llm_engine
-    return vllm.__version__, POOL_BYTES, runs.vllm(engine)
+    return vllm.__version__, request["pool_gib"] * 2**30, runs.vllm(engine)
 
 
 ENGINES = {

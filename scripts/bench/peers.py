@@ -8,6 +8,7 @@ that cannot run here is left out, with the reason. vLLM needs its own environmen
 The model is a checkpoint of Qwen3-0.6B's shape with random weights, which is written if it does not exist yet.
 """
 
+import argparse
 import os
 import random
 import statistics
@@ -34,6 +35,7 @@ from mini_engine.errors import UserError
 
 VLLM_VARIABLE = "MINI_ENGINE_VLLM_PYTHON"
 OURS = "ours"
+BEHIND = 64  # tokens of an answer behind a long text: the first begin before the last prompt is computed
 PAUSE = 0.3  # seconds before each run: the previous engine's threads stop spinning within 0.2 s
 
 
@@ -41,7 +43,26 @@ def add_arguments(parser) -> None:
     """Add this suite's options."""
     add_checkpoint(parser)
     add_choice(parser, "peers", tuple(ENGINES))
+    parser.add_argument(
+        "--behind", type=pair, nargs="+", default=[], metavar="NxM", help="instead: decode, N at once behind M tokens"
+    )
     parser.add_argument("--vllm-python", metavar="PYTHON", help=f"Python that has vLLM (default: ${VLLM_VARIABLE})")
+
+
+def room_of(args) -> dict[str, int]:
+    """Return what every engine gets: GiB for K and V, and the tokens of the longest text."""
+    longest = max((length for _, length in args.behind), default=0) + BEHIND
+    tokens = max((count * (length + BEHIND) for count, length in args.behind), default=0)
+    return {"pool_gib": 1 + tokens // 9000, "longest": max(2048, -(-longest // 1024) * 1024)}  # 0.6B's: 9,362 in a GiB
+
+
+def pair(text: str) -> tuple[int, int]:
+    """Parse 8x4096 (an argparse type)."""
+    try:
+        count, length = map(int, text.split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not requests x tokens, such as 8x4096") from None
+    return count, length
 
 
 # ---------------------------------------------------------------- loads
@@ -64,6 +85,17 @@ def loads_of(vocab_size: int, quick: bool) -> dict[str, Jobs]:
     loads[f"shared beginning, {sharing} × ({common} + 16)"] = [(start + ids(16), 16) for _ in range(sharing)]
     loads[f"prefill, {prompts} × 256"] = [(ids(256), 1) for _ in range(prompts)]
     return loads
+
+
+def behind(pairs: list[tuple[int, int]], vocab_size: int) -> dict[str, Jobs]:
+    """Return a load for each (requests, tokens before the answers)."""
+    chance = random.Random(0)
+    return {
+        f"decode, {count} behind {length:,}": [
+            (chance.choices(range(vocab_size), k=length), BEHIND) for _ in range(count)
+        ]
+        for count, length in pairs
+    }
 
 
 def speed(name: str, jobs: Jobs, figures: dict[str, float]) -> float:
@@ -102,7 +134,7 @@ def start(name: str, args, model: Path, stack: ExitStack) -> tuple[Peer, dict]:
         empty = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-peers-", ignore_cleanup_errors=True))
         environment = {"CXX": str(Path(empty) / "none"), "XDG_CACHE_HOME": empty}
     peer = stack.enter_context(Peer(name, python, environment))
-    asked = {"do": "load", "engine": name, "model": str(model.resolve()), "dtype": args.dtype}
+    asked = {"do": "load", "engine": name, "model": str(model.resolve()), "dtype": args.dtype} | room_of(args)
     facts = peer.ask(asked | {"threads": torch.get_num_threads()}, timeout=900)
     chance = random.Random(1)
     for count in (1, 8):
@@ -159,7 +191,7 @@ def rows_of(load: str, jobs: Jobs, found: dict[str, list], num_bytes: int) -> It
     medians = {name: statistics.median(each) for name, each in speeds.items()}
     for name, median in medians.items():
         low, high = min(speeds[name]), max(speeds[name])
-        share = 100 * median * num_bytes / read if load.startswith("decode") and len(jobs) == 1 else None
+        share = 100 * median * num_bytes / read if load == "decode, 1 at once" else None
         yield {
             "load": load,
             "engine": name,
@@ -175,7 +207,8 @@ def run(args) -> Report:
     """Measure every load on every engine that runs here."""
     model = checkpoint_of(args)
     num_bytes = weight_bytes(model, DTYPES[args.dtype].itemsize)
-    loads = loads_of(Qwen3Config.from_dir(model).vocab_size, args.quick)
+    vocab_size = Qwen3Config.from_dir(model).vocab_size
+    loads = behind(args.behind, vocab_size) if args.behind else loads_of(vocab_size, args.quick)
     notes = [
         f"{model}, {args.dtype}, {torch.get_num_threads()} threads, {num_bytes / 1e9:.2f} GB of weights read per step"
     ]

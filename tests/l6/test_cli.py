@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +14,14 @@ import time
 from scripts import l6_smoke
 
 import pytest
+import torch
 
+from mini_engine import llm as llm_module
 from mini_engine.__main__ import main
 from mini_engine.cli.arguments import interruptible
+from mini_engine.cli.dtype import chosen_dtype
+from mini_engine.errors import UserError
+from mini_engine.pocket import POCKET_DIR
 
 # What exists by lesson 6: no packed layers, no tree. tests/course/test_front_door.py runs the defaults.
 OWN = ["--backend", "reference", "--no-prefix-caching", "--num-blocks", "64"]
@@ -34,6 +40,46 @@ def run(capsys, *arguments):
 def test_generate_continues_a_text(capsys):
     code, out, err = run(capsys, "generate", "The capital of France is", "--max-tokens", "3")
     assert code == 0 and out.startswith(" Paris") and err == ""
+
+
+@pytest.fixture
+def stored_in_bfloat16(tmp_path):
+    """A user's checkpoint: the pocket model's weights in a folder of their own."""
+    folder = tmp_path / "theirs"
+    shutil.copytree(POCKET_DIR, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    return folder
+
+
+@pytest.mark.parametrize(("able", "computed"), [(True, "bfloat16"), (False, "float32")])
+def test_a_user_s_checkpoint_is_computed_in_its_own_dtype_where_the_processor_can(
+    able, computed, stored_in_bfloat16, monkeypatch, capsys
+):
+    asked = []
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
+    monkeypatch.setattr(llm_module, "LLM", lambda model, dtype, **rest: asked.append(dtype) or exit_early())
+    code, _, err = run(capsys, "generate", "Hello", "--model", str(stored_in_bfloat16))
+    assert code == 2 and asked == ["bfloat16" if able else "auto"], "auto is float32 on a CPU"
+    said = err.splitlines()[0]
+    assert said.startswith(f"computing in {computed}") and "--dtype" in said, (
+        "and it says so, and how to have the other"
+    )
+
+
+@pytest.mark.parametrize("asked", [[], ["--model", "pocket"], ["--model", str(POCKET_DIR)], ["--dtype", "float32"]])
+def test_the_course_s_models_and_a_named_dtype_are_computed_without_a_word(asked, stored_in_bfloat16, capsys):
+    model = [] if "--model" in asked or not asked else ["--model", str(stored_in_bfloat16)]
+    code, out, err = run(capsys, "generate", "The capital of France is", "--max-tokens", "3", *model, *asked)
+    assert code == 0 and out.startswith(" Paris") and err == ""
+
+
+@pytest.mark.parametrize("config", [{"dtype": "float32"}, {"torch_dtype": "float16"}, {}])
+def test_any_other_checkpoint_stays_in_float32(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert chosen_dtype(str(tmp_path), "auto", "cpu") == ("auto", "")
+
+
+def exit_early():
+    raise UserError("that is all")
 
 
 def test_generate_speaks_json(capsys):

@@ -1,0 +1,49 @@
+"""Lesson 6. What `--dtype auto` means to the commands: a checkpoint's own dtype, where the processor multiplies it.
+
+`LLM` and the lessons compute in float32 on a CPU, whatever the checkpoint holds, since exact tokens are compared
+there. A user's bfloat16 checkpoint would then take twice its memory and decode at half its speed.
+"""
+
+from pathlib import Path
+
+import torch
+
+from mini_engine.checkpoint.config import read_json
+from mini_engine.checkpoint.shipped import FOLDERS, PACKAGE
+from mini_engine.checkpoint.weights import resolve_checkpoint
+
+INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")  # x86's two, and Arm's
+
+OWN = (
+    "computing in bfloat16, the checkpoint's dtype; --dtype float32 is exact, with twice the memory and half the speed"
+)
+NO_PRODUCTS = "computing in float32: this processor has no bfloat16 products; --dtype bfloat16 takes half the memory"
+
+
+def chosen_dtype(model: str | None, dtype: str, device: str) -> tuple[str, str]:
+    """Return the dtype that LLM is asked for, and a sentence for the user, or "".
+
+    Args:
+        model: as `--model`; None and the course's own models stay with "auto", float32 on a CPU.
+        dtype: as `--dtype`. Whoever names one gets it, without a word.
+    """
+    on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    if dtype != "auto" or model is None or model in FOLDERS or not on_cpu:
+        return dtype, ""
+    directory = resolve_checkpoint(model)
+    if directory.resolve().parent == PACKAGE or stored_dtype(directory) != "bfloat16":
+        return dtype, ""
+    return ("bfloat16", OWN) if multiplies_bfloat16() else (dtype, NO_PRODUCTS)
+
+
+def stored_dtype(directory: Path) -> str | None:
+    """Return the dtype that a checkpoint's config.json names, in either of the two places in use."""
+    config = read_json(directory / "config.json")
+    config = config.get("text_config", config)
+    return config.get("dtype", config.get("torch_dtype"))
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for products of bfloat16."""
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name, False) for name in INSTRUCTIONS)

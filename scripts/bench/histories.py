@@ -1,0 +1,133 @@
+"""Course machinery. Suite `histories`: decode behind long texts, ours beside transformers: full, windows, latents.
+
+Ours decodes behind random keys and values that were never computed, which take as long to read; transformers' cache is
+filled by its own prefill, once, and repeated for a batch. Both then take turns. The bytes of K and V that a step must
+read, divided by the time that a step takes beyond one without history, are the bandwidth of attention.
+"""
+
+import copy
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from scripts.bench.common import Report
+from scripts.bench.options import add_batches, add_dtype, checkpoint_of
+from scripts.bench.runs import load_hf
+from scripts.bench.turns import READ_BYTES, gather_turns, memory_reader, seconds_of
+from scripts.bench.windows_counts import Shape
+from scripts.bench.windows_speed import NEW, decoding, engine_behind, with_windows
+
+import torch
+
+from mini_engine.checkpoint.shipped import shipped_checkpoint
+from mini_engine.cli.parser import whole_number
+from mini_engine.engine.engine import Engine
+
+CHUNK, WINDOW = 2048, 1024
+OURS, SHORT, HF, READ = "ours", "ours, no history", "transformers", "read"
+KINDS = ("full", "windows", "latents")
+
+
+def add_arguments(parser) -> None:
+    """Add this suite's options."""
+    add_dtype(parser, "bfloat16")
+    add_batches(parser, (1, 8))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="default: all of them")
+    parser.add_argument(
+        "--histories", type=whole_number(1), nargs="+", default=[4096], metavar="N", help="default: 4096"
+    )
+    parser.add_argument("--no-transformers", action="store_true", help="ours alone; a prefill of its own takes minutes")
+
+
+def run(args: Namespace) -> Report:
+    """Measure every kind of layers, history and batch."""
+    rows: list[dict[str, Any]] = []
+    for kind in args.kinds:
+        place = place_of(kind, args.dtype)
+        for history in args.histories[:1] if args.quick else args.histories:
+            rows += rows_of(kind, place, history, args)
+    notes = [
+        f"full and windows ({WINDOW} tokens in three layers of four): random weights of the 0.6B's shape; "
+        f"latents: the course's pocket-latent; {args.dtype}, {torch.get_num_threads()} threads",
+        "K and V, GB/s: bytes of the history over the time that a step takes longer because of it",
+    ]
+    return Report("histories", rows, notes)
+
+
+def place_of(kind: str, dtype: str) -> Path:
+    if kind == "latents":
+        return shipped_checkpoint("pocket-latent")
+    plain = checkpoint_of(Namespace(model=None, shape="0.6B", dtype=dtype))
+    return plain if kind == "full" else with_windows(plain, Shape("0.6B", 28, 7, 8, 128, WINDOW))
+
+
+def rows_of(kind: str, place: Path, history: int, args: Namespace) -> list[dict[str, Any]]:
+    """Return a row for each batch behind one history."""
+    rounds = args.rounds or (2 if args.quick else 7)
+    rows, filled = [], None
+    if not args.no_transformers:
+        filled = filled_cache(load_hf(place, args.dtype), history)
+    for batch in args.batches[:1] if args.quick else args.batches:
+        engine, short = (
+            engine_behind(place, Namespace(dtype=args.dtype, history=tokens), batch, rounds) for tokens in (history, 1)
+        )
+        contenders: dict[str, Callable[[], float]] = {OURS: decoding(engine, perf_counter)}
+        contenders[SHORT] = decoding(short, perf_counter)
+        if filled:
+            contenders[HF] = partial(seconds_of, their_steps(*filled, batch))
+        contenders[READ] = partial(seconds_of, memory_reader())
+        timings = gather_turns(contenders, rounds, f"{kind}, {batch} × {history}")
+        ours, read = timings[OURS], READ_BYTES / timings[READ].median / 1e9
+        seconds = {name: timing.median / NEW for name, timing in timings.items()}
+        longer = max(1e-9, seconds[OURS] - seconds[SHORT])
+        speed = history_bytes(engine, history) * batch / longer / 1e9
+        theirs = batch / seconds[HF] if filled else None
+        rows.append(
+            {
+                "layers": kind,
+                "case": f"{batch} × {history}",
+                "tokens/s": batch / seconds[OURS],
+                "± %": ours.spread * 100,
+            }
+            | {"transformers": theirs, "times": batch / seconds[OURS] / theirs if theirs else None}
+            | {"K and V, GB/s": speed, "read GB/s": read, "% of it": 100 * speed / read}
+        )
+    return rows
+
+
+def history_bytes(engine: Engine, history: int) -> int:
+    """Return the bytes of K and V (or of latents) that one decode must read behind a history."""
+    config, dtype = engine.config, engine.runner.model.dtype
+    every = config.kv_bytes_per_token(dtype)
+    if not config.has_windows:
+        return history * every
+    full = sum(kind == "full_attention" for kind in config.layer_types) / config.num_hidden_layers
+    return int(every * (full * history + (1 - full) * min(history, config.sliding_window)))
+
+
+def filled_cache(model, history: int):
+    """Return transformers' model and its cache of one sequence of random ids."""
+    ids = torch.randint(100, (1, history))
+    cache = None
+    with torch.inference_mode():
+        for start in range(0, history, CHUNK):
+            out = model(ids[:, start : start + CHUNK], past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = out.past_key_values
+    return model, cache
+
+
+def their_steps(model, cache, batch: int) -> Callable[[], Any]:
+    """Return a run of NEW decode steps of transformers on a copy of the cache, for `batch` sequences."""
+    own = copy.deepcopy(cache)
+    own.batch_repeat_interleave(batch)
+    token = torch.full((batch, 1), 7)
+
+    def run() -> None:
+        with torch.inference_mode():
+            for _ in range(NEW):
+                token[:] = model(token, past_key_values=own, use_cache=True).logits[:, -1].argmax(-1, keepdim=True)
+
+    return run

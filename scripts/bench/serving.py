@@ -1,0 +1,227 @@
+"""Course machinery. Suite `serving`: our server beside vLLM's on one checkpoint, seen by the same streaming clients.
+
+Both servers are started, timed until they answer, and stay; then they take turns at each load: clients that ask again
+when answered (closed loop), and arrivals at several rates whatever the server does (open loop). vLLM needs its own
+environment:
+
+    python scripts/bench.py serving --vllm-python DIR/bin/python      (or the variable MINI_ENGINE_VLLM_PYTHON)
+
+The checkpoint has random weights and a tokenizer with a text for every id: no text, no event. Requests ask with ids.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from scripts import ROOT
+from scripts.bench.common import Report
+from scripts.bench.options import add_checkpoint, checkpoint_of
+from scripts.bench.peers import VLLM_VARIABLE
+from scripts.bench.routers import free_port
+from scripts.bench.runs import Jobs
+from scripts.bench.serving_client import MODEL, Load, figures
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.cli.parser import at_least
+from mini_engine.errors import UserError
+
+OURS, VLLM, ENGINE = "ours", "vLLM", "our engine, no HTTP"
+POOL_BYTES, BATCH_TOKENS, MOST_TOKENS, AT_ONCE = 2**30, 2048, 2048, 64
+START_SECONDS = 600.0
+PAUSE = 0.5  # seconds before each run: the other server's threads stop spinning
+
+
+def add_arguments(parser) -> None:
+    """Add this suite's options."""
+    add_checkpoint(parser)
+    parser.add_argument("--vllm-python", metavar="PYTHON", help=f"Python that has vLLM (default: ${VLLM_VARIABLE})")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="only loads whose names begin with one of these")
+    parser.add_argument("--most-first", type=at_least(0), default=2.0, metavar="S", help="good: a first token in S (2)")
+    parser.add_argument("--most-token", type=at_least(0), default=0.15, metavar="S", help="and S a later one (0.15)")
+
+
+# ---------------------------------------------------------------- the checkpoint and the loads
+
+
+def with_texts(model: Path) -> Path:
+    """Return a folder with the checkpoint's weights and a byte-level tokenizer that has a text for every id."""
+    folder = model.with_name(f"{model.name}-texts")
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in [*model.glob("*.safetensors"), model / "config.json"]:
+        with suppress(FileExistsError):
+            try:
+                os.link(file, folder / file.name)
+            except FileExistsError:
+                raise
+            except OSError:  # another disk
+                shutil.copyfile(file, folder / file.name)
+    vocabulary = {f"Ġt{i}": i for i in range(Qwen3Config.from_dir(model).vocab_size)}  # Ġ stands for a space
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, [], byte_fallback=False))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def loads_of(vocab_size: int, quick: bool) -> dict[str, Load]:
+    """Return the loads by name."""
+    chance = random.Random(0)
+
+    def jobs(count: int, prompt: int, wanted: int = 32, common: int = 0) -> Jobs:
+        start = chance.choices(range(vocab_size), k=common)
+        return [(start + chance.choices(range(vocab_size), k=prompt), wanted) for _ in range(count)]
+
+    if quick:
+        return {"closed, 4": Load(jobs(8, 16, 8), at_once=4), "open, 4 a second": Load(jobs(8, 16, 8), rate=4.0)}
+    loads = {f"closed, {n}": Load(jobs(count, 64), at_once=n) for n, count in ((1, 6), (8, 32), (32, 96))}
+    loads["closed, 8, prompts of 512"] = Load(jobs(16, 512), at_once=8)
+    loads["closed, 8, 512 shared"] = Load(jobs(32, 16, common=512), at_once=8)
+    for rate, count in ((0.5, 15), (1.0, 30), (1.5, 45), (2.0, 60)):
+        loads[f"open, {rate:g} a second"] = Load(jobs(count, 64), rate=rate)
+    return loads
+
+
+# ---------------------------------------------------------------- the servers
+
+
+def commands(name: str, args, model: Path, port: int) -> tuple[list[str], dict[str, str]]:
+    """Return a server's command and environment.
+
+    Raises:
+        UserError: there is no such server here.
+    """
+    if name == OURS:
+        limits = ["--max-num-batched-tokens", str(BATCH_TOKENS), "--chunked-prefill-size", str(BATCH_TOKENS)]
+        own = ["--model", str(model), "--dtype", args.dtype, "--model-name", MODEL, "--max-num-seqs", str(AT_ONCE)]
+        return [sys.executable, "-m", "mini_engine", "serve", *own, *limits, "--port", str(port)], {}
+    python = args.vllm_python or os.environ.get(VLLM_VARIABLE)
+    if not python:
+        raise UserError(f"no environment with vLLM given; use --vllm-python or set {VLLM_VARIABLE}")
+    threads = Path(python).absolute().parent.parent / "lib" / "libiomp5.so"
+    environment = {"LD_PRELOAD": str(threads)} if threads.is_file() else {}  # as vLLM's documentation advises
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else "all"
+    environment |= {"VLLM_CPU_KVCACHE_SPACE": str(POOL_BYTES >> 30), "VLLM_CPU_OMP_THREADS_BIND": cores}
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    limits = ["--max-num-batched-tokens", str(BATCH_TOKENS), "--max-model-len", str(MOST_TOKENS)]
+    own = ["--dtype", args.dtype, "--served-model-name", MODEL, "--max-num-seqs", str(AT_ONCE)]
+    where = ["--host", "127.0.0.1", "--port", str(port)]
+    entry = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.resolve())]  # `vllm serve`'s own
+    return [*entry, *own, *limits, "--enable-prefix-caching", *where], environment
+
+
+@contextmanager
+def server(name: str, args, model: Path) -> Iterator[tuple[str, float]]:
+    """Yield a server's address and the seconds from its command to its first answer; stop it in the end.
+
+    Raises:
+        UserError: it cannot be started here, ends, or does not answer in time.
+    """
+    port = free_port()
+    command, environment = commands(name, args, model, port)
+    url, begun = f"http://127.0.0.1:{port}", time.perf_counter()
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        try:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True
+            )
+        except OSError as error:
+            raise UserError(f"{command[0]} cannot be started ({error.strerror})") from None
+        try:
+            while not answers(url):
+                if process.poll() is not None or time.perf_counter() - begun > START_SECONDS:
+                    log.seek(0)
+                    raise UserError(f"{name} does not answer; its last words: {log.read()[-300:].strip()!r}")
+                time.sleep(0.02)
+            yield url, time.perf_counter() - begun
+        finally:
+            stop(process)
+
+
+def answers(url: str) -> bool:
+    """Whether the server says that it is well."""
+    try:
+        with urllib.request.urlopen(url + "/health", timeout=5) as reply:
+            return reply.status == 200
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End a server and what it has started."""
+    for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number) if hasattr(os, "killpg") else process.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(15)
+
+
+# ---------------------------------------------------------------- rounds
+
+
+def run(args) -> Report:
+    """Measure every load on every server that runs here."""
+    model = with_texts(checkpoint_of(args))
+    loads = loads_of(Qwen3Config.from_dir(model).vocab_size, args.quick)
+    chosen = {name: load for name, load in loads.items() if any(map(name.startswith, args.only or [""]))}
+    notes = [
+        f"{model}, {args.dtype}; good: a first token in {args.most_first:g} s, later ones {args.most_token:g} s each"
+    ]
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        ready, starts = {}, []
+        for name in (OURS, VLLM):
+            try:
+                ready[name], seconds = stack.enter_context(server(name, args, model))
+                starts.append({"server": name, "from its command to serving, s": seconds})
+                warm_up(ready[name], args)
+            except UserError as why:
+                notes.append(f"left out: {name}; {why}")
+        for name, load in chosen.items():
+            found: dict[str, list[dict[str, float]]] = {one: [] for one in ready}
+            for number in range(1, (args.rounds or (1 if args.quick else 2)) + 1):
+                for one, url in ready.items():
+                    time.sleep(PAUSE)
+                    found[one].append(figures(url, fresh(load, number), args.most_first, args.most_token))
+                    sys.stderr.write(f"{name}, round {number}: {one} {found[one][-1]['tokens/s']:.1f} tokens/s\n")
+            rows += rows_of(name, found)
+    return Report("serving", rows, notes, more=starts)
+
+
+def warm_up(url: str, args) -> None:
+    """Let a server do once what it does later: short and long prompts, alone and together."""
+    for length in (16, 256):
+        jobs = [([(7 * i + j) % 1000 for j in range(length)], 4) for i in range(8)]
+        figures(url, Load(jobs, at_once=4), args.most_first, args.most_token)
+
+
+def fresh(load: Load, number: int) -> Load:
+    """Return the load with other ids, so that no round finds the one before in a prefix cache."""
+    return Load([([token ^ number for token in ids], wanted) for ids, wanted in load.jobs], load.at_once, load.rate)
+
+
+def rows_of(load: str, found: dict[str, list[dict[str, float]]]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each server: medians over the rounds."""
+    for name, rounds in found.items():
+        medians = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+        others = statistics.median(one["tokens/s"] for one in found[OURS]) if OURS in found else None
+        yield {"load": load, "server": name} | medians | {"ours is ×": others / medians["tokens/s"] if others else None}
