@@ -25,7 +25,7 @@ def chosen_dtype(model: str | None, dtype: str, device: str) -> tuple[str, str]:
 
     Args:
         model: as `--model`; None and the course's own models stay with "auto", float32 on a CPU.
-        dtype: as `--dtype`. Whoever names one gets it, without a word.
+        dtype: as `--dtype`; a named one is used without a word.
     """
     on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
     if dtype != "auto" or model is None or model in FOLDERS or not on_cpu:

@@ -24,6 +24,7 @@ from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.errors import UserError
 
 NEW = 4
 FULL, WINDOWS, READ = "full", "windows", "read"
@@ -73,7 +74,8 @@ def with_windows(plain: Path, shape: Shape) -> Path:
 
 def engine_behind(path: Path, args: Namespace, batch: int, rounds: int) -> Engine:
     """Return an engine whose `batch` requests decode behind `args.history` tokens that were never computed."""
-    answer = NEW * (rounds + 3)
+    filling = batch * (1 + -(-args.history // CHUNK))  # steps in which the first requests decode already
+    answer = NEW * (rounds + 3) + filling
     length = args.history + answer
     limits = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=CHUNK, chunked_prefill_size=CHUNK)
     model = build.load(path, args.dtype, "cpu")
@@ -90,6 +92,10 @@ def engine_behind(path: Path, args: Namespace, batch: int, rounds: int) -> Engin
     while scheduler.waiting or any(request.is_prefilling for request in scheduler.running):
         chunks = scheduler.schedule()
         scheduler.update(chunks, [Sampled(7, None) for chunk in chunks if chunk.samples])
+    if len(scheduler.running) != batch:
+        raise UserError(
+            f"{len(scheduler.running)} of {batch} requests decode: the pool is too small for {length} tokens"
+        )
     return engine
 
 
