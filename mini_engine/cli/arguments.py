@@ -9,8 +9,8 @@ from typing import Any
 from mini_engine.cli.parser import whole_number
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the model, the device, and the memory of the KV pool."""
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the checkpoint, and for how and where it is computed."""
     parser.add_argument(
         "--model",
         metavar="DIR_OR_HUB_ID",
@@ -20,9 +20,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=["auto", "float32", "bfloat16", "float16"],
         default="auto",
-        help="auto: bfloat16 for a checkpoint that holds it, where the processor multiplies it; else float32",
+        help="auto, float32, bfloat16 or float16 (default: auto, on a CPU bfloat16 for a checkpoint that holds it, if "
+        "the processor multiplies it, else float32)",
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the model, the layers, and the memory of the KV pool."""
+    add_model_options(parser)
     parser.add_argument(
         "--backend",
         choices=["auto", "packed", "torch", "fused", "reference"],

@@ -408,18 +408,25 @@ def slug(heading: str) -> str:
 def commands() -> list[str]:
     """Return the commands and their options, from their `add_argument` calls."""
     parts = ["## Commands", "`python -m mini_engine COMMAND --help` shows the same in a terminal."]
-    shared = options_of(ROOT / "mini_engine/cli/arguments.py")
+    arguments = ROOT / "mini_engine/cli/arguments.py"
+    shared = options_of(arguments)
+    nested = {one.name: called_in(one) for one in definitions(ast.parse(arguments.read_text(encoding="utf-8")))}
     for name, file in COMMANDS:
         tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
         said = docstring(tree).split(". ", 1)[1].split("\n\n")[0]
-        called = {
-            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        }
+        called = called_in(tree)
+        called |= {name for one in called for name in nested.get(one, ())}
         rows = [row for function, found in shared.items() if function in called for row in found]
         rows += [row for found in options_of(ROOT / file).values() for row in found]
         table = ["| option | what it does |", "| --- | --- |", *(f"| `{option}` | {words} |" for option, words in rows)]
         parts += [f"### The command {name}", f"{' '.join(said.split())} · [source](../{file})", "\n".join(table)]
     return [*parts, *routes()]
+
+
+def called_in(tree: ast.AST) -> set[str]:
+    """Return the names of the functions that are called."""
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return {function.id for function in calls if isinstance(function, ast.Name)}
 
 
 def options_of(path: Path) -> dict[str, list[tuple[str, str]]]:

@@ -91,7 +91,7 @@ def test_every_id_has_a_text_of_its_own(tmp_path):
     plain = write_checkpoint(tmp_path / "random")
     folder = serving.with_texts(plain)
     count = Qwen3Config.from_dir(plain).vocab_size
-    tokenizer = Tokenizer.from_dir(folder)
+    tokenizer = Tokenizer(folder)
     assert len({tokenizer.decode([i]) for i in range(count)}) == count
     assert serving.with_texts(plain) == folder
 
