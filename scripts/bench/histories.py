@@ -100,7 +100,8 @@ def rows_of(kind: str, place: Path, history: int, args: Namespace) -> list[dict[
 
 def history_bytes(engine: Engine, history: int) -> int:
     """Return the bytes of K and V (or of latents) that one decode must read behind a history."""
-    config, dtype = engine.config, engine.runner.model.dtype
+    config: Any = engine.config  # one with windows has more fields
+    dtype = engine.runner.model.dtype
     every = config.kv_bytes_per_token(dtype)
     if not config.has_windows:
         return history * every
