@@ -76,10 +76,13 @@ struct Attention {
         return t.begins ? t.run->keys : kv_lens[t.seq] - q_len(t.seq) + t.first_query + query + 1;
     }
     int first_seen(const Tile& t) const { return int(first_key(keys_seen(t, 0), window)); }  // by any of its queries
+    int query_of(const Tile& t, int row) const { return t.first_query + row / group() % t.queries; }
+    int head_of(const Tile& t, int row) const {  // of the query's heads
+        return (t.first_head + row / group() / t.queries) * group() + row % group();
+    }
     int64_t row_at(const Tile& t, int row, int64_t stride) const {  // where a row's query begins
-        const int member = row % group(), query = row / group() % t.queries, head = row / group() / t.queries;
-        const int at = t.begins ? starts[t.run->seqs[t.first_query + query]] : starts[t.seq] + t.first_query + query;
-        return at * stride + ((t.first_head + head) * group() + member) * dim;
+        const int query = query_of(t, row);
+        return (t.begins ? starts[t.run->seqs[query]] : starts[t.seq] + query) * stride + head_of(t, row) * dim;
     }
 
     template <typename Row>
@@ -302,11 +305,8 @@ struct Attention {
     }
 
     void hand_out(const Tile& t, const float* sums, float* parts) const {  // to each sequence of a run its rows
-        for (int r = 0; r < rows(t); r++, sums += record()) {
-            const int member = r % group(), query = r / group() % t.queries, head = r / group() / t.queries;
-            const int64_t row = int64_t(t.first_query + query) * heads + (t.first_head + head) * group() + member;
-            std::copy(sums, sums + record(), parts + row * record());
-        }
+        for (int r = 0; r < rows(t); r++, sums += record())
+            std::copy(sums, sums + record(), parts + (int64_t(query_of(t, r)) * heads + head_of(t, r)) * record());
     }
 
     void merge_stretches(const Tile& t, Floats& parts, Workspace& w) const {

@@ -1,6 +1,8 @@
 """Course machinery. Options that several suites have, and the checkpoint that they name."""
 
 import argparse
+import os
+import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -65,6 +67,16 @@ def add_checkpoint(parser: ArgumentParser, shape: str = "0.6B") -> None:
     words: dict[str, Any] = {"choices": SHAPES, "metavar": "SHAPE"}
     parser.add_argument("--shape", default=shape, **words, help=f"of the random weights (default: {shape})")
     add_dtype(parser, "bfloat16")
+
+
+def link_or_copy(source: Path, folder: Path) -> None:
+    """Put a checkpoint's file into another folder, without a second copy on the same disk. One that is there stays."""
+    if (target := folder / source.name).exists():
+        return
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def checkpoint_of(args: Namespace) -> Path:

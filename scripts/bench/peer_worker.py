@@ -23,8 +23,8 @@ BATCH_TOKENS = 2048  # per step, for every engine with such a setting
 # ---------------------------------------------------------------- engines: each function loads one
 
 
-def load_ours(request: dict) -> Loaded:
-    """Load this course's engine, with lesson 9's layers."""
+def our_engine(request: dict):
+    """Return this course's engine, with lesson 9's layers and lesson 8's tree."""
     import torch
 
     from mini_engine.checkpoint.weights import load_model
@@ -36,7 +36,14 @@ def load_ours(request: dict) -> Loaded:
     model = speed_up(load_model(request["model"], getattr(torch, request["dtype"])))
     limits = SchedulerConfig(max_num_batched_tokens=BATCH_TOKENS, chunked_prefill_size=BATCH_TOKENS)
     pool_bytes = request["pool_gib"] * 2**30
-    engine = Engine.for_model(model, kv_bytes=pool_bytes, scheduler_config=limits, manager=caching_manager)
+    return Engine.for_model(model, kv_bytes=pool_bytes, scheduler_config=limits, manager=caching_manager)
+
+
+def load_ours(request: dict) -> Loaded:
+    """Load this course's engine."""
+    import torch
+
+    engine = our_engine(request)
     return f"torch {torch.__version__}", engine.runner.pool.bytes, runs.ours(engine)
 
 

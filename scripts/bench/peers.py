@@ -117,6 +117,19 @@ def weight_bytes(directory: Path, width: int) -> int:
 # ---------------------------------------------------------------- engines
 
 
+def vllm_python(args) -> tuple[str, dict[str, str]]:
+    """Return the Python that has vLLM, and the variables that its documentation advises.
+
+    Raises:
+        PeerError: none was named.
+    """
+    python = args.vllm_python or os.environ.get(VLLM_VARIABLE)
+    if not python:
+        raise PeerError(f"no environment with vLLM given; use --vllm-python or set {VLLM_VARIABLE}")
+    threads = Path(python).absolute().parent.parent / "lib" / "libiomp5.so"
+    return python, {"LD_PRELOAD": str(threads)} if threads.is_file() else {}
+
+
 def start(name: str, args, model: Path, stack: ExitStack) -> tuple[Peer, dict]:
     """Return the engine's process, with the model loaded and warmed up, and the facts it reported.
 
@@ -125,11 +138,7 @@ def start(name: str, args, model: Path, stack: ExitStack) -> tuple[Peer, dict]:
     """
     python, environment = sys.executable, {}
     if name == "vllm":
-        python = args.vllm_python or os.environ.get(VLLM_VARIABLE)
-        if not python:
-            raise PeerError(f"no environment with vLLM given; use --vllm-python or set {VLLM_VARIABLE}")
-        threads = Path(python).absolute().parent.parent / "lib" / "libiomp5.so"
-        environment = {"LD_PRELOAD": str(threads)} if threads.is_file() else {}  # as vLLM's documentation advises
+        python, environment = vllm_python(args)
     if name == "ours without a compiler":  # hide the compiler and everything built before
         empty = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-peers-", ignore_cleanup_errors=True))
         environment = {"CXX": str(Path(empty) / "none"), "XDG_CACHE_HOME": empty}

@@ -38,6 +38,13 @@ class Round(NamedTuple):
     onednn: float
 
 
+def check_timed(model, option: str) -> None:
+    """Raise a UserError if lesson 9's packed layers or lesson 3's C++ kernel do not work here."""
+    kernel = load_kernel("auto", torch.device("cpu"), model.dtype)
+    if not isinstance(model.model, PackedModel) or getattr(kernel, "name", "") != "cpu":
+        raise UserError(f"step {option} times lesson 9's C++ from within, and there is no compiler for it here")
+
+
 class Prefill:
     """A step of BATCH new prompts of LENGTH tokens each, which can be repeated.
 
@@ -46,9 +53,7 @@ class Prefill:
     """
 
     def __init__(self, model) -> None:
-        kernel = load_kernel("auto", torch.device("cpu"), model.dtype)
-        if not isinstance(model.model, PackedModel) or getattr(kernel, "name", "") != "cpu":
-            raise UserError("step --prefill times lesson 9's C++ from within, and there is no compiler for it here")
+        check_timed(model, "--prefill")
         self.model = model
         limits = SchedulerConfig(max_num_seqs=BATCH, max_num_batched_tokens=BATCH * LENGTH, chunked_prefill_size=LENGTH)
         num_blocks = BATCH * (LENGTH // 16 + 2) + 1

@@ -12,7 +12,6 @@ The checkpoint has random weights and a tokenizer with a text for every id: no t
 import json
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
@@ -28,8 +27,9 @@ from typing import Any
 
 from scripts import ROOT
 from scripts.bench.common import Report
-from scripts.bench.options import add_checkpoint, checkpoint_of
-from scripts.bench.peers import VLLM_VARIABLE
+from scripts.bench.options import add_checkpoint, checkpoint_of, link_or_copy
+from scripts.bench.peer_protocol import PeerError
+from scripts.bench.peers import VLLM_VARIABLE, vllm_python
 from scripts.bench.routers import free_port
 from scripts.bench.runs import Jobs
 from scripts.bench.serving_client import MODEL, Load, figures
@@ -41,7 +41,7 @@ from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.cli.parser import at_least
 from mini_engine.errors import UserError
 
-OURS, VLLM, ENGINE = "ours", "vLLM", "our engine, no HTTP"
+OURS, VLLM = "ours", "vLLM"
 POOL_BYTES, BATCH_TOKENS, MOST_TOKENS, AT_ONCE = 2**30, 2048, 2048, 64
 START_SECONDS = 600.0
 PAUSE = 0.5  # seconds before each run: the other server's threads stop spinning
@@ -66,13 +66,7 @@ def with_texts(model: Path) -> Path:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     for file in [*model.glob("*.safetensors"), model / "config.json"]:
-        with suppress(FileExistsError):
-            try:
-                os.link(file, folder / file.name)
-            except FileExistsError:
-                raise
-            except OSError:  # another disk
-                shutil.copyfile(file, folder / file.name)
+        link_or_copy(file, folder)
     vocabulary = {f"Ġt{i}": i for i in range(Qwen3Config.from_dir(model).vocab_size)}  # Ġ stands for a space
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, [], byte_fallback=False))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
@@ -114,11 +108,10 @@ def commands(name: str, args, model: Path, port: int) -> tuple[list[str], dict[s
         limits = ["--max-num-batched-tokens", str(BATCH_TOKENS), "--chunked-prefill-size", str(BATCH_TOKENS)]
         own = ["--model", str(model), "--dtype", args.dtype, "--model-name", MODEL, "--max-num-seqs", str(AT_ONCE)]
         return [sys.executable, "-m", "mini_engine", "serve", *own, *limits, "--port", str(port)], {}
-    python = args.vllm_python or os.environ.get(VLLM_VARIABLE)
-    if not python:
-        raise UserError(f"no environment with vLLM given; use --vllm-python or set {VLLM_VARIABLE}")
-    threads = Path(python).absolute().parent.parent / "lib" / "libiomp5.so"
-    environment = {"LD_PRELOAD": str(threads)} if threads.is_file() else {}  # as vLLM's documentation advises
+    try:
+        python, environment = vllm_python(args)
+    except PeerError as why:
+        raise UserError(str(why)) from None
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else "all"
     environment |= {"VLLM_CPU_KVCACHE_SPACE": str(POOL_BYTES >> 30), "VLLM_CPU_OMP_THREADS_BIND": cores}
     environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
@@ -223,5 +216,5 @@ def rows_of(load: str, found: dict[str, list[dict[str, float]]]) -> Iterator[dic
     """Yield a row for each server: medians over the rounds."""
     for name, rounds in found.items():
         medians = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-        others = statistics.median(one["tokens/s"] for one in found[OURS]) if OURS in found else None
-        yield {"load": load, "server": name} | medians | {"ours is ×": others / medians["tokens/s"] if others else None}
+        ours = statistics.median(one["tokens/s"] for one in found[OURS]) if OURS in found else None
+        yield {"load": load, "server": name} | medians | {"ours is ×": ours / medians["tokens/s"] if ours else None}

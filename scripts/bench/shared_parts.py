@@ -10,24 +10,16 @@ from typing import Any, NamedTuple
 
 from scripts.bench.common import Report
 from scripts.bench.options import checkpoint_of
+from scripts.bench.peer_worker import our_engine
 from scripts.bench.peers import loads_of
+from scripts.bench.prefill_parts import check_timed
 from scripts.bench.runs import Jobs
 from scripts.bench.turns import Timing
 
-import torch
-
-from mini_engine.attention.registry import load_kernel
-from mini_engine.checkpoint.config import DTYPES
-from mini_engine.checkpoint.weights import load_model
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import SchedulerConfig
-from mini_engine.errors import UserError
-from mini_engine.kv.prefix_cache import caching_manager
-from mini_engine.layers import native, speed_up
-from mini_engine.layers.packed_layers import PackedModel
+from mini_engine.layers import native
 
-BATCH_TOKENS = 2048
 KINDS = ("one prompt, the others wait", "the other prompts' own tokens", "decode")
 
 
@@ -38,20 +30,6 @@ class Part(NamedTuple):
     tokens: int
     seconds: float
     parts: dict[str, float]
-
-
-def engine_for(args) -> Engine:
-    """Return an engine with lesson 9's layers and lesson 8's tree.
-
-    Raises:
-        UserError: lesson 9's packed layers or lesson 3's C++ kernel do not work here.
-    """
-    model = speed_up(load_model(checkpoint_of(args), DTYPES[args.dtype]))
-    kernel = load_kernel("auto", torch.device("cpu"), model.dtype)
-    if not isinstance(model.model, PackedModel) or getattr(kernel, "name", "") != "cpu":
-        raise UserError("step --shared times lesson 9's C++ from within, and there is no compiler for it here")
-    limits = SchedulerConfig(max_num_batched_tokens=BATCH_TOKENS, chunked_prefill_size=BATCH_TOKENS)
-    return Engine.for_model(model, kv_bytes=2**30, scheduler_config=limits, manager=caching_manager)
 
 
 def run_once(engine: Engine, jobs: Jobs) -> dict[str, Part]:
@@ -92,7 +70,8 @@ def rows_of(runs: list[dict[str, Part]]) -> list[dict[str, Any]]:
 
 def measure(args) -> Report:
     """Answer the load in rounds, and report what its steps take."""
-    engine = engine_for(args)
+    engine = our_engine({"model": checkpoint_of(args), "dtype": args.dtype, "pool_gib": 1})
+    check_timed(engine.runner.model, "--shared")
     loads = loads_of(engine.runner.model.config.vocab_size, args.quick)
     ((name, jobs),) = [item for item in loads.items() if item[0].startswith("shared")]
     run_once(engine, jobs)

@@ -5,15 +5,13 @@ the pool holds random numbers, which take as long to read.
 """
 
 import json
-import os
-import shutil
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.options import checkpoint_of
+from scripts.bench.options import checkpoint_of, link_or_copy
 from scripts.bench.turns import READ_BYTES, Clock, clock_of, gather_turns, memory_reader, seconds_of
 from scripts.bench.windows_counts import CHUNK, Shape
 
@@ -64,11 +62,7 @@ def with_windows(plain: Path, shape: Shape) -> Path:
     raw |= {"use_sliding_window": True, "sliding_window": shape.window, "layer_types": shape.layer_types}
     (out / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     for source in plain.iterdir():
-        if not (target := out / source.name).exists():
-            try:
-                os.link(source, target)
-            except OSError:
-                shutil.copyfile(source, target)
+        link_or_copy(source, out)
     return out
 
 

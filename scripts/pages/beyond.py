@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scripts import ROOT
 from scripts.bench.plot import BAR, INK, LINE, MUTED, canvas
-from scripts.pages.generated import asks_for_check
+from scripts.pages.generated import asks_for_check, settle
 
 LESSONS = ROOT / "lessons"
 PICTURE = LESSONS / "ladder" / "beyond.svg"
@@ -173,13 +173,8 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         drawn = Path(folder) / PICTURE.name
         draw(drawn)
-        new = drawn.read_text(encoding="utf-8")
-    is_old = not PICTURE.is_file() or PICTURE.read_text(encoding="utf-8") != new
-    if is_old and not check:
-        PICTURE.write_text(new, encoding="utf-8", newline="\n")
-    if is_old:
-        print(f"{PICTURE.name} {'is out of date; to draw it: ' + COMMAND if check else 'is drawn'}", file=sys.stderr)
-    return int(is_old and check)
+        files = {PICTURE: drawn.read_text(encoding="utf-8")}
+    return settle(files, check, COMMAND)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from scripts.website.browser import DESKTOP, PHONE, visiting
 
 import pytest
 import yaml
-from playwright.sync_api import expect
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
@@ -64,6 +63,7 @@ def test_the_race_is_the_ladder_s():
 
 
 def test_the_picture_beyond_lesson_9_has_the_lessons_own_figures():
+    pytest.importorskip("matplotlib")
     assert beyond.main(["--check"]) == 0, f"run {beyond.COMMAND}"
     drawn = beyond.PICTURE.read_text(encoding="utf-8")
     for gain in beyond.GAINS:
@@ -219,6 +219,8 @@ def test_the_lab_and_the_model_are_in_the_first_two_screens(width, site_http, br
 @needs_python
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 def test_what_the_first_screens_start_is_in_sight(width, site_http, browser):
+    from playwright.sync_api import expect  # it is there if the browser is
+
     with visiting(browser, site_http, width=width) as visitor:
         page = visitor.page
         page.set_default_timeout(PATIENCE_MS)
@@ -234,6 +236,7 @@ def test_what_the_first_screens_start_is_in_sight(width, site_http, browser):
         assert not visitor.complaints
 
 
+@needs_python
 def test_the_first_task_says_what_a_check_loads():
     (told,) = re.findall(r"\((\d+) MB, once\)", HERO)
     sizes = live.sizes()

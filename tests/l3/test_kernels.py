@@ -280,7 +280,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(attend_cpp, dtype):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_decodes_that_share_blocks_get_the_bits_that_they_get_alone(data):
-    """Lesson 8 lets requests share blocks; the kernel then reads their keys once, and nobody may notice."""
+    """Lesson 8 lets requests share blocks; the kernel reads their keys once, and no request's result may change."""
     size = data.draw(st.sampled_from([4, 16, 32]), "block size")
     count = data.draw(st.integers(2, 12), "sequences")
     lengths = [

@@ -151,7 +151,7 @@
       dragged = event.target.closest("[data-key]")?.dataset.key;
       if (!dragged) return;
       event.preventDefault();
-      picture.setPointerCapture(event.pointerId); // the drawing is made anew at each move
+      picture.setPointerCapture(event.pointerId); // each move replaces the drawing
       drag(event);
     });
     picture.addEventListener("pointermove", (event) => dragged && drag(event));
