@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests/record.json"
 NUMBER = re.compile(r"Lesson (\d+)\.")
+CODE = {".py", ".cpp", ".h"}  # the kernels in C++ too
 MACHINERY = ("lessons/_course", "tests/course/proofs.py", "tests/course/toy.py", "scripts/constraints.txt")
 COMMON = ("tests/conftest.py", "tests/support.py", "tests/course/conftest.py")
 
@@ -49,7 +50,8 @@ def lesson_paths(number: int, folder: str) -> tuple[str, ...]:
     Of the engine and the scripts that is what belongs to this lesson or an earlier one, by the first words of a
     module: a later lesson's cannot even be imported in those proofs.
     """
-    engine = [file for part in ("mini_engine", "scripts") for file in (ROOT / part).rglob("*.py")]
+    parts = [file for part in ("mini_engine", "scripts") for file in (ROOT / part).rglob("*")]
+    engine = [file for file in parts if file.suffix in CODE]
     starts = {file: file.read_text(encoding="utf-8")[:80] for file in engine}
     mine = [file for file, text in starts.items() if not (found := NUMBER.search(text)) or int(found[1]) <= number]
     tests = (f"tests/l{number}", f"tests/course/transcripts/l{number}.txt", folder, *MACHINERY)

@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -36,12 +37,30 @@ class Command(NamedTuple):
 Launch = Callable[[Command], Job]
 
 
+@contextlib.contextmanager
+def starting(job: Job) -> Iterator[None]:
+    """Let Ctrl-C wait until `job` has started, then kill it first: as yet no one else could."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    pressed = []
+    signal.signal(signal.SIGINT, lambda *of: pressed.append(of))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if pressed:
+        job.kill()
+        handler(*pressed[0])
+
+
 class Spawned:
     """A process in its own process group, so that its children can be killed with it."""
 
     def __init__(self, command: Command) -> None:
         flags = subprocess.CREATE_NEW_PROCESS_GROUP if sys.platform == "win32" else 0
-        with command.stdout.open("wb") as out, command.stderr.open("wb") as err:
+        with starting(self), command.stdout.open("wb") as out, command.stderr.open("wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, *command.arguments],
                 cwd=command.cwd,

@@ -10,7 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from lessons._course.runner import Command, Launch, Spawned, kill_group
+from lessons._course.runner import Command, Launch, Spawned, kill_group, starting
 
 HEAVY = [
     "torch",
@@ -29,7 +29,8 @@ class Forked:
     def __init__(self, command: Command) -> None:
         context = multiprocessing.get_context("forkserver")
         self.process = context.Process(target=run_command, args=(command,), daemon=False)
-        self.process.start()
+        with starting(self):
+            self.process.start()
 
     def poll(self) -> int | None:
         return self.process.exitcode
@@ -37,6 +38,7 @@ class Forked:
     def kill(self) -> None:
         if self.process.pid is not None:
             kill_group(self.process.pid)
+            self.process.kill()  # it may not lead a group yet
         self.process.join()
 
 

@@ -6,6 +6,7 @@ other work than their lesson, and from wrong counts and limits. Nothing here dep
 
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -345,6 +346,7 @@ def test_our_engine_and_transformers_answer_in_processes_of_their_own(tmp_path):
     for name in ("ours", "transformers generate"):
         with peer_protocol.Peer(name) as peer:
             asked = {"do": "load", "engine": name, "model": str(model), "dtype": "float32", "threads": 1}
+            asked |= peers.room_of(Namespace(behind=[]))
             assert peer.ask(asked)["version"]
             found = peer.ask({"do": "run", "jobs": [[[1, 2, 3], 4], [[5], 2]]})
             assert found["decode_tokens"] == 4, "six tokens, and the two first ones come from the prefill"

@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import replace
 from importlib import metadata
+from multiprocessing.context import ForkServerProcess
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -22,8 +23,11 @@ from lessons._course.catalog import read_lessons
 from lessons._course.cli import COMMANDS, make_parser
 from lessons._course.desk import next_lesson
 from lessons._course.doctor import examine
+from lessons._course.environment import python_environment
 from lessons._course.places import Places
 from lessons._course.progress import Entry, Progress
+from lessons._course.runner import Command, Spawned
+from lessons._course.warm import warm_launch
 from tests.course.toy import Toy, assert_ends
 
 ROOT = Places.find().root
@@ -427,6 +431,31 @@ def test_ctrl_c_in_a_check_leaves_no_process_and_no_traceback(toy):
     out, err = check.communicate(timeout=30)
     assert check.returncode == 130 and "Traceback" not in out + err
     assert_ends(int(seen.read_text(encoding="utf-8")))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux are processes forked")
+@pytest.mark.parametrize("launch", [Spawned, warm_launch()], ids=["spawned", "forked"])
+def test_ctrl_c_while_a_process_starts_leaves_none(launch, toy, tmp_path, monkeypatch):
+    pids = []
+
+    def pressing(start):
+        def press(*args, **options):
+            started = start(*args, **options) or args[0]
+            pids.append(started.pid)
+            signal.raise_signal(signal.SIGINT)
+            return started
+
+        return press
+
+    monkeypatch.setattr(subprocess, "Popen", pressing(subprocess.Popen))
+    monkeypatch.setattr(ForkServerProcess, "start", pressing(ForkServerProcess.start))
+    script = tmp_path / "sleep.py"
+    script.write_text("import time; time.sleep(40); open('woke', 'w')", encoding="utf-8")
+    command = Command([str(script)], python_environment(toy.places), tmp_path, tmp_path / "out", tmp_path / "err")
+    with pytest.raises(KeyboardInterrupt):
+        launch(command)
+    assert_ends(pids[0])
+    assert not (tmp_path / "woke").exists(), "it was waited for instead of killed"
 
 
 def test_missing_packages_are_reported_in_one_line():
