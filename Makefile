@@ -17,7 +17,7 @@ help:
 	@echo "make smoke       run every lesson on the pocket model and compare its tokens with Hugging Face's"
 	@echo "make report      say what this machine is, whether all is right on it, and how fast; ten minutes at most"
 	@echo "make test        run the tests: everything that a change of yours can break, in a few minutes"
-	@echo "make test-all    also run the proofs: every known right and wrong answer of every lesson, every rerun, every browser"
+	@echo "make test-all    also run the proofs: every known right and wrong answer of every lesson, every rerun, every page in a browser"
 	@echo "make serve       serve an OpenAI-compatible API at http://127.0.0.1:8000/v1"
 	@echo "make setup       only make .venv; the other targets do this automatically"
 	@echo "make lock        rewrite scripts/constraints.txt after moving a pin in pyproject.toml"

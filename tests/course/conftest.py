@@ -5,10 +5,18 @@ import ast
 import pytest
 
 from tests.course.proofs import Proofs, Transcript, one_at_a_time
-from tests.course.site_fixtures import browser, site_file, site_folders, site_http
+from tests.course.site_fixtures import SITE, browser, site_file, site_folders, site_http
 from tests.record import is_on_record
 
 __all__ = ["browser", "site_file", "site_folders", "site_http"]
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that opens a page in a browser as slow."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow(*SITE))
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,9 @@ from scripts.website.browser import Site, build_sites, find_browser, launched, s
 import pytest
 from filelock import FileLock  # torch brings it
 
+# what a page shows or runs: the labs and exercises judge with these lessons' own tests
 SITE = ("lessons", "site", "mkdocs.yml", "scripts/website", "scripts/traces", "mini_engine", "README.md")
-IN_EVERY_RUN = ("README.md", "l5_scheduler/README.md")  # the front page, and one with everything a lesson's page has
-
-
-def on_a_page(page: str):
-    """Return the page as a test's parameter: the few pages of every run, or a slow one."""
-    return page if page in IN_EVERY_RUN else pytest.param(page, marks=pytest.mark.slow(*SITE))
+SITE += ("tests/l0", "tests/l1", "tests/l2", "tests/l3", "tests/l5", "tests/l8")
 
 
 @pytest.fixture(scope="session")

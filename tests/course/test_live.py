@@ -29,7 +29,6 @@ from lessons._course.places import Places
 from lessons._course.student import student_files
 from mini_engine.errors import UserError
 from tests.course.proofs import TRANSCRIPTS, sections_of
-from tests.course.site_fixtures import SITE
 from tests.course.test_players import MISFITS, REPOSITORY, SMALLEST_TEXT
 from tests.course.test_site import EVERY_LOOK, LOOKS, TWO_FRAMES, looked_over
 
@@ -44,11 +43,7 @@ TASKS = {
     if (text := (ROOT / "lessons" / page / "README.md").read_text(encoding="utf-8"))
 }
 needs_python = pytest.mark.skipif(not live.is_complete(), reason="needs Pyodide: python -m scripts.website.live")
-slow = pytest.mark.slow(*SITE, "tests/l0", "tests/l1", "tests/l2", "tests/l3", "tests/l5", "tests/l8")
 each_lab = pytest.mark.parametrize("lab", LABS.values(), ids=lambda lab: lab.name)
-one_lab_or_slowly_each = pytest.mark.parametrize(
-    "lab", [pytest.param(lab, id=name, marks=[] if name == "pool" else slow) for name, lab in LABS.items()]
-)
 
 ASK = """async ([kind, question]) => {
     try { return await KvLive.engine.ask(kind, question); } catch (error) { return {failed: error.message}; }
@@ -207,7 +202,7 @@ def in_page(site_http, browser) -> Iterator[Python]:
 
 
 @needs_python
-@one_lab_or_slowly_each
+@each_lab
 def test_random_events_give_the_same_states_in_the_page(lab, in_page):
     for seed in SEEDS:
         settings, do = lab.scenario(seed)
@@ -228,7 +223,7 @@ DRAW = """async ([trace, kind]) => {
 
 @needs_python
 @each_lab
-@pytest.mark.parametrize("width", [pytest.param(DESKTOP, marks=slow), PHONE])
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
 def test_what_a_lab_draws_fits_at_every_width(lab, width, in_page):
     in_page.page.set_viewport_size({"width": width, "height": 844})
     for seed in SEEDS:
@@ -247,7 +242,6 @@ def reference(lesson_id: str, task: int) -> tuple[str, str]:
 
 
 @needs_python
-@slow
 def test_code_that_does_not_end_is_ended_and_named(in_page):
     _, source = reference("l2_token_flat", 2)
     line = "        cut = len(self.free_blocks) - n\n"
@@ -342,7 +336,6 @@ def test_broken_code_ends_a_lab_at_the_event_and_names_the_task(name, module, fi
 
 
 @needs_python
-@slow
 @pytest.mark.parametrize("lesson_id", WRITTEN)
 def test_known_answers_are_judged_as_in_a_terminal(lesson_id, in_page):
     golden = sections_of(TRANSCRIPTS / f"{lesson_id.partition('_')[0]}.txt")
@@ -411,7 +404,6 @@ def ticked(page) -> list[str]:
 
 
 @needs_python
-@slow
 def test_a_task_that_passes_in_the_page_is_ticked_as_one_of_the_terminal_s(tmp_path, site_http, browser):
     _, source = reference("l2_token_flat", 2)
     record = tmp_path / "progress.json"
@@ -458,7 +450,6 @@ def opened(page, lab: str) -> None:
 
 
 @needs_python
-@slow
 @pytest.mark.parametrize("page_id", [*PAGES, ""])
 def test_a_lab_is_played_by_hand_and_sent_as_an_address(page_id, site_http, browser):
     lab = PAGES.get(page_id, "tree")
@@ -511,7 +502,7 @@ HEIGHT = """() => document.querySelector(".kv-lab .kv-live-panel").getBoundingCl
 
 
 @needs_python
-@pytest.mark.parametrize("page_id", ["l2_token_flat", *(pytest.param(page, marks=slow) for page in list(PAGES)[1:])])
+@pytest.mark.parametrize("page_id", PAGES)
 def test_a_phone_shows_a_lab_s_picture_and_controls_at_once(page_id, site_http, browser):
     with visiting(browser, site_http, width=PHONE, reduced_motion="reduce") as visitor:
         visitor.page.goto(site_http.url(f"{page_id}/README.md"))
@@ -525,7 +516,6 @@ def test_a_phone_shows_a_lab_s_picture_and_controls_at_once(page_id, site_http, 
 
 
 @needs_python
-@slow
 @pytest.mark.parametrize("page_id", PAGES)
 def test_axe_finds_nothing_in_open_editors(page_id, site_http, browser):
     with visiting(browser, site_http, reduced_motion="reduce") as visitor:

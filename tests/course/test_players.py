@@ -10,7 +10,6 @@ from scripts.website.player_links import place_of
 
 import pytest
 
-from tests.course.site_fixtures import SITE, on_a_page
 from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
 from tests.course.test_traces import PATHS, TRACES
 
@@ -22,7 +21,7 @@ MOST_BYTES = 36_000  # of what one page loads: player, styles, and the view of i
 HURRY = "() => { KvPlayer.pace = 0.004; }"
 SMALLEST_TEXT = 11
 REPOSITORY = "https://github.com/kv-course/kv-course"
-each_page = pytest.mark.parametrize("page", [on_a_page(page) for page in PAGES])
+each_page = pytest.mark.parametrize("page", PAGES)
 
 
 class Shown:
@@ -56,7 +55,7 @@ class Shown:
         assert self.figure.locator(".kv-number").inner_text() == f"{index + 1} / {len(self.frames)}"
 
 
-@pytest.fixture(params=["http", pytest.param("file", marks=pytest.mark.slow(*SITE))])
+@pytest.fixture(params=["http", "file"])
 def site(request) -> Site:
     return request.getfixturevalue(f"site_{request.param}")
 
@@ -316,9 +315,7 @@ def framed(visitor, line: str):
     return frame
 
 
-@pytest.mark.parametrize(
-    "page", ["l0_the_loop/README.md", pytest.param("l18_ranks/README.md", marks=pytest.mark.slow(*SITE))]
-)
+@pytest.mark.parametrize("page", ["l0_the_loop/README.md", "l18_ranks/README.md"])
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 def test_a_player_can_be_embedded_as_it_stands(page, width, site_http, browser):
     with visiting(browser, site_http, width=width, permissions=["clipboard-read", "clipboard-write"]) as visitor:

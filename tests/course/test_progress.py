@@ -14,7 +14,6 @@ import yaml
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
 from lessons._course.progress import Entry
-from tests.course.site_fixtures import SITE
 from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
 
 LESSONS = read_lessons(Places.find())
@@ -97,7 +96,6 @@ def test_a_choice_opens_the_answer_and_is_remembered(given, site_http, browser):
         assert not visitor.complaints
 
 
-@pytest.mark.slow(*SITE)
 @pytest.mark.parametrize("given, right", [("14000", True), ("200", False)])
 def test_a_number_near_the_answer_is_right(given, right, site_http, browser):
     with visiting(browser, site_http) as visitor:

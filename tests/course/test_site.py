@@ -21,7 +21,6 @@ import pytest
 
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
-from tests.course.site_fixtures import SITE, on_a_page
 from tests.course.test_words import TERMS
 
 SOURCES = sorted(path.relative_to(ROOT / "lessons").as_posix() for path in (ROOT / "lessons").rglob("*.md"))
@@ -32,8 +31,8 @@ ALL_RULES, CONTRAST = {}, {"runOnly": ["color-contrast"]}  # what axe looks at
 LOOKS = [("light", DESKTOP, ALL_RULES), ("light", PHONE, None), ("dark", PHONE, ALL_RULES), ("dark", DESKTOP, CONTRAST)]
 EVERY_LOOK = [(scheme, width, ALL_RULES) for scheme in SCHEMES for width in (DESKTOP, PHONE)]
 FONTS = (".woff2", ".woff", ".ttf")
-each_page = pytest.mark.parametrize("source", [on_a_page(page) for page in SOURCES])
-each_way = pytest.mark.parametrize("way", ["http", pytest.param("file", marks=pytest.mark.slow(*SITE))])
+each_page = pytest.mark.parametrize("source", SOURCES)
+each_way = pytest.mark.parametrize("way", ["http", "file"])
 
 STICKS_OUT = """() => [...document.querySelectorAll("body, .kv-hero *, .md-content *, .md-footer *")].filter(part => {
     const box = part.getBoundingClientRect();
@@ -178,7 +177,7 @@ def test_on_a_phone_no_table_is_cut_without_a_word(source, site_http, browser):
         assert not visitor.page.evaluate(CUT_TABLES), source
 
 
-@pytest.mark.parametrize("lesson", [on_a_page(f"{one.id}/README.md") for one in read_lessons(Places.find())])
+@pytest.mark.parametrize("lesson", [f"{one.id}/README.md" for one in read_lessons(Places.find())])
 def test_a_lesson_breathes(lesson, site_http, browser):
     """At most 12,000 pixels on a laptop, lines of 70 to 75 characters, and something that moves under the title."""
     with visiting(browser, site_http, width=1440, reduced_motion="reduce") as visitor:

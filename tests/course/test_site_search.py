@@ -13,8 +13,6 @@ from scripts.website.browser import served
 
 import pytest
 
-from tests.course.site_fixtures import SITE
-
 TYPED = {  # what a reader types: the page that must come first
     "quantization": "l17_bits/",
     "install": "",
@@ -67,7 +65,6 @@ def test_twenty_words_of_readers_lead_to_their_page(site_http, browser):
     assert {words: href.removeprefix(site_http.base) for words, href in found.items()} == TYPED
 
 
-@pytest.mark.slow(*SITE)
 def test_zensical_s_site_is_searched_with_the_keyboard(tmp_path, browser):
     """Its search box is not the theme's: a script that waits for the theme's would keep the index back for ever."""
     pytest.importorskip("zensical", reason="needs the successor of mkdocs-material: pip install zensical")

@@ -8,12 +8,10 @@ from scripts.website.walk import KEPT, PARTS, WIDTHS, name_of, walked
 
 import pytest
 
-from tests.course.site_fixtures import SITE
 from tests.course.test_live import needs_python
 
 
 @needs_python
-@pytest.mark.slow(*SITE, "tests/l0")
 @pytest.mark.parametrize("kind", WIDTHS)
 def test_a_stranger_comes_from_the_first_screen_to_a_lesson_that_is_done(kind, site_http, browser):
     rows, pictures = walked(browser, site_http, WIDTHS[kind])
