@@ -5,7 +5,7 @@
 //   parts    two halves, which meetings use in turn; in each, a place for every rank
 //
 // With two halves one meeting is enough. A rank that writes to a half for meeting n + 2 has seen all flags at n + 1, and
-// whoever raised that had read the half of meeting n to its end.
+// a rank raises it only after reading the half of meeting n to its end.
 
 #pragma once
 #include <cstdint>

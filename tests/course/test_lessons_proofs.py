@@ -7,6 +7,7 @@ is caught and shows its symptom. Two proofs run at a time, in processes forked f
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -57,14 +58,22 @@ def run_bug(lesson: Lesson, bug: Bug, *, folder, launch) -> tuple[Report, Advice
 
 def of_later_lessons(lesson: Lesson) -> dict[str, str]:
     """Return the engine's modules and the scripts of later lessons, found by the first words of their docstrings."""
-    blocked = {}
+    return {
+        module: f"it is lesson {number}'s, and lesson {lesson.number} must do without it"
+        for module, number in lesson_of_modules().items()
+        if number > lesson.number
+    }
+
+
+@cache
+def lesson_of_modules() -> dict[str, int]:
+    """Map each module of a lesson to the lesson's number."""
+    found = {}
     for path in [*PLACES.root.glob("mini_engine/**/*.py"), *PLACES.root.glob("scripts/**/*.py")]:
-        number = NUMBER.match(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
-        if number and int(number[1]) > lesson.number:
+        if number := NUMBER.match(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""):
             parts = path.relative_to(PLACES.root).with_suffix("").parts
-            name = ".".join(parts).removesuffix(".__init__")
-            blocked[name] = f"it is lesson {number[1]}'s, and lesson {lesson.number} must do without it"
-    return blocked
+            found[".".join(parts).removesuffix(".__init__")] = int(number[1])
+    return found
 
 
 def failures(report: Report) -> str:
