@@ -38,7 +38,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.cli.parser import at_least
+from mini_engine.cli.parser import at_least, whole_number
 from mini_engine.errors import UserError
 
 OURS, VLLM = "ours", "vLLM"
@@ -51,6 +51,10 @@ def add_arguments(parser) -> None:
     """Add this suite's options."""
     add_checkpoint(parser)
     parser.add_argument("--vllm-python", metavar="PYTHON", help=f"Python that has vLLM (default: ${VLLM_VARIABLE})")
+    parser.add_argument(
+        "--step-tokens", nargs="+", type=whole_number(AT_ONCE), default=[BATCH_TOKENS], metavar="N",
+        help=f"our server's limits of tokens a step, at least {AT_ONCE}; a server for each (default: {BATCH_TOKENS})",
+    )  # fmt: skip
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="only loads whose names begin with one of these")
     parser.add_argument("--most-first", type=at_least(0), default=2.0, metavar="S", help="good: a first token in S (2)")
     parser.add_argument("--most-token", type=at_least(0), default=0.15, metavar="S", help="and S a later one (0.15)")
@@ -98,14 +102,20 @@ def loads_of(vocab_size: int, quick: bool) -> dict[str, Load]:
 # ---------------------------------------------------------------- the servers
 
 
+def ours(args) -> dict[str, int]:
+    """Map the names of our servers to their limits of tokens a step; the first is what the others are compared with."""
+    first, *others = dict.fromkeys(args.step_tokens)
+    return {OURS: first} | {f"{OURS}, {limit} a step": limit for limit in others}
+
+
 def commands(name: str, args, model: Path, port: int) -> tuple[list[str], dict[str, str]]:
     """Return a server's command and environment.
 
     Raises:
         UserError: there is no such server here.
     """
-    if name == OURS:
-        limits = ["--max-num-batched-tokens", str(BATCH_TOKENS), "--chunked-prefill-size", str(BATCH_TOKENS)]
+    if limit := ours(args).get(name):
+        limits = ["--max-num-batched-tokens", str(limit), "--chunked-prefill-size", str(limit)]
         own = ["--model", str(model), "--dtype", args.dtype, "--model-name", MODEL, "--max-num-seqs", str(AT_ONCE)]
         return [sys.executable, "-m", "mini_engine", "serve", *own, *limits, "--port", str(port)], {}
     try:
@@ -182,7 +192,7 @@ def run(args) -> Report:
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         ready, starts = {}, []
-        for name in (OURS, VLLM):
+        for name in (*ours(args), VLLM):
             try:
                 ready[name], seconds = stack.enter_context(server(name, args, model))
                 starts.append({"server": name, "from its command to serving, s": seconds})

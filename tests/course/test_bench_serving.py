@@ -105,7 +105,18 @@ def test_rounds_find_nothing_of_the_rounds_before():
 def test_without_vllm_the_report_says_why(monkeypatch):
     monkeypatch.delenv("MINI_ENGINE_VLLM_PYTHON", raising=False)
     with pytest.raises(UserError, match="--vllm-python"):
-        serving.commands(serving.VLLM, Namespace(vllm_python=None, dtype="bfloat16"), None, 1)
+        serving.commands(serving.VLLM, Namespace(vllm_python=None, dtype="bfloat16", step_tokens=[64]), None, 1)
+
+
+def test_each_limit_of_tokens_a_step_has_a_server_of_its_own(tmp_path):
+    args = Namespace(dtype="bfloat16", step_tokens=[2048, 256, 2048])
+    assert serving.ours(args) == {"ours": 2048, "ours, 256 a step": 256}
+    for name, limit in serving.ours(args).items():
+        command, _ = serving.commands(name, args, tmp_path, 1)
+        limits = [
+            command[command.index(option) + 1] for option in ("--max-num-batched-tokens", "--chunked-prefill-size")
+        ]
+        assert limits == [str(limit)] * 2
 
 
 def test_long_texts_get_room_in_every_engine():

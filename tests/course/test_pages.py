@@ -131,6 +131,19 @@ def test_a_lessons_page_names_the_pitfall_and_the_test_of_each_bug(lesson):
         assert any(name in section for name in names), f"'Pitfalls' names no test of {bug.name}: {names}"
 
 
+@each_lesson
+def test_every_file_that_a_lessons_page_lists_is_there(lesson):
+    """In a table of files a name without a folder is in the one before it."""
+    text = lesson.page.read_text(encoding="utf-8")
+    for table in re.findall(r"^\| files? \|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.MULTILINE):
+        for row in table.splitlines():
+            folder = ""
+            for name in re.findall(r"`([\w/]+\.(?:py|h|cpp))`", row.split("|")[1]):
+                folder = name.rpartition("/")[0] or folder
+                path = f"{folder}/{name.rpartition('/')[2]}"
+                assert any(found.match(path) for found in (ROOT / "mini_engine").rglob("*.*")), f"{path} is not there"
+
+
 def plain(text: str) -> str:
     return re.sub(r"[`*\\]", "", text).lower()
 
