@@ -35,7 +35,7 @@ def test_the_sitemap_has_each_page_s_last_commit(site_folders):
 
 
 def test_a_page_says_who_wrote_it_when_it_changed_and_where_to_report(site_folders):
-    for path in sorted(site_folders["http"].glob("*/index.html")):
+    for path in sorted(site_folders["http"].rglob("index.html")):
         html = path.read_text(encoding="utf-8")
         if 'http-equiv="refresh"' in html or "kv-embedded" in html:
             continue

@@ -34,6 +34,8 @@ TYPED = {  # what a reader types: the page that must come first
     "sliding window": "l15_windows/",
     "DeepSeek": "l16_latents/",
     "tensor parallelism": "l18_ranks/",
+    "disaggregation": "l19_handover/",
+    "grading": "teachers/",
     "benchmark": "ladder/",
 }
 FIRST = ".md-search-result__item:first-child a"

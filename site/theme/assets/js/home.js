@@ -30,7 +30,7 @@
 
   function fold(heading) {
     const parts = [];
-    for (let next = heading.nextElementSibling; next && !next.matches("h2, .kv-updated"); next = next.nextElementSibling) parts.push(next);
+    for (let next = heading.nextElementSibling; next && !next.matches("h2, .kv-updated, :has(> div > h2)"); next = next.nextElementSibling) parts.push(next);
     const room = heading.closest(".halves");
     if (room) parts.push(...[...room.children].filter((column) => !column.querySelector("h2"))); // its picture
     const button = document.createElement("button");
@@ -119,7 +119,8 @@
   const figure = document.querySelector(".kv-race");
   const button = figure.querySelector("button");
   const status = figure.querySelector("[role=status]");
-  const first = { button: button.textContent, status: status.innerHTML };
+  const when = figure.querySelector("figcaption span");
+  const first = { button: button.textContent, status: status.innerHTML, when: when.textContent };
   const HOLD = 3; // seconds that the end stays, before the picture at rest comes back
   let running = 0;
 
@@ -185,6 +186,7 @@
     lanes.forEach((lane) => (lane.finish(), lane.rest()));
     figure.classList.remove("running");
     button.textContent = first.button;
+    when.textContent = first.when;
     status.innerHTML = first.status;
   }
 
@@ -195,6 +197,7 @@
     const start = performance.now();
     figure.classList.add("running");
     button.textContent = "Stop";
+    when.textContent = when.dataset.running;
     const step = function () {
       const seconds = ((performance.now() - start) / 1000) * (window.KV_RACE.pace || 1);
       lanes.forEach((lane) => lane.go(seconds));
