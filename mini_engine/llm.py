@@ -41,8 +41,8 @@ class LLM:
             "pocket-windows" (lesson 15) or "pocket-latent" (lesson 16), or a loaded model; None is the pocket model.
         tokenizer: for a loaded model; a checkpoint has its own.
         dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
-            With tensor_parallel_size above 1 the model is shared by this process and others, which end with the LLM;
-            a script that asks for it belongs under `if __name__ == "__main__":` (lesson 18).
+            tensor_parallel_size above 1 (lesson 18) and prefill_workers (lesson 19) start processes, which end with the
+            LLM; a script that asks for them belongs under `if __name__ == "__main__":`.
         config: the engine's options; or give the fields of `EngineConfig` by name.
 
     Raises:

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 LOCAL = ("localhost", "127.0.0.1", "::1")
 log = logging.getLogger(__name__)
 
-NEEDED = "serve needs the extra 'server': pip install -e '.[server]', or make setup ARGS=\"--extras server\""
+NEEDED = (
+    "serve needs the extra 'server': pip install 'kv-course[server]'; "
+    "in a clone, pip install -e '.[server]' or make setup ARGS=\"--extras server\""
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

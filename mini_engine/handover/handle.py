@@ -8,7 +8,7 @@ from typing import ClassVar
 from mini_engine.errors import UserError
 from mini_engine.handover.prefill import Seat, work
 from mini_engine.handover.protocol import Ask, Cancel, Close, Failed, Layout, Message, packed, unpacked
-from mini_engine.ranks.others import ctrl_c_ignored
+from mini_engine.ranks.others import PRINTED, ctrl_c_ignored
 from mini_engine.ranks.pulse import TICK_SECONDS, Pulse, bytes_for
 
 
@@ -57,7 +57,8 @@ class Handle:
             return self.receive()
         except (EOFError, OSError):
             self.process.join()
-            return Failed(f"it ended before it was ready, with exit code {self.process.exitcode}")
+            code = self.process.exitcode or 0
+            return Failed(f"it ended before it was ready, with exit code {code}" + (PRINTED if code > 0 else ""))
 
     def receive(self) -> Message:
         """Wait for the worker's next message. EOFError, OSError: it has ended."""

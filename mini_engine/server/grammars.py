@@ -127,7 +127,7 @@ class GrammarCompiler:
         try:
             from llguidance import LLMatcher, LLParserLimits
         except ModuleNotFoundError:
-            raise UserError("structured output and tools need llguidance; install the extra 'server'") from None
+            raise UserError("structured output and tools need llguidance: pip install 'kv-course[server]'") from None
         limits = LLParserLimits(verbose_errors=False, **LIMITS)
         compiled = LLMatcher(self.vocabulary, form.grammar(), log_level=0, limits=limits)
         self.check(compiled, form)

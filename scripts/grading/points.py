@@ -1,4 +1,4 @@
-"""Course machinery. Points: so many for each task that is done, and half as many again for equal tokens.
+"""Course machinery. Points: so many for each task that is done; for equal tokens half as many as for all tasks.
 
 Two thirds of a lesson's points are its tasks', in equal parts; one third is for the smoke script's tokens, which are
 compared only once every task is written. Points are whole numbers. What could not be checked earns nothing and says

@@ -158,6 +158,18 @@ def test_a_worker_that_is_lost_before_it_is_ready_ends_the_start(fault, tmp_path
 
 
 @slow
+def test_a_script_that_starts_itself_again_is_told_how_to_be_written(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from mini_engine import LLM\nLLM(prefill_workers=1)\n", encoding="utf-8")
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, str(script)], env=os.environ | {"PYTHONPATH": path}, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 1 and "exit code 1" in done.stderr
+    assert '`if __name__ == "__main__":`' in done.stderr.splitlines()[-1], "each worker runs the script again"
+
+
+@slow
 def test_a_worker_that_cannot_start_says_why():
     with pytest.raises(UserError) as caught, engine_with(lambda build: partial(build_nothing, "the disk is on fire")):
         pass
