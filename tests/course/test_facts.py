@@ -3,6 +3,7 @@
 Protects readers from a version, a behaviour or a figure on a page that the code and its packages no longer have.
 """
 
+import json
 from importlib.metadata import version
 
 from scripts import ROOT
@@ -155,3 +156,38 @@ def test_computing_grows_faster_than_the_prompt_as_lesson_12_says():
         f"position {matrices // each_key:,} costs twice",
         f"prompt of {2 * matrices // each_key:,} tokens twice",
     )
+
+
+# ---------------------------------------------------------------- tables of engines, measured once and kept
+
+
+def kept(path: str) -> list[dict]:
+    """Return the rows of a bench's kept JSON."""
+    return json.loads((LESSONS / path).read_text(encoding="utf-8"))["rows"]
+
+
+def three_digits(value: float) -> str:
+    """Return a figure as the tables have it: three digits or, above, whole numbers."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def test_lesson_9_s_table_of_engines_is_the_kept_run():
+    names = {"shared": "16 requests, 512 shared tokens and 16 of their own", "prefill": "prefill, 8 × 256 tokens"}
+    loads: dict[str, list[str]] = {}
+    for row in kept("l9_speed/peers.json"):
+        load = next((name for key, name in names.items() if row["load"].startswith(key)), row["load"])
+        loads.setdefault(load, []).append(three_digits(row["tokens/s"]))
+    say("l9_speed", *(f"| {load} | {' | '.join(speeds)} |" for load, speeds in loads.items()))
+
+
+@pytest.mark.parametrize("file", ["serving.json", "serving-limits.json"])
+def test_lesson_7_s_tables_of_servers_are_the_kept_runs(file):
+    rows = kept(f"l7_server/{file}")
+    servers = len({row["server"] for row in rows})
+    for ours in range(0, len(rows), servers):
+        beside = rows[ours : ours + servers]
+        cells = [" / ".join(three_digits(row["tokens/s"]) for row in beside)]
+        for key in ("first token, p50 ms", "first token, p99 ms", "gap, p50 ms", "gap, p99 ms"):
+            cells.append(" / ".join(f"{row[key]:,.0f}" for row in beside))
+        cells.append(" / ".join(f"{row['good a second']:.2f}" for row in beside))
+        say("l7_server", f"| {' | '.join(cells)} |")
