@@ -21,8 +21,8 @@ from mini_engine.server.server_config import ServerConfig
 from mini_engine.text.tokenizer import Tokenizer
 
 NEEDED = (
-    "several replicas need the extra 'distributed': pip install 'kv-course[distributed]'; "
-    "in a clone, pip install -e '.[distributed]' or make setup ARGS=\"--extras distributed\""
+    "several replicas need the extra 'distributed': pip install \"kv-course[distributed]\"; "
+    'in a clone, pip install -e ".[distributed]" or make setup ARGS="--extras distributed"'
 )
 
 log = logging.getLogger(__name__)
