@@ -1,12 +1,13 @@
 """Course machinery. Runs a report's parts one after the other within a time, and keeps what it has after each.
 
-Tokens come first and always run. A later part that would not end in time is left out, and says so; one that hangs is
-ended when the time is up. Ctrl-C ends the parts that are left.
+Tokens come first, and end while a third of the time is left: a lesson that hangs takes that long. A later part that
+would not end in time is left out, and says so; one that hangs is ended when the time is up. Ctrl-C ends what is left.
 """
 
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,16 @@ class Run:
         self.tell("tokens of the lessons")
         numbers = [lesson.number for lesson in self.lessons]
         patience = self.clock.limit * LESSON_SHARE
-        for result in run_all(self.lessons, Places.find(), start_warm(), timeout=patience):
-            self.report.lessons[numbers.index(result.lesson.number)] = of_lesson(result)
-            self.keep()
-            self.tell(f"tokens of the lessons: {result.lesson.title}")
+        with closing(run_all(self.lessons, Places.find(), start_warm(), timeout=patience)) as results:
+            for result in results:
+                self.report.lessons[numbers.index(result.lesson.number)] = of_lesson(result)
+                self.keep()
+                self.tell(f"tokens of the lessons: {result.lesson.title}")
+                if self.clock.left < patience:  # the next one may take so long
+                    break
+        for lesson in self.report.lessons:
+            if lesson.status == "missing":
+                lesson.why = f"there was no time: {self.clock.left:.0f} s were left"
 
     def all_kernels(self) -> None:
         """Run the kernels beside the reference. After a crash the others go on in a new process."""

@@ -273,6 +273,27 @@ def test_parts_without_time_are_missing_and_say_so(made, tmp_path, monkeypatch):
     assert all("were left" in one.why for one in found.with_status("missing"))
 
 
+def test_lessons_without_time_are_missing_and_the_scripts_that_run_are_ended(monkeypatch):
+    ended = []
+
+    def slow_machine(lessons, *args, **options):
+        try:
+            for lesson in lessons:
+                yield run.Result(lesson, 1, 100.0, "")
+        finally:
+            ended.append(True)
+
+    monkeypatch.setattr(run, "run_all", slow_machine)
+    monkeypatch.setattr(run, "start_warm", lambda: None)
+    making = run.Run(report(kernels=[], speeds=[]), 600.0, lambda report: None, lambda name: None)
+    left = iter([500.0, 350.0, 150.0])
+    monkeypatch.setattr(run.Clock, "left", property(lambda self: next(left, 150.0)))
+    making.tokens()
+    status = [lesson.status for lesson in making.report.lessons]
+    assert ended and status[:4] == ["failed"] * 3 + ["missing"] and set(status[3:]) == {"missing"}
+    assert making.report.lessons[-1].why == "there was no time: 150 s were left"
+
+
 def test_a_step_that_would_take_too_long_is_not_begun():
     made = run.Run(report(kernels=[], speeds=[]), 60.0, lambda report: None, lambda name: None)
     eight, thirty_two = (run.Step("it", None, {}, "prefill", n) for n in (8, 32))
@@ -292,15 +313,14 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(made, tmp_path, capsys)
 
 
 def test_a_lesson_s_result_becomes_a_part():
-    from scripts.smoke.processes import Result
 
     lesson = run.pick_lessons(run.Places.find(), ["0"])[0]
     request = {"ours": [1, 2, 9], "hf": [1, 2, 3]}
     right = dict(match=True, device="cpu", requests=[request | {"ours": [1, 2, 3]}])
-    assert run.of_lesson(Result(lesson, 0, 1.0, "", right)).status == "ok"
-    wrong = run.of_lesson(Result(lesson, 1, 1.0, "", dict(match=False, device="cpu", requests=[request])))
+    assert run.of_lesson(run.Result(lesson, 0, 1.0, "", right)).status == "ok"
+    wrong = run.of_lesson(run.Result(lesson, 1, 1.0, "", dict(match=False, device="cpu", requests=[request])))
     assert (wrong.status, wrong.equal_tokens, wrong.tokens) == ("failed", 2, 3) and "1 of 3 tokens" in wrong.why
-    dead = run.of_lesson(Result(lesson, 1, 1.0, f"noise\n{run.ROOT}/x.py: no such file\n"))
+    dead = run.of_lesson(run.Result(lesson, 1, 1.0, f"noise\n{run.ROOT}/x.py: no such file\n"))
     assert dead.why == "the repository/x.py: no such file"
 
 
