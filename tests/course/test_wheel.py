@@ -143,7 +143,7 @@ def test_a_command_without_its_extra_says_which_in_one_sentence(installed: Insta
             "server.grammars",
             "GrammarCompiler",
             "None, 8, (0,)).compile_sync(__import__('types').SimpleNamespace(check=lambda: None)",
-            "structured output and tools need llguidance; install the extra 'server'",
+            "structured output and tools need llguidance: pip install 'kv-course[server]'",
         ),
     ],
     ids=["triton", "llguidance"],
