@@ -6,11 +6,11 @@ would not end in time is left out, and says so; one that hangs is ended when the
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from scripts import ROOT
 from scripts.bench.peer_protocol import Peer, PeerError
@@ -96,7 +96,8 @@ class Run:
         self.tell("tokens of the lessons")
         numbers = [lesson.number for lesson in self.lessons]
         patience = self.clock.limit * LESSON_SHARE
-        with closing(run_all(self.lessons, Places.find(), start_warm(), timeout=patience)) as results:
+        runs = run_all(self.lessons, Places.find(), start_warm(), timeout=patience)
+        with closing(cast("Generator[Result, None, None]", runs)) as results:
             for result in results:
                 self.report.lessons[numbers.index(result.lesson.number)] = of_lesson(result)
                 self.keep()
