@@ -313,7 +313,6 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(made, tmp_path, capsys)
 
 
 def test_a_lesson_s_result_becomes_a_part():
-
     lesson = run.pick_lessons(run.Places.find(), ["0"])[0]
     request = {"ours": [1, 2, 9], "hf": [1, 2, 3]}
     right = dict(match=True, device="cpu", requests=[request | {"ours": [1, 2, 3]}])

@@ -29,7 +29,6 @@ from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.detokenizer import Detokenizer
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.tiers.break_even import BreakEven
-from tests.course.site_fixtures import SITE
 from tests.course.test_site import AXE, RUN_AXE
 
 PAGES = {
@@ -233,7 +232,7 @@ def test_the_tools_numbers_are_those_of_the_pocket_model():
         assert all(abs(one - other) < 0.01 for one, other in rounded)
 
 
-@pytest.mark.parametrize("at", [pytest.param(0), *(pytest.param(i, marks=pytest.mark.slow(*SITE)) for i in (1, 2))])
+@pytest.mark.parametrize("at", range(3))
 def test_the_prices_of_load_are_those_that_lesson_13_simulates(at, work):
     kept = tool_data.read_data("beta")
     betas, replicas = kept["betas"], kept["replicas"][at]
