@@ -3,12 +3,14 @@
 #pragma once
 #include <cstdint>
 
+constexpr int64_t EVERY_KEY = INT32_MAX;  // a window that hides none
+
 extern "C" {
 struct AttentionSizes {  // of one call; attention/cpu.py has the same struct
     int64_t num_seqs, num_rows, heads, kv_heads, dim;
     int64_t num_blocks, block_size, max_blocks;
     int64_t q_stride, out_stride;  // elements from one row to the next
-    int64_t window;                // keys that a query sees, its own included; EVERY_KEY hides none
+    int64_t window;                // keys that a query sees, its own included
 };
 
 // Returns -1, or the sequence whose block table names a block that does not exist; then nothing was written.

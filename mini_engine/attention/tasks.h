@@ -75,7 +75,8 @@ struct Attention {
     int keys_seen(const Tile& t, int query) const {
         return t.begins ? t.run->keys : kv_lens[t.seq] - q_len(t.seq) + t.first_query + query + 1;
     }
-    int first_seen(const Tile& t) const { return int(first_key(keys_seen(t, 0), window)); }  // by any of its queries
+    int64_t window_of(const Tile& t) const { return t.begins ? EVERY_KEY : window; }  // all of a run sees its beginning
+    int first_seen(const Tile& t) const { return int(first_key(keys_seen(t, 0), window_of(t))); }
     int query_of(const Tile& t, int row) const { return t.first_query + row / group() % t.queries; }
     int head_of(const Tile& t, int row) const {  // of the query's heads
         return (t.first_head + row / group() / t.queries) * group() + row % group();
@@ -159,8 +160,9 @@ struct Attention {
     NOINLINE void add_tile(const Tile& t, int head, int key, const Places& now, const Places& next, float* stretch,
                   Workspace& w) const {
         const int n = t.queries * group(), seen = keys_seen(t, 0);
+        const int64_t most = window_of(t);
         const int first = std::max(0, key + 1 - seen) * group();  // the rows before it see none of these keys
-        const int last = int(std::min<int64_t>(t.queries, key + LANES + window - seen)) * group();  // nor those from it
+        const int last = int(std::min<int64_t>(t.queries, key + LANES + most - seen)) * group();  // nor those from it
         const bool many = n >= MANY_ROWS;
         const int64_t at = (t.first_head + head) * stride();
         const Found<E> p = of_head(now, t.first_head + head, w);
@@ -181,7 +183,7 @@ struct Attention {
                 score<R>(q + r * words(), p.key, OPENS || r > first ? nullptr : keys_ahead, words(), scores + r * LANES);
             });
         softmax_update<E>(scores + first * LANES, last - first, scale * p.key_scale, p.value_scale,
-                          seen + first / group() - key, int(window), group(), sums + first * record(), record());
+                          seen + first / group() - key, int(most), group(), sums + first * record(), record());
         const InCache<E> values{p.value, values_ahead};
         if (many) {
             const auto packed = pack_values(values, p.count, width(), w.values.at(0));
