@@ -7,17 +7,19 @@ PYTHON ?= python3
 endif
 RUN = $(PYTHON) scripts/setup_env.py --run
 export NO_MKDOCS_2_WARNING = 1
+SHARD ?= 1/1
 # two processes, each with whole files of tests: a file's fixtures, such as a server or a browser, start once
 TWO_AT_A_TIME = -n 2 --dist loadfile
 
-.PHONY: help setup lock smoke report test test-all serve lint format site serve-site bench clean
+.PHONY: help setup lock smoke report test test-all proofs serve lint format site serve-site bench clean
 .NOTPARALLEL:
 
 help:
 	@echo "make smoke       run every lesson on the pocket model and compare its tokens with Hugging Face's"
 	@echo "make report      say what this machine is, whether all is right on it, and how fast; ten minutes at most"
-	@echo "make test        run the tests: everything that a change of yours can break, in a few minutes"
-	@echo "make test-all    also run the proofs: every known right and wrong answer of every lesson, every rerun, every page in a browser"
+	@echo "make test        run the lessons' tests, and those of what students work with, in three minutes"
+	@echo "make test-all    run every test; SHARD=1/4 runs a quarter of them"
+	@echo "make proofs      prove a lesson's tasks, pitfalls and known answers: make proofs LESSON=7"
 	@echo "make serve       serve an OpenAI-compatible API at http://127.0.0.1:8000/v1"
 	@echo "make setup       only make .venv; the other targets do this automatically"
 	@echo "make lock        rewrite scripts/constraints.txt after moving a pin in pyproject.toml"
@@ -46,7 +48,10 @@ test:
 	@$(RUN) -m pytest $(TWO_AT_A_TIME) $(ARGS)
 
 test-all:
-	@$(RUN) -m pytest -m "" $(ARGS)
+	@$(RUN) -m pytest -m "" $(TWO_AT_A_TIME) -p tests.shards --shard $(SHARD) $(ARGS)
+
+proofs:
+	@$(RUN) -m pytest -m "" tests/course/test_lessons_proofs.py tests/course/test_lessons_answers.py -k "l$(LESSON)_" $(ARGS)
 
 serve:
 	@$(RUN) -m mini_engine serve $(ARGS)

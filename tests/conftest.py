@@ -9,8 +9,6 @@ import hypothesis
 import pytest
 from hypothesis.internal.conjecture import providers
 
-from tests.record import Recorder, is_on_record
-
 # The tests' tensors are tiny: a second thread gains nothing, and on a busy machine its spinning triples the time. torch
 # reads this when a test first imports it, and the processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,23 +31,8 @@ providers._get_local_constants = lambda: providers._local_constants  # which sta
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options for slow tests (tests/record.py)."""
-    group = parser.getgroup("slow tests")
-    group.addoption("--record", action="store_true", help="rewrite the golden transcripts and the record of slow tests")
-    group.addoption("--changed-only", action="store_true", help="skip slow tests whose files are as recorded")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--record"):
-        if config.getoption("numprocesses", None):
-            raise pytest.UsageError("--record needs all tests in one process; leave out -n")
-        config.pluginmanager.register(Recorder(), "recorder")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if is_on_record(item):
-            item.add_marker(pytest.mark.skip(reason="unchanged since it last passed (tests/record.json)"))
+    """Add the option of the golden transcripts."""
+    parser.addoption("--record", action="store_true", help="rewrite the golden transcripts")
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ STOPPED = "the tests come first"
 PLUGINS = ["-p", "course_reporter", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider"]
 OPTIONS = [
     "-m",
-    "not reference and not slow",
+    "not reference and not ci and not nightly",
     "-q",
     "--no-header",
     "--tb=line",

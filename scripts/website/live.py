@@ -40,7 +40,7 @@ COURSE = [  # what a page needs of the repository, as patterns
     "pyproject.toml", "mini_engine/**/*.py", "lessons/__init__.py", "lessons/_course/**/*.py",
     "scripts/__init__.py", "scripts/live/**/*.py", "scripts/traces/__init__.py", "scripts/traces/tape.py",
     "scripts/traces/timeline.py", "scripts/traces/sharing.py",
-    "tests/conftest.py", "tests/record.py", "tests/support.py",
+    "tests/conftest.py", "tests/support.py",
     *(f"tests/{lesson}/*.py" for lesson in LESSONS),
     *(f"lessons/{lesson}_*/{name}" for lesson in LESSONS for name in ("lesson.toml", "README.md")),
 ]  # fmt: skip

@@ -1,22 +1,33 @@
 """Course machinery. Fixtures of this folder's tests: the built site and a `browser`; the proofs about the lessons."""
 
 import ast
+from pathlib import Path
 
 import pytest
 
 from tests.course.proofs import Proofs, Transcript, one_at_a_time
-from tests.course.site_fixtures import SITE, browser, site_file, site_folders, site_http
-from tests.record import is_on_record
+from tests.course.site_fixtures import browser, site_file, site_folders, site_http
 
 __all__ = ["browser", "site_file", "site_folders", "site_http"]
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
+FOLDER = Path(__file__).parent
+OF_STUDENTS = {  # what a student's own machine may break, and `make test` runs
+    *("test_setup_env.py", "test_scaffold.py", "test_lessons_starter.py", "test_lessons_overlay.py"),
+    *("test_lessons_check.py", "test_lessons_odd.py", "test_lessons_commands.py", "test_lessons_verdicts.py"),
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that opens a page in a browser as slow."""
+    """Mark this folder's tests: those that open a page in a browser as nightly, others as CI's."""
     for item in items:
+        if item.path.parent != FOLDER or item.get_closest_marker("ci") or item.get_closest_marker("nightly"):
+            continue
         if "browser" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.slow(*SITE))
+            item.add_marker(pytest.mark.nightly)
+        elif item.path.name not in OF_STUDENTS:
+            item.add_marker(pytest.mark.ci)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +37,7 @@ def proofs(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ast, "parse", one_at_a_time(ast.parse))
         for item in request.session.items:
-            if item.path == request.path and not is_on_record(item):
+            if item.path == request.path:
                 proofs.expect(item)
         yield proofs
         proofs.pool.shutdown(cancel_futures=True)

@@ -9,10 +9,6 @@ from scripts.website.browser import Site, build_sites, find_browser, launched, s
 import pytest
 from filelock import FileLock  # torch brings it
 
-# what a page shows or runs: the labs and exercises judge with these lessons' own tests
-SITE = ("lessons", "site", "mkdocs.yml", "scripts/website", "scripts/traces", "mini_engine", "README.md")
-SITE += ("tests/l0", "tests/l1", "tests/l2", "tests/l3", "tests/l5", "tests/l8")
-
 
 @pytest.fixture(scope="session")
 def site_folders(tmp_path_factory) -> dict[str, Path]:

@@ -340,7 +340,7 @@ def test_ours_and_transformers_give_the_same_tokens_and_each_run_begins_with_an_
     assert first[0].prefill_tokens > 0
 
 
-@pytest.mark.slow("scripts/bench", "mini_engine")
+@pytest.mark.nightly
 def test_our_engine_and_transformers_answer_in_processes_of_their_own(tmp_path):
     model = write_checkpoint(tmp_path, num_hidden_layers=1)
     for name in ("ours", "transformers generate"):

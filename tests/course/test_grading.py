@@ -103,7 +103,7 @@ def test_nothing_handed_in_is_no_points_and_a_sentence(toy):
     assert found.finding == "Nothing was handed in: there is no folder l0."
 
 
-@pytest.mark.slow("lessons/_course", "scripts/grading")
+@pytest.mark.nightly
 def test_code_that_never_ends_gets_none(toy):
     end_with(toy, "while True: pass")
     found = graded(toy, seconds=3)
@@ -276,7 +276,7 @@ def test_the_workflow_grades_with_options_that_exist_and_the_course_s_tests():
     assert folders == {"course"}, "what runs is the course's, and not the student's"
 
 
-@pytest.mark.slow("lessons/_course", "lessons/l2_token_flat", "scripts/grading", "mini_engine/kv")
+@pytest.mark.nightly
 def test_a_real_lesson_solved_half_solved_and_broken(tmp_path):
     places = Places.find()
     [lesson] = [lesson for lesson in read_lessons(places) if lesson.number == 2]

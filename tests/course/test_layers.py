@@ -177,7 +177,7 @@ def catches_import_errors(handler: ast.ExceptHandler) -> bool:
     )
 
 
-@pytest.mark.slow("tests", "scripts")
+@pytest.mark.nightly
 def test_collecting_a_lesson_s_tests_imports_nothing_that_takes_seconds():
     """A check that ends at the first test has collected the whole lesson."""
     lessons = [path.as_posix() for path in sorted((ROOT / "tests").glob("l*[0-9]"))]

@@ -93,7 +93,7 @@ def judged(verdict: Verdict) -> str:
     return re.sub(r"\d+ tests", "… tests", without_varying(f"{result.status}{about}: {verdict.advice.headline}"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @each_round
 @ahead(run_round)
 def test_right_answers_pass(lesson, number, found, transcript):
@@ -103,7 +103,7 @@ def test_right_answers_pass(lesson, number, found, transcript):
     transcript.holds(f"right answers, round {number + 1}", judged(found), text)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @each_mistake
 @ahead(run_mistake)
 def test_a_mistake_is_told_at_its_own_task(lesson, answer, found, transcript):

@@ -25,7 +25,8 @@ from lessons._course.student import StudentFile, put_aside, start, student_files
 from lessons._course.task_tests import MARK, files_of_tasks
 from lessons._course.verdict import Verdict, judge
 from tests.course.proofs import LESSONS, PATIENCE, PLACES, ahead, written
-from tests.record import NUMBER
+
+NUMBER = re.compile(r"Lesson (\d+)\.")
 
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.id)
 each_task = pytest.mark.parametrize(
@@ -109,7 +110,7 @@ class Diary:
         return verdict, Progress(self.places.work).entry(self.lesson).tasks_done
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @each_lesson
 @ahead(Diary)
 def test_a_student_gets_from_red_to_green(lesson, found):
@@ -173,14 +174,14 @@ def test_every_mark_is_a_task_s_and_every_task_has_a_test(lesson):
             assert PLACES.shown(path) in marked, f"{path.name} is not among the lesson's tests"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @each_task
 @ahead(run_task)
 def test_each_task_alone_makes_its_tests_pass(lesson, task, found):
     assert found.results and not found.count("failed", "hung", "not run"), failures(found)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @each_bug
 @ahead(run_bug)
 def test_each_pitfall_is_caught_and_told(lesson, bug, found):

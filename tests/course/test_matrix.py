@@ -28,7 +28,7 @@ def test_each_feature_works_alone(key):
     check(key)
 
 
-@pytest.mark.slow("mini_engine", "scripts/pages/matrix_cells.py", "lessons/what-works-with-what.json")
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", [key for key in CELLS if key not in QUICK])
 def test_each_pair_of_features_works_or_is_refused_as_recorded(key):
     check(key)

@@ -104,7 +104,7 @@ def text_of(output) -> str:
     return output.get("data", {}).get("text/markdown", "") or "".join(output.get("traceback", ()))
 
 
-@pytest.mark.slow("scripts", "site/colab", "lessons/l2_token_flat", "mini_engine/kv/allocator.py")
+@pytest.mark.nightly
 @pytest.mark.skipif(os.name == "nt" or shutil.which("git") is None, reason="its commands are for Linux")
 def test_it_runs_from_end_to_end(tmp_path, monkeypatch):
     copy = copy_of_checkout(tmp_path)
@@ -128,7 +128,7 @@ def test_it_runs_from_end_to_end(tmp_path, monkeypatch):
     assert page.startswith("# A machine's report") and "676 of 676 tokens of 6 lessons" in " ".join(page.split())
 
 
-@pytest.mark.slow("scripts/pages/notebook.py", "site/colab", "lessons/l2_token_flat", "lessons/_course")
+@pytest.mark.nightly
 @pytest.mark.skipif(os.name == "nt" or shutil.which("git") is None, reason="its commands are for Linux")
 def test_an_exercise_that_is_not_written_is_red_and_stops_nothing(tmp_path, monkeypatch):
     copy = copy_of_checkout(tmp_path)

@@ -151,7 +151,7 @@ def plain(text: str) -> str:
 def quoted(command: Quoted):
     """Return a command as a test's parameter; those of a lesson's own page are slow."""
     of_a_lesson = command.page.parent.parent == ROOT / "lessons"
-    marks = pytest.mark.slow("mini_engine", "scripts", "lessons") if of_a_lesson else ()
+    marks = pytest.mark.nightly if of_a_lesson else ()
     return pytest.param(command, marks=marks, id=place(command))
 
 

@@ -138,7 +138,7 @@ def test_what_was_not_exercised_is_told_and_fails_only_the_scripts_own_run(cours
     assert code == 1 and "no request was preempted" in out and "1 of 1 lessons failed: 1." in out
 
 
-@pytest.mark.slow("mini_engine", "scripts", "lessons/l*/lesson.toml")
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [5, 8, 11, 12, 13, 14])
 def test_the_own_run_of_a_script_exercises_everything(number):
     lesson = next(lesson for lesson in read_lessons(Places.find()) if lesson.number == number)

@@ -27,7 +27,7 @@ from mini_engine.{module} import {start}
 sys.exit({start}({arguments}))
 """
 
-pytestmark = pytest.mark.slow("mini_engine", "pyproject.toml", "PYPI.md")
+pytestmark = pytest.mark.nightly
 
 
 class Installed(NamedTuple):

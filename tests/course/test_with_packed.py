@@ -38,7 +38,7 @@ def test_the_plugin_gives_the_models_of_those_tests_fast_layers():
     assert done.stdout.split() == ["FastQwen3ForCausalLM"], f"the slow model is tested again: {done.stderr[-999:]}"
 
 
-@pytest.mark.slow("mini_engine", "tests/l9/with_packed.py", *PARITY)
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["packed", "torch"])
 def test_parity_of_earlier_lessons_with_fast_layers(backend):
     if backend == "packed":

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow("mini_engine", "tests/l5", "tests/l6", "tests/l7", "tests/l8/with_sharing.py")
+@pytest.mark.nightly
 @pytest.mark.parametrize("lesson", [5, 6, 7])
 def test_the_tests_of_earlier_lessons_pass_with_prefix_sharing(lesson):
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.l8.with_sharing", f"tests/l{lesson}"]

@@ -241,13 +241,7 @@ def test_an_index_that_lists_a_tensor_its_shard_lacks(tmp_path):
     refused(directory, "lists model.norm.weight")
 
 
-@pytest.mark.slow(
-    "mini_engine/checkpoint/weights.py",
-    "mini_engine/checkpoint/stored.py",
-    "mini_engine/checkpoint/config.py",
-    "mini_engine/model",
-    "scripts/constraints.txt",
-)
+@pytest.mark.nightly
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="NOT CHECKED: the peak is read from Linux's /proc")
 def test_the_peak_is_at_most_a_fifth_above_the_model(tmp_path, untied):
     write_checkpoint(

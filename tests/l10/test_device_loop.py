@@ -50,7 +50,7 @@ def check_nothing_is_held(kv):
 @pytest.mark.parametrize(
     "family, page",
     [
-        pytest.param(family, page, marks=[pytest.mark.slow] if page == 1 and family != FAMILY else [])
+        pytest.param(family, page, marks=[pytest.mark.nightly] if page == 1 and family != FAMILY else [])
         for family in FAMILIES
         for page in (1, 4)
     ],

@@ -54,7 +54,7 @@ def wanted(hf, prompts, max_tokens):
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name == FAMILY else pytest.mark.slow) for name in FAMILIES]
+    "family", [pytest.param(name, marks=[] if name == FAMILY else pytest.mark.nightly) for name in FAMILIES]
 )
 def test_tokens_equal_hugging_face_s(family):
     hf = both(family)[1]
@@ -185,7 +185,7 @@ def test_no_rows_are_no_launch(interpreter, name, columns):
 
 
 @pytest.mark.parametrize(
-    "lengths, kernel", [([2, 5], "torch"), pytest.param([1, 3, 6], "triton", marks=pytest.mark.slow)]
+    "lengths, kernel", [([2, 5], "torch"), pytest.param([1, 3, 6], "triton", marks=pytest.mark.nightly)]
 )
 def test_the_pocket_model_s_tokens_equal_hugging_face_s(interpreter, lengths, kernel):
     from transformers import AutoModelForCausalLM

@@ -25,7 +25,10 @@ LENGTHS = [1, 2, 3, 4, 5, 9, 17]
 CPU = torch.device("cpu")
 some_families = pytest.mark.parametrize(
     "family",
-    [pytest.param(name, marks=[] if name in (FAMILY, "four, with biases") else pytest.mark.slow) for name in FAMILIES],
+    [
+        pytest.param(name, marks=[] if name in (FAMILY, "four, with biases") else pytest.mark.nightly)
+        for name in FAMILIES
+    ],
 )
 
 

@@ -10,9 +10,7 @@ from scripts.bench.gpu_target import POINTERS, SHARED_BYTES
 from mini_engine.layers.layer_kernels import _add_norm, _norm_rope, _silu_mul
 
 pytestmark = pytest.mark.reference
-slow = pytest.mark.slow(
-    "mini_engine/gpu", "scripts/bench/gpu_target.py", "scripts/bench/compiled_layers.py", "tests/l10"
-)
+nightly = pytest.mark.nightly
 SHAPES = [(1024, 16, 8, 128, 3072), (5120, 64, 8, 128, 25600), (640, 6, 2, 80, 1000), (8192, 8, 1, 256, 29568)]
 
 
@@ -28,7 +26,7 @@ def test_qwen3_0_6b_s_kernels_fit_an_h100():
     check(LayerLoad(32, "bfloat16"), 90)
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 @pytest.mark.parametrize("dtype", POINTERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

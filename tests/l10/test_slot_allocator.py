@@ -512,7 +512,7 @@ TestSlotMachine = SlotMachine.TestCase
 TestSlotMachine.settings = settings(max_examples=15, stateful_step_count=25)
 
 
-@pytest.mark.parametrize("calls", [500, pytest.param(25_000, marks=pytest.mark.slow)])  # of each kind, four kinds
+@pytest.mark.parametrize("calls", [500, pytest.param(25_000, marks=pytest.mark.nightly)])  # of each kind, four kinds
 @pytest.mark.parametrize("need_sort", [True, False])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_thousands_of_calls_leave_each_slot_in_one_state(page_size, need_sort, calls):

@@ -24,7 +24,7 @@ def smoke(capsys, *arguments):
     return code, json.loads(out) if out else None, err
 
 
-@pytest.mark.parametrize("page", ["4", *(pytest.param(size, marks=pytest.mark.slow) for size in ("1", "16"))])
+@pytest.mark.parametrize("page", ["4", *(pytest.param(size, marks=pytest.mark.nightly) for size in ("1", "16"))])
 def test_all_three_paths_equal_hugging_face(capsys, page):
     code, report, _ = smoke(capsys, "--block-size", page)
     assert code == 0 and report["match"] and report["lesson"] == 10

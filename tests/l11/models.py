@@ -67,7 +67,7 @@ FAMILIES = {
 }
 # The first two show most; the others make a lesson's check take minutes.
 QUICK = ("every fourth attends", "one delta net, last")
-SELECTED = [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+SELECTED = [family if family in QUICK else pytest.param(family, marks=pytest.mark.nightly) for family in FAMILIES]
 _KEEPERS: list[tempfile.TemporaryDirectory] = []
 
 

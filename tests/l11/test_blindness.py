@@ -15,7 +15,7 @@ pytestmark = pytest.mark.reference  # about the tests, not about a task
 NEW = 20
 each_family = pytest.mark.parametrize(
     "family",
-    ["every fourth attends", pytest.param("one delta net, first", marks=pytest.mark.slow), "one delta net, last"],
+    ["every fourth attends", pytest.param("one delta net, first", marks=pytest.mark.nightly), "one delta net, last"],
 )
 
 

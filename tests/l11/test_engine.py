@@ -19,7 +19,7 @@ NEW = 12
 LENGTHS = (1, 2, 7, 31, 32, 33, 65, 130)  # around blocks of 8, checkpoints at 32 and rounds of 64
 FAMILY = "every fourth attends"
 each_family = pytest.mark.parametrize("family", SELECTED)
-slow = pytest.mark.slow
+nightly = pytest.mark.nightly
 
 
 def prompts_of(lengths=LENGTHS):
@@ -53,7 +53,7 @@ def test_batched_and_then_behind_their_own_checkpoints(family):
 
 
 @each_family
-@pytest.mark.parametrize("chunk", [1, 7, pytest.param(33, marks=slow), 64])
+@pytest.mark.parametrize("chunk", [1, 7, pytest.param(33, marks=nightly), 64])
 def test_in_chunks_beside_decodes(family, chunk):
     prompts = prompts_of() if chunk > 1 else prompts_of(LENGTHS[:6])
     engine = hybrid(family, chunk=chunk, budget=max(16, chunk))
@@ -87,7 +87,7 @@ def test_a_pool_that_is_too_small_preempts_and_answers():
     check_nothing_is_lost(engine)
 
 
-@pytest.mark.parametrize("family", [pytest.param("every fourth attends", marks=slow), "one delta net, last"])
+@pytest.mark.parametrize("family", [pytest.param("every fourth attends", marks=nightly), "one delta net, last"])
 def test_prompts_of_up_to_700_tokens(family):
     engine = hybrid(family, chunk=200, budget=256, checkpoint_interval=64)
     prompts = prompts_of((699, 411, 700))
@@ -110,7 +110,7 @@ def test_without_prefix_caching_nothing_is_kept(family):
     check_nothing_is_lost(engine)
 
 
-@pytest.mark.parametrize("interval", [pytest.param(8, marks=slow), 16, 24, pytest.param(32, marks=slow)])
+@pytest.mark.parametrize("interval", [pytest.param(8, marks=nightly), 16, 24, pytest.param(32, marks=nightly)])
 def test_branches_of_one_prefix(interval):
     """Prompts leave a common beginning inside a block and at its end; the later ones start from the branching point."""
     trunk = tuple(some_ids(50, 160, seed=1))

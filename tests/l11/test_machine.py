@@ -248,7 +248,7 @@ def test_random_operations_lose_nothing_and_every_hit_has_its_state():
     assert sum(world.found for world in worlds) > 100 and sum(world.taken_back for world in worlds) > 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_100_000_random_operations():
     worlds = run_machine(60, 150)
     assert sum(world.calls for world in worlds) >= 100_000

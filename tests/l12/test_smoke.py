@@ -7,7 +7,7 @@ from scripts import l12_smoke
 import pytest
 
 
-@pytest.mark.slow("mini_engine", "scripts/l12_smoke.py", "scripts/smoke")
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", [[], ["--model", "pocket-hybrid"]], ids=["dense", "hybrid"])
 def test_every_path_equals_hugging_face_and_restores_something(model, capsys):
     code = l12_smoke.main([*model, "--max-new-tokens", "12", "--json"])
@@ -17,7 +17,7 @@ def test_every_path_equals_hugging_face_and_restores_something(model, capsys):
     assert all(report["kv"]["restored_tokens"][name] > 0 for name in ("host", "disk", "restart", "swapped"))
 
 
-@pytest.mark.slow("mini_engine", "scripts/l12_smoke.py", "scripts/smoke")
+@pytest.mark.nightly
 def test_prompts_without_a_whole_block_pass_and_say_what_they_do_not_show(capsys, monkeypatch):
     monkeypatch.setattr(l12_smoke, "PATHS", {name: l12_smoke.PATHS[name] for name in ("host", "disk", "swapped")})
     code = l12_smoke.main(["--prompt-ids", "5", "--prompt-ids", "7,8,9", "--max-new-tokens", "2", "--json"])

@@ -14,7 +14,7 @@ RECORDED = {3_000: 6.5, 10_000: 21.2, 30_000: 32.6, None: 36.6}
 MEAN_BLOCKS = 24.0
 
 
-@pytest.mark.slow("scripts/bench", "mini_engine/kv")
+@pytest.mark.nightly
 def test_generated_requests_find_about_what_the_recorded_ones_do():
     requests = Chats().generate()
     total = sum(map(len, requests))

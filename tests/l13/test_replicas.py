@@ -22,15 +22,7 @@ from tests.l13.fleet_server import PATIENCE, FleetServer
 from tests.support import hf_greedy
 
 pytestmark = [
-    pytest.mark.slow(
-        *(
-            "mini_engine/distributed/replicas",
-            "mini_engine/distributed/routing",
-            "mini_engine/server",
-            "mini_engine/engine",
-        ),
-        *("tests/l13/fleet_server.py", "tests/l7/service.py", "scripts/constraints.txt"),
-    ),
+    pytest.mark.nightly,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'distributed'"),
     pytest.mark.skipif(sys.platform != "linux", reason="finds the replicas' processes in /proc"),
 ]

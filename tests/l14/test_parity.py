@@ -118,7 +118,7 @@ def test_beside_replayed_decode_steps():
     check(Engine(engine.config, engine.scheduler, GraphRunner(engine.runner, 16, no_graph)))
 
 
-@pytest.mark.slow("mini_engine", "tests/l14")
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != FAMILY])
 def test_every_family(family):
     check(engine_for(family=family), family=family)

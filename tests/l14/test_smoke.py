@@ -7,7 +7,7 @@ from scripts import l14_smoke
 import pytest
 
 
-@pytest.mark.slow("mini_engine", "scripts/l14_smoke.py", "scripts/smoke")
+@pytest.mark.nightly
 def test_every_path_equals_hugging_face_and_accepts_guesses(capsys):
     code = l14_smoke.main(["--max-new-tokens", "14", "--json"])
     report = json.loads(capsys.readouterr().out)
@@ -17,7 +17,7 @@ def test_every_path_equals_hugging_face_and_accepts_guesses(capsys):
     assert all(0 < one["accepted"] == one["steps_saved"] <= one["drafts"] for one in figures)
 
 
-@pytest.mark.slow("mini_engine", "scripts/l14_smoke.py", "scripts/smoke")
+@pytest.mark.nightly
 def test_a_path_that_accepts_nothing_is_not_exercised(capsys, monkeypatch):
     monkeypatch.setattr(l14_smoke, "OTHERS", {})
     monkeypatch.setattr("mini_engine.speculation.lookup.find_continuation", lambda *_: None)
@@ -25,7 +25,7 @@ def test_a_path_that_accepts_nothing_is_not_exercised(capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["not_exercised"] == ["no guess was accepted"]
 
 
-@pytest.mark.slow("mini_engine", "scripts/l14_smoke.py", "scripts/smoke")
+@pytest.mark.nightly
 def test_a_run_that_preempts_nothing_says_so_and_passes(capsys, monkeypatch):
     monkeypatch.setattr(l14_smoke, "OTHERS", {"preempted": l14_smoke.preempted})
     assert l14_smoke.main(["--max-new-tokens", "6"]) == 0

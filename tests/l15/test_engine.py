@@ -13,9 +13,9 @@ from tests.l15.models import FAMILIES, ask, check_nothing_is_lost, checkpoint, d
 from tests.support import some_ids
 
 reference = pytest.mark.reference
-slow = pytest.mark.slow
+nightly = pytest.mark.nightly
 QUICK = ("SSFS", "SSS")  # these two show most; the others make a lesson's check take minutes
-SELECTED = [family if family[0] in QUICK else pytest.param(family, marks=slow) for family in FAMILIES.items()]
+SELECTED = [family if family[0] in QUICK else pytest.param(family, marks=nightly) for family in FAMILIES.items()]
 each_family = pytest.mark.parametrize("family", SELECTED, ids=lambda family: f"{family[0]}, W = {family[1]}")
 
 
@@ -61,7 +61,7 @@ def test_the_window_changes_what_is_said():
 
 
 @each_family
-@pytest.mark.parametrize("chunk", ["1", "W", "W + 1", *(pytest.param(size, marks=slow) for size in ("W - 1", "7"))])
+@pytest.mark.parametrize("chunk", ["1", "W", "W + 1", *(pytest.param(size, marks=nightly) for size in ("W - 1", "7"))])
 def test_in_chunks_beside_decodes(family, chunk):
     size = max(1, eval(chunk, {"W": family[1]}))
     prompts = prompts_of(family[1]) if size > 1 else prompts_of(family[1])[:7]
@@ -88,7 +88,7 @@ def test_preempted_every_few_steps(family, caching):
 
 @reference
 @each_family
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=slow) for size in (1, 16))])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=nightly) for size in (1, 16))])
 def test_any_block_size_in_a_pool_that_is_nearly_too_small(family, size):
     letters, window = family
     prompts = [ids for ids in prompts_of(window) if len(ids) <= 3 * window + 5][-5:]
@@ -176,7 +176,7 @@ def test_a_request_that_can_never_fit_is_refused_with_what_its_windows_need():
         engine.add_request("r", some_ids(50, 160), SamplingParams(temperature=0, max_tokens=5))
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("backend", ["reference", "torch", "packed"])
 @pytest.mark.parametrize("kernel", ["reference", "blockwise", "torch", "cpu"])
 @each_family

@@ -21,9 +21,9 @@ from tests.l15.windowed_cases import TOLERANCE, Windowed, windowed_case
 pytestmark = pytest.mark.reference  # no task is about this
 
 
-def mostly_slow(*quick, slow):
+def mostly_nightly(*quick, nightly):
     """Return parameters of which the usual run of tests takes the quick ones."""
-    return [*quick, *(pytest.param(value, marks=pytest.mark.slow) for value in slow)]
+    return [*quick, *(pytest.param(value, marks=pytest.mark.nightly) for value in nightly)]
 
 
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -88,7 +88,7 @@ MIXED = [(1, 9), (4, 4), (3, 8), (1, 1), (0, 5), (5, 14), (1, 70), (20, 75)]  # 
 
 
 @DTYPES
-@pytest.mark.parametrize("window", mostly_slow(3, 17, slow=(2, 15, 16, 64, 200)))
+@pytest.mark.parametrize("window", mostly_nightly(3, 17, nightly=(2, 15, 16, 64, 200)))
 def test_a_mixed_batch_gives_what_a_dense_mask_gives(kernel, window, dtype, request):
     check(kernel, windowed_case(MIXED, window, block_size=16, dtype=dtype), request, f"a window of {window}")
 
@@ -108,14 +108,14 @@ def test_heads_and_blocks_of_any_size(kernel, shape, request):
 
 
 @DTYPES
-@pytest.mark.parametrize("window", mostly_slow(513, slow=(2, 100, 511, 512, 700)))
+@pytest.mark.parametrize("window", mostly_nightly(513, nightly=(2, 100, 511, 512, 700)))
 @pytest.mark.parametrize("lengths", [[(1, 1300), (1, 3)], [(40, 600)], [(530, 530)], [(70, 1100), (1, 1025)]], ids=str)
 def test_long_histories_give_what_a_dense_mask_gives(fast_kernel, lengths, window, dtype, request):
     case = windowed_case(lengths, window, dim=64, block_size=16, dtype=dtype)
     check(fast_kernel, case, request, f"(q_len, kv_len) {lengths}, a window of {window}")
 
 
-@pytest.mark.parametrize("window", mostly_slow(300, slow=(40, 520)))
+@pytest.mark.parametrize("window", mostly_nightly(300, nightly=(40, 520)))
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_the_visible_part_of_a_decode_is_split_and_merged(name, window, request):
     for lengths in ([(1, 9000), (1, 3)], [(3, 340), (1, 800), (0, 0), (1, 301)]):
@@ -123,14 +123,14 @@ def test_the_visible_part_of_a_decode_is_split_and_merged(name, window, request)
         check(name, case, request, f"(q_len, kv_len) {lengths}, a window of {window}")
 
 
-@pytest.mark.parametrize("entry", mostly_slow(10**6, slow=(-1, 2**31 - 1)))
+@pytest.mark.parametrize("entry", mostly_nightly(10**6, nightly=(-1, 2**31 - 1)))
 def test_a_table_entry_behind_the_window_is_never_followed(kernel, entry, request):
     for window in (3, 33):
         case = windowed_case(MIXED, window, block_size=4)
         check(kernel, case, request, f"entries behind a window of {window} are {entry}", entry)
 
 
-@pytest.mark.parametrize("fill", mostly_slow(float("nan"), slow=(float("inf"), 1.0)))
+@pytest.mark.parametrize("fill", mostly_nightly(float("nan"), nightly=(float("inf"), 1.0)))
 def test_no_block_behind_the_window_is_read(kernel, fill, request):
     """Work does not grow with what lies there: a kernel that read it and masked it would answer NaN."""
     case = windowed_case([(1, 90), (7, 60)], 9, block_size=4)

@@ -33,7 +33,7 @@ from tests.l16.models import (
 from tests.support import some_ids
 
 pytestmark = pytest.mark.reference
-slow = pytest.mark.slow("mini_engine", "tests/l16")
+nightly = pytest.mark.nightly
 each_family = pytest.mark.parametrize("family", FAMILIES)
 WAYS = {"expanded": lambda config, q_len, kv_len: True, "absorbed": lambda config, q_len, kv_len: False}
 
@@ -72,7 +72,7 @@ def test_what_sets_the_families_apart_changes_what_is_said():
     assert len(set(said)) == len(FAMILIES)
 
 
-@pytest.mark.parametrize("family", [FIRST, *(pytest.param(name, marks=slow) for name in FAMILIES if name != FIRST)])
+@pytest.mark.parametrize("family", [FIRST, *(pytest.param(name, marks=nightly) for name in FAMILIES if name != FIRST)])
 @each_kernel
 def test_every_kernel_in_chunks(family, kernel):
     engine = latents(family, kernel=kernel, chunk=33, budget=64)
@@ -107,7 +107,7 @@ def test_preempted_every_few_steps(caching):
     check_nothing_is_lost(engine)
 
 
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=slow) for size in (1, 16))])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=nightly) for size in (1, 16))])
 def test_any_block_size_in_a_pool_that_is_nearly_too_small(size):
     longest = -(-(len(LONG) + NEW) // size)
     engine = latents(chunk=9, budget=24, block_size=size, num_blocks=2 + longest)
@@ -154,7 +154,7 @@ def test_a_decode_step_expands_nothing(ways):
 
 @pytest.mark.parametrize(
     ("way", "piece"),
-    [("expanded", 20), ("absorbed", 1000), *(pytest.param("expanded", size, marks=slow) for size in (1, 8, 1000))],
+    [("expanded", 20), ("absorbed", 1000), *(pytest.param("expanded", size, marks=nightly) for size in (1, 8, 1000))],
 )
 def test_each_way_gives_the_same_tokens_whatever_fits_at_a_time(way, piece, ways, monkeypatch):
     monkeypatch.setattr(store, "expanding_pays", WAYS[way])
@@ -180,7 +180,7 @@ def test_nothing_reads_what_was_not_written(way, kernel, monkeypatch):
     check_answers(requests, "with NaN in the null block")
 
 
-@pytest.mark.parametrize("family", ["yarn", pytest.param(FIRST, marks=slow)])
+@pytest.mark.parametrize("family", ["yarn", pytest.param(FIRST, marks=nightly)])
 @torch.inference_mode()
 def test_log_probabilities_equal_hugging_faces(family):
     engine, ids = latents(family, chunk=13, budget=16), PROMPTS[-2]

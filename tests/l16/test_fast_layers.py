@@ -25,7 +25,7 @@ def has_compiler():
 
 
 pytestmark = pytest.mark.reference
-slow = pytest.mark.slow("mini_engine", "tests/l16")
+nightly = pytest.mark.nightly
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NOT CHECKED: packed weights in C++; no compiler")
 each_backend = pytest.mark.parametrize("backend", ["torch", pytest.param("packed", marks=needs_compiler)])
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -79,7 +79,7 @@ def test_logits_are_those_of_the_reference_layers(family, backend, dtype):
 
 
 @each_backend
-@pytest.mark.parametrize("family", [FIRST, *(pytest.param(name, marks=slow) for name in FAMILIES if name != FIRST)])
+@pytest.mark.parametrize("family", [FIRST, *(pytest.param(name, marks=nightly) for name in FAMILIES if name != FIRST)])
 def test_tokens_are_hugging_faces(family, backend):
     engine = latents(family, backend=backend, kernel="auto", chunk=33, budget=64)
     answered(engine, "cold", family=family)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.reference  # the task about a kernel has tests of its o
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 PLAIN = ("reference", "blockwise", "torch", "cpu")
 EACH_KERNEL = pytest.mark.parametrize("kernel", PLAIN)
-SLOW = pytest.mark.slow("mini_engine/latents", "mini_engine/attention", "tests/l16")
+NIGHTLY = pytest.mark.nightly
 
 
 def load(name: str, dtype: torch.dtype) -> LatentKernel:
@@ -112,7 +112,7 @@ def test_any_batch_gives_what_dense_attention_gives(kernel, case):
     check(kernel, case, str(case))
 
 
-@SLOW
+@NIGHTLY
 @EACH_KERNEL
 @settings(max_examples=500)
 @given(case=cases())
@@ -207,7 +207,7 @@ LONG = [(1, kv_len) for kv_len in (1, 31, 32, 33, 511, 512, 513, 1100)]
 
 
 @DTYPES
-@pytest.mark.parametrize("heads", [6, pytest.param(130, marks=SLOW)])
+@pytest.mark.parametrize("heads", [6, pytest.param(130, marks=NIGHTLY)])
 def test_batch_and_threads_change_no_bit(heads, dtype):
     case = latent_case([*LONG, (90, 700)], heads=heads, rank=40, rope=10, block_size=16, dtype=dtype)
     before, outs = torch.get_num_threads(), []
@@ -262,7 +262,7 @@ def test_queries_may_lie_in_memory_as_a_product_left_them(kernel, dtype):
         torch.testing.assert_close(run(kernel, views), run(kernel, case), rtol=ROUNDED[dtype], atol=ROUNDED[dtype])
 
 
-@SLOW
+@NIGHTLY
 @DTYPES
 @pytest.mark.parametrize("flags", ["", "-mavx2 -mfma"])
 def test_in_cpp_other_processors_instructions_give_what_dense_attention_gives(flags, dtype):

@@ -63,7 +63,7 @@ def test_its_tokens_are_hugging_face_s_and_a_second_time_they_come_from_the_cach
         assert any(answer.num_cached_tokens for answer in answers) == found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_completes_lines_that_it_has_never_read_and_leaves_no_tie():
     from scripts.pocket.evaluation import continue_greedily, wrong_lines
     from scripts.pocket.facts import held_out_lines, load_facts

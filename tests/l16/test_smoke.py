@@ -13,7 +13,7 @@ pytestmark = pytest.mark.reference
 IDS = [word for ids in (*PROMPTS, LONG[:64] * 2) for word in ("--prompt-ids", ",".join(map(str, ids)))]
 
 
-@pytest.mark.slow("mini_engine", "scripts/l16_smoke.py", "scripts/smoke")
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["interleaved", "yarn without mscale, plain"])
 def test_every_path_equals_hugging_face(family, capsys):
     code = l16_smoke.main(["--model", str(checkpoint(family)), *IDS, "--max-new-tokens", "12", "--json", "--all"])
@@ -27,7 +27,7 @@ def test_every_path_equals_hugging_face(family, capsys):
     assert not [line for line in report["not_exercised"] if not line.startswith("speculation")]
 
 
-@pytest.mark.slow("mini_engine", "scripts/l16_smoke.py", "scripts/smoke")
+@pytest.mark.nightly
 def test_a_path_with_other_tokens_is_a_fault(capsys, monkeypatch):
     monkeypatch.setattr(l16_smoke, "PATHS", {name: l16_smoke.PATHS[name] for name in ("batched",)})
     wrong = l16_smoke.answers

@@ -160,7 +160,7 @@ def test_in_cpp_a_tokens_bits_do_not_depend_on_batch_blocks_or_chunks(name, dtyp
     assert torch.equal(whole[case.rows[2]][40:47], chunk), "a chunk rounds differently"
 
 
-@pytest.mark.slow("mini_engine/quantized", "mini_engine/attention", "tests/l17")
+@pytest.mark.nightly
 @DTYPES
 @pytest.mark.parametrize("flags", ["", "-mavx2 -mfma", "-mavx2 -mfma -mf16c"])
 @pytest.mark.parametrize("rows", [INT8, INT4], ids=lambda rows: rows.name)

@@ -147,7 +147,7 @@ def test_batch_and_threads_change_no_bit(kernel, dtype):
     assert all(torch.equal(outs[0], out) for out in outs[1:]), "the order of a sum depends on the number of threads"
 
 
-@pytest.mark.slow("mini_engine/latents", "mini_engine/attention", "mini_engine/quantized", "tests/l17")
+@pytest.mark.nightly
 @EACH_FORMAT
 @DTYPES
 @pytest.mark.parametrize("flags", ["", "-mavx2 -mfma"])

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.reference
 IDS = ["--prompt-ids", ",".join(map(str, range(5, 45))), "--prompt-ids", "9,8,7", "--prompt-ids", "11,12,13,14"]
 
 
-@pytest.mark.slow("mini_engine", "scripts/l17_smoke.py", "scripts/smoke", "scripts/bench/kv_quality.py")
+@pytest.mark.nightly
 def test_every_path_gives_the_tokens_of_its_bits(capsys):
     code = l17_smoke.main(["--model", str(POCKET_DIR), *IDS, "--max-new-tokens", "8", "--json", "--all"])
     report = json.loads(capsys.readouterr().out)
@@ -25,7 +25,7 @@ def test_every_path_gives_the_tokens_of_its_bits(capsys):
     assert 0 < kl["int8"] < kl["int4"], "tokens say nothing of this"
 
 
-@pytest.mark.slow("mini_engine", "scripts/l17_smoke.py", "scripts/smoke", "scripts/bench/kv_quality.py")
+@pytest.mark.nightly
 def test_a_path_with_other_tokens_is_a_fault(capsys, monkeypatch):
     monkeypatch.setattr(l17_smoke, "WAYS", {"batched": l17_smoke.batched})
     right = l17_smoke.answers

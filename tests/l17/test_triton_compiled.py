@@ -19,7 +19,7 @@ def test_kernels_over_rows_fit_an_h100(kv_dtype, q_len):
     check(Load(8, q_len, 2048, "bfloat16", kv_dtype=kv_dtype), 90)
 
 
-@pytest.mark.slow("mini_engine/attention", "mini_engine/quantized", "scripts/bench/compiled.py", "tests/l17")
+@pytest.mark.nightly
 @ROWS
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 @pytest.mark.parametrize("dtype", POINTERS)

@@ -38,7 +38,7 @@ from tests.support import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
-    pytest.mark.slow("mini_engine", "tests/l18"),
+    pytest.mark.nightly,
     pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way"),
 ]
 SAID = {

@@ -8,7 +8,7 @@ from mini_engine.loading import load
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from tests.l18.ranks import Wire, engine_over, follow, started
-from tests.l18.test_parallel import OPTIONS, PROMPTS, slow
+from tests.l18.test_parallel import OPTIONS, PROMPTS, nightly
 from tests.l18.test_steps import NotingHybrid, check_states, hybrid
 
 pytestmark = pytest.mark.reference
@@ -36,7 +36,7 @@ def test_another_rank_keeps_the_states_that_stand():
     check_states(engine, other.pools[0])
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("path", [POCKET_DIR, POCKET_HYBRID_DIR], ids=["Qwen3", "hybrid"])
 def test_guesses_change_no_token_over_two_processes(path):
     expected = answers(build_engine(load(path, "float32", "cpu"), **OPTIONS))[0]

@@ -40,7 +40,7 @@ from tests.l18.test_steps import Noting
 from tests.support import must_raise, some_ids
 
 pytestmark = pytest.mark.reference
-slow = pytest.mark.slow("mini_engine", "tests/l18", "tests/l16")
+nightly = pytest.mark.nightly
 OPTIONS = {"num_blocks": 200, "block_size": 8, "backend": "reference", "kernel": "torch"}
 TIERS = {"kv_host_bytes": 2**28, "kv_always": True}
 BLOCKS = [3, 1]
@@ -187,7 +187,7 @@ def test_another_rank_reads_latents_by_a_store_of_its_own(capture):
 # ---------------------------------------------------------------- processes
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("backend", ["reference", "torch", "packed"])
 def test_two_processes_give_hugging_face_s_tokens(tmp_path, backend):
     with started(checkpoint(), backend=backend) as ranks:
@@ -207,7 +207,7 @@ def test_two_processes_give_hugging_face_s_tokens(tmp_path, backend):
         check_nothing_is_lost(engine)
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_what_two_processes_kept_one_brings_back_and_the_other_way_round(tmp_path, kv_dtype):
     def answers(engine, found):
@@ -229,7 +229,7 @@ def test_what_two_processes_kept_one_brings_back_and_the_other_way_round(tmp_pat
         assert answers(with_tiers(ranks, kv_cache_dir=second, kv_dtype=kv_dtype), FOUND) == said, "one wrote, two read"
 
 
-@slow
+@nightly
 def test_queries_without_a_latent_are_cut_too():
     family = "yarn without mscale, plain"
     with started(checkpoint(family)) as ranks:

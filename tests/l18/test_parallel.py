@@ -10,7 +10,7 @@ from mini_engine.gpu.graphs import no_graph
 from mini_engine.pocket import POCKET_DIR
 from tests.l18.ranks import engine_over, started
 
-slow = pytest.mark.slow("mini_engine", "tests/l18")
+nightly = pytest.mark.nightly
 OPTIONS = {"num_blocks": 60, "block_size": 8}
 PROMPTS = [[5, 9, 11, 30] * 6, [7], [5, 9, 11, 30] * 4 + [8], list(range(100, 140))]
 
@@ -42,13 +42,13 @@ def expected():
     }
 
 
-@slow
+@nightly
 def test_the_pools_of_both_ranks_are_one_pool(ranks):
     engine = engine_over(ranks, **OPTIONS)
     assert 2 * engine.runner.pool.bytes == Engine.for_model(load_model(POCKET_DIR), **OPTIONS).runner.pool.bytes
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("limits", [{}, {"chunked_prefill_size": 5}, {"max_num_seqs": 2}])
 def test_tokens_are_those_of_one_process(ranks, expected, limits):
     engine = engine_over(ranks, **OPTIONS, scheduler_config=SchedulerConfig(**limits))
@@ -57,7 +57,7 @@ def test_tokens_are_those_of_one_process(ranks, expected, limits):
     assert engine.scheduler.manager.prefixes.stats.found_tokens > 0, "the second time prefixes are shared"
 
 
-@slow
+@nightly
 def test_a_pool_that_is_too_small_preempts_and_changes_no_token(ranks):
     tight = {"num_blocks": 12, "block_size": 8, "scheduler_config": SchedulerConfig(watermark=0.0)}
     engine = engine_over(ranks, **tight)
@@ -66,14 +66,14 @@ def test_a_pool_that_is_too_small_preempts_and_changes_no_token(ranks):
     assert engine.scheduler.num_preemptions > 0, "the pool was to be too small for all of them"
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_seeded_sample_is_the_same_over_two_ranks(ranks, expected, seed):
     engine = engine_over(ranks, **OPTIONS)
     assert answers(engine, temperature=0.8, seed=seed)[0] == expected[seed], "rank 0 alone draws"
 
 
-@slow
+@nightly
 def test_captured_steps_are_padded_in_both_ranks(ranks, expected):
     limits = SchedulerConfig(max_num_seqs=8)
     engine = engine_over(ranks, capture=no_graph, scheduler_config=limits, **OPTIONS)

@@ -19,13 +19,13 @@ from mini_engine.ranks.pools import SharedPools
 from mini_engine.ranks.processes import Ranks
 from tests.l18.ends import WAIT_SECONDS, deadline, wait_until_gone
 from tests.l18.ranks import engine_over, started
-from tests.l18.test_parallel import OPTIONS, PROMPTS, answers, slow
+from tests.l18.test_parallel import OPTIONS, PROMPTS, answers, nightly
 from tests.support import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@slow
+@nightly
 def test_biases_are_added_once_and_an_own_head_is_whole():
     path = str(checkpoint("four, with biases"))
     with started(path) as ranks:
@@ -33,7 +33,7 @@ def test_biases_are_added_once_and_an_own_head_is_whole():
     assert found == answers(Engine.for_model(load_model(path), **OPTIONS))
 
 
-@slow
+@nightly
 def test_when_a_rank_dies_every_request_ends_with_a_sentence_that_names_it():
     with started() as ranks:
         engine = engine_over(ranks, **OPTIONS, scheduler_config=SchedulerConfig(max_num_seqs=2))
@@ -52,7 +52,7 @@ def test_when_a_rank_dies_every_request_ends_with_a_sentence_that_names_it():
             answers(engine)
 
 
-@slow
+@nightly
 def test_a_step_that_is_interrupted_ends_the_ranks_because_they_are_out_of_step():
     """Otherwise the next plan would meet ranks that still add up the layers of the last one."""
     with started() as ranks:
@@ -68,7 +68,7 @@ def test_a_step_that_is_interrupted_ends_the_ranks_because_they_are_out_of_step(
         assert "interrupted" in str(caught.value)
 
 
-@slow
+@nightly
 @pytest.mark.skipif(sys.platform == "win32", reason="looks up a process by id, the POSIX way")
 def test_when_rank_0_dies_the_others_end():
     code = (
@@ -85,20 +85,20 @@ def test_when_rank_0_dies_the_others_end():
     assert "Traceback" not in done.stderr, done.stderr
 
 
-@slow
+@nightly
 def test_a_checkpoint_that_the_other_ranks_cannot_read_is_an_error(tmp_path):
     with pytest.raises(UserError), Ranks(str(tmp_path), 2) as ranks:
         ranks.join(stored_model(POCKET_DIR))
 
 
-@slow
+@nightly
 def test_layers_that_do_not_work_here_are_an_error_in_one_sentence():
     with pytest.raises(UserError) as caught:
         started(backend="packed", dtype=torch.float16)
     assert "float16" in str(caught.value) and "could not finish a step" not in str(caught.value)
 
 
-@slow
+@nightly
 def test_a_rank_that_is_asked_for_bytes_and_does_not_answer_is_given_up_in_time():
     with started() as ranks:
         engine = engine_over(ranks, **OPTIONS)
@@ -109,7 +109,7 @@ def test_a_rank_that_is_asked_for_bytes_and_does_not_answer_is_given_up_in_time(
             blocks.read([1, 2])
 
 
-@slow
+@nightly
 def test_a_rank_that_dies_while_it_is_asked_for_bytes_is_named():
     with started() as ranks:
         engine = engine_over(ranks, **OPTIONS)
@@ -119,7 +119,7 @@ def test_a_rank_that_dies_while_it_is_asked_for_bytes_is_named():
         assert "rank 1 of 2 has ended" in str(caught.value)
 
 
-@slow
+@nightly
 def test_a_process_may_be_rank_0_of_two_models_and_each_ends_by_itself():
     with started() as one:
         with started() as other:

@@ -11,10 +11,10 @@ from mini_engine.loading import load
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
 from tests.l18.ranks import engine_over, started
-from tests.l18.test_parallel import OPTIONS, PROMPTS, answers, slow
+from tests.l18.test_parallel import OPTIONS, PROMPTS, answers, nightly
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("backend", ["reference", "torch", "packed"])
 @pytest.mark.parametrize("path", [POCKET_DIR, POCKET_HYBRID_DIR], ids=["Qwen3", "hybrid"])
 def test_every_backend_gives_the_tokens_of_one_process(path, backend):
@@ -26,7 +26,7 @@ def test_every_backend_gives_the_tokens_of_one_process(path, backend):
         assert engine.scheduler.manager.prefixes.stats.found_tokens > 0, "the second time prefixes are shared"
 
 
-@slow
+@nightly
 def test_a_hybrid_over_two_ranks_does_what_a_hybrid_does():
     """Chunks, preemptions and few checkpoints: states are copied and reset all the time, in both ranks."""
     expected = answers(build_engine(load(POCKET_HYBRID_DIR, "float32", "cpu"), **OPTIONS), max_tokens=30)
@@ -41,7 +41,7 @@ def test_a_hybrid_over_two_ranks_does_what_a_hybrid_does():
         assert answers(engine, max_tokens=30) == expected, "padded steps"
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("path", [POCKET_DIR, POCKET_HYBRID_DIR], ids=["Qwen3", "hybrid"])
 def test_what_one_process_kept_on_a_disk_two_ranks_bring_back_and_the_other_way_round(path, tmp_path):
     def llm(num_ranks):

@@ -25,7 +25,7 @@ from mini_engine.pocket import POCKET_DIR
 from mini_engine.ranks.limits import check_shareable
 from mini_engine.ranks.processes import Ranks
 from tests.l18.ends import PROMISED_SECONDS, WAIT_SECONDS, deadline, wait_until_gone
-from tests.l18.test_parallel import slow
+from tests.l18.test_parallel import nightly
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ["The capital of France is", "Once upon a time", "The capital of France is Paris. " * 4]
@@ -77,7 +77,7 @@ def test_the_command_refuses_in_one_line(capsys):
 # ---------------------------------------------------------------- everything an LLM does
 
 
-@slow
+@nightly
 def test_an_llm_over_two_processes_does_what_an_llm_does():
     wishes = [
         SamplingParams(temperature=0, max_tokens=12, logprobs=2),
@@ -108,7 +108,7 @@ def logprobs_of(completions):
     ]
 
 
-@slow
+@nightly
 def test_copies_of_blocks_happen_in_every_rank():
     """A forked request's blocks are copied on rank 0's order; a rank without the copy would answer from other KV."""
     ids = [5, 9, 11, 30, 7, 41] * 4
@@ -133,7 +133,7 @@ def test_copies_of_blocks_happen_in_every_rank():
         assert answer(two) == answer(one)
 
 
-@slow
+@nightly
 def test_threads_are_divided_and_given_back():
     import torch
 
@@ -147,7 +147,7 @@ def test_threads_are_divided_and_given_back():
         torch.set_num_threads(before)
 
 
-@slow
+@nightly
 def test_an_option_that_fails_after_the_start_leaves_no_process(monkeypatch):
     started, begin = [], Ranks.__init__
 
@@ -199,7 +199,7 @@ def ranks_of(process) -> list[int]:
     return [int(pid) for pid, parent, args in rows if int(parent) == process.pid and "spawn_main" in args]
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("chat", [False, True], ids=["generate", "chat"])
 def test_commands_answer_over_two_processes(chat):
     with running(*(["chat"] if chat else ["generate", "The capital of France is"]), "--max-tokens", "3") as process:
@@ -214,7 +214,7 @@ FAULTS = [
 ]
 
 
-@slow
+@nightly
 @posix
 @pytest.mark.parametrize(("sign", "sentence"), FAULTS)
 def test_generate_ends_with_one_sentence_when_a_rank_is_lost(sign, sentence):
@@ -227,7 +227,7 @@ def test_generate_ends_with_one_sentence_when_a_rank_is_lost(sign, sentence):
     assert process.returncode == 2 and sentence in err and len(err.splitlines()) == 1, err
 
 
-@slow
+@nightly
 @posix
 @pytest.mark.parametrize(("sign", "sentence"), FAULTS)
 def test_a_command_that_starts_ends_with_one_sentence_when_a_rank_is_lost(sign, sentence):
@@ -242,7 +242,7 @@ def test_a_command_that_starts_ends_with_one_sentence_when_a_rank_is_lost(sign, 
     assert sentence.replace("has ended", "ended before it was ready") in err
 
 
-@slow
+@nightly
 @posix
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM], ids=lambda sign: sign.name)
 def test_no_rank_outlives_a_command_that_is_killed_at_work(sign):
@@ -254,7 +254,7 @@ def test_no_rank_outlives_a_command_that_is_killed_at_work(sign):
         assert len(ranks) == 1
 
 
-@slow
+@nightly
 @posix
 def test_no_rank_outlives_a_command_that_is_killed_while_it_starts():
     with running("generate", "Once upon a time") as process:
@@ -265,7 +265,7 @@ def test_no_rank_outlives_a_command_that_is_killed_while_it_starts():
         wait_until_gone(ranks)
 
 
-@slow
+@nightly
 @posix
 def test_ctrl_c_in_a_terminal_stops_the_answer_and_nothing_complains():
     """A terminal sends Ctrl-C to every process of the group: the ranks leave it to rank 0."""
@@ -279,7 +279,7 @@ def test_ctrl_c_in_a_terminal_stops_the_answer_and_nothing_complains():
     assert process.returncode == 0 and err == "", err
 
 
-@slow
+@nightly
 def test_a_rank_that_dies_while_it_starts_ends_the_start(tmp_path):
     """A script without the guard starts itself again in each rank, where that is an error."""
     script = tmp_path / "unguarded.py"
@@ -293,7 +293,7 @@ def test_a_rank_that_dies_while_it_starts_ends_the_start(tmp_path):
     assert "__main__" in done.stderr.splitlines()[-1]
 
 
-@slow
+@nightly
 @posix
 @pytest.mark.parametrize("busy", [True, False], ids=["answering", "idle"])
 @pytest.mark.parametrize(("sign", "sentence"), FAULTS)
@@ -317,7 +317,7 @@ def test_serve_ends_by_itself_when_a_rank_is_lost(busy, sign, sentence):
     assert process.returncode != 0 and sentence in err and len(err.splitlines()) == 1, err
 
 
-@slow
+@nightly
 @posix
 def test_serve_whose_first_rank_was_stopped_ends_when_it_goes_on():
     """The other rank has ended meanwhile."""

@@ -15,7 +15,7 @@ from tests.l13.fleet_server import FleetServer
 from tests.l13.test_replicas import PROMPTS, answer, asked, expected
 
 pytestmark = [
-    pytest.mark.slow("mini_engine/distributed", "mini_engine/engine", "tests/l13/fleet_server.py"),
+    pytest.mark.nightly,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'distributed'"),
     pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks' processes in /proc"),
 ]

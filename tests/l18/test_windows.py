@@ -25,7 +25,7 @@ from tests.l18.ranks import Wire, engine_over, follow, part, started
 from tests.l18.test_steps import Noting
 
 pytestmark = pytest.mark.reference
-slow = pytest.mark.slow("mini_engine", "tests/l18", "tests/l15")
+nightly = pytest.mark.nightly
 WHOLE = [(length - 1) // 8 * 8 for length in LENGTHS]
 OPTIONS = {"num_blocks": 200, "block_size": 8, "backend": "reference", "kernel": "torch"}
 
@@ -85,7 +85,7 @@ def test_tiers_over_ranks_carry_windows():
     assert follow(wire.sent, other), "which answer"
 
 
-@slow
+@nightly
 def test_two_processes_give_hugging_face_s_tokens(tmp_path):
     with started(directory()) as ranks:
         engine = engine_over(ranks, num_blocks=300, block_size=8)

@@ -35,7 +35,7 @@ from tests.l19.ends import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-slow = pytest.mark.slow("mini_engine", "tests/l19")
+nightly = pytest.mark.nightly
 pytestmark = [
     pytest.mark.reference,  # about the engine, not about a task
     pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way"),
@@ -93,7 +93,7 @@ def test_answers_are_right_though_a_worker_dies_in_the_middle_of_a_copy(tmp_path
         lose_one(engine, "copying", marker)
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("fault", SIGNALS)
 @pytest.mark.parametrize("when", SENDER_POINTS)
 def test_a_worker_is_lost(when, fault, tmp_path):
@@ -103,7 +103,7 @@ def test_a_worker_is_lost(when, fault, tmp_path):
         works_again(engine)
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("name", ["pocket-hybrid", "pocket-windows", "pocket-latent"])
 @pytest.mark.parametrize("when", ["copying", "ending"])
 def test_a_worker_of_another_kind_of_model_is_lost(when, name, tmp_path):
@@ -114,7 +114,7 @@ def test_a_worker_of_another_kind_of_model_is_lost(when, name, tmp_path):
         check_nothing_is_held(engine)
 
 
-@slow
+@nightly
 def test_one_of_two_workers_is_lost(tmp_path):
     marker = tmp_path / "marker"
     with faulty("filled", "killed", marker, num_workers=2) as engine:
@@ -124,7 +124,7 @@ def test_one_of_two_workers_is_lost(tmp_path):
         check_nothing_is_held(engine)
 
 
-@slow
+@nightly
 def test_a_worker_that_always_dies_is_not_replaced_for_ever(tmp_path):
     """Each one gets a marker of its own by deleting the last one."""
     marker = tmp_path / "marker"
@@ -145,7 +145,7 @@ def test_a_worker_that_always_dies_is_not_replaced_for_ever(tmp_path):
 # ---------------------------------------------------------------- before the first byte
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("fault", SIGNALS)
 def test_a_worker_that_is_lost_before_it_is_ready_ends_the_start(fault, tmp_path):
     with pytest.raises(UserError) as caught, faulty("layout", fault, tmp_path / "marker"):
@@ -157,7 +157,7 @@ def test_a_worker_that_is_lost_before_it_is_ready_ends_the_start(fault, tmp_path
     assert not is_alive(json.loads((tmp_path / "marker").read_text(encoding="utf-8")))
 
 
-@slow
+@nightly
 def test_a_script_that_starts_itself_again_is_told_how_to_be_written(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("from mini_engine import LLM\nLLM(prefill_workers=1)\n", encoding="utf-8")
@@ -169,14 +169,14 @@ def test_a_script_that_starts_itself_again_is_told_how_to_be_written(tmp_path):
     assert '`if __name__ == "__main__":`' in done.stderr.splitlines()[-1], "each worker runs the script again"
 
 
-@slow
+@nightly
 def test_a_worker_that_cannot_start_says_why():
     with pytest.raises(UserError) as caught, engine_with(lambda build: partial(build_nothing, "the disk is on fire")):
         pass
     assert str(caught.value) == "a prefill worker cannot start: the disk is on fire"
 
 
-@slow
+@nightly
 @pytest.mark.parametrize(
     ("theirs", "field"),
     [
@@ -215,7 +215,7 @@ def receiver(when, fault):
             wait_until_gone([worker])
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("when", RECEIVER_POINTS)
 def test_a_worker_ends_when_its_receiver_is_killed(when):
     with receiver(when, "SIGKILL") as (process, worker):
@@ -223,7 +223,7 @@ def test_a_worker_ends_when_its_receiver_is_killed(when):
         wait_until_gone([worker], 10)
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("when", RECEIVER_POINTS)
 def test_a_receiver_that_was_stopped_goes_on(when):
     with receiver(when, "SIGSTOP") as (process, worker):

@@ -28,7 +28,7 @@ from tests.l19.ends import (
 )
 from tests.support import hf_greedy
 
-slow = pytest.mark.slow("mini_engine", "tests/l19")
+nightly = pytest.mark.nightly
 names = itertools.count()
 
 
@@ -99,7 +99,7 @@ def clean(named):
     check_nothing_is_held(engine)
 
 
-@slow
+@nightly
 def test_alone(clean):
     name, engine = clean
     for prompt in PROMPTS:
@@ -110,7 +110,7 @@ def test_alone(clean):
         assert found["tokens"] == (len(prompt) - 1) // BLOCK * BLOCK and found["bytes"]
 
 
-@slow
+@nightly
 def test_tokens_are_hugging_face_s(clean):
     from transformers import AutoModelForCausalLM
 
@@ -123,7 +123,7 @@ def test_tokens_are_hugging_face_s(clean):
     assert answers(engine, name=fresh()) == want
 
 
-@slow
+@nightly
 def test_mixed_with_running_answers(clean):
     name, engine = clean
     first = ask(engine, PROMPTS[:1], 40, fresh())
@@ -139,7 +139,7 @@ def test_mixed_with_running_answers(clean):
     assert first[0].output_ids == expected(name, PROMPTS[0], 40)
 
 
-@slow
+@nightly
 def test_with_prefixes_cached_on_both_sides(clean):
     name, engine = clean
     short, long = PROMPTS[2][:100], PROMPTS[2]
@@ -155,7 +155,7 @@ def test_with_prefixes_cached_on_both_sides(clean):
     assert moved(before, events(engine))["transfers"] == 0, "the receiver has all of it"
 
 
-@slow
+@nightly
 def test_twins_are_computed_once(clean):
     name, engine = clean
     before = events(engine)
@@ -163,7 +163,7 @@ def test_twins_are_computed_once(clean):
     assert moved(before, events(engine))["transfers"] == 1
 
 
-@slow
+@nightly
 def test_a_request_that_is_cancelled_on_its_way_frees_both_sides(clean):
     name, engine = clean
     long = (*PROMPTS[2], *PROMPTS[1], *PROMPTS[0][: next(names) + 1])  # new to the sender's cache, at its end
@@ -177,7 +177,7 @@ def test_a_request_that_is_cancelled_on_its_way_frees_both_sides(clean):
     assert answers(engine, [long], name=fresh()) == wanted(name, [long])
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("name", ["pocket", "pocket-hybrid", "pocket-windows", "pocket-latent"])
 def test_a_stage_that_is_too_small_hands_over_in_part(name):
     with opened(name) as llm:
@@ -190,7 +190,7 @@ def test_a_stage_that_is_too_small_hands_over_in_part(name):
         check_nothing_is_held(llm.engine)
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("name", ["pocket", "pocket-hybrid", "pocket-windows", "pocket-latent"])
 def test_with_preemption_in_a_tiny_pool(name):
     num_blocks = 110 if name == "pocket-windows" else 56
@@ -203,7 +203,7 @@ def test_with_preemption_in_a_tiny_pool(name):
         check_nothing_is_held(llm.engine)
 
 
-@slow
+@nightly
 def test_two_workers_share_the_prompts():
     with opened(prefill_workers=2) as llm:
         asked = []
@@ -214,7 +214,7 @@ def test_two_workers_share_the_prompts():
         check_nothing_is_held(llm.engine)
 
 
-@slow
+@nightly
 def test_behind_tiers():
     """The tiers have a prompt's beginning; a worker computes what is missing, or nothing if that is little."""
     with opened(kv_host_bytes=2**24, kv_always=True) as llm:
@@ -227,7 +227,7 @@ def test_behind_tiers():
         check_nothing_is_held(llm.engine)
 
 
-@slow
+@nightly
 def test_a_block_of_one_token():
     """The token behind the last block is a block, too: a state must not be taken behind that one."""
     with opened("pocket-hybrid", block_size=1, num_blocks=500) as llm:
@@ -236,7 +236,7 @@ def test_a_block_of_one_token():
         check_nothing_is_held(llm.engine)
 
 
-@slow
+@nightly
 def test_workers_are_replaced_one_by_one():
     with opened() as llm:
         workers = workers_of(llm.engine)

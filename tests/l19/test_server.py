@@ -27,7 +27,7 @@ from mini_engine.server.server_config import ServerConfig
 from tests.l7.service import PATIENCE, Service, Unwritten, exchange, read_answer
 from tests.l7.test_drain import Process, serving
 
-slow = pytest.mark.slow("mini_engine", "tests/l19")
+nightly = pytest.mark.nightly
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGSTOP and no SIGHUP")
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="finds the workers' processes in /proc")
 pytestmark = pytest.mark.reference  # no task is about this
@@ -144,7 +144,7 @@ def test_answers_are_those_of_one_process_and_metrics_say_what_was_handed_over(h
     handover.check_nothing_is_left()
 
 
-@slow
+@nightly
 @needs_signals
 def test_answers_go_on_while_a_worker_does_nothing(handover: Handover, expected):
     prompt = [7, *range(900, 1000)]
@@ -164,7 +164,7 @@ def test_answers_go_on_while_a_worker_does_nothing(handover: Handover, expected)
 # Clients that leave
 
 
-@slow
+@nightly
 @needs_signals
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_a_client_that_leaves_frees_both_sides(handover: Handover, is_streamed):
@@ -186,7 +186,7 @@ def test_a_client_that_leaves_frees_both_sides(handover: Handover, is_streamed):
 # Workers that die
 
 
-@slow
+@nightly
 @needs_signals
 def test_a_worker_killed_in_the_middle_of_a_request_is_not_noticed_by_the_client(handover: Handover, expected):
     before = {name: handover.event(name) for name in ("losses", "fallbacks")}
@@ -211,7 +211,7 @@ def test_a_worker_killed_in_the_middle_of_a_request_is_not_noticed_by_the_client
 # Rolling restarts
 
 
-@slow
+@nightly
 def test_workers_that_cannot_be_replaced_stay(handover: Handover, expected, caplog, monkeypatch):
     handles = dict(handover.workers.handles)
     assert len(handles) == 1
@@ -232,7 +232,7 @@ def no_engine(block, say):
     raise MemoryError("no memory is left for a worker")
 
 
-@slow
+@nightly
 @needs_proc
 def test_sighup_replaces_all_workers_and_no_request_fails(expected):
     options = ("--num-blocks", "400", "--block-size", "8", "--handover-min-tokens", "0", "--grace-seconds", "30")
@@ -311,7 +311,7 @@ def workers_below(parent: int) -> set[int]:
     return found
 
 
-@slow
+@nightly
 @needs_proc
 def test_no_worker_outlives_a_server_that_is_killed():
     with serving("--prefill-workers", "1") as server:
@@ -336,7 +336,7 @@ def test_the_commands_say_what_the_options_do():
         assert option in found
 
 
-@slow
+@nightly
 @needs_proc
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'distributed'")
 def test_each_replica_has_workers_of_its_own(expected):

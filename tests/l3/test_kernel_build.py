@@ -125,7 +125,7 @@ def test_a_cache_that_cannot_be_written_costs_a_build_but_works(copier, cache, c
     assert "cannot be written" in capfd.readouterr().err
 
 
-@pytest.mark.slow("mini_engine/attention", "mini_engine/native_build.py")
+@pytest.mark.nightly
 def test_two_processes_may_build_at_once(cache, compiler):
     processes = [start_process(OMP_NUM_THREADS="1") for _ in range(2)]
     for process in processes:

@@ -18,7 +18,7 @@ LENGTHS = [1, 2, 7, 15, 16, 17, 33, 63]
 
 
 GIVEN = [
-    pytest.param(name, marks=pytest.mark.slow("mini_engine", "tests/l3")) for name in ("reference", "torch", "cpu")
+    pytest.param(name, marks=pytest.mark.nightly) for name in ("reference", "torch", "cpu")
 ]  # kernels that no student writes
 KERNELS = ["blockwise", *GIVEN]
 

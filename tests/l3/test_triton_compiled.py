@@ -9,13 +9,7 @@ from scripts.bench.gpu_target import POINTERS, SHARED_BYTES
 
 from mini_engine.attention.triton_kernel import _attend, _merge
 
-slow = pytest.mark.slow(
-    "mini_engine/attention",
-    "mini_engine/quantized",
-    "scripts/bench/compiled.py",
-    "scripts/bench/gpu_target.py",
-    "tests/l3",
-)
+nightly = pytest.mark.nightly
 
 
 def check(load: Load, capability: int) -> None:
@@ -33,7 +27,7 @@ def test_qwen3_s_kernels_fit_an_h100(q_len):
     check(Load(8, q_len, 2048, "bfloat16"), 90)
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 @pytest.mark.parametrize("dtype", POINTERS)
 @pytest.mark.parametrize("shape", [(16, 8, 128), (16, 2, 64), (8, 1, 256), (6, 2, 80)], ids=str)
@@ -45,7 +39,7 @@ def test_kernels_of_every_shape_fit_every_gpu(q_len, shape, dtype, capability):
         check(load, capability)
 
 
-@slow
+@nightly
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 def test_the_merge_of_the_splits_fits(capability):
     found = compile_merge(Load(8, 1, 2048, "float16", dim=256), capability)

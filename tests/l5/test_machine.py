@@ -154,7 +154,7 @@ def test_random_steps(policy, watermark):
     run_random_steps(policy, watermark, 800)
 
 
-@pytest.mark.slow("mini_engine", "tests/l5")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "policy, watermark, steps", [("fcfs", 0, 12_000), ("fcfs", 0.5, 4_000), ("priority", 0, 4_000)]
 )

@@ -54,7 +54,7 @@ def test_batched_requests_equal_hugging_face_alone():
     check_batch(FAMILY)
 
 
-@pytest.mark.slow("mini_engine", "tests/l5")  # the model's shapes are nothing to the scheduler: these prove the course
+@pytest.mark.nightly  # the model's shapes are nothing to the scheduler: these prove the course
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != FAMILY])
 def test_batched_requests_of_every_family_equal_hugging_face_alone(family):
     check_batch(family)

@@ -40,7 +40,7 @@ def test_a_pool_for_all_passes_and_says_that_nothing_was_preempted(capsys):
     assert code == 0 and report["not_exercised"] == ["no request was preempted"]
 
 
-@pytest.mark.slow("mini_engine", "scripts", "tests/l5")
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [("--chunk-size", "1"), ("--chunk-size", "5", "--every", "1", "--block-size", "3")])
 def test_tokens_are_equal_in_chunks_of_any_size(capsys, options):
     code, report = smoke(capsys, "--max-new-tokens", "6", *options)

@@ -143,7 +143,7 @@ def imported_by(*arguments):
     return set(done.stderr.split())
 
 
-@pytest.mark.slow("mini_engine", "tests/l6")
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [[], ["--chat"]], ids=["text", "chat"])
 def test_generate_imports_nothing_that_it_does_not_need(options):
     """Counted, not timed: each of these takes from a quarter of a second to a whole one."""
@@ -173,7 +173,7 @@ def test_help_and_errors_name_the_program_as_it_was_called(capsys, start, prog):
     assert capsys.readouterr().err.startswith(f"{prog}: there is no directory")
 
 
-@pytest.mark.slow("mini_engine", "tests/l6")
+@pytest.mark.nightly
 def test_a_closed_pipe_ends_the_command_without_a_traceback():
     command = [sys.executable, "-m", "mini_engine", "generate", "Once upon a time", "--max-tokens", "400", *OWN]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -233,7 +233,7 @@ def test_the_first_ctrl_c_sets_a_flag_and_the_second_interrupts():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.slow("mini_engine", "tests/l6")
+@pytest.mark.nightly
 @pytest.mark.skipif(os.name == "nt", reason="NOT CHECKED: sends a POSIX signal")
 def test_ctrl_c_stops_an_answer_and_keeps_the_session_open():
     options = [*OWN, "--num-blocks", "300", "--max-tokens", "4000", "--temperature", "30"]

@@ -104,7 +104,7 @@ def test_the_server_listens_while_a_large_body_is_read(server: Service, monkeypa
         large.join()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_how_long_others_wait(server: Service, capsys):
     """Prints the longest wait for /health while each of these bodies is read; it decides nothing."""
     for name, data in SHAPES.items():

@@ -5,7 +5,7 @@ one, and is skipped where its library is not installed:
 
     python -m venv clients
     clients/bin/pip install openai instructor langchain-openai litellm llm lm-eval[api] guidellm pydantic-ai-slim
-    KV_COURSE_CLIENTS=clients/bin/python pytest -m slow tests/l7/test_clients.py
+    KV_COURSE_CLIENTS=clients/bin/python pytest -m nightly tests/l7/test_clients.py
 
 vLLM's benchmark, Aider and Open WebUI are large programs: their scripts send what the programs send, and read what they
 read, and name the file and the commit that this was taken from.
@@ -37,7 +37,7 @@ MODULES = {
     "vllm_bench": "json",
     "open_webui": "json",
 }
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

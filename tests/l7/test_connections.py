@@ -151,7 +151,7 @@ runpy.run_module("mini_engine", run_name="__main__")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(connections.resource is None, reason="this system has no limit on open files")
 def test_with_256_files_900_half_requests_leave_the_server_well():
     with subprocess.Popen(
@@ -193,7 +193,7 @@ def is_open(client: socket.socket) -> bool:
 # The end
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no signals to a process")
 @pytest.mark.parametrize("signals", [1, 2])
 def test_what_is_cut_off_at_the_end_is_told_so_without_a_traceback(signals):

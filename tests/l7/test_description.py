@@ -75,7 +75,7 @@ def test_answers_have_the_shape_that_is_described(server: Service):
     Error.model_validate(server.get("/v1/models").body)
 
 
-@pytest.mark.slow("mini_engine", "tests/l7/test_description.py")
+@pytest.mark.nightly
 def test_schemathesis_finds_nothing(server: Service, described, tmp_path):
     pytest.importorskip("schemathesis", reason="needs schemathesis, of the group 'test'")
     before = server.metrics.steps._value.get()

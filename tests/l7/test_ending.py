@@ -67,7 +67,7 @@ def test_a_step_that_hangs_does_not_outlive_the_grace():
 
 
 @LONG
-@pytest.mark.slow("mini_engine/server", "mini_engine/tiers", "tests/l7/test_ending.py")
+@pytest.mark.nightly
 @posix
 def test_a_disk_that_hangs_while_it_is_written_does_not_outlive_the_grace(tmp_path):
     options = ("--grace-seconds", "2", "--kv-cache-dir", str(tmp_path), "--kv-always")

@@ -136,7 +136,7 @@ def test_two_hundred_requests_a_third_of_which_hang_up(service: Service):
     assert service.post("/v1/completions", {"prompt": [1], "max_tokens": 1}).status == 200
 
 
-@pytest.mark.slow("mini_engine", "tests/l7")
+@pytest.mark.nightly
 @LONG
 def test_ten_such_rounds_leave_no_memory_behind(service: Service):
     held = rounds(service, 10)

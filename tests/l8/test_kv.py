@@ -196,7 +196,12 @@ def turns(engine, rounds=4):
 
 @pytest.mark.parametrize(
     "blocks, chunk",
-    [pytest.param(60, 512, marks=pytest.mark.slow), (60, 5), pytest.param(18, 512, marks=pytest.mark.slow), (18, 6)],
+    [
+        pytest.param(60, 512, marks=pytest.mark.nightly),
+        (60, 5),
+        pytest.param(18, 512, marks=pytest.mark.nightly),
+        (18, 6),
+    ],
 )
 def test_answers_are_hugging_face_s_in_chats_branches_and_small_pools(blocks, chunk):
     model, hf = both(FAMILY)

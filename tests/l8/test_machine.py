@@ -350,7 +350,7 @@ def test_thousands_of_calls_keep_tree_manager_pool_and_dictionary_equal():
     assert sum(world.calls for world in play(6)) >= 4000
 
 
-@pytest.mark.slow("mini_engine/kv", "mini_engine/engine", "tests/l8")
+@pytest.mark.nightly
 def test_100_000_calls_keep_tree_manager_pool_and_dictionary_equal():
     worlds = play(120)
     assert sum(world.calls for world in worlds) >= 100_000

@@ -18,7 +18,7 @@ def smoke(*arguments):
         return stop.code
 
 
-@pytest.mark.parametrize("size", ["4", pytest.param("7", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", ["4", pytest.param("7", marks=pytest.mark.nightly)])
 def test_every_scenario_finds_prefixes_and_equals_the_cold_runs(capsys, size):
     code = smoke("--block-size", size, "--max-new-tokens", "9", "--json")
     report = json.loads(capsys.readouterr().out)
@@ -28,7 +28,7 @@ def test_every_scenario_finds_prefixes_and_equals_the_cold_runs(capsys, size):
     assert report["scenarios"]["eviction"]["evicted_blocks"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_printed_report_shows_the_hit_rates(capsys):
     assert smoke("--max-new-tokens", "3") == 0
     assert "chat: 3 requests" in capsys.readouterr().out

@@ -333,7 +333,7 @@ TestWaitingMachine.settings = settings(max_examples=12, stateful_step_count=30, 
     "policy, reserve, steps",
     [
         ("fcfs", False, 400),
-        *(pytest.param(*how, 4000, marks=pytest.mark.slow) for how in [("fcfs", 0), ("fcfs", 1), ("priority", 0)]),
+        *(pytest.param(*how, 4000, marks=pytest.mark.nightly) for how in [("fcfs", 0), ("fcfs", 1), ("priority", 0)]),
     ],
 )
 def test_many_steps_hold_no_request_back_for_ever(policy, reserve, steps):

@@ -87,7 +87,7 @@ def test_tokens_equal_hugging_face_through_every_store_of_one_sequence(family, b
 @pytest.mark.parametrize(
     "family, kernel",
     [
-        pytest.param(family, kernel, marks=[pytest.mark.slow] if kernel != "auto" and family != FAMILY else [])
+        pytest.param(family, kernel, marks=[pytest.mark.nightly] if kernel != "auto" and family != FAMILY else [])
         for family in FAMILIES
         for kernel in ("auto", "torch", "reference")
     ],

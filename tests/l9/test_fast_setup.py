@@ -65,7 +65,7 @@ print(json.dumps(found | {"took": peak() - before}))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="NOT CHECKED: peak memory, which is read from Linux's /proc"
 )

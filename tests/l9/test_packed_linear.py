@@ -144,7 +144,7 @@ def test_inputs_of_the_wrong_shape_or_dtype_are_refused():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", INSTRUCTIONS)
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_other_instructions_give_the_same_results(name, dtype):
     if name == "AVX2" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         pytest.skip("NOT CHECKED: AVX2; this processor has none")
