@@ -22,7 +22,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run: no test fails by chance, and CI sees what the student sees.
-hypothesis.settings.register_profile("course", derandomize=True, deadline=None, print_blob=False)
+# How long an example takes is the machine's affair: no deadline, and no complaint that making one is slow.
+patient = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile(
+    "course", derandomize=True, deadline=None, print_blob=False, suppress_health_check=patient
+)
 hypothesis.settings.load_profile("course")
 
 # hypothesis also tries numbers that stand in the sources imported so far. Then a test's examples would depend on which

@@ -1,13 +1,15 @@
 """Lesson 15. Batches for windowed kernels: lesson 3's with holes behind the windows, and a dense oracle with a mask."""
 
+import random
 from dataclasses import dataclass, replace
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
-from mini_engine.attention.contract import Kernel
+from mini_engine.attention.contract import EVERY_KEY, Kernel
 from mini_engine.windows.kernels import windowed
-from tests.l3.kernel_cases import NAN, Case, make_case
+from tests.l3.kernel_cases import NAN, Case, make_case, with_shared_beginnings
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # torch rounds long chunks' scores to bfloat16
 
@@ -52,6 +54,18 @@ class Windowed:
             row[:first] = entry
         return replace(self, case=replace(self.case, k_cache=k, v_cache=v, block_table=table))
 
+    def without_entries(self, entry: int = -1) -> "Windowed":
+        """Let the table say `entry` behind the windows; the blocks stay as they are, since others may see them."""
+        table = self.case.block_table.clone()
+        for row, first in zip(table, self.first_blocks(), strict=True):
+            row[:first] = entry
+        return replace(self, case=replace(self.case, block_table=table))
+
+    def alone(self, s: int) -> "Windowed":
+        """Return sequence s in a batch of its own."""
+        rows = self.case.rows[s]
+        return replace(self, case=self.case.part(s, 0, rows.stop - rows.start))
+
 
 def dense(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """Attend to all keys through a mask: the query at position i sees key j if i - window < j <= i."""
@@ -66,3 +80,38 @@ def dense(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 def windowed_case(lengths: list[tuple[int, int]], window: int, **options) -> Windowed:
     """Return sequences of the given (q_len, kv_len); `options` are `make_case`'s."""
     return Windowed(make_case(lengths, **options), window)
+
+
+def crowd(count: int, shared: int, window: int, seed: int, block_size: int, **options) -> Windowed:
+    """Return `count` sequences, most of which begin with the same `shared` keys, as chats behind a system prompt.
+
+    Most decode, some are chunks; some share only half, or nothing.
+    """
+    choose = random.Random(seed)
+    lengths, groups, blocks = [], [], []
+    for _ in range(count):
+        q_len = choose.choice([1] * 12 + [0, 2, 9])
+        lengths.append((q_len, shared + choose.randint(max(q_len, 1), choose.choice([12, 12, 12, 40]))))
+        groups.append(choose.choice([0] * 7 + [1]))
+        blocks.append(choose.choice([shared] * 8 + [shared // 2, 0]) // block_size)
+    plain = make_case(lengths, block_size=block_size, **options)
+    return Windowed(with_shared_beginnings(plain, groups, blocks), window)
+
+
+@st.composite
+def crowds(draw) -> Windowed:
+    """Draw a crowd with a window a bit longer than what it shares, with any other, or without one."""
+    shared = draw(st.sampled_from([96, 130, 64, 200, 40]), "shared keys")
+    longer = st.sampled_from([14, 30, 50, 5]).map(lambda more: shared + more)
+    heads, kv_heads = draw(st.sampled_from([(4, 2), (4, 4), (8, 1), (6, 3)]))
+    return crowd(
+        draw(st.sampled_from([100, 50, 130, 64])),
+        shared,
+        draw(st.one_of(longer, longer, longer, st.integers(1, 300), st.just(EVERY_KEY)), "window"),
+        draw(st.integers(0, 10**6)),
+        draw(st.sampled_from([16, 4, 7, 1, 32])),
+        heads=heads,
+        kv_heads=kv_heads,
+        dim=draw(st.sampled_from([16, 32, 40])),
+        dtype=draw(st.sampled_from(list(TOLERANCE))),
+    )

@@ -71,6 +71,17 @@ class LatentCase:
             histories=[tuple(x[:kv_len] for x in self.histories[s])],
         )
 
+    def with_shared_beginning(self, blocks: int) -> "LatentCase":
+        """Return the case with the first blocks of every sequence replaced by those of the first one."""
+        table, keys = self.block_table.clone(), blocks * self.c_cache.shape[1]
+        table[:, :blocks] = table[0, :blocks]
+        first = self.histories[0]
+        histories = [
+            tuple(torch.cat([shared[:keys], own[keys:]]) for shared, own in zip(first, history, strict=True))
+            for history in self.histories
+        ]
+        return replace(self, block_table=table, histories=histories)
+
 
 def dense(q: Tensor, q_rope: Tensor, c: Tensor, r: Tensor, scale: float, values: Tensor) -> Tensor:
     """Attend as ordinary attention with one head of keys, [c; r], and a dense mask. The values are c, or made of it."""

@@ -112,6 +112,19 @@ def test_any_batch_gives_what_dense_attention_gives(kernel, case):
     check(kernel, case, str(case))
 
 
+@EACH_KERNEL
+@DTYPES
+def test_a_crowd_behind_96_shared_keys(kernel, dtype):
+    lengths = [(2 if s % 9 == 3 else 1, 98 + s % 13) for s in range(70)]
+    plain = latent_case(lengths, heads=4, rank=20, rope=6, block_size=16, dtype=dtype)
+    case = plain.with_shared_beginning(96 // 16)
+    check(kernel, case, "70 sequences that share 96 keys")
+    out = run(kernel, case)
+    for s, rows in enumerate(case.rows if kernel == "cpu" else []):
+        alone = run(kernel, case.part(s, 0, rows.stop - rows.start))
+        assert torch.equal(out[rows], alone), f"sequence {s} rounds otherwise in a crowd"
+
+
 @NIGHTLY
 @EACH_KERNEL
 @settings(max_examples=500)

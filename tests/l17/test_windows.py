@@ -20,7 +20,7 @@ from tests.l3.kernel_cases import relative_error
 from tests.l3.new_memory import NewMemory
 from tests.l3.pickled import Worker
 from tests.l15.pocket import PROMPTS, ask, check_nothing_is_lost, drain, windows
-from tests.l15.windowed_cases import TOLERANCE, Windowed, windowed_case
+from tests.l15.windowed_cases import TOLERANCE, Windowed, crowd, crowds, windowed_case
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -182,6 +182,36 @@ def test_any_batch_with_any_window_gives_what_a_dense_mask_gives(name, request):
     @given(case=cases(), entry=st.sampled_from([0, -1, 10**6]))
     def holds(case, entry):
         check(name, case, request, str(case), entry)
+
+    holds()
+
+
+def check_crowd(name, case, request):
+    """Compare a crowd with the oracle; in C++, with the bits that each sequence gets alone, too."""
+    case = of_rows(name, case).without_entries()
+    out = attend_with(name, case, request)
+    error = relative_error(out, case.expected())
+    assert error < TOLERANCE[out.dtype], f"relative error {error:.2g} against a dense mask in float64, for {case}"
+    for s, rows in enumerate(case.case.rows if name.endswith("cpu") else []):
+        alone = attend_with(name, case.alone(s), request)
+        assert torch.equal(out[rows], alone), f"sequence {s} rounds otherwise in a crowd, of {case}"
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [110, 128, EVERY_KEY])
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_a_crowd_behind_96_shared_keys(name, window, dtype, request):
+    case = crowd(100, 96, window, seed=1, block_size=16, heads=4, kv_heads=2, dim=16, dtype=dtype)
+    check_crowd(name, case, request)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_any_of_many_crowds_gives_what_a_dense_mask_gives(name, request):
+    @settings(max_examples=100)
+    @given(case=crowds())
+    def holds(case):
+        check_crowd(name, case, request)
 
     holds()
 
