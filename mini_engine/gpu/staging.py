@@ -5,11 +5,11 @@ of memory, on the host and on the device, and one copy moves the block. The host
 memory that the system does not move, and what is not pinned is first copied to memory that is, while the host waits.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,8 +91,21 @@ def upload(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def uploaded(step: Step, device: torch.device) -> Step:
-    """Move a step that was planned on the host to the device, in one copy."""
-    names = [field.name for field in fields(step.meta) if isinstance(getattr(step.meta, field.name), Tensor)]
-    tensors = [step.token_ids, step.rows, *(getattr(step.meta, name) for name in names)]
-    token_ids, rows, *tables = upload(tensors, device)
-    return Step(token_ids, replace(step.meta, **dict(zip(names, tables, strict=True))), rows)
+    """Move a step that was planned on the host to the device, in one copy, with the tensors in its plan's tuples."""
+    names = [field.name for field in fields(step.meta)]
+    whole = step.token_ids, step.rows, tuple(getattr(step.meta, name) for name in names)
+    tensors: list[Tensor] = []
+    with_tensors(whole, lambda tensor: tensors.append(tensor))
+    moved = iter(upload(tensors, device))
+    token_ids, rows, values = with_tensors(whole, lambda _: next(moved))
+    return Step(token_ids, replace(step.meta, **dict(zip(names, values, strict=True))), rows)
+
+
+def with_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Return a value with `change` of each tensor in its place, also in tuples: lesson 11's plan has some."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        parts = [with_tensors(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scripts.bench.common import Report, left_out
 from scripts.bench.options import add_threads
-from scripts.bench.turns import READ_BYTES, memory_reader, synchronized, take_turns
+from scripts.bench.turns import memory_reader, read_bytes, synchronized, take_turns
 
 import torch
 import torch.nn.functional as F
@@ -191,7 +191,7 @@ def run(args) -> Report:
         runs = {"": memory_reader(args.device)} | prepare(batch, args.quick)
         runs = {name: synchronized(run, args.device) for name, run in runs.items()}
         timings = take_turns(runs, args.rounds or (9 if args.quick else 25), "kernel")
-    speed = READ_BYTES / timings.pop("").median
+    speed = read_bytes(args.device) / timings.pop("").median
     slowest = timings["gather + SDPA"].median
     rows = []
     for name, timing in timings.items():

@@ -17,6 +17,7 @@ from rich.progress import track
 
 READ_BYTES = 512 << 20  # many times any processor's cache
 MATRIX = 1024  # rows and columns of the matrices used to measure the rate of arithmetic
+ON_GPU = 4, 8  # times as many bytes and rows: a GPU is through with so few before a call has returned
 Clock = Callable[[], float]
 
 
@@ -88,11 +89,16 @@ def gather_turns(contenders: Mapping[Any, Callable[[], float]], rounds: int, tit
 # ---------------------------------------------------------------- what the machine can do
 
 
+def read_bytes(device: str) -> int:
+    """Return how many bytes `memory_reader` reads on this device."""
+    return READ_BYTES if device == "cpu" else READ_BYTES * ON_GPU[0]
+
+
 def memory_reader(device: str = "cpu") -> Callable[[], Any]:
-    """Return a contender that reads READ_BYTES with all threads: the maximum of a tensor far larger than any cache."""
+    """Return a contender that reads `read_bytes` with all threads: the maximum of a tensor larger than any cache."""
     import torch
 
-    return torch.ones(READ_BYTES // 4, device=device).max
+    return torch.ones(read_bytes(device) // 4, device=device).max
 
 
 def synchronized(run: Callable[[], Any], device: str) -> Callable[[], Any]:
@@ -134,9 +140,9 @@ def measure_rates(device: str = "cpu", seconds: float = 0.3, dtypes: Sequence[st
             taken.append(seconds_of(run))
         return statistics.median(taken)
 
-    read = READ_BYTES / median_of(memory_reader(device))
-    matrix = {}
+    read = read_bytes(device) / median_of(memory_reader(device))
+    matrix, size = {}, MATRIX if device == "cpu" else MATRIX * ON_GPU[1]
     for name in dtypes:
-        a = torch.ones(MATRIX, MATRIX, dtype=getattr(torch, name), device=device)
-        matrix[name] = 2 * MATRIX**3 / median_of(lambda a=a: a @ a)
+        a = torch.rand(size, size, device=device).to(getattr(torch, name))  # on ones a GPU is faster
+        matrix[name] = 2 * size**3 / median_of(lambda a=a: a @ a)
     return Rates(read, matrix)

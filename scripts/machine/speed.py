@@ -15,7 +15,7 @@ from typing import Any
 from scripts.bench.options import checkpoint_of
 from scripts.bench.peers import weight_bytes
 from scripts.bench.runs import Jobs, Watch, Way, ours, watch
-from scripts.bench.turns import READ_BYTES, measure_rates, memory_reader, seconds_of, synchronized
+from scripts.bench.turns import measure_rates, memory_reader, read_bytes, seconds_of, synchronized
 from scripts.machine.about import GIB, half_dtype, memory_bytes
 from scripts.machine.schema import Comparison, Model, Rates, Speed
 
@@ -133,7 +133,7 @@ class Bench:
         """Add the figures of decode alone: the time of a step, and its share of what the memory reaches."""
         step = median(step_seconds(seen) for seen in found["own"])
         history = speed.at_once * (PROMPT + NEW // 2) * self.model.config.kv_bytes_per_token(self.model.dtype)
-        reached = READ_BYTES / median(found["read"])
+        reached = read_bytes(self.device) / median(found["read"])
         speed.tokens_per_second, speed.step_ms = speed.at_once / step, step * 1e3
         speed.memory_share = (self.weight_bytes + history) / step / reached
 

@@ -1,9 +1,12 @@
 """Lesson 10. A step reaches the device in one copy, and a copy that is under way is not overwritten."""
 
 from array import array
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mini_engine.attention.registry import load_kernel
@@ -16,7 +19,7 @@ from mini_engine.gpu.loop import DeviceKv, plan_prefill
 from mini_engine.gpu.req_to_token import ReqToTokenPool
 from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
 from mini_engine.gpu.staging import ALIGNMENT, NoEvent, Staging, Table, block_of, upload, uploaded
-from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.pocket import POCKET_DIR
 from tests.support import both
 
@@ -96,6 +99,33 @@ def test_prefills_and_mixed_steps_are_one_copy_too():
     assert moved.meta.block_size == 4
     for was, now in [(step.token_ids, moved.token_ids), (step.rows, moved.rows)]:
         assert (was.shape, was.dtype, now.device.type) == (now.shape, now.dtype, "meta")
+
+
+class Pair(NamedTuple):
+    """Tensors within a plan's tuple, as lesson 11's stages are."""
+
+    rows: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True)
+class NestedMeta(ForwardMeta):
+    """A plan with tensors in tuples."""
+
+    pairs: tuple[Pair, ...]
+
+
+def test_tensors_in_a_plan_s_tuples_move_in_the_same_copy():
+    step = plan_step([chunk_of(5, 1), chunk_of(9, 3, start=0)], 4, CPU)
+    plain = {field.name: getattr(step.meta, field.name) for field in fields(step.meta)}
+    pairs = tuple(Pair(torch.arange(n), torch.arange(n, 2 * n)) for n in (3, 1))
+    step = step._replace(meta=NestedMeta(**plain, pairs=pairs))
+    with Copies() as copies:
+        moved = uploaded(step, META)
+    assert {x.device.type for pair in moved.meta.pairs for x in pair} == {"meta"}, "tensors in a tuple stayed behind"
+    assert len(copies.bytes) == 1
+    for was, now in zip(pairs, uploaded(step, CPU).meta.pairs, strict=True):
+        assert torch.equal(was.rows, now.rows) and torch.equal(was.slots, now.slots)
 
 
 def test_the_runner_of_captured_steps_moves_each_step_once(monkeypatch):
