@@ -13,7 +13,7 @@ class LaunchConfig(NamedTuple):
     The first programs attend with a tile of queries each. The others share the history of a decode with its tile: a
     sequence of one query is cut into at most `splits` parts, by its own length, which the host does not know.
 
-    width: head_dim, rounded up to a power of two.
+    width: head_dim, rounded up to a power of two that tl.dot takes.
     rows: of a tile; each of its queries takes one for every query head that shares the key/value head.
     keys: loaded at once, in one turn of a program's loop.
     warps: of a program; more of them share a tile's registers.
@@ -57,7 +57,7 @@ def launch_config(
             multiplications, all in registers, so tiles are smaller.
     """
     is_decode = num_rows <= num_seqs
-    width = power_of_2(dim)
+    width = max(MIN_TILE, power_of_2(dim))
     most_rows, most_keys = (64, 64) if tensor_cores else (32, 16)
     if width > 128:
         most_rows //= 2

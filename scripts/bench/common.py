@@ -82,7 +82,8 @@ class Report:
         m = self.machine
         state = ", with changes" if m["dirty"] else ""
         when = f", {m['date']}" if "date" in m else ""
-        return f"{m['cpu']}, {m['threads']} threads, torch {m['torch']}, commit {m['commit']}{state}{when}"
+        gpu = f"{m['gpu']}, " if m.get("gpu") else ""
+        return f"{gpu}{m['cpu']}, {m['threads']} threads, torch {m['torch']}, commit {m['commit']}{state}{when}"
 
     @property
     def limits(self) -> str:

@@ -96,12 +96,12 @@ def compare(model: Qwen3ForCausalLM, texts: Sequence[list[int]]) -> dict[str, Qu
 
 @torch.inference_mode()
 def logits_of(model: Qwen3ForCausalLM, texts: Sequence[list[int]], pool: KvPool) -> Tensor:
-    """Return what the model predicts after each token of each text: logits `[T, vocab_size]`."""
+    """Return what the model predicts after each token of each text: logits `[T, vocab_size]`, on the CPU."""
     allocator = BlockAllocator(pool.num_blocks, BLOCK_SIZE)
     requests = [PackedRequest(ids, BlockTable(allocator)) for ids in texts]
     reserve_all(requests)
-    token_ids = torch.tensor([token for ids in texts for token in ids])
-    return model(token_ids, pool, plan_packed(requests, BLOCK_SIZE, pool.device))
+    token_ids = torch.tensor([token for ids in texts for token in ids], device=pool.device)
+    return model(token_ids, pool, plan_packed(requests, BLOCK_SIZE, pool.device)).cpu()
 
 
 def quality(full: Tensor, other: Tensor, texts: Sequence[list[int]]) -> Quality:

@@ -201,11 +201,22 @@ def test_the_pocket_model_s_tokens_equal_hugging_face_s(interpreter, lengths, ke
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_on_a_gpu_fused_layers_give_the_tokens_of_lesson_0_s(dtype):
+def test_on_a_gpu_fused_layers_give_the_tokens_of_lesson_0_s():
     prompts = prompts_of(load_model(POCKET_DIR).config.vocab_size)
     found = []
     for change in (lambda model: model, fuse):
-        model = change(load_model(POCKET_DIR, dtype, "cuda"))
+        model = change(load_model(POCKET_DIR, torch.float32, "cuda"))
         found.append(answers(Engine.for_model(model, num_blocks=64), prompts, 16))
     assert found[0] == found[1]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_fused_layers_round_no_more_than_lesson_0_s_do():
+    """In bfloat16 another order of sums decides near-ties otherwise, so logits are compared, with float32's."""
+    ids = torch.tensor(some_ids(33, load_model(POCKET_DIR).config.vocab_size), device="cuda")
+    models = [load_model(POCKET_DIR, dtype, "cuda") for dtype in (torch.float32, torch.bfloat16, torch.bfloat16)]
+    with torch.inference_mode():
+        meta = Recompute("cuda").plan(ids.tolist())
+        want, theirs, ours = (model(ids, NoCache(), meta).float() for model in (*models[:2], fuse(models[2])))
+    errors = [float((got - want).norm() / want.norm()) for got in (theirs, ours)]
+    assert errors[1] < 1.3 * errors[0] + 1e-3, f"relative errors of lesson 0's and of the fused layers: {errors}"

@@ -43,6 +43,7 @@ def test_tiles_are_smaller_for_wide_heads_and_without_tensor_cores():
 def test_a_tile_holds_a_whole_group_of_heads():
     assert config(8, 8, group=40).rows == 64, "one query's group may need more rows than the smallest tile has"
     assert config(8, 8, dim=80).width == 128, "Triton's vectors are powers of two"
+    assert config(8, 8, dim=8).width == 16, "a tile of tl.dot has at least 16 columns"
 
 
 @given(
