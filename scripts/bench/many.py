@@ -91,7 +91,7 @@ def run(args: Namespace) -> Report:
     return Report("many", rows, [note])
 
 
-def engine_for(model: Any, jobs: Jobs, **options: bool) -> Any:
+def engine_for(model: Any, jobs: Jobs, **options: Any) -> Any:
     """Return an engine whose pool holds all jobs at their ends, and which runs them all at once."""
     limits = SchedulerConfig(max_num_seqs=len(jobs), max_num_batched_tokens=16_384, chunked_prefill_size=4096)
     sizes: dict[str, Any] = {"num_blocks": blocks_for(jobs), "block_size": BLOCK, "scheduler_config": limits}
