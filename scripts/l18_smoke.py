@@ -170,7 +170,7 @@ def arguments():
     from mini_engine.loading import load
 
     parser = make_parser(first_line(__doc__), block_size=8)
-    parser.set_defaults(load_model=load)
+    parser.set_defaults(load_model=load, device="cpu")  # where the ranks run
     tp = {"type": whole_number(1), "default": 2, "metavar": "N"}
     parser.add_argument("--tp", **tp, help="processes of one model (default: 2)")
     parser.add_argument("--backend", default="auto", metavar="NAME", help="auto, reference, torch or packed layers")

@@ -79,8 +79,9 @@ def to_16_levels(x: Tensor) -> Tensor:
 
 def pools(model: Qwen3ForCausalLM, num_blocks: int) -> dict[str, KvPool]:
     """Return a pool of each kind for a model, read by torch's kernels."""
-    config, plain = model.config, load_kernel("torch", model.device, model.dtype)
-    found: dict[str, KvPool] = {"full": KvPool(config, num_blocks, BLOCK_SIZE, plain, model.dtype)}
+    plain, on = load_kernel("torch", model.device, model.dtype), model.device
+    config = model.config
+    found: dict[str, KvPool] = {"full": KvPool(config, num_blocks, BLOCK_SIZE, plain, model.dtype, on)}
     for name, rows in FORMATS.items():
         kernel = row_kernels.load_kernel("torch", model.device, model.dtype, rows)
         found[name] = RowKvPool(rows, config, num_blocks, BLOCK_SIZE, kernel)

@@ -3,11 +3,12 @@
 import json
 from pathlib import Path
 
-from scripts.machine.schema import Report, from_json
+from scripts.machine.schema import Lesson, Report, from_json
 
 from mini_engine.errors import UserError
 
 LARGEST = 200_000  # bytes
+MOST_STOPPED = 1  # lessons whose script may have ended with an error; the row counts the others
 
 
 def read(path: Path) -> Report:
@@ -26,6 +27,11 @@ def read(path: Path) -> Report:
         raise UserError(f"{path} holds no report: {error or 'it is nested too deeply'}") from error
 
 
+def has_stopped(lesson: Lesson) -> bool:
+    """Whether a lesson's script ended with an error, before it compared a token."""
+    return lesson.status == "failed" and not lesson.tokens
+
+
 def why_not(report: Report) -> str:
     """Return why the course's page does not take a report; "" if it does."""
     if report.quick:
@@ -37,8 +43,10 @@ def why_not(report: Report) -> str:
     if [lesson.number for lesson in report.lessons] != list(range(len(report.lessons))) or not report.lessons:
         return "it lacks lessons"
     for lesson in report.lessons:
-        if lesson.status != "ok" or not lesson.tokens or lesson.equal_tokens != lesson.tokens:
+        if not has_stopped(lesson) and (lesson.status != "ok" or lesson.equal_tokens != (lesson.tokens or None)):
             return f"lesson {lesson.number} did not give all of Hugging Face's tokens"
+    if len(stopped := [lesson.number for lesson in report.lessons if has_stopped(lesson)]) > MOST_STOPPED:
+        return f"the scripts of the lessons {', '.join(map(str, stopped))} ended with an error"
     if failed := [one for one in report.kernels if one.status == "failed"]:
         return f"the kernel {failed[0].name} in {failed[0].dtype} failed"
     if not any(one.status == "ok" for one in report.kernels):

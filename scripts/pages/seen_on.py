@@ -112,7 +112,7 @@ def machines(found: Sequence[Stored]) -> str:
         dtype = f", {report.model.dtype}, {report.model.shape}" if report.model else ""
         day = f"[{BY[one.by]} {report.when[:10]}](reports/{one.by}/{one.path.name})"
         busy = "" if machine.load is None else f", load {machine.load:g}"
-        cells = [plain(name + dtype + busy), f"{day}, commit {plain(machine.commit)}", str(len(report.lessons))]
+        cells = [plain(name + dtype + busy), f"{day}, commit {plain(machine.commit)}", count_of(report)]
         first = speed_at(report, "decode", 1)
         share = f"{100 * first.memory_share:.0f} %" if first and first.memory_share is not None else "–"
         cells += [rate(first), share, rate(speed_at(report, "decode", 8)), rate(speed_at(report, "decode", 32))]
@@ -120,6 +120,12 @@ def machines(found: Sequence[Stored]) -> str:
         times = f"{figure(shared.times)} ×" if shared and shared.times is not None else "–"
         lines.append("| " + " | ".join([*cells, rate(speed_at(report, "prefill", 8)), times]) + " |")
     return "\n".join(lines)
+
+
+def count_of(report: Report) -> str:
+    """Return how many lessons gave all tokens, of how many."""
+    whole = sum(bool(lesson.tokens) for lesson in report.lessons)
+    return str(whole) if whole == len(report.lessons) else f"{whole} of {len(report.lessons)}"
 
 
 def speed_at(report: Report, load: str, at_once: int) -> Speed | None:

@@ -14,6 +14,7 @@ from scripts import report as command
 from scripts.machine import about, kernels, page, run, schema, speed, stored
 from scripts.machine.mistakes import mistakes
 from scripts.machine.schema import Report
+from scripts.pages import seen_on
 
 import jsonschema_rs
 import pytest
@@ -340,13 +341,27 @@ def spoiled(**changes) -> Report:
     return one
 
 
+def two_stopped() -> Report:
+    """Return a report in which two lessons' scripts ended with an error."""
+    one = spoiled(lesson=dict(status="failed", tokens=0, equal_tokens=0))
+    one.lessons[6] = one.lessons[5]
+    return one
+
+
+def test_one_lesson_whose_script_ended_with_an_error_is_counted_out():
+    one = spoiled(lesson=dict(status="failed", tokens=0, equal_tokens=0))
+    assert stored.why_not(one) == ""
+    whole = len(one.lessons)
+    assert seen_on.count_of(one) == f"{whole - 1} of {whole}" and seen_on.count_of(report()) == str(whole)
+
+
 @pytest.mark.parametrize(
     "one",
     [
         spoiled(report=dict(quick=True)), spoiled(report=dict(finished=False)), spoiled(report=dict(lessons=[])),
         spoiled(report=dict(kernels=[])), spoiled(lesson=dict(equal_tokens=19)), spoiled(lesson=dict(number=4)),
         spoiled(lesson=dict(status="missing")), spoiled(lesson=dict(tokens=0, equal_tokens=0)),
-        spoiled(kernel=dict(status="failed")), spoiled(machine=dict(dirty=True)),
+        two_stopped(), spoiled(kernel=dict(status="failed")), spoiled(machine=dict(dirty=True)),
         spoiled(machine=dict(commit="unknown")),
     ],
 )  # fmt: skip

@@ -1,0 +1,67 @@
+"""Course machinery. Writes lesson 10's tables of a GPU, from the authors' report and a kept run of `bench.py many`.
+
+python -m scripts.pages.on_gpu          write the page
+python -m scripts.pages.on_gpu --check  exit 1 if the page does not fit the kept files
+"""
+
+import json
+import sys
+from typing import Any
+
+from scripts import ROOT
+from scripts.machine.page import figure
+from scripts.machine.stored import read
+from scripts.pages.generated import asks_for_check, fill, settle
+from scripts.pages.seen_on import CAPTURED, speed_at
+
+PAGE = ROOT / "lessons" / "l10_device" / "README.md"
+MANY = PAGE.with_name("many.json")
+REPORT = ROOT / "lessons" / "reports" / "authors" / "2026-11-h100.json"
+COMMAND = "python -m scripts.pages.on_gpu"
+
+
+def steps() -> str:
+    """Return the table of decode steps, captured and eager, with the report's own words on the machine."""
+    report = read(REPORT)
+    assert report.machine.gpu and report.model
+    lines = [
+        f"{report.machine.gpu.name}, {report.model.shape} with random weights, {report.model.dtype}, "
+        f"{report.when[:10]} ([the whole report](../reports/authors/{REPORT.name})):",
+        "",
+        "| requests at once | captured, ms a step | eager, ms a step | times | new tokens/s | of memory's rate |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for one in report.comparisons:
+        speed = speed_at(report, "decode", one.at_once)
+        if one.first == CAPTURED and one.status == "ok" and speed:
+            cells = [one.first_ms, one.second_ms, one.times, speed.tokens_per_second]
+            share = f"{100 * (speed.memory_share or 0):.0f} %"
+            lines.append(f"| {one.at_once} | {' | '.join(map(figure, cells))} | {share} |")
+    return "\n".join(lines)
+
+
+def many() -> str:
+    """Return the table of 256 requests at once."""
+    found: dict[str, Any] = json.loads(MANY.read_text(encoding="utf-8"))
+    machine = found["machine"]
+    lines = [
+        f"{found['notes'][0]}; {machine['gpu']}, {machine['date']}, memory read at {machine['read_gb_s']:,.0f} GB/s:",
+        "",
+        "| steps | tokens/s | seconds | ms a full step | of memory's rate |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for row in found["rows"]:
+        cells = [figure(row[name]) for name in ("tokens/s", "seconds", "ms", "% of memory")]
+        lines.append(f"| {row['ours'].removesuffix(' steps')} | {' | '.join(cells)} % |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the tables. With --check, only compare; returns 1 if they are out of date."""
+    check = asks_for_check(__doc__, argv)
+    page = fill(PAGE.read_text(encoding="utf-8"), "steps on a GPU", steps())
+    return settle({PAGE: fill(page, "many requests on a GPU", many())}, check, COMMAND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
