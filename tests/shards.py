@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from tests.closing import function_of, times
+from tests.costs import Key, key_of, times
 
 NEXT_TO_NOTHING = 0.02  # seconds: a test without a record
 
@@ -32,18 +32,15 @@ def part_of(text: str) -> tuple[int, int]:
 @pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, parts = config.getoption("--shard")
-    kept = [
-        item for item, its in zip(items, parts_of([item.nodeid for item in items], parts), strict=True) if its == part
-    ]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
+    where = parts_of([key_of(item) for item in items], parts, times())
+    config.hook.pytest_deselected(items=[item for item, its in zip(items, where, strict=True) if its != part])
+    items[:] = [item for item, its in zip(items, where, strict=True) if its == part]
 
 
-def parts_of(nodeids: list[str], parts: int) -> list[int]:
+def parts_of(tests: list[Key], parts: int, recorded: dict[Key, float]) -> list[int]:
     """Return the part, from 1 to `parts`, that each test belongs to."""
-    counts = Counter(map(function_of, nodeids))
-    recorded = times()
-    costs = [recorded.get(name, 0.0) / counts[name] + NEXT_TO_NOTHING for name in map(function_of, nodeids)]
+    counts = Counter(tests)
+    costs = [recorded.get(key, 0.0) / counts[key] + NEXT_TO_NOTHING for key in tests]
     total, so_far, found = sum(costs), 0.0, []
     for cost in costs:
         found.append(int(parts * (so_far + cost / 2) / total) + 1)

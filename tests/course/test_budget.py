@@ -1,0 +1,51 @@
+"""Course machinery. What `.ci/run` costs stays within a budget, by the processor time recorded in tests/times.json.
+
+Protects all who wait for it. The clock decides nothing here: on a slow machine these tests pass as on a fast one.
+"""
+
+import json
+from collections import Counter
+
+import pytest
+
+from tests import costs
+from tests.costs import Key, keep, times
+from tests.shards import part_of, parts_of
+
+BUDGET = {"": 270.0, "ci": 320.0}  # processor seconds of all tests without a mark, and of CI's
+
+
+@pytest.mark.parametrize("mark", BUDGET)
+def test_the_tests_stay_within_their_budget(mark):
+    recorded = {key.function: cost for key, cost in times().items() if key.mark == mark}
+    dearest = [f"{cost} s {function}" for function, cost in Counter(recorded).most_common(8)]
+    assert sum(recorded.values()) <= BUDGET[mark], f"take out as much as you add, or mark it nightly: {dearest}"
+
+
+def test_no_function_of_the_fast_tests_is_dearer_than_a_lesson():
+    assert max((cost for key, cost in times().items() if key.mark == ""), default=0.0) <= 15.0
+
+
+def test_shards_are_whole_in_order_and_cost_the_same():
+    tests = [Key(f"f{i % 7}", "nightly") for i in range(700)]
+    recorded = {Key("f3", "nightly"): 1000.0}
+    where = parts_of(tests, 4, recorded)
+    assert where == sorted(where) and set(where) == {1, 2, 3, 4}
+    spent = Counter()
+    for key, part in zip(tests, where, strict=True):
+        spent[part] += recorded.get(key, 0.0) / 100
+    assert max(spent.values()) - min(spent.values()) <= 20.0
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", ""])
+def test_a_shard_that_does_not_exist_is_refused(text):
+    with pytest.raises(pytest.UsageError):
+        part_of(text)
+
+
+def test_what_did_not_run_stays_on_record_as_long_as_it_exists(tmp_path, monkeypatch):
+    monkeypatch.setattr(costs, "TIMES", tmp_path / "times.json")
+    here = "tests/course/test_budget.py::test_the_tests_stay_within_their_budget"
+    costs.TIMES.write_text(json.dumps({here: {"ci": 9.0, "nightly": 2.0}, "tests/gone.py::test_a": {"": 1.0}}), "utf-8")
+    keep([(Key(here, "ci"), 0.5), (Key(here, "ci"), 0.25)])
+    assert times() == {Key(here, "ci"): 0.8, Key(here, "nightly"): 2.0}
