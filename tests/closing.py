@@ -3,8 +3,9 @@
     python -m pytest -p tests.closing --closing build/ci/tests.txt
 
 The end names each failed test with its message and the command that runs it alone, the dearest tests, and the sum. A
-test that passes in a run of `--lf` had failed before: it is called flaky. A cost is processor time, also of the processes
-that a test waits for: what else the machine does is not in it. `--keep-times` writes the costs to tests/times.json.
+test that passes in a run of `--lf` had failed before: it is called flaky. A cost is processor time, that of processes
+that a test waits for included, so it does not depend on what else the machine does. `--keep-times` writes the costs to
+tests/times.json.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """Course machinery. What tests cost: processor seconds by function and mark, kept in tests/times.json.
 
-`make test-all SHARD=1/4` cuts the tests in four parts by them, and tests/course/test_budget.py judges what `.ci/run` may
-cost. Only the run of a whole file tells what its functions cost.
+`make test-all SHARD=1/4` cuts the tests in four parts by them, and tests/course/test_budget.py judges what `.ci/run`
+may cost. Only the run of a whole file tells what its functions cost.
 """
 
 import json
