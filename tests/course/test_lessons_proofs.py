@@ -174,7 +174,6 @@ def test_every_mark_is_a_task_s_and_every_task_has_a_test(lesson):
             assert PLACES.shown(path) in marked, f"{path.name} is not among the lesson's tests"
 
 
-@pytest.mark.nightly
 @each_task
 @ahead(run_task)
 def test_each_task_alone_makes_its_tests_pass(lesson, task, found):
