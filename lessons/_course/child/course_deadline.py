@@ -63,19 +63,20 @@ class Deadline:
     def _look(self) -> None:
         busy, last = process_time(), monotonic()
         halfway: Sequence[FrameType] | None = None
+        end = self.end
         while not self.over.wait(LOOK_SECONDS):
             now = process_time()
             if now > busy + 0.2:
                 busy, last = now, monotonic()
             idle = monotonic() - last
-            if now > self.end or idle > IDLE_SECONDS:
-                slow = f"took longer than {self.seconds:g} seconds of processor time"
-                self._fire(slow if now > self.end else f"waited for {IDLE_SECONDS:g} seconds", halfway or ())
-                break
             if now < self.end - self.seconds / 2 and idle < IDLE_SECONDS / 2:
                 halfway = None  # a call that is kept keeps its variables
-            elif halfway is None:
-                halfway = own_calls(self._frame())
+            elif halfway is None:  # this thread may come late to the look halfway; the second half is never shorter
+                halfway, end = own_calls(self._frame()), max(self.end, now + self.seconds / 2)
+            elif now > end or idle > IDLE_SECONDS:
+                slow = f"took longer than {self.seconds:g} seconds of processor time"
+                self._fire(slow if now > end else f"waited for {IDLE_SECONDS:g} seconds", halfway)
+                break
         halfway = None
         if not self.over.wait(GRACE_SECONDS):
             self.give_up(traceback.extract_stack(self._frame()))
