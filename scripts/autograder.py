@@ -18,8 +18,8 @@ from scripts.grading.formats import as_json, classroom50, gradescope, totals
 from scripts.grading.points import Graded
 from scripts.grading.view import counted
 
-from lessons._course.checker import TOTAL_SECONDS
 from lessons._course.cli import seconds
+from lessons._course.limits import TOTAL_SECONDS
 from lessons._course.places import Places
 from mini_engine.cli.parser import OneLineParser, description, guard
 

@@ -18,8 +18,8 @@ from scripts.grading.points import Graded
 from scripts.grading.view import counted, show_class
 
 from lessons._course.catalog import Lesson, choose, read_lessons
-from lessons._course.checker import TOTAL_SECONDS
 from lessons._course.cli import seconds
+from lessons._course.limits import TOTAL_SECONDS
 from lessons._course.places import CourseError, Places
 from mini_engine.cli.parser import OneLineParser, description, guard
 from mini_engine.errors import UserError

@@ -20,8 +20,8 @@ from scripts.grade import chosen, write
 from scripts.grading.checks import copy_sources, verdict_of
 
 from lessons._course.catalog import Lesson
-from lessons._course.checker import TOTAL_SECONDS
 from lessons._course.cli import seconds
+from lessons._course.limits import TOTAL_SECONDS
 from lessons._course.places import CourseError, Places
 from lessons._course.starter import find_function
 from lessons._course.student import student_files

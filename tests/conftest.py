@@ -34,11 +34,6 @@ hypothesis.settings.load_profile("course")
 providers._get_local_constants = lambda: providers._local_constants  # which stay empty
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of the golden transcripts."""
-    parser.addoption("--record", action="store_true", help="rewrite the golden transcripts")
-
-
 @pytest.fixture(autouse=True)
 def _gpu_only(request: pytest.FixtureRequest) -> None:
     """Skip a test marked `gpu` if torch sees no CUDA device."""

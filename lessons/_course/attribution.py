@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lessons._course.catalog import Bug, Lesson, Task
+from lessons._course.headline import is_hang
 from lessons._course.report import Report, TestResult
 from lessons._course.starter import definitions
 from lessons._course.student import StudentFile
@@ -39,9 +40,13 @@ class Attribution:
     def of_test(self, result: TestResult, bugs: Iterable[Bug]) -> Blame | None:
         """Return the task of a failed test: the one that an experiment found, or else the test's own.
 
-        Of a test of no task: the one whose code raised, or likely a pitfall's.
+        Of a test of no task: the one whose code raised, or likely a pitfall's. Of a test that took too long: the one
+        in whose code a call did not end, and no other; the machine may be slow.
         """
         failure = result.failure
+        if is_hang(result):
+            task = self.of_frames([tuple(failure.place[:2])]) if failure and failure.place else None
+            return Blame(task) if task else None
         own = self.lesson.task(result.task) if result.task else None
         if failure and failure.cause:
             task = self.lesson.task(failure.cause[0])

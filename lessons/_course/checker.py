@@ -1,8 +1,8 @@
 """Course machinery. Runs one check: the lesson's tests and its smoke script, against the student's files."""
 
 import json
+import math
 import tempfile
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from lessons._course.catalog import Lesson, Task
 from lessons._course.environment import python_environment
 from lessons._course.event_log import Tail, Watcher
+from lessons._course.limits import MOST_TIMES, SMOKE_FACTOR, TEST_SECONDS, TOTAL_SECONDS, TotalLimit, slowness
 from lessons._course.order import Plan
 from lessons._course.output import exit_in_words, last_lines
 from lessons._course.places import Places
@@ -21,9 +22,6 @@ from lessons._course.smoke import SmokeRun
 from lessons._course.student import StudentFile, student_files, unwritten
 from lessons._course.task_tests import files_of_tasks
 
-TOTAL_SECONDS = 300.0
-TEST_SECONDS = 10.0  # of processor time per test
-SMOKE_FACTOR = 4  # the smoke script may take as many times what it took to start the tests
 CHOSEN = "only the selected tests were run"
 STOPPED = "the tests come first"
 PLUGINS = ["-p", "course_reporter", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider"]
@@ -48,6 +46,8 @@ class Check:
         watcher: called with each event (`{"event": "collected", "tests": {…}}` and so on).
         only: the tests to run, named as for pytest. By default all tests of the lesson, then the smoke script.
         plan: instead of `only`: what to run in which order, up to the first failure.
+        seconds: for the whole check; more on a slow or busy machine.
+        test_seconds: of processor time per test; by default what suits the machine.
         files: files that replace the reference; by default the student's.
         blocked: maps module names that must not be imported to the reason.
     """
@@ -62,7 +62,7 @@ class Check:
         only: Iterable[str] = (),
         plan: Plan | None = None,
         seconds: float = TOTAL_SECONDS,
-        test_seconds: float = TEST_SECONDS,
+        test_seconds: float | None = None,
         files: list[StudentFile] | None = None,
         blocked: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -74,25 +74,23 @@ class Check:
         self.plan = plan
         self.files = student_files(lesson, places) if files is None else files
         self.seconds = seconds
-        self.test_seconds = test_seconds
+        self.test_seconds = test_seconds or TEST_SECONDS * slowness()
         self.blocked = dict(blocked)
         self.events: dict[str, TestResult] = {}
         self.blank = unwritten(lesson, self.files)
         self.test_files = files_of_tasks(lesson, places.root)
-        self.start_seconds = 0.0
         self.report = Report(
             lesson, focus=plan.focus if plan else None, is_whole=plan.is_whole if plan else not self.only
         )
 
     def run(self) -> Report:
         """Run everything. Ends at the time limit even if the student's code does not."""
-        started = time.monotonic()
-        deadline = started + self.seconds
+        limit = TotalLimit(self.seconds)
         with ExitStack() as stack:
             options = {"prefix": "lessons-", "ignore_cleanup_errors": True}
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(**options)))
             smoke = stack.enter_context(SmokeRun(self.lesson.smoke, self.places.root, folder, self.launch))
-            self._run_tests(folder, deadline, smoke)
+            self._run_tests(folder, limit, smoke)
             self.report.results = list(self.events.values())
             self.report.tasks = [self._task_report(task) for task in self.lesson.tasks]
             reason = self._why_no_smoke()
@@ -101,8 +99,8 @@ class Check:
             else:
                 self.watcher({"event": "smoke"})
                 self._start_smoke(smoke)
-                self.report.smoke = smoke.finish(deadline)
-        self.report.seconds = time.monotonic() - started
+                self.report.smoke = smoke.finish(limit)
+        self.report.seconds = limit.waited
         return self.report
 
     def _environment(self) -> dict[str, str]:
@@ -111,7 +109,7 @@ class Check:
             "KV_COURSE_BLOCKED": json.dumps(self.blocked),
             "KV_COURSE_SWAPS": json.dumps(self._swaps()),
             "KV_COURSE_TEST_SECONDS": str(self.test_seconds),
-            "KV_COURSE_LAST_SECONDS": str(self.seconds + 10),
+            "KV_COURSE_LAST_SECONDS": str(self.seconds * MOST_TIMES + 10),
         }
 
     def _swaps(self) -> list[dict[str, Any]]:
@@ -126,9 +124,9 @@ class Check:
         ]
 
     def _start_smoke(self, smoke: SmokeRun) -> None:
-        smoke.start(self._environment(), max(self.test_seconds, SMOKE_FACTOR * self.start_seconds))
+        smoke.start(self._environment(), self.test_seconds * SMOKE_FACTOR)
 
-    def _run_tests(self, folder: Path, deadline: float, smoke: SmokeRun) -> None:
+    def _run_tests(self, folder: Path, limit: TotalLimit, smoke: SmokeRun) -> None:
         """Run the tests; once those of the first task have passed, the smoke script runs beside the others."""
         log, out, err = folder / "events.jsonl", folder / "tests.out", folder / "tests.err"
         log.touch()
@@ -145,7 +143,7 @@ class Check:
                 if self.plan and self.plan.is_whole and self.lesson.smoke and self._first_task_passed():
                     self._start_smoke(smoke)
 
-            code = run_until(self.launch(command), deadline, each, tail.has_ended)
+            code = run_until(self.launch(command), math.inf, each, lambda: tail.has_ended() or limit.is_over())
         self._settle(code, tail, (out, err))
 
     def _arguments(self) -> list[str]:
@@ -165,7 +163,6 @@ class Check:
         kind, test = event["event"], event.get("test", "")
         if kind == "collected":
             self.events |= {name: TestResult(name, "not run", task=task) for name, task in event["tests"].items()}
-            self.start_seconds = event["seconds"]
         elif kind == "start":
             self.events[test].outcome = "hung"
         elif kind == "exception":

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from lessons._course import commands
-from lessons._course.checker import TOTAL_SECONDS
 from lessons._course.desk import COMMAND
+from lessons._course.limits import TOTAL_SECONDS
 from lessons._course.places import CourseError
 from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
@@ -81,7 +81,7 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=seconds,
         default=TOTAL_SECONDS,
-        help="for the whole check (default: %(default).0f)",
+        help="for the whole check; more on a slow or busy machine (default: %(default).0f)",
     )
     parser.add_argument("--trace", action="store_true", help="no tests: show your own run as an animated picture")
     parser.add_argument(

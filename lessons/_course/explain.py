@@ -14,19 +14,16 @@ from lessons._course.report import Report, TestResult
 from lessons._course.result import Result, input_of
 from lessons._course.student import Change, Problem, StudentFile
 
-TOO_LONG = "It did not finish within {seconds:g} seconds of processor time; most likely a loop never ends."
-KILLED = "It was still running when the time limit for the whole check was reached."
 PRINTED = "Your code printed:"
 
 
 class Explainer:
     """Words the findings of a check, given the lesson and the student's files."""
 
-    def __init__(self, lesson: Lesson, places: Places, files: list[StudentFile], test_seconds: float) -> None:
+    def __init__(self, lesson: Lesson, places: Places, files: list[StudentFile]) -> None:
         self.lesson = lesson
         self.places = places
         self.files = files
-        self.test_seconds = test_seconds
         self.at = Pointers(lesson, places, files)
 
     def advise(self, report: Report, problems: list[Problem]) -> Advice:
@@ -164,15 +161,16 @@ class Explainer:
         where = self.at.student_line(failure)
         headline = "Your file cannot be imported." if where else f"{bad.test} cannot be loaded."
         if where and is_hang(bad):
-            headline = "Importing your file does not finish."
+            headline = f"Importing your file {happened(bad)}"
         lines = [*self._facts(bad, "", ""), *self._hints(bad, [])]
         if failure and failure.type != "TookTooLong":
             lines[:0] = [cause(failure)]
         if failure and failure.stdout.strip():
             lines += [PRINTED, *("  " + line for line in shortened(failure.stdout).splitlines())]
-        task = attribution.of_frames([(path, line) for path, line, *_ in failure.frames]) if failure else None
-        status = "hung" if is_hang(bad) else "error"
-        result = Result(status, task.number if task else None, got=cause(failure) if failure else "", hint=lines[-1])
+        frames = failure.frames if failure and not is_hang(bad) else []
+        task = attribution.of_frames([(path, line) for path, line, *_ in frames])
+        status, hint = "hung" if is_hang(bad) else "error", lines[-1] if lines else ""
+        result = Result(status, task.number if task else None, got=cause(failure) if failure else "", hint=hint)
         advice = Advice(headline, where, lines, failure=failure, result=result)
         advice.name_test(bad.test)
         return advice
@@ -190,7 +188,7 @@ class Explainer:
     def _facts(self, bad: TestResult, got: str, expected: str) -> list[str]:
         """Return the two sides of the comparison, and what else the failure says."""
         if is_hang(bad):
-            return [TOO_LONG.format(seconds=self.test_seconds) if bad.failure else KILLED]
+            return [one_call(*bad.failure.place)] if bad.failure and bad.failure.place else []
         sides = [f"Your code: {got}", f"Expected:  {expected}"] if got or expected else []
         return sides + (remarks(bad.failure) if bad.failure else [])
 
@@ -227,6 +225,12 @@ class Explainer:
 
 def headline(bad: TestResult, blame: Blame | None) -> str:
     return f"{blame.words} {happened(bad, blame.task.targets)}" if blame else f"A test {happened(bad)}"
+
+
+def one_call(path: str, line: int, name: str) -> str:
+    """Tell which call of the student's code did not end."""
+    what = f"one call of {name}" if name.isidentifier() else f"line {line}"
+    return f"At least half of that time passed in {what}: does it ever end?"
 
 
 def is_call_error(result: TestResult) -> bool:

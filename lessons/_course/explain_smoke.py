@@ -15,13 +15,14 @@ def explain_smoke(smoke: SmokeReport, attribution: Attribution, at: Pointers) ->
     if smoke.state == "differs" and smoke.divergence:
         return different_tokens(smoke, attribution, at)
     where = at.named_in(smoke.output)
-    task = attribution.of_frames(frames_in(smoke.output))
-    blame = Blame(task) if task else attribution.likely()
-    verb = "does not finish" if smoke.state == "hung" else "fails"
+    is_hung = smoke.state == "hung"  # then only a call that did not end, which the text names, is evidence
+    task = attribution.of_frames(frames_in(smoke.text if is_hung else smoke.output))
+    blame = Blame(task) if task else None if is_hung else attribution.likely()
+    verb = "takes too long" if is_hung else "fails"
     advice = Advice(f"The tests pass, but the smoke script {verb}.", where)
     advice.lines = [smoke.text, *(f"{blame.words} ran there." for blame in [blame] if blame)]
     advice.lines += shortened(smoke.output, 1000).splitlines()
-    status = "hung" if smoke.state == "hung" else "error"
+    status = "hung" if is_hung else "error"
     advice.result = Result(status, blame.task.number if blame else None, not task, got=smoke.text)
     advice.commands = at.after_red(blame)
     return advice

@@ -8,6 +8,7 @@ from lessons._course.output import both, value
 from lessons._course.report import Failure, TestResult
 
 LONGEST = 200
+KILLED = "was still running when the time for the whole check was over."
 SHORT = 80  # both sides of a comparison together, to be told in the headline
 
 
@@ -19,7 +20,7 @@ def happened(result: TestResult, targets: Collection[Target] = ()) -> str:
     """Return what went wrong, as the end of a sentence that begins with a task, which has these targets."""
     failure = result.failure
     if is_hang(result):
-        return "does not finish."
+        return f"{limit_of(failure)}." if failure else KILLED
     if failure is None:
         return "fails a test."
     if failure.type == "Crash":
@@ -54,6 +55,11 @@ def not_raised(failure: Failure, targets: Collection[Target]) -> str:
     symbol = next((each.symbol for each in targets if each.symbol.rpartition(".")[2] == name.rpartition(".")[2]), "")
     called = f"`{symbol or name}{arguments}`" if name else "a call in the test"
     return f"{called} must raise {failure.must_raise}, and raises nothing."
+
+
+def limit_of(failure: Failure) -> str:
+    """Return which limit a test has reached, without the call that did not end."""
+    return failure.message.partition(", at least half of it")[0]
 
 
 def place(failure: Failure) -> str:

@@ -20,6 +20,7 @@ class Failure:
     must_raise: the exceptions of which one was to be raised, "ValueError or KeyError".
     subject, claim: the expression that was compared and the whole assertion, as source.
     called: the function, and its arguments, whose call was to raise.
+    place: (file, line, function) of the call that did not end, of a test that took too long.
     cause: the number and symbol of the task with whose reference in place of the student's code the test passes.
     """
 
@@ -40,6 +41,7 @@ class Failure:
     subject: str = ""
     claim: str = ""
     called: tuple[str, str] = ("", "")
+    place: list | None = None
     cause: tuple[int, str] | None = None
 
     @property

@@ -16,7 +16,7 @@ class Result:
     """What a check found, about one task.
 
     status: one of STATUSES. passed: the whole lesson. done: this task, while others are open. failing: an assertion
-        does not hold. error: the code raises, or Python stops. hung: it does not finish. not_checked: nothing could
+        does not hold. error: the code raises, or Python stops. hung: it takes too long. not_checked: nothing could
         be run. course_error: the course's own tests are broken.
     task: its number; None if the result is about the whole lesson. is_likely: whether the task is only a guess.
     input: what the test did. expected, got: the sides of the comparison that failed. hint: one sentence.

@@ -1,10 +1,12 @@
 """Course machinery. Runs a lesson's smoke script beside the tests, and reads what it found."""
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
 
+from lessons._course.limits import TotalLimit
 from lessons._course.output import exit_in_words, last_lines, shortened
 from lessons._course.report import SmokeReport, smoke_verdict
 from lessons._course.runner import Command, Launch, run_until
@@ -16,7 +18,7 @@ class SmokeRun:
     """A smoke script in a process of its own, started once and ended with the `with` block.
 
     Args:
-        seconds: of processor time; a loop that never ends is stopped after it.
+        seconds: of processor time, after which it is stopped.
     """
 
     def __init__(self, script: tuple[str, ...], root: Path, folder: Path, launch: Launch) -> None:
@@ -40,10 +42,10 @@ class SmokeRun:
             env = environment | {"KV_COURSE_RUN_SECONDS": str(seconds)}
             self.job = self.launch(Command([*self.script, "--json"], env, self.root, self.out, self.err))
 
-    def finish(self, deadline: float) -> SmokeReport:
+    def finish(self, limit: TotalLimit) -> SmokeReport:
         """Wait for the script and return its result."""
         assert self.job is not None, "start comes first"
-        code = run_until(self.job, deadline, lambda: None, self._is_done)
+        code = run_until(self.job, math.inf, lambda: None, lambda: self._is_done() or limit.is_over())
         printed = self.out.read_text(encoding="utf-8", errors="replace")
         found, rest = split_result(printed)
         if found and code in (0, 1, None):
@@ -53,9 +55,9 @@ class SmokeRun:
         if code is None:
             return SmokeReport("hung", f"{name} did not finish in the remaining time")
         output = last_lines(self.out, self.err)
-        if "TookTooLong" in output:
-            return SmokeReport("hung", f"{name} does not finish: a loop never ends", output=output)
         last = (output.splitlines() or [""])[-1]
+        if "TookTooLong: " in last:
+            return SmokeReport("hung", f"{name} {last.partition('TookTooLong: ')[2]}", output=output)
         return SmokeReport("failed", f"{name} ended without a result ({exit_in_words(code)}): {last}", output=output)
 
     def _is_done(self) -> bool:

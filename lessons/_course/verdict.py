@@ -7,9 +7,10 @@ from typing import Any
 
 from lessons._course.advice import Advice
 from lessons._course.catalog import Lesson
-from lessons._course.checker import TEST_SECONDS, TOTAL_SECONDS, Check
+from lessons._course.checker import Check
 from lessons._course.event_log import Watcher
 from lessons._course.explain import Explainer
+from lessons._course.limits import TOTAL_SECONDS
 from lessons._course.order import Plan, plan_of
 from lessons._course.places import COMMAND, CourseError, Places
 from lessons._course.progress import Entry, Progress, today
@@ -59,7 +60,7 @@ def judge(
     task: int | None = None,
     everything: bool = False,
     seconds: float = TOTAL_SECONDS,
-    test_seconds: float = TEST_SECONDS,
+    test_seconds: float | None = None,
     launch: Launch = Spawned,
     watcher: Watcher = lambda event: None,
     blocked: Mapping[str, str] = MappingProxyType({}),
@@ -76,7 +77,7 @@ def judge(
     files, entry = student_files(lesson, places), progress.entry(lesson)
     plan = Plan(lesson.task(task), (task,)) if task is not None else None
     need_files(files, lesson, places)
-    explainer = Explainer(lesson, places, files, test_seconds)
+    explainer = Explainer(lesson, places, files)
     found = [problem for file in files for problem in problems(lesson, file, entry)]
     notes = [explainer.change(change) for file in files if (change := reference_change(lesson, file, entry))]
     broken = next((problem for problem in found if problem.kind == "syntax"), None)
@@ -116,10 +117,16 @@ def settled(report: Report, entry: Entry, blank: set[int], task: int | None) -> 
 
 
 def is_doubtful(advice: Advice, files: Sequence[StudentFile]) -> bool:
-    """Whether a failure may be the course's own: an error, in which no line of the student's takes part."""
+    """Whether a failure may be the course's own, or the machine's.
+
+    An error in which no line of the student's takes part, or a test that takes too long though no call of the
+    student's does.
+    """
     failure, mine = advice.failure, {str(file.path) for file in files}
     if failure is None or failure.task or advice.result.status not in ("error", "hung") or failure.syntax:
         return False
+    if advice.result.status == "hung":
+        return advice.result.task is None and "::" in advice.test
     return failure.type != "Crash" and not any(path in mine for path, *_ in failure.frames)
 
 

@@ -6,9 +6,12 @@ Python code again, such as `sum(itertools.count())`, can only be ended from outs
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import process_time
+from types import FrameType
 from typing import Any
+
+from lessons._course.child.course_calls import Place, in_words, own_calls, unended
 
 monitoring: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on; a page has 3.14
 HUNG = 86
@@ -17,7 +20,14 @@ TOOL = 4  # an id of sys.monitoring that no debugger, profiler or coverage tool 
 
 
 class TookTooLong(BaseException):
-    """Raised in code that does not finish. A BaseException, so `except Exception` does not catch it."""
+    """Raised in code that takes too long. A BaseException, so `except Exception` does not catch it.
+
+    place: the call of the reader's code that did not end in the second half of the time, if there is one.
+    """
+
+    def __init__(self, seconds: float, place: Place | None) -> None:
+        super().__init__(in_words(f"took longer than {seconds:g} seconds of processor time", place))
+        self.place = place
 
 
 class Deadline:
@@ -30,6 +40,7 @@ class Deadline:
     def __init__(self, seconds: float, give_up: Callable[[traceback.StackSummary], None]) -> None:
         self.seconds = seconds
         self.events = 0
+        self.halfway: Sequence[FrameType] | None = None
 
     def __enter__(self) -> "Deadline":
         self.end = process_time() + self.seconds
@@ -50,9 +61,13 @@ class Deadline:
     def look(self, *where) -> None:
         """Called at each jump and each call of Python code."""
         self.events += 1
-        if self.events % EVERY == 0 and process_time() > self.end:
-            self.end = process_time() + 1  # code that catches this one gets another
-            raise TookTooLong
+        if self.events % EVERY or (now := process_time()) < self.end - self.seconds / 2:
+            return
+        if self.halfway is None:
+            self.halfway, self.end = own_calls(sys._getframe(1)), max(self.end, now + self.seconds / 2)
+        elif now > self.end:
+            self.end = now + 1  # code that catches this one gets another
+            raise TookTooLong(self.seconds, unended(self.halfway, sys._getframe(1)))
 
 
 def tell_and_exit(stack: traceback.StackSummary) -> None:

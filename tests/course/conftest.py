@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.course.proofs import Proofs, Transcript, one_at_a_time
+from tests.course.proofs import Proofs, one_at_a_time
 from tests.course.site_fixtures import browser, site_file, site_folders, site_http
 
 __all__ = ["browser", "site_file", "site_folders", "site_http"]
@@ -41,16 +41,9 @@ def proofs(request, tmp_path_factory):
                 proofs.expect(item)
         yield proofs
         proofs.pool.shutdown(cancel_futures=True)
-    proofs.keep()
 
 
 @pytest.fixture
 def found(request, proofs):
     """Return what was worked out ahead for this test."""
     return proofs.futures[request.node.name].result()
-
-
-@pytest.fixture
-def transcript(request, proofs):
-    """Return the golden text of this test's lesson."""
-    return Transcript(proofs, request.node.callspec.params["lesson"], record=request.config.getoption("--record"))

@@ -14,7 +14,7 @@ import pytest
 
 from lessons._course.advice import Advice
 from lessons._course.catalog import Bug, Lesson, Task
-from lessons._course.checker import TEST_SECONDS, Check
+from lessons._course.checker import Check
 from lessons._course.explain import Explainer
 from lessons._course.messages import shows
 from lessons._course.order import Plan
@@ -54,7 +54,7 @@ def run_bug(lesson: Lesson, bug: Bug, *, folder, launch) -> tuple[Report, Advice
         files.append(buggy)
     buggy.path.write_text(buggy.reference_source.replace(bug.find, bug.replace), encoding="utf-8")
     report = Check(lesson, PLACES, files=files, launch=launch, only=bug.tests, seconds=PATIENCE).run()
-    return report, Explainer(lesson, PLACES, files, TEST_SECONDS).advise(report, [])
+    return report, Explainer(lesson, PLACES, files).advise(report, [])
 
 
 def of_later_lessons(lesson: Lesson) -> dict[str, str]:
@@ -174,7 +174,6 @@ def test_every_mark_is_a_task_s_and_every_task_has_a_test(lesson):
             assert PLACES.shown(path) in marked, f"{path.name} is not among the lesson's tests"
 
 
-@pytest.mark.nightly
 @each_task
 @ahead(run_task)
 def test_each_task_alone_makes_its_tests_pass(lesson, task, found):

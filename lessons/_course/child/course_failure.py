@@ -32,6 +32,7 @@ def describe(error: BaseException, node: Any, seen: LastSides) -> dict[str, Any]
         "words": own_words(error, seen),
         "notes": "\n".join(getattr(error, "__notes__", ()))[:LONGEST_TEXT],
         "task": int(task) if task else None,
+        "place": getattr(error, "place", None),
         "syntax": [error.filename, error.lineno] if isinstance(error, SyntaxError) else None,
         **seen.of(error, failing)._asdict(),
         **where(stack, node),

@@ -8,7 +8,6 @@ import faulthandler
 import json
 import os
 from pathlib import Path
-from time import process_time
 
 import course_overlay
 import pytest
@@ -23,7 +22,7 @@ ORDER = "KV_COURSE_ORDER"
 TEST_SECONDS = "KV_COURSE_TEST_SECONDS"
 LAST_SECONDS = "KV_COURSE_LAST_SECONDS"
 MOST_HANGS = 3
-AFTER_A_HANG_SECONDS = 4.0
+AFTER_A_HANG = 0.4  # of the seconds for a test
 MOST_OUTPUT = 2000
 
 
@@ -33,10 +32,11 @@ class Reporter:
     def __init__(self, path: str, seconds: float, order: list[int | None]) -> None:
         self.path = path
         self.seconds = seconds
+        self.shorter = seconds * AFTER_A_HANG
         self.order = order
         self.hangs = 0
         self.seen: LastSides | None = None
-        self.experiments = Experiments()
+        self.experiments = Experiments(self.shorter)
         self.doubtful: set[str] = set()  # failed tests of which the cause may be found by experiment
         self.is_experiment = False
         self.dumps, self.open, self.exit = json.dumps, open, os._exit  # whatever the student's code replaces
@@ -50,7 +50,8 @@ class Reporter:
     def deadline(self, node) -> Deadline:
         def give_up(stack) -> None:
             """Report the test that cannot be stopped, and end the process."""
-            found = {"type": TookTooLong.__name__, "message": "", **where(stack, node)}
+            error = TookTooLong()
+            found = {"type": type(error).__name__, "message": str(error), "place": error.place, **where(stack, node)}
             self.write("exception", test=node.nodeid, **found)
             self.write("result", test=node.nodeid, outcome="failed", seconds=self.seconds, reason="")
             self.is_experiment = False
@@ -68,7 +69,7 @@ class Reporter:
             def passes() -> bool:
                 return all(report.passed for report in runtestprotocol(item, log=False, nextitem=nextitem))
 
-            self.is_experiment, seconds, self.seconds = True, self.seconds, AFTER_A_HANG_SECONDS
+            self.is_experiment, seconds, self.seconds = True, self.seconds, self.shorter
             try:
                 with as_found(item):
                     cause = self.experiments.cause_of(task_of(item), passes)
@@ -97,7 +98,7 @@ class Reporter:
             items[:] = sorted(chosen, key=lambda item: self.order.index(task_of(item)))
 
     def pytest_collection_finish(self, session) -> None:
-        self.write("collected", tests={item.nodeid: task_of(item) for item in session.items}, seconds=process_time())
+        self.write("collected", tests={item.nodeid: task_of(item) for item in session.items})
 
     def pytest_runtest_logstart(self, nodeid: str, location) -> None:
         self.write("start", test=nodeid)
@@ -121,7 +122,7 @@ class Reporter:
     def _after_a_hang(self, session) -> None:
         """Wait less for the next test, because code that hangs once usually hangs again; stop after a few."""
         self.hangs += 1
-        self.seconds = min(self.seconds, AFTER_A_HANG_SECONDS)
+        self.seconds = self.shorter
         if self.hangs == MOST_HANGS:
             session.shouldstop = "several tests do not finish"
 

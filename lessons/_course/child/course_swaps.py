@@ -18,7 +18,6 @@ from time import process_time
 from types import CodeType, FunctionType
 
 SWAPS = "KV_COURSE_SWAPS"
-MOST_SECONDS = 4.0  # of processor time, for all experiments of a check together; none begins later
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,15 @@ class Swap:
 
 
 class Experiments:
-    """Finds the function that makes a test fail, as long as there is time."""
+    """Finds the function that makes a test fail, as long as there is time.
 
-    def __init__(self) -> None:
+    Args:
+        seconds: of processor time, for all experiments of a check together; none begins later.
+    """
+
+    def __init__(self, seconds: float) -> None:
         self.swaps = [Swap(**fields) for fields in json.loads(os.environ.get(SWAPS, "[]"))]
-        self.left = MOST_SECONDS
+        self.left = seconds
 
     def cause_of(self, task: int | None, passes: Callable[[], bool]) -> Swap | None:
         """Return the first swap with which the test passes: those of its own task first, then task by task.

@@ -73,7 +73,7 @@
     // End the worker, whatever it does, and start another. Its question fails with `why`.
     stop(why) {
       const job = this.waiting.shift();
-      const words = why === "hung" ? `It did not finish within ${this.seconds} seconds; most likely a loop never ends. Python was stopped.` : "Stopped.";
+      const words = why === "hung" ? `It did not finish within ${this.seconds} seconds. Python was stopped.` : "Stopped.";
       this.restart();
       if (job) job.failed(Object.assign(new Error(words), { why }));
       this.send();
