@@ -41,7 +41,7 @@ def processor_seconds() -> float:
 
 
 def of_living_children(pid: int) -> float:
-    """Return the processor time of a process's children, their children's included: servers, browsers, forked checks."""
+    """Return the processor time of a process's children and theirs: servers, browsers, forked checks."""
     total = 0.0
     with suppress(OSError):  # it ended meanwhile
         for listed in Path(f"/proc/{pid}/task").glob("*/children"):
