@@ -6,6 +6,7 @@ llm.generate("The capital of France is", SamplingParams(max_tokens=20))[0].text
 
 import itertools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +98,14 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Abort unfinished requests, release model and pool, and end other ranks. Idempotent."""
-        if self._engine is not None:
-            for request_id in list(self._engine.scheduler.requests):
-                self._engine.abort(request_id)
-            self._engine.scheduler.manager.connector.shutdown()
-            self._engine.runner.close()
-            self._engine = None
+        """Abort unfinished requests, release model and pool, and end other ranks, each whatever fails. Idempotent."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            with ExitStack() as parts:  # the last one is called first
+                parts.callback(engine.runner.close)
+                parts.callback(engine.scheduler.manager.connector.shutdown)
+                for request_id in list(engine.scheduler.requests):
+                    engine.abort(request_id)
 
     @property
     def engine(self) -> Engine:
@@ -186,7 +188,11 @@ class Stream:
             raise StopIteration
         while not self.reader.has_news:
             self.engine.step()
-        delta = self.reader.next_delta()
+        try:
+            delta = self.reader.next_delta()
+        except BaseException:
+            self.close()
+            raise
         if delta.finish_reason is not None:
             self.ended = True
             self.reader.drop_unread()

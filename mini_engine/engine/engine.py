@@ -10,6 +10,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -50,14 +51,22 @@ class StepResult(NamedTuple):
 
 
 def one_at_a_time(step: Callable[["Engine"], StepResult]) -> Callable[["Engine"], StepResult]:
-    """Make `step` raise RuntimeError while another one runs: concurrent steps would overwrite each other's KV."""
+    """Make `step` raise RuntimeError while another one runs: concurrent steps would overwrite each other's KV.
+
+    It raises EngineDead if an earlier clean-up failed. With that error, here or in the step, every request ends.
+    """
 
     @functools.wraps(step)
     def guarded(engine: "Engine") -> StepResult:
         if not engine.stepping.acquire(blocking=False):
             raise RuntimeError("another step is running; an engine belongs to one thread, EngineWorker serves several")
         try:
+            if fault := engine.scheduler.manager.fault:
+                raise EngineDead(fault)
             return step(engine)
+        except EngineDead as error:
+            engine.scheduler.fail(list(engine.scheduler.requests.values()), error)
+            raise
         finally:
             engine.stepping.release()
 
@@ -125,6 +134,11 @@ class Engine:
         """Whether any request is waiting or running."""
         return bool(self.scheduler.requests)
 
+    @property
+    def fault(self) -> str:
+        """Why no step can run any more: a process has ended, or a clean-up failed. Empty as long as one can."""
+        return self.runner.fault or self.scheduler.manager.fault
+
     def add_request(
         self,
         request_id: str,
@@ -154,25 +168,38 @@ class Engine:
             namespace = object()  # its own, even if the id is used again: tokens found in the cache have no logits
         request = Request(request_id, list(prompt_ids), params, priority, stop_ids, namespace)
         self.scheduler.add(request)
-        self.announce(request)
+        try:
+            self.announce(request)
+        except BaseException:
+            self.abort(request_id)
+            raise
         return request
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
-        """End a request now, whatever its state, and free its blocks. Return False if no unfinished one has this id."""
+        """End a request now, whatever its state, and free its blocks. Return False if no unfinished one has this id.
+
+        It ends even if not all that it held can be released; `fault` says so then.
+        """
         request = self.scheduler.requests.get(request_id)
         if request:
-            self.scheduler.finish(request, reason)
+            self._end(request, Ending(reason))
         return request is not None
 
     def conclude(self, request: Request, ending: Ending) -> None:
         """End a request as the reader of its text says: with a stop string or its grammar. None ends nothing.
 
-        If the engine has ended it with the same token, because no more are allowed, the reader's reason stands.
+        If the engine has ended it with the same token, because no more are allowed, the reader's reason stands. As with
+        `abort`, it ends even if not all that it held can be released.
         """
         if request.is_finished:
             request.finish_reason, request.error = ending
-        elif ending.reason is not None:
-            self.scheduler.finish(request, ending.reason, ending.error)
+        else:
+            self._end(request, ending)
+
+    def _end(self, request: Request, ending: Ending) -> None:
+        if ending.reason is not None:
+            with suppress(EngineDead):  # the request has ended, and the next step will say so
+                self.scheduler.finish(request, ending.reason, ending.error)
 
     @one_at_a_time
     def step(self) -> StepResult:
@@ -180,6 +207,8 @@ class Engine:
 
         A step fails if the model, the sampler or `update` raises an Exception. `scheduler.fail` ends its requests, and
         the exception is logged with its traceback. KeyboardInterrupt and SystemExit are not failures: they go through.
+
+        If what a request held cannot be released, the engine's memory cannot be trusted, and this was its last step.
 
         Raises:
             EngineDead: neither this step nor any other can run; every request has ended with that error.
@@ -192,8 +221,7 @@ class Engine:
         prefill, decode = sum(prompts), len(chunks) - len(prompts)
         try:
             new_tokens = scheduler.update(chunks, self._run(chunks))
-        except EngineDead as error:
-            scheduler.fail(list(scheduler.requests.values()), error)
+        except EngineDead:
             raise
         except Exception as error:
             log.exception("a step failed; the %d requests in it end with an error", len(requests))

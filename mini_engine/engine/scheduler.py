@@ -12,6 +12,7 @@ Preemption by recomputation: Kwon et al., vLLM, 2023.
 from array import array
 from bisect import insort
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, islice
 from operator import attrgetter
@@ -20,7 +21,7 @@ from typing import NamedTuple, Protocol
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SampleRow
-from mini_engine.errors import UserError
+from mini_engine.errors import EngineDead, UserError
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.seams import CacheMemory
 from mini_engine.values import real, shown, whole
@@ -328,14 +329,21 @@ class Scheduler:
         return new_tokens
 
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
-        """End an unfinished request, whatever its state, and free everything it holds."""
+        """End an unfinished request, whatever its state, and free everything it holds.
+
+        Raises:
+            EngineDead: the request has ended, but not all that it held could be released (`manager.fault`).
+        """
         request.finish_reason, request.error = reason, error
         del self.requests[request.id]
-        (self.running if request in self.running else self.waiting).remove(request)
+        for queue in (self.running, self.waiting):
+            if request in queue:  # it is in neither if its preemption failed
+                queue.remove(request)
         self.manager.free(request.id, () if reason == FinishReason.ERROR else request.computed_ids)
 
     def fail(self, requests: Iterable[Request], error: Exception) -> None:
-        """End all unfinished `requests` with an error."""
+        """End all unfinished `requests` with an error, also those behind one that cannot be released."""
         for request in requests:
             if not request.is_finished:
-                self.finish(request, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+                with suppress(EngineDead):  # `manager.fault` says so
+                    self.finish(request, FinishReason.ERROR, f"{type(error).__name__}: {error}")

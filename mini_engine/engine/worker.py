@@ -115,6 +115,7 @@ class EngineWorker:
         self._inbox: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._stopping = False
+        self._broken = ""
         self._step_began: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -151,8 +152,8 @@ class EngineWorker:
 
     @property
     def fault(self) -> str:
-        """Why the engine cannot run another step; empty as long as it can."""
-        return self.engine.runner.fault
+        """Why the engine cannot run another step, or this thread use it; empty as long as they can."""
+        return self.engine.fault or self._broken
 
     @property
     def stuck(self) -> str:
@@ -250,10 +251,11 @@ class EngineWorker:
             with self._changed:
                 self._changed.wait_for(lambda: self._inbox or self._stopping or self.engine.has_unfinished)
                 commands, self._inbox = self._inbox, []
+                is_last = self._stopping  # what comes in from now on is refused, and all before is among the commands
             for command in commands:
                 command()
-            if self._stopping:
-                self._fail("the engine was stopped before the answer was complete")
+            if is_last:
+                self._fail(self._broken or "the engine was stopped before the answer was complete")
                 return
             if self.engine.has_unfinished:
                 self._step()
@@ -264,14 +266,15 @@ class EngineWorker:
         if not taken.set_running_or_notify_cancel():
             self._forget(len(jobs))
             return
-        opened = {}
+        added, opened = [], {}
         try:
             for index, (request_id, job) in enumerate(zip(answers.ids, jobs, strict=True)):
                 request = self.engine.add_request(request_id, job.prompt_ids, job.params, job.priority, job.namespace)
+                added.append(request_id)
                 reader = AnswerReader(request, self.tokenizer)
                 opened[request_id] = OpenAnswer(request, reader, answers.mailbox, index, since)
         except Exception as error:
-            for request_id in opened:
+            for request_id in added:
                 self.engine.abort(request_id)
             self._forget(len(jobs))
             taken.set_exception(error)
@@ -303,19 +306,23 @@ class EngineWorker:
         for answer in touched:
             self._deliver(answer, now)
         pace = SECONDS_PER_READER * len(touched)
-        wake_readers((mailbox for mailbox in self._mailboxes(touched) if mailbox.is_due(now, pace)), now)
+        self._tell(wake_readers, [box for box in self._mailboxes(touched) if box.is_due(now, pace)], now)
 
     def _mailboxes(self, touched: Iterable[OpenAnswer]) -> set[Mailbox]:
         """Return the mailboxes in which deltas may be waiting, from this step or an earlier one."""
         return {answer.mailbox for answer in (*touched, *self.answers.values())}
 
     def _deliver(self, answer: OpenAnswer, now: float) -> None:
-        first = answer.reader.num_read == 0
+        """Hand over what the answer has gained. If its text cannot be made or handed over, only this answer ends."""
         try:
-            delta = answer.reader.next_delta()
-        except Exception as error:  # only this answer's text cannot be made
+            self._hand_over(answer, now)
+        except Exception as error:
             log.exception("request %s ends with an error", answer.request.id)
-            delta = TextDelta("", [], FinishReason.ERROR, f"{type(error).__name__}: {error}")
+            self._close([answer], FinishReason.ERROR, f"{type(error).__name__}: {error}")
+
+    def _hand_over(self, answer: OpenAnswer, now: float) -> None:
+        first = answer.reader.num_read == 0
+        delta = answer.reader.next_delta()
         if delta.token_ids:
             self._tell(self.observer.token, now - answer.latest, first)
             answer.latest = now
@@ -325,33 +332,45 @@ class EngineWorker:
         answer.mailbox.put(answer.index, delta)
 
     def _end(self, answer: OpenAnswer, ending: Ending) -> None:
-        self.engine.conclude(answer.request, ending)  # after a stop string the engine would go on
+        """End an answer, unless it has ended. If the engine fails at that, this thread ends too, and `fault` says why.
+
+        The engine itself ends a request whatever its clean-up raises; beyond that, nothing is known of its state.
+        """
+        if answer.request.id not in self.answers:
+            return
+        try:
+            self.engine.conclude(answer.request, ending)  # after a stop string the engine would go on
+        except Exception as error:
+            log.exception("request %s could not be ended; the engine cannot go on", answer.request.id)
+            self._break(f"a request could not be ended ({type(error).__name__}: {error}); start the engine again")
         del self.answers[answer.request.id]
         self._forget(1)
         self._tell(self.observer.ended, answer.request)
 
+    def _break(self, why: str) -> None:
+        with self._changed:
+            self._broken, self._stopping = self._broken or why, True
+
     def _tell(self, note: Callable[..., None], *what: Any) -> None:
-        """Call the observer. If it fails, log that and go on: no reader may wait forever because of it."""
+        """Call an observer or a mailbox. If it fails, log that and go on: no other reader may wait because of it."""
         try:
             note(*what)
         except Exception:
-            log.exception("the observer failed")
+            log.exception("the observer or a reader's mailbox failed")
 
     def _abort(self, ids: Iterable[str]) -> None:
-        open_ids = [request_id for request_id in ids if request_id in self.answers]
-        self._close(open_ids, FinishReason.ABORT)
+        self._close([self.answers[request_id] for request_id in ids if request_id in self.answers], FinishReason.ABORT)
 
     def _fail(self, error: str) -> None:
         """End every open answer with this error."""
-        self._close(list(self.answers), FinishReason.ERROR, error)
+        self._close(list(self.answers.values()), FinishReason.ERROR, error)
 
-    def _close(self, ids: Iterable[str], reason: FinishReason, error: str | None = None) -> None:
-        """End these answers for this reason, without further tokens."""
-        ended = [self.answers[request_id] for request_id in ids]
+    def _close(self, ended: Sequence[OpenAnswer], reason: FinishReason, error: str | None = None) -> None:
+        """End these answers for this reason, without further tokens. Their readers are told, whatever fails."""
         for answer in ended:
             self._end(answer, Ending(reason, error))
-            answer.mailbox.put(answer.index, TextDelta("", [], reason, error))
-        wake_readers({answer.mailbox for answer in ended}, time.perf_counter())
+            self._tell(answer.mailbox.put, answer.index, TextDelta("", [], reason, error))
+        self._tell(wake_readers, {answer.mailbox for answer in ended}, time.perf_counter())
 
     def _forget(self, count: int) -> None:
         with self._changed:

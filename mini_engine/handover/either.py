@@ -54,9 +54,12 @@ class EitherConnector:
         self.workers.update_state_after_alloc(request_id, table, num_computed_tokens)
 
     def request_finished(self, request_id: str) -> None:
-        """Tell both."""
-        self.tiers.request_finished(request_id)
-        self.workers.request_finished(request_id)
+        """Tell both, and forget what it has brought."""
+        self.brought.pop(request_id, None)
+        try:
+            self.tiers.request_finished(request_id)
+        finally:
+            self.workers.request_finished(request_id)
 
     def start_load_kv(
         self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
@@ -75,9 +78,11 @@ class EitherConnector:
         self.tiers.save_kv(request_id, stored, is_kept)
 
     def shutdown(self) -> None:
-        """Shut down both."""
-        self.tiers.shutdown()
-        self.workers.shutdown()
+        """Shut down both, the second even if the first fails."""
+        try:
+            self.tiers.shutdown()
+        finally:
+            self.workers.shutdown()
 
     def _save_brought(self, request_id: str, table: RequestTable, num_blocks: int) -> None:
         text = self.brought.pop(request_id, None)

@@ -95,12 +95,12 @@ class StateMemory:
             num_tokens: of the prompt. num_known: how many of them the tree has, with or without a state there.
         """
         slot, checkpoint = self.free_slots.pop(), self.checkpoints.use(table.shared.node)
+        ends = self._ends(num_tokens, table.num_tokens, num_known)
+        self.holds[request_id] = StateHold([slot], table.num_tokens, ends)  # first, so that `free` finds the slot
         if checkpoint is None:
             self.states.reset_states([slot])
         else:
             self.states.copy_states(checkpoint, slot)
-        ends = self._ends(num_tokens, table.num_tokens, num_known)
-        self.holds[request_id] = StateHold([slot], table.num_tokens, ends)
 
     def resume(self, request_id: str, table: RequestTable) -> None:
         """Go on behind the table's tokens, whose state has just come back, and keep it as a checkpoint again."""
@@ -167,10 +167,14 @@ class StateMemory:
         hold.slots = hold.slots[:kept]
 
     def free(self, request_id: str) -> None:
-        """Zero the request's state; its slots are free again."""
-        hold = self.holds.pop(request_id)
-        self.states.reset_states(hold.slots[:1])
-        self.free_slots += reversed(hold.slots)
+        """Zero the request's state; its slots are free again, even if that fails. A request without any is ignored."""
+        hold = self.holds.pop(request_id, None)
+        if hold is None:
+            return
+        try:
+            self.states.reset_states(hold.slots[:1])
+        finally:
+            self.free_slots += reversed(hold.slots)
 
     def last(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
         """Return how many tokens of `key` lie before the deepest checkpoint within it."""

@@ -5,13 +5,17 @@ The manager holds numbers, no tensors. `allocate` tells the scheduler how many l
 cached. Nothing is here: `allocate` always answers 0. What later lessons add are parts, handed in (`seams.py`).
 """
 
+import logging
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
-from mini_engine.errors import OutOfBlocks, UserError
+from mini_engine.errors import EngineDead, OutOfBlocks, UserError
 from mini_engine.kv.request_table import RequestTable
 from mini_engine.kv.seams import NO_CONNECTOR, CacheMemory, CopyBlocks, KvConnector, NoPrefixes, Prefixes, TierStats
+
+log = logging.getLogger(__name__)
 
 
 class BlocksByState(NamedTuple):
@@ -38,7 +42,7 @@ def no_store(sources: Sequence[int], targets: Sequence[int]) -> None:
 
 
 class KvCacheManager:
-    """Maps request ids to block tables. Each method either succeeds completely, or raises and changes nothing.
+    """Maps request ids to block tables. Each method but `free` succeeds completely, or raises and changes nothing.
 
     Args:
         num_blocks: blocks in the pool, including the null block.
@@ -47,6 +51,9 @@ class KvCacheManager:
         prefixes: makes the prefix cache, of the first two.
         memories: what requests need besides their tables.
         connector: other places where KV may be.
+
+    Attributes:
+        fault: why the blocks cannot be trusted any more, so that no step may run; empty as long as they can.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class KvCacheManager:
         self.allocator = self.prefixes.allocator
         self.copy, self.memories, self.connector = copy, memories, connector
         self.tables: dict[str, RequestTable] = {}
+        self.fault = ""
 
     @property
     def block_size(self) -> int:
@@ -214,20 +222,50 @@ class KvCacheManager:
         self.prefixes.truncate(table)
 
     def free(self, request_id: str, computed_ids: Sequence[int] = ()) -> None:
-        """Free all blocks of a request; unknown ids are ignored.
+        """Free all that a request holds; unknown ids are ignored.
+
+        Each part releases its share, whatever another one raises. If one fails, blocks may be lost, or free although
+        they are in use: `fault` says so from then on. An error of the connector is only logged, because it has copies.
 
         Args:
             computed_ids: its leading tokens whose KV is written: a prefix cache keeps them.
+
+        Raises:
+            EngineDead: a part failed; the others have released what they had.
         """
-        self.connector.request_finished(request_id)
-        table = self.tables.pop(request_id, None)
-        if table is None:
-            return
+        try:
+            self._release(request_id, computed_ids)
+        except BaseException as error:  # Ctrl-C, too, may have left a part half done
+            if not isinstance(error, EngineDead):
+                log.exception("not all that request %s held could be released", request_id)
+            self.fault = self.fault or lost(request_id, error)
+            if isinstance(error, Exception):
+                raise EngineDead(self.fault) from error
+            raise
+
+    def _release(self, request_id: str, computed_ids: Sequence[int]) -> None:
+        with ExitStack() as parts:  # calls each of them, the last one first, even if another one raises
+            table = self.tables.pop(request_id, None)
+            if table is not None:
+                parts.callback(table.free)
+                for memory in reversed(self.memories):
+                    parts.callback(memory.free, request_id)
+                parts.callback(self._keep, request_id, table, computed_ids)
+            parts.callback(self._tell_connector, self.connector.request_finished, request_id)
+
+    def _keep(self, request_id: str, table: RequestTable, computed_ids: Sequence[int]) -> None:
+        """Leave the request's whole blocks to the prefix cache, and copies of them to the connector."""
         if stored := self.prefixes.release(table, computed_ids):
-            self.connector.save_kv(request_id, stored, is_kept=False)
-        for memory in self.memories:
-            memory.free(request_id)
-        table.free()
+            self._tell_connector(self.connector.save_kv, request_id, stored, False)
+
+    def _tell_connector(self, note: Callable[..., None], *what: Any) -> None:
+        """Tell the connector of a request's end. If that fails, log it: no block depends on it."""
+        try:
+            note(*what)
+        except EngineDead:
+            raise
+        except Exception:
+            log.exception("the connector failed; what it has of request %s may be incomplete", what[0])
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks as if all sources were read before any target is written, so chains and swaps are correct.
@@ -251,6 +289,16 @@ class KvCacheManager:
         """Free, held and cached blocks, counted without reading any table."""
         cached = self.prefixes.num_evictable
         return BlocksByState(self.allocator.num_free, len(self.allocator.held) - cached, cached)
+
+
+def lost(request_id: str, error: BaseException) -> str:
+    """Return a sentence about a request whose blocks could not all be released because of this error."""
+    if isinstance(error, EngineDead):
+        return str(error)
+    return (
+        f"not all that request {request_id!r} held could be released ({type(error).__name__}: {error}); "
+        "the engine's blocks cannot be trusted any more, start it again"
+    )
 
 
 def blocks_in_budget(budget_bytes: int, bytes_per_token: int, block_size: int) -> int:

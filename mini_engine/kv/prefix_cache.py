@@ -146,13 +146,20 @@ class PrefixCache:
         shared.num_whole = min(shared.num_whole, table.num_tokens // self.block_size)
 
     def release(self, table: RequestTable, computed_ids: Sequence[int]) -> Stored | None:
-        """Keep the whole blocks of `computed_ids` in the tree, and unlock them. Return them if any is new."""
+        """Keep the whole blocks of `computed_ids` in the tree, and unlock them. Return them if any is new.
+
+        They are unlocked even if they cannot be stored. A table whose `begin` failed has locked none.
+        """
+        if table.shared is None:
+            return None
         shared, start = table.shared, table.shared.num_stored
         num_blocks = len(computed_ids) // self.block_size
-        if num_blocks:
-            shared.key = key_of(computed_ids[: num_blocks * self.block_size])
-            self.store(table, num_blocks)
-        self.tree.unlock(shared.node)
+        try:
+            if num_blocks:
+                shared.key = key_of(computed_ids[: num_blocks * self.block_size])
+                self.store(table, num_blocks)
+        finally:
+            self.tree.unlock(shared.node)
         return Stored(shared.key, shared.namespace, table.blocks[:num_blocks], start) if num_blocks > start else None
 
     def shared(self, blocks: Collection[int]) -> list[int]:

@@ -103,7 +103,10 @@ class Prefixes(Protocol):
         ...
 
     def release(self, table: RequestTable, computed_ids: Sequence[int]) -> Stored | None:
-        """Take the whole blocks of a request that ends; return them. Its table is freed next."""
+        """Take the whole blocks of a request that ends; return them. Its table is freed next.
+
+        What the request has locked is unlocked even if that fails. A table that did not begin has locked nothing.
+        """
         ...
 
     def shared(self, blocks: Collection[int]) -> list[int]:
@@ -268,7 +271,7 @@ class CacheMemory(Protocol):
         ...
 
     def free(self, request_id: str) -> None:
-        """Release what the request has of it."""
+        """Release all that the request has of it, even if an error comes in between. Unknown ids are ignored."""
         ...
 
 
@@ -352,7 +355,10 @@ class KvConnector(Protocol):
         ...
 
     def request_finished(self, request_id: str) -> None:
-        """Note that the request has given up its place, whether it ran or waited: nothing is needed for it now."""
+        """Note that the request has given up its place, whether it ran or waited: nothing is needed for it now.
+
+        An error, here or in `save_kv` at that time, is logged: no block of the pool depends on it.
+        """
         ...
 
     # ---------------------------------------------------------------- the worker's side

@@ -187,11 +187,15 @@ class WindowMemory:
         hold.table.truncate(-(-num_tokens // self.block_size))
 
     def free(self, request_id: str) -> None:
-        """Release the request's blocks. What the tree has taken keeps its last window."""
-        hold = self.holds.pop(request_id)
+        """Release the request's blocks, if it has any. What the tree has taken keeps its last window."""
+        hold = self.holds.pop(request_id, None)
+        if hold is None:
+            return
         hold.num_kept = 0  # what was evicted meanwhile may be offered again
-        self._keep(hold, is_end=True)
-        self._slide(hold, len(hold.table))
+        try:
+            self._keep(hold, is_end=True)
+        finally:
+            self._slide(hold, len(hold.table))
 
     def _ends(self, num_tokens: int, num_known: int) -> set[int]:
         """Return after how many blocks of a prompt others may begin: where it leaves what is known, and at its end."""

@@ -14,6 +14,7 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import EngineDead, UserError
+from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.ranks.pools import SharedPools
 from mini_engine.ranks.processes import Ranks
@@ -50,6 +51,32 @@ def test_when_a_rank_dies_every_request_ends_with_a_sentence_that_names_it():
         assert not engine.has_unfinished
         with pytest.raises(EngineDead):
             answers(engine)
+
+
+@nightly
+@pytest.mark.skipif(sys.platform == "win32", reason="kills a process, the POSIX way")
+def test_when_a_rank_of_a_hybrid_dies_every_stream_ends_and_nothing_stays_held():
+    """Giving back a state slot needs all ranks, so the clean-up of each request fails, too."""
+    with LLM("pocket-hybrid", tensor_parallel_size=2, num_blocks=60, block_size=8) as llm, deadline(WAIT_SECONDS):
+        engine, chosen = llm.engine, SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+        streams = [llm.stream(ids, chosen) for ids in PROMPTS[:3]]
+        for stream in streams:
+            next(stream)
+        memory, [rank_1] = engine.scheduler.manager.memories[0], engine.runner.group.processes
+        assert len(memory.holds) == 3
+        os.kill(rank_1.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead) as caught:
+            list(streams[0])
+        assert "rank 1 of 2 has ended (killed by SIGKILL)" in str(caught.value) and str(caught.value) == engine.fault
+        for stream in streams:
+            *_, last = stream
+            assert last.finish_reason == "error" and engine.fault in last.error
+        assert not engine.has_unfinished and not engine.scheduler.manager.tables and not memory.holds
+        assert len(memory.free_slots) == memory.states.max_reqs
+        assert engine.scheduler.manager.blocks_by_state.held == 0
+        with pytest.raises(EngineDead):
+            llm.generate([PROMPTS[0]], chosen, progress=False)
+    assert not rank_1.is_alive()
 
 
 @nightly

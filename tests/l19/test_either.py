@@ -54,3 +54,14 @@ def test_what_a_worker_brings_goes_to_the_tiers():
     [stored] = connector.tiers.saved
     held = [receiver.cells.slots[block * SIZE + i] for block in stored.blocks for i in range(SIZE)]
     assert held == digests(None, TEXT)[: 4 * SIZE] and stored.start == 0 and not connector.brought
+
+
+@pytest.mark.parametrize("ends", ["request_finished", "shutdown"])
+def test_both_are_told_of_an_end_though_one_of_them_fails(ends, monkeypatch):
+    _, connector = either(0, 0)
+    told, what = [], ["a"] if ends == "request_finished" else []
+    monkeypatch.setattr(connector.tiers, ends, lambda *_: 1 / 0)
+    monkeypatch.setattr(connector.workers, ends, lambda *_: told.append(True))
+    with pytest.raises(ZeroDivisionError):
+        getattr(connector, ends)(*what)
+    assert told == [True]

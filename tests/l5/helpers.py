@@ -38,6 +38,8 @@ class CountingManager:
     the manager something, `asked` those of `cost`.
     """
 
+    fault = ""
+
     def __init__(self, usable=8, block_size=4, cached=0, held_back=None):
         self.num_usable_blocks, self.block_size, self.cached = usable, block_size, cached
         self.held_back = held_back

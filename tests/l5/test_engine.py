@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mini_engine.engine.engine import Engine, default_kv_bytes
-from mini_engine.engine.request import FinishReason
+from mini_engine.engine.request import Ending, FinishReason
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Chunk, Scheduler
-from mini_engine.errors import UserError
+from mini_engine.errors import EngineDead, UserError
 from mini_engine.kv.manager import BlocksByState, KvCacheManager
 from tests.l5.helpers import (
     EOS,
@@ -505,6 +505,49 @@ def test_an_exception_after_an_abort_in_the_same_step(caplog):
     assert {r.id for r in finished}.isdisjoint({"a"}) and {r.finish_reason for r in finished} == {"error"}
     drain(engine)
     check_empty(engine)
+
+
+def never_released(*_):
+    raise RuntimeError("the books do not balance")
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("end", ["a failed step", "abort", "conclude", "the end of an answer", "preemption"])
+def test_an_engine_whose_requests_cannot_be_released_ends_them_all_and_runs_no_more(end, monkeypatch, caplog):
+    engine, _ = with_requests(usable=14, max_num_batched_tokens=8)
+    request, manager = state_of(engine, "a", "decoding"), engine.scheduler.manager
+    requests = list(engine.scheduler.requests.values())
+    monkeypatch.setattr(manager.prefixes, "release", never_released)
+    if end == "a failed step":
+        engine.runner.during = explode
+        assert {r.error for r in engine.step().finished} == {"RuntimeError: out of memory"}, "the first error"
+    elif end == "abort":
+        assert engine.abort("a") is True and request.finish_reason == "abort"
+    elif end == "conclude":
+        engine.conclude(request, Ending(FinishReason.STOP))
+        assert request.finish_reason == "stop"
+    elif end == "preemption":
+        monkeypatch.setattr(engine.scheduler, "make_room", lambda: engine.scheduler.preempt(request))
+    monkeypatch.setattr(engine.runner, "fault", "", raising=False)
+    with pytest.raises(EngineDead, match="the books do not balance"):
+        for _ in range(20):
+            engine.step()
+    assert all(r.is_finished for r in requests) and not engine.has_unfinished and not manager.tables
+    assert "the books do not balance" in engine.fault and "Traceback" in caplog.text
+    monkeypatch.undo()
+    late = engine.add_request("late", [4, 5], greedy(3))
+    with pytest.raises(EngineDead):
+        engine.step()
+    assert late.error == f"EngineDead: {manager.fault}", "whatever has leaked, no step may use it"
+
+
+@pytest.mark.reference
+def test_a_request_that_cannot_be_announced_is_not_left_behind():
+    engine, _ = with_requests()
+    engine.announce = never_released
+    with pytest.raises(RuntimeError):
+        engine.add_request("new", [4, 5], greedy(3))
+    assert sorted(engine.scheduler.requests) == sorted(LENGTHS)
 
 
 # --- the pool

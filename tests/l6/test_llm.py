@@ -8,6 +8,7 @@ from mini_engine.engine.grammar import Anything
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
+from mini_engine.kv.seams import NoConnector
 from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
@@ -211,6 +212,29 @@ def test_closing_an_llm_aborts_unfinished_requests_and_later_calls_say_so():
     llm.close()
     with pytest.raises(RuntimeError, match="closed"):
         llm.generate(PROMPT)
+
+
+@pytest.mark.reference
+def test_closing_an_llm_ends_other_processes_though_a_connector_fails(monkeypatch):
+    llm, closed = LLM(num_blocks=20, block_size=4), []
+    manager, runner = llm.engine.scheduler.manager, llm.engine.runner
+    next(llm.stream("One two", greedy()))
+    monkeypatch.setattr(manager, "connector", NoConnector())
+    monkeypatch.setattr(manager.connector, "shutdown", lambda: 1 / 0)
+    monkeypatch.setattr(runner, "close", lambda: closed.append(True))
+    with pytest.raises(ZeroDivisionError):
+        llm.close()
+    assert closed == [True] and not manager.tables
+    llm.close()
+
+
+@pytest.mark.reference
+def test_a_stream_whose_text_cannot_be_made_ends(llm):
+    stream = llm.stream("One two", greedy())
+    stream.reader.answer.push = lambda token_id: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        list(stream)
+    assert stream.request.finish_reason == FinishReason.ABORT and list(stream) == []
 
 
 def test_half_a_character_is_refused(llm):

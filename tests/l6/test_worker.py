@@ -336,6 +336,96 @@ def test_an_answer_whose_text_cannot_be_made_fails_alone(worker):
     assert is_idle(worker)
 
 
+def on_fire(*_):
+    raise RuntimeError("the books are on fire")
+
+
+def read_in_threads(worker, prompts, max_tokens=300):
+    """Return a dictionary that gets the last delta of each prompt's answer, and the threads that read them."""
+    found = {}
+
+    def read(number, answers):
+        found[number] = list(answers)[-1][1]
+
+    opened = [worker.submit_sync([Job(prompt, params(max_tokens))]) for prompt in prompts]
+    threads = [threading.Thread(target=read, args=item, daemon=True) for item in enumerate(opened)]
+    for thread in threads:
+        thread.start()
+    return found, threads
+
+
+def told(found, threads):
+    """Return why each answer ended."""
+    for thread in threads:
+        thread.join(PATIENCE / 3)
+    assert len(found) == len(threads), "a reader waits forever: tell every mailbox, whatever the clean-up raises"
+    return [found[number].finish_reason for number in sorted(found)]
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("place", ["release", "conclude"])
+@pytest.mark.parametrize("fails_first", ["run", "schedule"])
+def test_every_reader_is_told_though_the_clean_up_fails_too(worker, place, fails_first, monkeypatch):
+    engine = worker.engine
+    reading = read_in_threads(worker, [[1, 2], [5, 6, 7], [8, 9]])
+    wait_until(lambda: worker.num_running == 3, "all requests run")
+    owner = engine if place == "conclude" else engine.scheduler.manager.prefixes
+    monkeypatch.setattr(owner, place, on_fire)
+    monkeypatch.setattr(engine.runner if fails_first == "run" else engine.scheduler, fails_first, on_fire)
+    assert told(*reading) == [FinishReason.ERROR] * 3
+    wait_until(lambda: "the books are on fire" in worker.fault, "the worker says why it takes no more requests")
+    assert not worker.is_alive and worker.num_open == 0
+    with pytest.raises(EngineStopped):
+        worker.submit_sync([Job([1, 2], params())])
+    assert worker.close(PATIENCE) is True
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("put", [1, 2], ids=["once", "always"])
+def test_a_mailbox_that_fails_does_not_hold_up_another_reader(worker, put):
+    (found, threads), broken = read_in_threads(worker, [[1, 2]], 30), worker.submit_sync([Job([5, 6, 7], params(400))])
+    request, left = worker.answers[broken.ids[0]].request, [put]
+    real = broken.mailbox.put
+
+    def fails(index, delta):
+        if left[0] > 0:
+            left[0] -= put == 1
+            raise RuntimeError("the mailbox is full")
+        real(index, delta)
+
+    broken.mailbox.put = fails
+    assert told(found, threads) == [FinishReason.LENGTH]
+    wait_until(lambda: request.is_finished, "the answer that cannot be handed over ends")
+    assert request.finish_reason == FinishReason.ERROR and "mailbox" in request.error
+    assert is_idle(worker) and worker.is_alive
+    if put == 1:
+        *_, (_, last) = broken
+        assert last.finish_reason == FinishReason.ERROR and "mailbox" in last.error
+
+
+@pytest.mark.reference
+def test_a_request_whose_reader_cannot_be_made_is_not_left_behind(worker, monkeypatch):
+    monkeypatch.setattr("mini_engine.engine.worker.AnswerReader", on_fire)
+    with pytest.raises(RuntimeError, match="on fire"):
+        worker.submit_sync([Job([1, 2], params()), Job([3, 4], params())])
+    assert is_idle(worker) and not worker.engine.has_unfinished
+
+
+@pytest.mark.reference
+def test_a_job_that_is_handed_in_just_before_the_end_is_told_so(worker):
+    gate, found = threading.Event(), []
+    worker.observer.ended = lambda request: gate.wait(PATIENCE)
+    worker.submit_sync([Job([1, 2], params(400))]).close()  # the engine's thread ends it, and waits at the gate
+    wait_until(lambda: worker.num_open == 0, "the answer has ended")
+    late = threading.Thread(target=lambda: found.append(list(worker.submit_sync([Job([3, 4], params())]))), daemon=True)
+    late.start()
+    wait_until(lambda: worker.num_open == 1, "another job is handed in")
+    assert worker.close(0.01) is False
+    gate.set()
+    late.join(PATIENCE / 3)
+    assert found and found[0][-1][1].finish_reason == FinishReason.ERROR, "it was accepted, and is never answered"
+
+
 @pytest.mark.parametrize("what", ["stepped", "token", "ended"])
 def test_a_failing_observer_does_not_hold_up_a_reader(worker, what, monkeypatch):
     monkeypatch.setattr(worker.observer, what, lambda *_: 1 / 0)

@@ -159,7 +159,7 @@ class Service:
         return self.request("GET", path, None, headers)
 
     def request(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> Answered:
-        """Any request."""
+        """Any request. If the server ran into an unwritten task, that is raised, whatever it answered."""
         connection = http.client.HTTPConnection(*self.address, timeout=PATIENCE)
         try:
             connection.request(method, path, data, headers)
@@ -170,6 +170,7 @@ class Service:
             return Answered(response.status, {k.lower(): v for k, v in response.getheaders()}, body)
         finally:
             connection.close()
+            self.stop_if_unwritten()
 
     def connect(self, body: dict[str, Any], receive_buffer: int | None = None) -> socket.socket:
         """A client that has asked for a completion and has not read a byte yet."""
