@@ -268,4 +268,4 @@ def test_the_peak_is_at_most_a_fifth_above_the_model(tmp_path, untied):
         check=True,
     )
     ratio = float(done.stdout)
-    assert 0.9 < ratio <= 1.2, f"loading peaked at {ratio:.2f} times the model's own size; at most 1.2 is allowed"
+    assert 0.5 < ratio <= 1.2, f"loading peaked at {ratio:.2f} times the model's own size; at most 1.2 is allowed"

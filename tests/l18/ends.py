@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,12 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended, though the one that started it may not have asked."""
+    state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, encoding="utf-8").stdout
+    return not state.strip() or state.startswith("Z")
 
 
 def wait_until_gone(pids: list[int], seconds: float = WAIT_SECONDS) -> None:

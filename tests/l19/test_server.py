@@ -276,7 +276,8 @@ def check_drain(server: Process, workers: set[int], expected) -> None:
         while 'tier_bytes{tier="prefill"} 0.0' in await metrics(server):
             await asyncio.sleep(0.02)
         server.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.3)
+        while " 503 " not in (await get(server, "/v1/models")).partition("\r\n")[0]:  # until it drains
+            await asyncio.sleep(0.02)
         for pid in workers:
             os.kill(pid, signal.SIGCONT)
         return await asyncio.gather(*asks)
@@ -290,8 +291,13 @@ def check_drain(server: Process, workers: set[int], expected) -> None:
 
 async def metrics(server: Process) -> str:
     """The text of /metrics."""
+    return await get(server, "/metrics")
+
+
+async def get(server: Process, path: str) -> str:
+    """The whole response."""
     reader, writer = await asyncio.open_connection(*server.address)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     text = (await asyncio.wait_for(reader.read(), PATIENCE)).decode()
     writer.close()
     return text

@@ -9,7 +9,7 @@ from mini_engine.server import json_text
 from mini_engine.server.errors import ApiError
 from mini_engine.server.json_text import to_json, to_json_in_pieces
 from mini_engine.server.tokenizing import num_bytes
-from tests.l7.service import Service, read_events
+from tests.l7.service import PATIENCE, Service, read_events
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -64,14 +64,14 @@ def test_health_is_answered_while_a_text_is_tokenized(server: Service, monkeypat
 
     def slow(text):
         entered.set()
-        assert leave.wait(30), "/health did not come through"
+        assert leave.wait(PATIENCE), "/health did not come through"
         return [1, 2]
 
     monkeypatch.setattr(server.worker.tokenizer, "encode", slow)
     asking = threading.Thread(target=server.post, args=("/v1/completions", {"prompt": "Once", "max_tokens": 1}))
     asking.start()
     try:
-        assert entered.wait(30) and server.get("/health").status == 200
+        assert entered.wait(PATIENCE) and server.get("/health").status == 200
     finally:
         leave.set()
         asking.join()

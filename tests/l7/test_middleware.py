@@ -80,7 +80,7 @@ def test_requests_at_the_same_time_are_all_counted():
                 await serving[number]
         return counts
 
-    found = asyncio.run(asyncio.wait_for(scene(), 10))
+    found = asyncio.run(asyncio.wait_for(scene(), PATIENCE))
     assert found == [2, 1, 0], (
         f"num_in_flight was {found} while two requests came and left one by one; "
         "a count that forgets one ends the server before that one's answer is complete"
@@ -215,7 +215,7 @@ def test_a_drain_lets_running_answers_finish_and_refuses_new_ones():
             await asyncio.wait_for(serving, PATIENCE)
             return status, read_answer(content), refused
 
-        status, answer, (new_status, new_content) = asyncio.run(asyncio.wait_for(both(), 60))
+        status, answer, (new_status, new_content) = asyncio.run(asyncio.wait_for(both(), PATIENCE))
         assert status == 200 and answer["finish_reason"] == "length", "a running answer must finish"
         assert new_status == 503 and json.loads(new_content)["error"]["code"] == "shutting_down"
         service.wait_until_idle()

@@ -4,17 +4,15 @@ import threading
 
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import Job
-from tests.l7.service import LONG, Service, greedy, read_answer, unchunked
-
-SOON = 5.0  # seconds for what takes a fraction of one
+from tests.l7.service import LONG, PATIENCE, Service, greedy, read_answer, unchunked
 
 
 def in_time(call):
-    """What `call` gives, in a thread, so that a server that hangs fails the test and not the patience; None if late."""
+    """What `call` gives, in a thread, so that a server that hangs fails the test; None if it does."""
     found = []
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
     thread.start()
-    thread.join(SOON)
+    thread.join(PATIENCE)
     return found[0] if found else None
 
 

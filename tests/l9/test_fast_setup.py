@@ -85,4 +85,6 @@ def test_loading_and_packing_need_little_more_than_the_weights(tmp_path, tied, b
     assert found["weights"] > 100e6, "too small to tell a copy of the weights from other memory"
     second = found["head"] if backend == "torch" else 0  # oneDNN packs into new memory
     allowed = 1.3 * found["weights"] + second
-    assert found["weights"] < found["took"] < allowed, f"{found['took']} bytes for {found['weights']} bytes of weights"
+    assert found["weights"] / 2 < found["took"] < allowed, (
+        f"{found['took']} bytes for {found['weights']} bytes of weights"
+    )
