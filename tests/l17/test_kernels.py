@@ -68,7 +68,10 @@ def interpreted_triton():
     kernel.close()
 
 
-@pytest.fixture(params=(*IN_PROCESS, "int8 triton", "int4 triton"))
+TRITON = ("int8 triton", "int4 triton")
+
+
+@pytest.fixture(params=(*IN_PROCESS, *(pytest.param(name, marks=pytest.mark.nightly) for name in TRITON)))
 def kernel(request):
     """The name of a kernel."""
     return request.param
@@ -105,6 +108,14 @@ def check(out, case, teach):
 def test_a_mixed_batch_gives_what_float64_gives(kernel, attend, shape, dtype):
     case = case_of(kernel, MIXED, dtype=dtype, **SHAPES[shape])
     check(attend(case), case, shape)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", TRITON)
+def test_triton_s_kernels_give_what_float64_gives(interpreted_triton, name):
+    shape = "two queries a key head"
+    case = case_of(name, MIXED, **SHAPES[shape])
+    check(interpreted_triton(name.split()[0], *inputs_of(case)), case, shape)
 
 
 @pytest.mark.parametrize("lengths", [[(1, 700), (1, 3)], [(1, 512), (1, 513)], [(20, 530)]], ids=str)

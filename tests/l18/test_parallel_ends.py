@@ -52,7 +52,7 @@ def test_when_a_rank_dies_every_request_ends_with_a_sentence_that_names_it():
             answers(engine)
 
 
-@nightly
+@pytest.mark.ci
 def test_a_step_that_is_interrupted_ends_the_ranks_because_they_are_out_of_step():
     """Otherwise the next plan would meet ranks that still add up the layers of the last one."""
     with started() as ranks:
@@ -98,7 +98,8 @@ def test_layers_that_do_not_work_here_are_an_error_in_one_sentence():
     assert "float16" in str(caught.value) and not isinstance(caught.value, EngineDead)
 
 
-@nightly
+@pytest.mark.ci
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way")
 def test_a_rank_that_is_asked_for_bytes_and_does_not_answer_is_given_up_in_time():
     with started() as ranks:
         engine = engine_over(ranks, **OPTIONS)
@@ -109,7 +110,8 @@ def test_a_rank_that_is_asked_for_bytes_and_does_not_answer_is_given_up_in_time(
             blocks.read([1, 2])
 
 
-@nightly
+@pytest.mark.ci
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way")
 def test_a_rank_that_dies_while_it_is_asked_for_bytes_is_named():
     with started() as ranks:
         engine = engine_over(ranks, **OPTIONS)

@@ -88,6 +88,7 @@ def works_again(engine):
     assert events(engine)["transfers"] == before + 1, "the new worker computes prompts"
 
 
+@pytest.mark.ci
 def test_answers_are_right_though_a_worker_dies_in_the_middle_of_a_copy(tmp_path):
     marker = tmp_path / "marker"
     with faulty("copying", "killed", marker) as engine:

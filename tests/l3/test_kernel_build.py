@@ -104,6 +104,7 @@ def test_a_build_that_cannot_be_loaded_is_told_with_the_loaders_complaint(cache,
     assert kept(cache) == [], "a library that cannot be loaded is not kept"
 
 
+@pytest.mark.ci
 def test_a_library_is_built_once_and_then_used_without_a_compiler(cache, monkeypatch, capfd, compiler):
     assert best_kernel() == "cpu"
     assert "compiling" in capfd.readouterr().err, "the first use takes seconds, and says why"
@@ -135,6 +136,7 @@ def test_two_processes_may_build_at_once(cache, compiler):
     assert len(kept(cache)) == 1, f"one library and no leftovers, found {kept(cache)}"
 
 
+@pytest.mark.ci
 @posix_only
 def test_an_interrupted_build_leaves_nothing_behind(cache, tmp_path):
     process = start_process(CXX=fake_compiler(tmp_path / "slow", "exec sleep 60"))

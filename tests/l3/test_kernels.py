@@ -21,7 +21,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 IN_PROCESS = ("reference", "blockwise", "torch", "scalar C++", "cpu")
 ON_GPU = ("triton on cuda", "torch on cuda") if torch.cuda.is_available() else ()
-EVERYWHERE = (*IN_PROCESS, "interpreted triton", *ON_GPU)
+EVERYWHERE = (*IN_PROCESS, pytest.param("interpreted triton", marks=pytest.mark.nightly), *ON_GPU)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,12 @@ def test_a_mixed_batch_gives_what_float64_gives(attend, shape, dtype):
     check(attend, make_case(MIXED, dtype=dtype, **SHAPES[shape]), shape)
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("shape", ["two queries a key head", "dim 40"])
+def test_triton_s_kernel_gives_what_float64_gives(interpreted_triton, shape):
+    check(lambda case: interpreted_triton(*case.inputs), make_case(MIXED, **SHAPES[shape]), shape)
+
+
 @DTYPES
 @pytest.mark.parametrize(
     "lengths",
@@ -121,6 +127,7 @@ def test_a_long_decode_beside_a_chunk_is_split_and_merged(attend):
     check(attend, make_case(lengths, heads=2, kv_heads=1, block_size=16), "decodes beside a prompt's chunk")
 
 
+@pytest.mark.nightly
 def test_a_decode_is_split_by_its_own_length_alone(interpreted_triton):
     case = make_case([(1, 700), (1, 1500), (1, 3)], heads=2, kv_heads=1, block_size=16, padded_rows=0)
     together = interpreted_triton(*case.inputs)

@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import Job
 from tests.l7.service import LONG, PATIENCE, Service, greedy, read_answer, unchunked
@@ -30,6 +32,7 @@ def test_a_reader_that_is_stuck_holds_up_no_other(service: Service):
 
 
 @LONG
+@pytest.mark.ci
 def test_a_client_that_does_not_read_holds_up_no_other(service: Service):
     asked = SHORT | {"prompt": [5, 6, 7], "max_tokens": 250, "n": 4, "stream": True}
     slow = service.connect(asked, receive_buffer=2048)  # and reads nothing
