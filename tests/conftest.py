@@ -12,6 +12,7 @@ from hypothesis.internal.conjecture import providers
 # The tests' tensors are tiny: a second thread gains nothing, and on a busy machine its spinning triples the time. torch
 # reads this when a test first imports it, and the processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test asks for more threads, they wait without spinning
 
 # torch and transformers make half a million objects that stay: collect seldom, and not once more at the end.
 gc.set_threshold(100_000, 50, 100)

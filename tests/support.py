@@ -117,6 +117,19 @@ def must_raise(kind: type[Exception], teach: str) -> Iterator[pytest.ExceptionIn
         raise caught.value
 
 
+@contextmanager
+def refused(kind: type[Exception], values: str = "") -> Iterator[pytest.ExceptionInfo]:
+    """Expect the body to raise an error of this kind, in one line that has these values, separated by spaces.
+
+    Values are the numbers and names that a user needs; the sentence around them is free.
+    """
+    with pytest.raises(kind) as caught:
+        yield caught
+    said = str(caught.value)
+    assert "\n" not in said, "an error is one sentence on one line"
+    assert not (missing := [value for value in values.split() if value not in said]), f"{said!r} lacks {missing}"
+
+
 class OneOf:
     """Equals each of a few values: `assert status == OneOf(400, 413)`."""
 

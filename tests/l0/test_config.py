@@ -5,6 +5,7 @@ import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import UserError
+from tests.support import refused
 
 CONFIG = Qwen3Config(
     vocab_size=160,
@@ -18,22 +19,22 @@ CONFIG = Qwen3Config(
 
 
 @pytest.mark.parametrize(
-    "prompt, new_tokens, words",
+    "prompt, new_tokens, values",
     [
-        ([], 1, "empty"),
-        ([1, 160], 1, "160 is not in the vocabulary; ids run from 0 to 159"),
-        ([-1], 1, "-1 is not in the vocabulary"),
-        ([1, 2.5], 1, "2.5 is not in the vocabulary"),
-        ([1, None], 1, "None is not in the vocabulary"),
-        ("one", 1, "the prompt is of type str; give a list of token ids"),
-        (torch.tensor([1, 2]), 1, "the prompt is of type Tensor"),
-        (5, 1, "the prompt is of type int"),
-        ([1] * 2000, 49, "2049 positions; the model has 2048"),
-        ([1], -1, "max_new_tokens is -1"),
+        ([], 1, ""),
+        ([1, 160], 1, "160 159"),
+        ([-1], 1, "-1"),
+        ([1, 2.5], 1, "2.5"),
+        ([1, None], 1, "None"),
+        ("one", 1, "str"),
+        (torch.tensor([1, 2]), 1, "Tensor"),
+        (5, 1, "int"),
+        ([1] * 2000, 49, "2049 2048"),
+        ([1], -1, "max_new_tokens -1"),
     ],
 )
-def test_a_prompt_that_cannot_run_is_refused_with_the_reason(prompt, new_tokens, words):
-    with pytest.raises(UserError, match=words):
+def test_a_prompt_that_cannot_run_is_refused_with_the_reason(prompt, new_tokens, values):
+    with refused(UserError, values):
         CONFIG.check_prompt(prompt, new_tokens)
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.errors import UserError
-from tests.support import write_checkpoint
+from tests.support import refused, write_checkpoint
 
 
 @pytest.fixture
@@ -33,10 +33,9 @@ def edit_tensors(directory, change):
     save_file(tensors, directory / "model.safetensors")
 
 
-def refused(directory, words):
-    with pytest.raises(UserError, match=words) as caught:
+def is_refused(directory, values=""):
+    with refused(UserError, values):
         load_model(directory)
-    assert "\n" not in str(caught.value), "an error is one sentence on one line"
 
 
 def test_every_parameter_comes_from_the_file(untied):
@@ -102,18 +101,17 @@ def test_a_dtype_is_converted_on_the_way(untied):
 
 
 @pytest.mark.parametrize(
-    "place, words",
+    "place, values",
     [
-        (dict(dtype="bfloat16"), "dtype is 'bfloat16'; give torch.float32"),
-        (dict(dtype=torch.int8), "dtype is torch.int8"),
-        (dict(device="gpu"), "device 'gpu' cannot be used"),
-        (dict(device=f"cuda:{torch.cuda.device_count()}"), r"device 'cuda:\d+' cannot be used"),
+        (dict(dtype="bfloat16"), "dtype 'bfloat16' torch.float32"),
+        (dict(dtype=torch.int8), "dtype torch.int8"),
+        (dict(device="gpu"), "device 'gpu'"),
+        (dict(device=f"cuda:{torch.cuda.device_count()}"), "device cuda"),
     ],
 )
-def test_an_unusable_dtype_or_device_is_refused_before_anything_is_read(tmp_path, place, words):
-    with pytest.raises(UserError, match=words) as caught:
+def test_an_unusable_dtype_or_device_is_refused_before_anything_is_read(tmp_path, place, values):
+    with refused(UserError, values):
         load_model(tmp_path / "nowhere", **place)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("value, ids", [(5, (5,)), ([5, 7], (5, 7)), (None, ())])
@@ -140,69 +138,69 @@ def test_a_generation_config_replaces_the_end_tokens_even_if_it_names_none(untie
     theirs = AutoModelForCausalLM.from_pretrained(untied).generation_config.eos_token_id
     assert theirs == (ids[0] if ids else None), "transformers has changed: what does its generate stop at?"
     assert load_model(untied).config.eos_token_ids == ids
-    assert ("names no eos_token_id" in capsys.readouterr().err) == (not ids)
+    assert ("eos_token_id" in capsys.readouterr().err) == (not ids)
 
 
 def test_a_missing_directory(tmp_path):
-    refused(tmp_path / "nowhere", "no directory .*nowhere")
+    is_refused(tmp_path / "nowhere", "nowhere")
 
 
 def test_a_file_in_place_of_a_directory(untied):
-    refused(untied / "config.json", "is a file")
+    is_refused(untied / "config.json", "config.json")
 
 
 def test_a_hub_id_that_cannot_be_downloaded(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    refused("nobody/nothing-here", "nobody/nothing-here .* hub failed")
+    is_refused("nobody/nothing-here", "nobody/nothing-here")
 
 
 def test_an_empty_directory(tmp_path):
-    refused(tmp_path, "config.json does not exist")
+    is_refused(tmp_path, "config.json")
 
 
 def test_a_config_that_is_not_json(untied):
     (untied / "config.json").write_text("{", encoding="utf-8")
-    refused(untied, "cannot be read as JSON")
+    is_refused(untied, "config.json")
 
 
 @pytest.mark.parametrize(
-    "changes, words",
+    "changes, values",
     [
-        (dict(model_type="llama"), "type 'llama'"),
+        (dict(model_type="llama"), "'llama'"),
         (dict(hidden_act="gelu"), "'gelu'"),
-        (dict(hidden_size="gone"), "incomplete.*hidden_size"),
+        (dict(hidden_size="gone"), "hidden_size"),
         (dict(num_hidden_layers=0), "num_hidden_layers = 0"),
-        (dict(num_key_value_heads=3), "4 query heads on 3 key/value heads"),
+        (dict(num_key_value_heads=3), "4 3"),
         (dict(head_dim=15), "head_dim = 15"),
     ],
 )
-def test_an_unsupported_model_is_refused(untied, changes, words):
+def test_an_unsupported_model_is_refused(untied, changes, values):
     edit_config(untied, **changes)
-    refused(untied, words)
+    is_refused(untied, values)
 
 
 def test_missing_tensors_are_named(untied):
     edit_tensors(untied, lambda t: [t.pop(f"model.layers.{i}.mlp.up_proj.weight") for i in range(3)])
-    refused(untied, r"lacks model.layers.0.mlp.up_proj.weight")
+    is_refused(untied, "model.layers.0.mlp.up_proj.weight")
     edit_tensors(untied, lambda t: [t.pop(f"model.layers.{i}.mlp.down_proj.weight") for i in range(3)])
-    refused(untied, r"and 3 more")
+    is_refused(untied, "model.layers.0. 3")
 
 
 def test_extra_tensors_are_named(untied):
     edit_tensors(untied, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
-    refused(untied, "also holds model.layers.0.self_attn.q_proj.bias")
+    is_refused(untied, "model.layers.0.self_attn.q_proj.bias")
 
 
 def test_a_misshapen_tensor_is_named_with_both_shapes(untied):
     edit_tensors(untied, lambda t: t.update({"model.norm.weight": torch.zeros(47)}))
-    refused(untied, r"model.norm.weight \[47\], not \[48\]")
+    is_refused(untied, "model.norm.weight [47] [48]")
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, -1000])
 def test_a_truncated_file(untied, keep):
     path = untied / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    refused(untied, "not a valid safetensors file")
+    is_refused(untied, "model.safetensors")
 
 
 def test_a_corrupt_header(untied):
@@ -210,25 +208,25 @@ def test_a_corrupt_header(untied):
     data = bytearray(path.read_bytes())
     data[8:40] = b"\xff" * 32
     path.write_bytes(data)
-    refused(untied, "not a valid safetensors file")
+    is_refused(untied, "model.safetensors")
 
 
 def test_no_weights_at_all(untied):
     (untied / "model.safetensors").unlink()
-    refused(untied, "neither model.safetensors nor")
+    is_refused(untied, "model.safetensors")
 
 
 def test_an_index_that_names_a_file_that_is_not_there(tmp_path):
     directory = write_checkpoint(tmp_path, shard_size="40KB")
     gone = sorted(directory.glob("*.safetensors"))[1]
     gone.unlink()
-    refused(directory, f"names {gone.name}")
+    is_refused(directory, gone.name)
 
 
 def test_an_index_without_a_map(tmp_path):
     directory = write_checkpoint(tmp_path, shard_size="40KB")
     (directory / "model.safetensors.index.json").write_text("{}", encoding="utf-8")
-    refused(directory, "lacks weight_map")
+    is_refused(directory, "weight_map")
 
 
 def test_an_index_that_lists_a_tensor_its_shard_lacks(tmp_path):
@@ -238,7 +236,7 @@ def test_an_index_that_lists_a_tensor_its_shard_lacks(tmp_path):
     shards = sorted(set(index["weight_map"].values()))
     index["weight_map"]["model.norm.weight"] = next(s for s in shards if s != index["weight_map"]["model.norm.weight"])
     path.write_text(json.dumps(index), encoding="utf-8")
-    refused(directory, "lists model.norm.weight")
+    is_refused(directory, "model.norm.weight")
 
 
 @pytest.mark.nightly
@@ -268,4 +266,4 @@ def test_the_peak_is_at_most_a_fifth_above_the_model(tmp_path, untied):
         check=True,
     )
     ratio = float(done.stdout)
-    assert 0.9 < ratio <= 1.2, f"loading peaked at {ratio:.2f} times the model's own size; at most 1.2 is allowed"
+    assert 0.5 < ratio <= 1.2, f"loading peaked at {ratio:.2f} times the model's own size; at most 1.2 is allowed"

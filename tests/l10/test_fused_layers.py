@@ -134,6 +134,17 @@ def test_kernels_that_do_not_run_are_refused_and_the_model_still_runs(monkeypatc
 # The kernels, interpreted
 
 
+def mostly_nightly(quick, *others):
+    """One value for every change, the others at night: an interpreted kernel takes a while."""
+    return [
+        pytest.param(quick, marks=pytest.mark.ci),
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in others),
+    ]
+
+
+EACH_DTYPE = pytest.mark.parametrize("dtype", mostly_nightly(*DTYPES), ids=str)
+
+
 def random(*shape, dtype):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
@@ -150,7 +161,7 @@ def check(interpreter, name, inputs):
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@EACH_DTYPE
 @pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize("size", [64, 96])
 def test_add_norm_equals_lesson_0_s(interpreter, size, adds, dtype):
@@ -158,7 +169,7 @@ def test_add_norm_equals_lesson_0_s(interpreter, size, adds, dtype):
     check(interpreter, "add_norm", [x, delta if adds else None, random(size, dtype=dtype), 1e-6])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@EACH_DTYPE
 @pytest.mark.parametrize("heads, kv_heads, dim", [(4, 2, 16), (3, 1, 24), (2, 2, 80)])
 def test_norm_rope_equals_lesson_0_s(interpreter, heads, kv_heads, dim, dtype):
     tokens = 3
@@ -169,12 +180,13 @@ def test_norm_rope_equals_lesson_0_s(interpreter, heads, kv_heads, dim, dtype):
     check(interpreter, "norm_rope", inputs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@EACH_DTYPE
 @pytest.mark.parametrize("size", [64, 1000, 1100])
 def test_silu_mul_equals_lesson_0_s(interpreter, size, dtype):
     check(interpreter, "silu_mul", [random(2, 2 * size, dtype=dtype) * 4])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name, columns", [("add_norm", 8), ("norm_rope", 32), ("silu_mul", 8)])
 def test_no_rows_are_no_launch(interpreter, name, columns):
     x = torch.zeros(0, columns)
@@ -184,9 +196,8 @@ def test_no_rows_are_no_launch(interpreter, name, columns):
     assert len(interpreter("kernel", name, x, *more[name])[0]) == 0
 
 
-@pytest.mark.parametrize(
-    "lengths, kernel", [([2, 5], "torch"), pytest.param([1, 3, 6], "triton", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("lengths, kernel", [([2, 5], "torch"), ([1, 3, 6], "triton")])
 def test_the_pocket_model_s_tokens_equal_hugging_face_s(interpreter, lengths, kernel):
     from transformers import AutoModelForCausalLM
 

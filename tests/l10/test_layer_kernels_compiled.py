@@ -22,6 +22,7 @@ def check(load, capability):
         )
 
 
+@pytest.mark.ci
 def test_qwen3_0_6b_s_kernels_fit_an_h100():
     check(LayerLoad(32, "bfloat16"), 90)
 

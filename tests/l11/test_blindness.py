@@ -10,7 +10,7 @@ import torch
 from tests.l11.models import ask, drain, greedy, hybrid
 from tests.support import some_ids
 
-pytestmark = pytest.mark.reference  # about the tests, not about a task
+pytestmark = [pytest.mark.reference, pytest.mark.ci]  # about the tests, not about a task
 
 NEW = 20
 each_family = pytest.mark.parametrize(

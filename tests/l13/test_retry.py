@@ -48,7 +48,7 @@ def read(attempts, **options):
 
     answer = answer_of(attempts, **options)
     try:
-        asyncio.run(asyncio.wait_for(reader(), 30))
+        asyncio.run(asyncio.wait_for(reader(), 60))
     except Exception as error:
         return items, error
     return items, None

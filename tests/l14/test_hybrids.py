@@ -81,7 +81,7 @@ def check_nothing_is_lost(engine):
 
 
 @each_family
-@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.nightly), 5])
 @pytest.mark.parametrize("backend", ["reference", "torch", "packed"])
 def test_any_layers_at_any_k(family, k, backend):
     try:

@@ -156,7 +156,12 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+EACH_DRAFTER = pytest.mark.parametrize(
+    "name", ["hardly ever right", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("often right", "any"))]
+)
+
+
+@EACH_DRAFTER
 def test_sampled_answers_have_exactly_the_models_distribution(name):
     counts = draw_many(Always(DRAFTERS[name]), range(SAMPLES))
     first = torch.softmax(chain()[PROMPT[-1]].double(), -1)
@@ -175,7 +180,7 @@ def test_sampled_answers_have_exactly_the_models_distribution(name):
     )
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@EACH_DRAFTER
 def test_a_draft_is_accepted_as_often_as_it_is_likely(name):
     guess, drafted, accepted, likely = DRAFTERS[name], 0, 0, 0.0
     probs = chain().double().softmax(-1)

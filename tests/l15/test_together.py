@@ -66,12 +66,12 @@ def spoken(engine, when, between=lambda: None):
     "options",
     [
         {},
-        {"enable_prefix_caching": False},
         TIERS,
-        {"scheduler_config": IN_CHUNKS, "num_blocks": 60},
-        {"block_size": 1, "num_blocks": 1500},
+        pytest.param({"enable_prefix_caching": False}, marks=pytest.mark.nightly),
+        pytest.param({"scheduler_config": IN_CHUNKS, "num_blocks": 60}, marks=pytest.mark.nightly),
+        pytest.param({"block_size": 1, "num_blocks": 1500}, marks=pytest.mark.nightly),
     ],
-    ids=["cached", "uncached", "tiers", "tight", "blocks of 1"],
+    ids=["cached", "tiers", "uncached", "tight", "blocks of 1"],
 )
 def test_guesses_that_are_taken_back_leave_no_trace_in_a_window(options):
     engine = guessing(**options)

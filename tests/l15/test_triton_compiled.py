@@ -11,6 +11,7 @@ from tests.l3.test_triton_compiled import check
 pytestmark = pytest.mark.reference  # no task is about this
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("q_len", [1, 2048], ids=["decode", "prefill"])
 def test_kernels_with_a_window_fit_an_h100(q_len):
     check(Load(8, q_len, 2048, "bfloat16", window=512), 90)

@@ -30,7 +30,7 @@ from tests.l16.models import (
     model,
     pollute,
 )
-from tests.support import some_ids
+from tests.support import refused, some_ids
 
 pytestmark = pytest.mark.reference
 nightly = pytest.mark.nightly
@@ -219,14 +219,14 @@ def test_more_tokens_fit_in_the_same_memory():
 
 def test_a_request_that_can_never_fit_is_refused_when_it_comes():
     engine = latents(num_blocks=6)
-    with pytest.raises(UserError, match="7 blocks of 8; the whole pool has 5"):
+    with refused(UserError, "7 8 5"):
         engine.add_request("r", some_ids(50, 160), SamplingParams(temperature=0, max_tokens=5))
 
 
 def test_what_cannot_read_latents_says_so():
-    with pytest.raises(UserError, match=r"kernel 'triton' reads latents; choose one of auto, reference"):
+    with refused(UserError, "'triton' auto reference"):
         latents(kernel="triton")
-    with pytest.raises(UserError, match="use LLM or build_engine, as lesson 16 does"):
+    with refused(UserError, "LLM build_engine 16"):
         Engine.for_model(load(), num_blocks=8)
     with pytest.raises(UserError, match="fused"):
         latents(backend="fused")

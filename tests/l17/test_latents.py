@@ -24,7 +24,7 @@ from mini_engine.tiers.blocks import BlockBytes
 from tests.l16.latent_cases import ROUNDED, TOLERANCE, LatentCase, latent_case
 from tests.l16.models import BLOCK, LONG, ask, check_nothing_is_lost, drain, latents, model, needs_kernel
 from tests.l16.small import HEADS, NOPE, RANK, ROPE, V, attention, close, config_of, pool_of, randoms
-from tests.support import OneOf
+from tests.support import OneOf, refused
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -168,21 +168,21 @@ def test_a_kernel_refuses_other_rows(kernel):
     good = latent_case([(1, 6), (2, 3)], padded_rows=0)
     case, other = of_rows(kernel, good), of_rows("int4" if kernel.startswith("int8") else "int8", good)
     wrong = {
-        "c_cache is torch.float32": dict(c_cache=good.c_cache),
-        "c_cache is torch": dict(c_cache=other.c_cache),
-        "for queries of 16 numbers it is torch": dict(q_rope=case.q.narrow(2, 0, 16)),
+        "c_cache torch.float32": dict(c_cache=good.c_cache),
+        "c_cache torch": dict(c_cache=other.c_cache),
+        "16 torch": dict(q_rope=case.q.narrow(2, 0, 16)),
     }
-    for message, change in wrong.items():
-        with pytest.raises(ValueError, match=message):
+    for values, change in wrong.items():
+        with refused(ValueError, values):
             run(kernel, replace(case, **change))
 
 
 def test_kernels_are_chosen_by_lesson_3s_names():
     assert load_kernel("auto").name == OneOf("int8 latents cpu", "int8 latents torch")
     assert load_kernel("auto", rows=INT4).name == OneOf("int4 latents cpu", "int4 latents torch")
-    with pytest.raises(UserError, match="'triton' reads int4 rows of latents; choose one of auto, reference, blockw"):
+    with refused(UserError, "'triton' int4 auto reference blockwise"):
         load_kernel("triton", rows=INT4)
-    with pytest.raises(UserError, match=r"float32 and bfloat16, not torch\.float16"):
+    with refused(UserError, "float32 bfloat16 torch.float16"):
         load_kernel("cpu", "cpu", torch.float16)
 
 
@@ -210,7 +210,7 @@ def test_a_pool_has_a_row_for_each_latent_and_each_rotary_key(rows):
     pool.set_kv(1, torch.tensor([9, 4, 18]), c, r)
     for layers, x in ((pool.K, c), (pool.V, r)):
         assert torch.equal(layers[1].flatten(0, 1)[[9, 4, 18]], rows.write(x))
-    with pytest.raises(ValueError, match="must be"):
+    with pytest.raises(ValueError):
         pool.set_kv(0, torch.tensor([5, 6, 7]), r, c)
     assert BlockBytes.of_pool(pool).payload_bytes * 5 == pool.bytes, "a record is a block of rows"
 

@@ -10,7 +10,7 @@ import torch
 
 from mini_engine.quantized.judge import kl
 
-pytestmark = pytest.mark.reference  # no task is about this
+pytestmark = [pytest.mark.reference, pytest.mark.ci]  # no task is about this
 SEEDS = (0, 1, 2)
 
 

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.reference  # no task is about this
 ROWS = pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
 
 
+@pytest.mark.ci
 @ROWS
 @pytest.mark.parametrize("q_len", [1, 2048], ids=["decode", "prefill"])
 def test_kernels_over_rows_fit_an_h100(kv_dtype, q_len):

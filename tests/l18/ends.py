@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from typing import NamedTuple
 from mini_engine.checkpoint.weights import stored_model
 
 WAIT_SECONDS = 120
-PROMISED_SECONDS = 10  # from a fault to the end of all ranks
 FOREVER = 600.0
 
 
@@ -32,6 +32,12 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended, though the one that started it may not have asked."""
+    state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, encoding="utf-8").stdout
+    return not state.strip() or state.startswith("Z")
 
 
 def wait_until_gone(pids: list[int], seconds: float = WAIT_SECONDS) -> None:

@@ -60,7 +60,7 @@ def reads(monkeypatch):
     return noted
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.ci)])
 @pytest.mark.parametrize("name", families.NAMES)
 def test_ranks_together_read_a_checkpoint_s_cut_tensors_once(name, num_ranks, reads):
     """Each rank reads its share and, of what is not cut, all: no byte more, in small pieces."""
@@ -146,7 +146,7 @@ def test_a_model_that_cannot_be_shared_is_refused_before_anything_is_read(reads)
 # ---------------------------------------------------------------- what tiers call the whole model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.ci)])
 @pytest.mark.parametrize("name", families.NAMES)
 def test_the_digest_of_a_checkpoint_is_that_of_the_model(name, dtype, reads):
     """A directory that one process has filled is of use to two."""

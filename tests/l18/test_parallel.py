@@ -42,14 +42,17 @@ def expected():
     }
 
 
-@nightly
+@pytest.mark.ci
 def test_the_pools_of_both_ranks_are_one_pool(ranks):
     engine = engine_over(ranks, **OPTIONS)
     assert 2 * engine.runner.pool.bytes == Engine.for_model(load_model(POCKET_DIR), **OPTIONS).runner.pool.bytes
 
 
-@nightly
-@pytest.mark.parametrize("limits", [{}, {"chunked_prefill_size": 5}, {"max_num_seqs": 2}])
+@pytest.mark.parametrize(
+    "limits",
+    [pytest.param({}, marks=pytest.mark.ci)]
+    + [pytest.param(one, marks=nightly) for one in ({"chunked_prefill_size": 5}, {"max_num_seqs": 2})],
+)
 def test_tokens_are_those_of_one_process(ranks, expected, limits):
     engine = engine_over(ranks, **OPTIONS, scheduler_config=SchedulerConfig(**limits))
     for _ in range(2):

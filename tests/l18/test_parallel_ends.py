@@ -79,7 +79,7 @@ def test_when_a_rank_of_a_hybrid_dies_every_stream_ends_and_nothing_stays_held()
     assert not rank_1.is_alive()
 
 
-@nightly
+@pytest.mark.ci
 def test_a_step_that_is_interrupted_ends_the_ranks_because_they_are_out_of_step():
     """Otherwise the next plan would meet ranks that still add up the layers of the last one."""
     with started() as ranks:
@@ -122,10 +122,11 @@ def test_a_checkpoint_that_the_other_ranks_cannot_read_is_an_error(tmp_path):
 def test_layers_that_do_not_work_here_are_an_error_in_one_sentence():
     with pytest.raises(UserError) as caught:
         started(backend="packed", dtype=torch.float16)
-    assert "float16" in str(caught.value) and "could not finish a step" not in str(caught.value)
+    assert "float16" in str(caught.value) and not isinstance(caught.value, EngineDead)
 
 
-@nightly
+@pytest.mark.ci
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way")
 def test_a_rank_that_is_asked_for_bytes_and_does_not_answer_is_given_up_in_time():
     with started() as ranks:
         engine = engine_over(ranks, **OPTIONS)
@@ -136,7 +137,8 @@ def test_a_rank_that_is_asked_for_bytes_and_does_not_answer_is_given_up_in_time(
             blocks.read([1, 2])
 
 
-@nightly
+@pytest.mark.ci
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way")
 def test_a_rank_that_dies_while_it_is_asked_for_bytes_is_named():
     with started() as ranks:
         engine = engine_over(ranks, **OPTIONS)

@@ -26,7 +26,8 @@ MODELS = (
     *("every fourth attends", "every second, one value head a key head, tied", "one delta net, last"),
     *("windows", "interleaved", "plain rotary, tied"),
 )
-FAST = [pytest.param(name, marks=pytest.mark.reference) for name in ("torch", "packed")]  # given, and tested in full
+GIVEN = [pytest.mark.reference, pytest.mark.ci]
+FAST = [pytest.param(name, marks=GIVEN) for name in ("torch", "packed")]
 OPTIONS = {"num_blocks": 60, "block_size": 8, "kernel": "torch"}
 PROMPTS = [[5, 9, 11, 30] * 6, [7], list(range(20, 60)), [0, 65, 66, 129, 130]]
 

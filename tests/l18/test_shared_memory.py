@@ -35,9 +35,9 @@ class Memory:
 class Together:
     """All ranks of a model, in threads."""
 
-    def __init__(self, num_ranks, patience=20.0):
+    def __init__(self, num_ranks, patience=60.0):
         self.lost = ctypes.c_int32(0)
-        memory = Memory(bytes_for(num_ranks, PLACE))
+        self.memory = memory = Memory(bytes_for(num_ranks, PLACE))
         place = (memory, ctypes.addressof(self.lost), patience, PLACE)
         self.ranks = [SharedMemoryCollectives(rank, num_ranks, *place) for rank in range(num_ranks)]
         self.threads = ThreadPoolExecutor(num_ranks)
@@ -116,11 +116,12 @@ def test_what_is_brought_is_counted():
 def test_whoever_waits_for_a_rank_that_is_lost_is_told():
     together = Together(2)
     waiting = together.threads.submit(together.ranks[0].all_reduce, torch.zeros(3))
-    time.sleep(0.05)
+    while not together.memory.buffer.any():  # until rank 0 has arrived
+        time.sleep(0.002)
     assert not waiting.done(), "rank 0 waits for rank 1"
     together.lost.value = 1
     with pytest.raises(RuntimeError, match="ended"):
-        waiting.result(timeout=10)
+        waiting.result(timeout=60)
     with pytest.raises(RuntimeError, match="ended"):
         together.ranks[1].all_reduce(torch.zeros(3))
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -87,6 +88,7 @@ def works_again(engine):
     assert events(engine)["transfers"] == before + 1, "the new worker computes prompts"
 
 
+@pytest.mark.ci
 def test_answers_are_right_though_a_worker_dies_in_the_middle_of_a_copy(tmp_path):
     marker = tmp_path / "marker"
     with faulty("copying", "killed", marker) as engine:
@@ -135,9 +137,10 @@ def test_a_worker_that_always_dies_is_not_replaced_for_ever(tmp_path):
             marker.unlink()
             if number < 3:
                 wait_for("another worker is ready", lambda n=number: list(workers_of(engine).handles) == [n + 1])
+        threads = lambda: {thread.name for thread in threading.enumerate()}  # noqa: E731
+        wait_for("the third loss is dealt with", lambda: "prefill-3" not in threads())
         assert not workers_of(engine).handles and events(engine)["losses"] == 3
-        time.sleep(5)  # longer than a worker takes to start
-        assert not workers_of(engine).handles, "three losses in a row are enough"
+        assert "prefill-start" not in threads(), "three losses in a row are enough"
         assert answers(engine, [PROMPTS[0]], name="here") == [expected("pocket", PROMPTS[0])], "computed here"
         check_nothing_is_held(engine)
 
@@ -151,9 +154,7 @@ def test_a_worker_that_is_lost_before_it_is_ready_ends_the_start(fault, tmp_path
     with pytest.raises(UserError) as caught, faulty("layout", fault, tmp_path / "marker"):
         pass
     sentence = str(caught.value)
-    assert sentence.startswith("a prefill worker cannot start: it ") and len(sentence.splitlines()) == 1
-    why = {"killed": "ended before it was ready", "stopped": "gave no sign of life for 5 s"}[fault]
-    assert why in sentence
+    assert len(sentence.splitlines()) == 1 and {"killed": "-9", "stopped": "5 s"}[fault] in sentence, sentence
     assert not is_alive(json.loads((tmp_path / "marker").read_text(encoding="utf-8")))
 
 
@@ -173,7 +174,7 @@ def test_a_script_that_starts_itself_again_is_told_how_to_be_written(tmp_path):
 def test_a_worker_that_cannot_start_says_why():
     with pytest.raises(UserError) as caught, engine_with(lambda build: partial(build_nothing, "the disk is on fire")):
         pass
-    assert str(caught.value) == "a prefill worker cannot start: the disk is on fire"
+    assert "the disk is on fire" in str(caught.value)
 
 
 @nightly
@@ -192,8 +193,7 @@ def test_a_worker_that_is_unlike_its_receiver_is_refused(theirs, field):
     with pytest.raises(UserError) as caught, engine_with(theirs=theirs):
         pass
     sentence = str(caught.value)
-    assert sentence.startswith("a prefill worker's K and V would not fit: ") and field in sentence
-    assert len(sentence.splitlines()) == 1 and caught.value.param == "prefill_workers"
+    assert field in sentence and len(sentence.splitlines()) == 1 and caught.value.param == "prefill_workers"
 
 
 # ---------------------------------------------------------------- faults of the receiver
@@ -220,7 +220,7 @@ def receiver(when, fault):
 def test_a_worker_ends_when_its_receiver_is_killed(when):
     with receiver(when, "SIGKILL") as (process, worker):
         assert process.wait(WAIT_SECONDS) == -signal.SIGKILL
-        wait_until_gone([worker], 10)
+        wait_until_gone([worker])
 
 
 @nightly

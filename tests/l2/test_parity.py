@@ -94,7 +94,7 @@ def test_a_sequence_that_has_already_run_or_has_another_prompt_is_refused():
     free = allocator.num_free
     fresh = PagedSequence(FlatRequest([1, 2, 3]), pool, allocator)
     for used, prompt in ((sequence, [1, 2, 3]), (sequence, [9] * 7), (fresh, [1, 2, 3, 4]), (fresh, [9] * 3)):
-        with pytest.raises(ValueError, match="make a new one for each answer"):
+        with pytest.raises(ValueError):
             generate(ours, pool, used, prompt, 4)
     assert allocator.num_free == free
 

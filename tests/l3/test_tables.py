@@ -16,7 +16,7 @@ from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable, fragmentation_ratio, waste_ratio
 from mini_engine.kv.block_tensor import KvPool
-from tests.support import must_raise
+from tests.support import must_raise, refused
 
 CONFIG = Qwen3Config(
     vocab_size=10,
@@ -213,19 +213,19 @@ def test_the_ratios_are_0_if_nothing_is_allocated():
 
 
 @pytest.mark.parametrize(
-    "size, words",
+    "size, values",
     [
-        ((0, 4), "0 blocks of 4 slots"),
-        ((-1, 4), "-1 blocks"),
-        ((6, 0), "6 blocks of 0 slots"),
-        ((6.0, 4), "6.0 blocks"),
-        ((2**40, 16), "need 4194304.0 GiB"),
-        ((10**18, 16), "more than is available"),
-        ((6, 10**30), "more than is available"),
+        ((0, 4), "0 4"),
+        ((-1, 4), "-1"),
+        ((6, 0), "6 0"),
+        ((6.0, 4), "6.0"),
+        ((2**40, 16), "4194304.0"),
+        ((10**18, 16), ""),
+        ((6, 10**30), ""),
     ],
 )
-def test_an_impossible_pool_is_refused_in_one_sentence(size, words):
-    with pytest.raises(UserError, match=words):
+def test_an_impossible_pool_is_refused_in_one_sentence(size, values):
+    with refused(UserError, values):
         KvPool(CONFIG, *size, no_kernel)
 
 

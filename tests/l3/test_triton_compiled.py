@@ -22,6 +22,7 @@ def check(load: Load, capability: int) -> None:
     assert found.shared <= room, f"{load.name}: {found.shared} bytes of shared memory; sm_{capability} has {room}"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("q_len", [1, 2048], ids=["decode", "prefill"])
 def test_qwen3_s_kernels_fit_an_h100(q_len):
     check(Load(8, q_len, 2048, "bfloat16"), 90)

@@ -7,6 +7,7 @@ import pytest
 
 from mini_engine.engine.sampling_params import Row, SamplingParams
 from mini_engine.errors import UserError
+from tests.support import refused
 
 
 def test_by_default_it_draws_from_the_models_own_distribution():
@@ -43,39 +44,39 @@ def test_the_ends_of_every_range_are_accepted(values):
 
 
 @pytest.mark.parametrize(
-    "values, sentence",
+    "given, values",
     [
-        ({"temperature": -1}, r"temperature is -1; give a number from 1e-06 to 100 \(or 0 for greedy\)"),
-        ({"temperature": 1e-9}, "temperature is 1e-09; give a number from 1e-06"),
-        ({"temperature": math.nan}, "temperature is nan; give a number"),
-        ({"temperature": math.inf}, "temperature is inf; give a number"),
-        ({"temperature": "0.7"}, "temperature is '0.7'; give a number"),
-        ({"temperature": True}, "temperature is True; give a number"),
-        ({"temperature": False}, "temperature is False; give a number"),
-        ({"top_p": 1.5}, r"top_p is 1.5; give a number from 0 to 1 \(1 keeps every token\)"),
-        ({"top_p": -0.1}, "top_p is -0.1"),
-        ({"min_p": 2}, "min_p is 2; give a number from 0 to 1"),
-        ({"repetition_penalty": 0}, "repetition_penalty is 0; give a number from 0.01 to 100"),
-        ({"presence_penalty": 3}, "presence_penalty is 3; give a number from -2 to 2"),
-        ({"frequency_penalty": math.nan}, "frequency_penalty is nan"),
-        ({"top_k": -1}, r"top_k is -1; give a whole number of 0 or more \(0 keeps every token\)"),
-        ({"top_k": 2.0}, "top_k is 2.0; give a whole number"),
-        ({"max_tokens": 0}, "max_tokens is 0; give a whole number of 1 or more"),
-        ({"max_tokens": None}, "max_tokens is None"),
-        ({"max_tokens": 5, "min_tokens": 6}, "min_tokens is 6; give a whole number from 0 to 5"),
-        ({"seed": -1}, f"seed is -1; give a whole number from 0 to {2**64 - 1}"),
-        ({"seed": 2**64}, "seed is 18446744073709551616"),
-        ({"logprobs": 21}, "logprobs is 21; give a whole number from 0 to 20"),
-        ({"stop_token_ids": [1, -1]}, "a stop token id is -1; give a whole number of 0 or more"),
-        ({"stop_token_ids": "stop"}, "stop_token_ids is 'stop'; give a list of token ids"),
-        ({"stop_token_ids": 7}, "stop_token_ids is 7; give a list of token ids"),
-        ({"ignore_eos": "yes"}, "ignore_eos is 'yes'; give True or False"),
+        ({"temperature": -1}, "-1 1e-06 100"),
+        ({"temperature": 1e-9}, "1e-09 1e-06"),
+        ({"temperature": math.nan}, "nan"),
+        ({"temperature": math.inf}, "inf"),
+        ({"temperature": "0.7"}, "'0.7'"),
+        ({"temperature": True}, "True"),
+        ({"temperature": False}, "False"),
+        ({"top_p": 1.5}, "1.5 0 1"),
+        ({"top_p": -0.1}, "-0.1"),
+        ({"min_p": 2}, "2 0 1"),
+        ({"repetition_penalty": 0}, "0 0.01 100"),
+        ({"presence_penalty": 3}, "3 -2 2"),
+        ({"frequency_penalty": math.nan}, "nan"),
+        ({"top_k": -1}, "-1 0"),
+        ({"top_k": 2.0}, "2.0"),
+        ({"max_tokens": 0}, "0 1"),
+        ({"max_tokens": None}, "None"),
+        ({"max_tokens": 5, "min_tokens": 6}, "6 0 5"),
+        ({"seed": -1}, f"-1 0 {2**64 - 1}"),
+        ({"seed": 2**64}, "18446744073709551616"),
+        ({"logprobs": 21}, "21 0 20"),
+        ({"stop_token_ids": [1, -1]}, "-1"),
+        ({"stop_token_ids": "stop"}, "'stop'"),
+        ({"stop_token_ids": 7}, "7"),
+        ({"ignore_eos": "yes"}, "'yes' True False"),
     ],
 )
-def test_an_invalid_value_is_refused_in_one_sentence_with_the_remedy(values, sentence):
-    with pytest.raises(UserError, match=sentence) as caught:
-        SamplingParams(**values)
-    assert len(str(caught.value).splitlines()) == 1
+def test_an_invalid_value_is_refused_with_its_name_and_what_is_allowed(given, values):
+    with refused(UserError, values) as caught:
+        SamplingParams(**given)
+    assert caught.value.param == [*given][-1]
 
 
 def test_params_are_frozen_and_can_be_compared():
@@ -108,14 +109,14 @@ def test_an_answer_of_max_tokens_1_ends_with_its_first_token():
 def test_a_stop_id_outside_the_vocabulary_is_refused_before_it_joins_a_batch():
     params = SamplingParams(stop_token_ids=[100])
     params.check_fits(101)
-    with pytest.raises(UserError, match="stop token id 100 is not in the vocabulary; ids run from 0 to 99"):
+    with refused(UserError, "100 99"):
         params.check_fits(100)
 
 
 def test_min_tokens_needs_a_token_that_does_not_end_the_answer():
     everything = SamplingParams(min_tokens=1, stop_token_ids=[0, 1])
     everything.check_fits(4, eos_token_ids=[2])
-    with pytest.raises(UserError, match="min_tokens is 1, but all 3 tokens end the answer"):
+    with refused(UserError, "min_tokens 1 3"):
         everything.check_fits(3, eos_token_ids=[2])
 
 

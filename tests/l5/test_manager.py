@@ -13,6 +13,7 @@ from mini_engine.errors import EngineDead, OutOfBlocks, UserError
 from mini_engine.kv.block_tensor import KvPool
 from mini_engine.kv.manager import BlocksByState, KvCacheManager, RequestTable, blocks_in_budget
 from mini_engine.kv.seams import NoPrefixes, Stored
+from tests.support import refused
 
 
 def manager_with(blocks=8, block_size=4, **tables):
@@ -58,7 +59,7 @@ def test_the_cost_of_a_request_is_the_blocks_it_is_promised(tokens, blocks):
 def test_a_second_table_for_a_request_is_refused():
     manager = manager_with(a=([3], 2))
     before = books(manager)
-    with pytest.raises(ValueError, match="'a' has a block table already"):
+    with refused(ValueError, "'a'"):
         manager.allocate("a", [1])
     assert books(manager) == before
 
@@ -173,7 +174,7 @@ def test_truncate_to_nothing_to_mid_block_and_to_a_block_boundary(keep, blocks):
 def test_truncate_to_an_invalid_length_changes_nothing(keep):
     manager = manager_with(a=([7, 2, 5], 9))
     before = books(manager)
-    with pytest.raises(ValueError, match=f"cannot keep {keep} tokens of 9"):
+    with refused(ValueError, f"{keep} 9"):
         manager.truncate("a", keep)
     assert books(manager) == before
 
@@ -230,18 +231,18 @@ def test_copies_read_all_sources_before_they_write(sources, targets, want):
 
 
 @pytest.mark.parametrize(
-    "sources, targets, words",
+    "sources, targets, values",
     [
-        ([1], [2, 3], "1 sources and 2 targets"),
-        ([1, 2], [3, 3], "named twice"),
-        ([1], [7], r"blocks \[7\] are not held"),
-        ([8], [1], r"blocks \[8\] are not held"),
-        ([0], [1], r"blocks \[0\] are not held"),
+        ([1], [2, 3], "1 2"),
+        ([1, 2], [3, 3], "3"),
+        ([1], [7], "[7]"),
+        ([8], [1], "[8]"),
+        ([0], [1], "[0]"),
     ],
 )
-def test_an_invalid_copy_is_refused_and_copies_nothing(sources, targets, words):
+def test_an_invalid_copy_is_refused_and_copies_nothing(sources, targets, values):
     manager, pool = with_pool(a=([1, 2], 8), b=([3, 4], 8))
-    with pytest.raises(ValueError, match=words):
+    with refused(ValueError, values):
         manager.copy_blocks(sources, targets)
     assert contents(pool, list(range(9))) == list(range(9))
 
@@ -250,9 +251,9 @@ def test_a_memory_budget_buys_whole_blocks_including_the_null_block():
     assert blocks_in_budget(10_000, bytes_per_token=64, block_size=16) == 9
     assert blocks_in_budget(1e4, bytes_per_token=64, block_size=16) == 9, "a float such as 2e9 is a valid budget"
     assert type(blocks_in_budget(1e4, bytes_per_token=64, block_size=16)) is int
-    with pytest.raises(OutOfBlocks, match="give 2048 or more"):
+    with refused(OutOfBlocks, "2048"):
         blocks_in_budget(2047, bytes_per_token=64, block_size=16)
-    with pytest.raises(UserError, match="block_size is 0; give 1 or more"):
+    with refused(UserError, "block_size 0 1"):
         blocks_in_budget(2048, bytes_per_token=64, block_size=0)
 
 

@@ -27,7 +27,7 @@ from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 from tests.support import hf_greedy, write_checkpoint
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 
 
 @cache
@@ -314,7 +314,7 @@ def test_the_thread_outlives_an_engine_that_fails_between_steps(worker):
     seen = []
     reader = threading.Thread(target=lambda: seen.extend(worker.stream_sync([1, 2], params())), daemon=True)
     reader.start()
-    reader.join(PATIENCE / 3)
+    reader.join(PATIENCE)
     assert seen and worker.is_alive, (
         "the engine thread has ended and every reader waits forever: catch the error, report it, go on"
     )
@@ -357,7 +357,7 @@ def read_in_threads(worker, prompts, max_tokens=300):
 def told(found, threads):
     """Return why each answer ended."""
     for thread in threads:
-        thread.join(PATIENCE / 3)
+        thread.join(PATIENCE)
     assert len(found) == len(threads), "a reader waits forever: tell every mailbox, whatever the clean-up raises"
     return [found[number].finish_reason for number in sorted(found)]
 
@@ -422,7 +422,7 @@ def test_a_job_that_is_handed_in_just_before_the_end_is_told_so(worker):
     wait_until(lambda: worker.num_open == 1, "another job is handed in")
     assert worker.close(0.01) is False
     gate.set()
-    late.join(PATIENCE / 3)
+    late.join(PATIENCE)
     assert found and found[0][-1][1].finish_reason == FinishReason.ERROR, "it was accepted, and is never answered"
 
 
@@ -432,7 +432,7 @@ def test_a_failing_observer_does_not_hold_up_a_reader(worker, what, monkeypatch)
     seen = []
     reader = threading.Thread(target=lambda: seen.extend(worker.stream_sync([1, 2], params())), daemon=True)
     reader.start()
-    reader.join(PATIENCE / 3)
+    reader.join(PATIENCE)
     assert worker.is_alive and seen and seen[-1].finish_reason == FinishReason.LENGTH
     assert is_idle(worker)
 
@@ -444,7 +444,7 @@ def test_requests_added_to_the_engine_directly_are_left_alone():
         seen = []
         reader = threading.Thread(target=lambda: seen.extend(worker.stream_sync([1, 2], params())), daemon=True)
         reader.start()
-        reader.join(PATIENCE / 3)
+        reader.join(PATIENCE)
         assert worker.is_alive and seen and collect(seen)[1] == greedy((1, 2), 8)
         assert other.output_ids == greedy((5, 6, 7), 4)
 
@@ -456,7 +456,7 @@ def test_a_reader_does_not_wait_forever_when_another_thread_ends_its_answer(work
     reader.start()
     wait_until(lambda: worker.num_running == 1, "the request runs")
     worker.abort(answers.ids) if end == "abort" else answers.close()
-    reader.join(PATIENCE / 3)
+    reader.join(PATIENCE)
     assert seen, "the answer has ended, but its reader waits forever"
     assert end == "close" or seen[0][-1][1].finish_reason == FinishReason.ABORT
     assert is_idle(worker)

@@ -1,11 +1,13 @@
 """Lesson 7. A real server for the tests, on a free port of this machine, around a small random model."""
 
+import socket
 from collections.abc import Iterator
 
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 
+from mini_engine.server.guard import GuardedProtocol
 from tests.l7.service import Service, Unwritten
 
 
@@ -26,3 +28,17 @@ def service() -> Iterator[Service]:
     """A server with the usual limits."""
     with Service() as service:
         yield service
+
+
+@pytest.fixture
+def accepted(monkeypatch) -> list[GuardedProtocol]:
+    """The connections that servers accept from now on."""
+    found, made = [], GuardedProtocol.connection_made
+
+    def noting(self, transport):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so they fill early
+        found.append(self)
+        made(self, transport)
+
+    monkeypatch.setattr(GuardedProtocol, "connection_made", noting)
+    return found

@@ -184,7 +184,7 @@ class Service:
 
     def wait_until(self, what: str, holds) -> None:
         """Wait for something that another thread brings about."""
-        deadline = time.monotonic() + PATIENCE / 4
+        deadline = time.monotonic() + PATIENCE
         while not holds():
             self.stop_if_unwritten()
             assert time.monotonic() < deadline, f"it never came about: {what}"

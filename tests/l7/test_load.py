@@ -130,6 +130,7 @@ def test_clients_that_hang_up_leave_nothing_behind(service: Service):
     service.wait_until("no request is in flight", lambda: service.app.drain.num_in_flight == 0)
 
 
+@pytest.mark.ci
 @LONG
 def test_two_hundred_requests_a_third_of_which_hang_up(service: Service):
     rounds(service, 1)

@@ -7,17 +7,15 @@ import pytest
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import Job
 from mini_engine.kv.request_table import RequestTable
-from tests.l7.service import LONG, Service, greedy, read_answer, unchunked
-
-SOON = 5.0  # seconds for what takes a fraction of one
+from tests.l7.service import LONG, PATIENCE, Service, greedy, read_answer, unchunked
 
 
 def in_time(call):
-    """What `call` gives, in a thread, so that a server that hangs fails the test and not the patience; None if late."""
+    """What `call` gives, in a thread, so that a server that hangs fails the test; None if it does."""
     found = []
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
     thread.start()
-    thread.join(SOON)
+    thread.join(PATIENCE)
     return found[0] if found else None
 
 
@@ -35,6 +33,7 @@ def test_a_reader_that_is_stuck_holds_up_no_other(service: Service):
 
 
 @LONG
+@pytest.mark.ci
 def test_a_client_that_does_not_read_holds_up_no_other(service: Service):
     asked = SHORT | {"prompt": [5, 6, 7], "max_tokens": 250, "n": 4, "stream": True}
     slow = service.connect(asked, receive_buffer=2048)  # and reads nothing

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mini_engine.server.errors import ApiError
 from mini_engine.server.sse import EventStream, event
-from tests.l7.service import read_events
+from tests.l7.service import PATIENCE, read_events
 
 
 @pytest.mark.task(1)
@@ -102,7 +102,7 @@ def test_the_chunks_of_a_client_that_has_gone_are_closed():
         await asyncio.sleep(0.01)
         return {"type": "http.disconnect"}
 
-    asyncio.run(asyncio.wait_for(EventStream(chunks())({}, leaves, send), 5))
+    asyncio.run(asyncio.wait_for(EventStream(chunks())({}, leaves, send), PATIENCE))
     assert closed == [True], "a client that has gone leaves nothing running: close its chunks"
 
 
@@ -119,7 +119,7 @@ def test_a_stream_whose_client_has_gone_before_it_began_is_closed():
         return {"type": "http.disconnect"}
 
     stream = EventStream(chunks(), lambda: closed.append(True))
-    asyncio.run(asyncio.wait_for(stream({}, leaves, send), 5))
+    asyncio.run(asyncio.wait_for(stream({}, leaves, send), PATIENCE))
     assert closed == [True], "chunks that were never begun close nothing: the answers go on for nobody"
 
 

