@@ -28,8 +28,7 @@ from lessons._course.catalog import read_lesson
 from lessons._course.places import Places
 from lessons._course.student import student_files
 from mini_engine.errors import UserError
-from tests.course.test_players import MISFITS, REPOSITORY, SMALLEST_TEXT
-from tests.course.test_site import EVERY_LOOK, LOOKS, TWO_FRAMES, looked_over
+from tests.course.looks import EVERY_LOOK, LOOKS, MISFITS, REPOSITORY, SMALLEST_TEXT, TWO_FRAMES, looked_over
 
 SEEDS = range(12)
 PATIENCE_MS = 90_000  # to load Python on a busy machine

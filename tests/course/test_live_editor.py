@@ -8,8 +8,8 @@ from scripts.website.browser import PHONE, visiting
 
 import pytest
 
+from tests.course.looks import AXE, RUN_AXE
 from tests.course.test_live import PATIENCE_MS, needs_python, reference, write
-from tests.course.test_site import AXE, RUN_AXE
 
 SOURCE = "l2_token_flat/README.md"
 EDITOR = "codemirror/codemirror.js"

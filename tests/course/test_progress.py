@@ -14,7 +14,7 @@ import yaml
 from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
 from lessons._course.progress import Entry
-from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
+from tests.course.looks import ALL_RULES, AXE, RUN_AXE
 
 LESSONS = read_lessons(Places.find())
 PAGES = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["extra"]["pages"]
