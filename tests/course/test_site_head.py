@@ -115,10 +115,6 @@ def png_size(path: Path) -> tuple[int, ...]:
     return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
 
 
-def test_cards_show_what_the_lessons_say():
-    assert not [card.name for card in cards.old(cards.cards())], "run python -m scripts.website.cards"
-
-
 def test_icons_are_pictures_of_their_size():
     for name, size in cards.ICONS.items():
         assert png_size(cards.THEME / name) == (size, size)

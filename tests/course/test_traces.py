@@ -37,6 +37,7 @@ PATHS = {
 TRACES = {name: read_trace(path.read_text(encoding="utf-8")) for name, path in PATHS.items()}
 MOST_BYTES = 40_000
 each_trace = pytest.mark.parametrize("name", TRACES)
+DEAR = {"l9-gaps"}  # it takes as long as all others to note which functions run in a profiler
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -44,7 +45,9 @@ def test_each_trace_has_its_recorder():
     assert set(TRACES) == set(recording.RECORDERS)
 
 
-@each_trace
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in DEAR else ()) for name in TRACES]
+)
 def test_recorded_again_a_trace_is_the_committed_one_and_names_functions_that_have_run(name, monkeypatch):
     """A link to code that had no part in what is shown would teach something wrong."""
     if name == "l7-mailboxes":
@@ -434,6 +437,7 @@ def traces_of(page: Path) -> dict:
     return json.loads(text)
 
 
+@pytest.mark.nightly
 def test_a_right_run_of_the_students_own_is_the_courses(tmp_path):
     folder = fill_with_the_reference(2, tmp_path)
     done = check_trace(2, tmp_path)
@@ -459,6 +463,7 @@ def test_a_wrong_run_shows_what_the_students_own_code_does(tmp_path):
     assert not any("ask" in frame for frame in shown["mine"]["frames"]), "its answers would be those of another run"
 
 
+@pytest.mark.nightly
 def test_a_run_that_fails_is_shown_up_to_there(tmp_path):
     folder = fill_with_the_reference(6, tmp_path)
     file = folder / "detokenizer.py"
@@ -479,6 +484,7 @@ def test_a_lesson_without_a_recording_has_no_animated_picture(tmp_path):
         course_trace(lesson)
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_traced_is_said_in_a_sentence(tmp_path):
     assert "does not exist" in check_trace(6, tmp_path).stderr
     folder = fill_with_the_reference(6, tmp_path)
