@@ -4,6 +4,8 @@ Protects readers from a player that stops, cannot be read or reached by keyboard
 the page. That a picture was drawn by today's views from today's trace is test_traces' business: it bears their digest.
 """
 
+import re
+
 from scripts.traces.pictures import PLAYER
 from scripts.website.browser import DESKTOP, PHONE, visiting
 
@@ -85,6 +87,11 @@ def test_a_player_plays_to_its_end_steps_back_and_passes_its_quiz(page, way, sit
         assert not visitor.complaints
 
 
+def scored(shown: Shown) -> list[int]:
+    """Return how many answers were right, of how many."""
+    return [int(number) for number in re.findall(r"\d+", shown.figure.locator(".kv-score").inner_text())]
+
+
 def passes_its_quiz(shown: Shown) -> None:
     """Answer every question correctly, one frame after another."""
     shown.figure.locator("input[type=range]").fill("0")
@@ -98,10 +105,9 @@ def passes_its_quiz(shown: Shown) -> None:
             quiz = shown.figure.locator(".kv-quiz")
             assert quiz.locator(".kv-question").inner_text() == frame["ask"]["question"]
             quiz.locator(".kv-options button").nth(frame["ask"]["right"]).click()
-            assert quiz.locator(".kv-why").inner_text().startswith("Right.")
             quiz.get_by_role("button", name="Show it").click()
         assert shown.index == index
-    assert shown.figure.locator(".kv-score").inner_text() == f"{asked} of {asked} right"
+    assert scored(shown) == [asked, asked]
 
 
 def test_a_wrong_answer_is_told_and_counted(site_http, browser):
@@ -113,8 +119,8 @@ def test_a_wrong_answer_is_told_and_counted(site_http, browser):
         shown.button("Step forward").click()
         ask = shown.frames[1]["ask"]
         shown.figure.locator(".kv-options button").nth((ask["right"] + 1) % len(ask["options"])).click()
-        assert shown.figure.locator(".kv-why").inner_text().startswith(f"No: {ask['options'][ask['right']]}.")
-        assert shown.figure.locator(".kv-score").inner_text() == "0 of 1 right"
+        assert str(ask["options"][ask["right"]]) in shown.figure.locator(".kv-why").inner_text()
+        assert scored(shown) == [0, 1]
 
 
 def test_the_keyboard_does_it_all(site_http, browser):
@@ -292,7 +298,8 @@ def test_a_frame_of_what_is_not_a_player_says_so(site_http, browser):
             "?show=<img src=x onerror=alert(1)>",
         ):
             visitor.page.goto(site_http.base + "player.html" + asked)
-            visitor.page.get_by_text("There is no player").wait_for()
+            visitor.page.locator("body > p a").wait_for()
+            assert not visitor.page.locator("figure").count()
             assert visitor.page.locator("script:not([src]), img").count() == 0
             assert not visitor.outside
 

@@ -579,6 +579,7 @@ def test_the_operations_shown_are_in_order_and_all_parts_of_a_layer_are_named():
     assert sum(plain) > sum(joined)
 
 
+@pytest.mark.nightly  # as dear as its recording
 def test_a_layer_with_one_operation_more_cannot_be_told_as_it_was_measured(monkeypatch):
     from mini_engine.model.layers import RMSNorm
 

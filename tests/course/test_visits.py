@@ -16,7 +16,7 @@ from lessons._course.catalog import read_lessons
 from lessons._course.places import Places
 from tests.course import looks
 from tests.course.looks import REPOSITORY, SOURCES
-from tests.course.test_players import PAGES, Shown, plays_to_its_end
+from tests.course.test_players import PAGES, Shown, plays_to_its_end, scored
 
 LAPTOP = 1440
 HIGHEST = 12_000  # pixels
@@ -99,7 +99,7 @@ def asks_and_knows_the_answer(shown: Shown) -> None:
     assert shown.index == first - 1, "it asks before it shows"
     assert shown.figure.locator(".kv-question").inner_text() == ask["question"]
     shown.figure.locator(".kv-options button").nth(ask["right"]).click()
-    assert shown.figure.locator(".kv-score").inner_text().startswith("1 of 1 ")
+    assert scored(shown) == [1, 1]
     shown.figure.get_by_label("What happens next?").first.uncheck()
 
 
