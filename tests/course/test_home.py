@@ -50,17 +50,7 @@ def test_what_a_lesson_bought_has_the_ladder_s_figures():
         assert "tokens/s" not in says or speed in numbers(says), f"mkdocs.yml: write {speed} into {says!r}"
 
 
-def test_the_race_is_the_ladder_s():
-    assert race.main(["--check"]) == 0, f"run {race.COMMAND}"
-
-
-def test_the_picture_beyond_lesson_9_has_the_lessons_own_figures():
-    pytest.importorskip("matplotlib")
-    assert beyond.main(["--check"]) == 0, f"run {beyond.COMMAND}"
-    drawn = beyond.PICTURE.read_text(encoding="utf-8")
-    for gain in beyond.GAINS:
-        for figure in gain.figures:
-            assert f">{gain.said(figure)}<" in drawn, gain
+def test_every_lesson_beyond_the_ladder_is_in_the_second_picture():
     assert [int(gain.number) for gain in beyond.GAINS] == list(range(10, len(LESSONS)))
 
 
