@@ -70,7 +70,6 @@ FULL = """() => [...document.querySelectorAll('.kv-lane i')]
     .map(i => Number(i.style.getPropertyValue('--full') || 1))"""
 
 
-@pytest.mark.ci
 def test_the_race_rests_where_it_tells_the_story_and_runs_in_its_time(site_http, browser):
     with visiting(browser, site_http, reduced_motion="reduce") as visitor:
         page = visitor.page
