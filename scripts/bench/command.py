@@ -12,6 +12,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +24,7 @@ from lessons._course.tables import Column, show
 from mini_engine.cli.parser import OneLineParser, guard, whole_number
 
 
+@cache
 def suites() -> dict[str, str]:
     """Return the name and summary of every suite, without importing any."""
     found = {}

@@ -74,10 +74,10 @@ def conditions(report: Row) -> str:
     return f"{said[0].upper()}{said[1:]}. {where}."
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="from python scripts/bench.py handover --json FILE")
-    report = json.loads(parser.parse_args().file.read_text(encoding="utf-8"))
+    report = json.loads(parser.parse_args(argv).file.read_text(encoding="utf-8"))
     page = PAGE.read_text(encoding="utf-8")
     tables = {
         "gaps": gaps(report["rows"]),

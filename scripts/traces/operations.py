@@ -7,6 +7,7 @@ step's time without it; both are those of the fastest round. Which operations th
 the recorder (scripts/traces/gaps.py) counts them again.
 """
 
+import argparse
 import json
 import sys
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from scripts import ROOT
+from scripts import ROOT, first_line
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -81,7 +82,8 @@ def operations(step: Step) -> list[list[Any]]:
     return [[name, round(start - begin, 1), round(took, 1)] for name, start, took in found]
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
+    argparse.ArgumentParser(description=first_line(__doc__)).parse_args(argv)
     torch.set_num_threads(1)
     figures = measured({backend: step_of(backend) for backend in BACKENDS})
     from scripts.bench.common import describe_machine

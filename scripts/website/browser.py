@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PATIENCE_MS = 30_000
+PATIENCE_MS = 90_000  # on a busy machine
 PHONE, DESKTOP = 390, 1280
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.course.proofs import Proofs, one_at_a_time
-from tests.course.site_fixtures import browser, site_file, site_folders, site_http
+from tests.course.site_fixtures import browser, site, site_file, site_folders, site_http
 
-__all__ = ["browser", "site_file", "site_folders", "site_http"]
+__all__ = ["browser", "site", "site_file", "site_folders", "site_http"]
 
 
 FOLDER = Path(__file__).parent

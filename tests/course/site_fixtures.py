@@ -10,18 +10,30 @@ import pytest
 from filelock import FileLock  # torch brings it
 
 
+class Builds(dict[str, Path]):
+    """Strict builds of the site, for a server (`http`) and for reading from disk (`file`): each when it is needed."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root = root
+
+    def __missing__(self, kind: str) -> Path:
+        folder = self.root / kind
+        self.root.mkdir(exist_ok=True)
+        with FileLock(self.root / f"{kind}.lock"):  # of all processes, the first builds
+            if not (done := self.root / f"{kind}.done").exists():
+                build_sites({kind: folder})
+                done.touch()
+        self[kind] = folder
+        return folder
+
+
 @pytest.fixture(scope="session")
-def site_folders(tmp_path_factory) -> dict[str, Path]:
-    """Build the site strictly, for a server (`http`) and for reading from disk (`file`); once for all processes."""
+def site_folders(tmp_path_factory) -> Builds:
+    """Return the builds of the site, one folder for each kind."""
     pytest.importorskip("material", reason="the site is built with mkdocs-material: pip install --group docs")
     base = tmp_path_factory.getbasetemp()
-    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folders = {kind: root / "site" / kind for kind in ("http", "file")}
-    with FileLock(root / "site.lock"):
-        if not (done := root / "site" / "done").exists():
-            build_sites(folders)
-            done.touch()
-    return folders
+    return Builds((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site")
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +47,12 @@ def site_http(site_folders) -> Iterator[Site]:
 def site_file(site_folders) -> Site:
     """Return the site as files, opened without a server."""
     return Site.on_disk(site_folders["file"])
+
+
+@pytest.fixture
+def site(way: str, request: pytest.FixtureRequest) -> Site:
+    """Return the site as the test's parameter `way` says."""
+    return request.getfixturevalue(f"site_{way}")
 
 
 @pytest.fixture(scope="module")  # not the session: while it lives, no other test can run an event loop of its own

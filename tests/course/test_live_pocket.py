@@ -16,8 +16,8 @@ import pytest
 from mini_engine import LLM, SamplingParams
 from mini_engine.errors import UserError
 from mini_engine.pocket import COURSE_PROMPTS
+from tests.course.looks import EVERY_LOOK, TWO_FRAMES, looked_over
 from tests.course.test_live import PATIENCE_MS, needs_python
-from tests.course.test_site import EVERY_LOOK, TWO_FRAMES, looked_over
 
 ENDS = (2045, 2047)
 TYPED = ["The capital of Spain is", "Count from one to five.", "Once upon a time", "naïve 漢字 🙂"]

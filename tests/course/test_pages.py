@@ -3,10 +3,14 @@
 Protects readers from a dead link, a command that fails and a solved task, and students from a pitfall without a test.
 """
 
+import argparse
 import re
 import shlex
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,13 +21,15 @@ from lessons._course.environment import python_environment
 from lessons._course.output import last_lines
 from lessons._course.pages import Page, find_pages, slug
 from lessons._course.places import WORK_VARIABLE, Places
-from lessons._course.quoted import Quoted, quoted_commands
+from lessons._course.quoted import INSTALLS, RUNNABLE, Quoted, quoted_commands
 from lessons._course.runner import Command, Spawned, run_until
 from lessons._course.warm import warm_launch
 
 PLACES = Places.find()
 ROOT = PLACES.root
-PAGES = {path.relative_to(ROOT).as_posix(): Page.read(path) for path in find_pages(ROOT)}
+read = cache(Page.read)
+PAGES = {path.relative_to(ROOT).as_posix(): read(path) for path in find_pages(ROOT)}
+SCRIPTS = [path.read_text(encoding="utf-8") for path in (ROOT / "scripts").rglob("*.py")]
 LESSONS = [lesson for lesson in read_lessons(PLACES) if lesson.page.exists()]
 SECTIONS = [
     "The pain", "Guess first", "The idea", "Shapes", "What changes, what must not", "Your tasks", "What must hold",
@@ -56,7 +62,7 @@ def holds(page: Page, target: str) -> bool:
     if not path.exists() or not path.is_relative_to(ROOT):
         return False
     readme = path / "README.md" if path.is_dir() else path
-    return not anchor or (readme.suffix == ".md" and anchor in Page.read(readme).anchors)
+    return not anchor or (readme.suffix == ".md" and anchor in read(readme).anchors)
 
 
 def test_every_test_that_the_security_page_names_is_there():
@@ -75,14 +81,14 @@ def test_every_block_is_closed(name):
 
 @each_lesson
 def test_a_lessons_page_has_its_sections_in_order(lesson):
-    found = [heading.text for heading in Page.read(lesson.page).headings if heading.level == 2]
+    found = [heading.text for heading in read(lesson.page).headings if heading.level == 2]
     assert [re.sub("<[^>]*>", "", title).partition(": ")[0] for title in found] == SECTIONS
 
 
 @each_lesson
 def test_sections_say_what_they_claim_and_keep_their_old_anchors(lesson):
     """A table of contents of claims can be read; links to a section's name must not break when its claim changes."""
-    page = Page.read(lesson.page)
+    page = read(lesson.page)
     for name in CLAIMS:
         titles = [
             heading.text for heading in page.headings if heading.text.startswith(f'<a id="{slug(name)}"></a>{name}')
@@ -95,7 +101,7 @@ def test_sections_say_what_they_claim_and_keep_their_old_anchors(lesson):
 @each_lesson
 def test_what_is_looked_up_is_folded(lesson):
     """Pitfalls, questions, and all tables of figures but the first: a lesson is read in one go without them."""
-    page = Page.read(lesson.page)
+    page = read(lesson.page)
     (bought,) = (heading.text for heading in page.headings if "What it bought" in heading.text)
     for title in (bought, "Pitfalls", "Questions"):
         shown = re.sub(r"<details markdown=\"1\">.*?</details>", "", page.section(title), flags=re.DOTALL)
@@ -106,7 +112,7 @@ def test_what_is_looked_up_is_folded(lesson):
 
 @each_lesson
 def test_a_lessons_page_names_each_task_and_where_it_is(lesson):
-    section = plain(Page.read(lesson.page).section("Your tasks"))
+    section = plain(read(lesson.page).section("Your tasks"))
     for task in lesson.tasks:
         for target in task.targets:
             name = plain(target.symbol.rpartition(".")[2])
@@ -117,14 +123,14 @@ def test_a_lessons_page_names_each_task_and_where_it_is(lesson):
 
 @each_lesson
 def test_a_lessons_page_prints_no_tasks_body(lesson):
-    shown = {block.comment.removeprefix("code: ") for block in Page.read(lesson.page).blocks}
+    shown = {block.comment.removeprefix("code: ") for block in read(lesson.page).blocks}
     targets = {f"{target.file}::{target.symbol}" for task in lesson.tasks for target in task.targets}
     assert not shown & targets, "the page solves this task; say what it must do instead"
 
 
 @each_lesson
 def test_a_lessons_page_names_the_pitfall_and_the_test_of_each_bug(lesson):
-    section = plain(Page.read(lesson.page).section("Pitfalls"))
+    section = plain(read(lesson.page).section("Pitfalls"))
     for bug in lesson.bugs:
         assert plain(bug.pitfall) in section, f"'Pitfalls' does not name {bug.pitfall!r} ({bug.name})"
         names = {test.rpartition("::")[2] for test in bug.tests}
@@ -148,18 +154,53 @@ def plain(text: str) -> str:
     return re.sub(r"[`*\\]", "", text).lower()
 
 
-def quoted(command: Quoted):
-    """Return a command as a test's parameter; those of a lesson's own page are slow."""
-    of_a_lesson = command.page.parent.parent == ROOT / "lessons"
-    marks = pytest.mark.nightly if of_a_lesson else ()
-    return pytest.param(command, marks=marks, id=place(command))
+each_command = pytest.mark.parametrize("command", COMMANDS, ids=place)
 
 
-@pytest.mark.parametrize("command", [quoted(command) for command in COMMANDS])
+class Understood(Exception):
+    """A command line has been parsed."""
+
+
+@each_command
+def test_every_quoted_command_is_understood(command, monkeypatch):
+    """Its script, module or test exists, and its parser accepts the options; also of what is too long to run."""
+    assert not command.complaint, f"{place(command)}: {command.text}: {command.complaint}"
+    if not RUNNABLE.match(command.text) or INSTALLS in command.text:
+        pytest.skip(f"no command of the course: {command.text}")
+    parse = argparse.ArgumentParser.parse_args
+
+    def only_parse(self, args=None, namespace=None):
+        parse(self, args, namespace)
+        raise Understood
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", only_parse)
+    if command.arguments[0] == "-c":
+        compile(command.arguments[1], place(command), "exec")
+    elif command.arguments[:2] == ["-m", "pytest"]:
+        named = [word for word in command.arguments[2:] if word.startswith("tests/")]
+        assert all((ROOT / word.partition("::")[0]).exists() for word in named)
+    else:
+        main, options = main_of(command)
+        with pytest.raises(Understood):
+            main(options)
+
+
+def main_of(command: Quoted) -> tuple[Callable[[list[str]], int], list[str]]:
+    """Return what a command runs, and the options that it gets."""
+    first, *rest = command.arguments
+    if first != "-m":
+        name = first.removesuffix(".py").replace("/", ".")
+    else:
+        name, *rest = rest
+    name = {"lessons": "lessons._course.cli", "mini_engine": "mini_engine.__main__"}.get(name, name)
+    return import_module("scripts.bench.command" if name == "scripts.bench" else name).main, rest
+
+
+@pytest.mark.nightly
+@each_command
 def test_every_quoted_command_runs(command, ran):
     if command.why_not:
         pytest.skip(f"not run: {command.why_not}")
-    assert not command.complaint, f"{place(command)}: {command.text}: {command.complaint}"
     code, output = ran(command)
     assert code in command.allowed, f"{place(command)}: {command.text}\nended with exit code {code}:\n{output}"
 
@@ -209,11 +250,10 @@ def test_commands_in_running_text_exist(name):
         if text.startswith("python -m lessons "):
             assert_parses(text, f"{name}:{line}")
         elif match := re.match(r"python (?:-m )?(scripts[/.][\w/.]+)", text):
-            source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "scripts").rglob("*.py"))
             script = match[1].removesuffix(".py").replace(".", "/") + ".py"
             assert (ROOT / script).exists(), f"{name}:{line}: there is no {script}"
             for option in re.findall(r"--[a-z][a-z-]*", text):
-                assert option in source, f"{name}:{line}: no script knows {option}"
+                assert any(option in source for source in SCRIPTS), f"{name}:{line}: no script knows {option}"
 
 
 def assert_parses(text: str, where: str) -> None:

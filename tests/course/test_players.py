@@ -4,13 +4,14 @@ Protects readers from a player that stops, cannot be read or reached by keyboard
 the page. That a picture was drawn by today's views from today's trace is test_traces' business: it bears their digest.
 """
 
+import re
+
 from scripts.traces.pictures import PLAYER
-from scripts.website.browser import DESKTOP, PHONE, Site, visiting
-from scripts.website.player_links import place_of
+from scripts.website.browser import DESKTOP, PHONE, visiting
 
 import pytest
 
-from tests.course.test_site import ALL_RULES, AXE, RUN_AXE
+from tests.course.looks import ALL_RULES, AXE, RUN_AXE, each_way
 from tests.course.test_traces import PATHS, TRACES
 
 PAGES = {"README.md": "l8-tree"}
@@ -18,9 +19,6 @@ for name, path in PATHS.items():
     page = f"{path.parent.name}/README.md"
     PAGES[f"{page}#{name}" if page in PAGES else page] = name  # a page's second player has an address of its own
 MOST_BYTES = 36_000  # of what one page loads: player, styles, and the view of its trace
-HURRY = "() => { KvPlayer.pace = 0.004; }"
-SMALLEST_TEXT = 11
-REPOSITORY = "https://github.com/kv-course/kv-course"
 each_page = pytest.mark.parametrize("page", PAGES)
 
 
@@ -55,26 +53,43 @@ class Shown:
         assert self.figure.locator(".kv-number").inner_text() == f"{index + 1} / {len(self.frames)}"
 
 
-@pytest.fixture(params=["http", "file"])
-def site(request) -> Site:
-    return request.getfixturevalue(f"site_{request.param}")
+# Every frame that is shown is noted: how long a machine takes for one does not matter.
+PLAY = """figure => {
+    window.played = [];
+    new MutationObserver(() => window.played.push(Number(figure.dataset.index)))
+        .observe(figure, { attributeFilter: ["data-index"] });
+    KvPlayer.pace = 0.004;
+}"""
 
 
+def plays_to_its_end(shown: Shown) -> None:
+    """It opens on the frame that says most, plays every frame from the start to the last, and steps back."""
+    last = len(shown.frames) - 1
+    assert shown.trace["poster"] > 0
+    shown.is_at(shown.trace["poster"])
+    shown.figure.evaluate(PLAY)
+    shown.button("Play").click()
+    shown.page.wait_for_function("last => played.at(-1) === last", arg=last)
+    assert shown.page.evaluate("played") == list(range(last + 1))
+    shown.is_at(last)
+    shown.button("Step back").click()
+    shown.is_at(last - 1)
+
+
+@each_way
 @each_page
-def test_a_player_plays_to_its_end_steps_back_and_passes_its_quiz(page, site, browser):
+def test_a_player_plays_to_its_end_steps_back_and_passes_its_quiz(page, way, site, browser):
     with visiting(browser, site, reduced_motion="reduce") as visitor:
         visitor.page.goto(site.url(page))
         shown = Shown(visitor.page, PAGES[page])
-        last = len(shown.frames) - 1
-        visitor.page.evaluate(HURRY)
-        shown.button("Play").click()
-        at_its_end = "([node, last]) => node.dataset.index == last"
-        visitor.page.wait_for_function(at_its_end, arg=[shown.figure.element_handle(), last])
-        shown.is_at(last)
-        shown.button("Step back").click()
-        shown.is_at(last - 1)
+        plays_to_its_end(shown)
         passes_its_quiz(shown)
         assert not visitor.complaints
+
+
+def scored(shown: Shown) -> list[int]:
+    """Return how many answers were right, of how many."""
+    return [int(number) for number in re.findall(r"\d+", shown.figure.locator(".kv-score").inner_text())]
 
 
 def passes_its_quiz(shown: Shown) -> None:
@@ -90,10 +105,9 @@ def passes_its_quiz(shown: Shown) -> None:
             quiz = shown.figure.locator(".kv-quiz")
             assert quiz.locator(".kv-question").inner_text() == frame["ask"]["question"]
             quiz.locator(".kv-options button").nth(frame["ask"]["right"]).click()
-            assert quiz.locator(".kv-why").inner_text().startswith("Right.")
             quiz.get_by_role("button", name="Show it").click()
         assert shown.index == index
-    assert shown.figure.locator(".kv-score").inner_text() == f"{asked} of {asked} right"
+    assert scored(shown) == [asked, asked]
 
 
 def test_a_wrong_answer_is_told_and_counted(site_http, browser):
@@ -105,8 +119,8 @@ def test_a_wrong_answer_is_told_and_counted(site_http, browser):
         shown.button("Step forward").click()
         ask = shown.frames[1]["ask"]
         shown.figure.locator(".kv-options button").nth((ask["right"] + 1) % len(ask["options"])).click()
-        assert shown.figure.locator(".kv-why").inner_text().startswith(f"No: {ask['options'][ask['right']]}.")
-        assert shown.figure.locator(".kv-score").inner_text() == "0 of 1 right"
+        assert str(ask["options"][ask["right"]]) in shown.figure.locator(".kv-why").inner_text()
+        assert scored(shown) == [0, 1]
 
 
 def test_the_keyboard_does_it_all(site_http, browser):
@@ -138,35 +152,6 @@ def test_where_motion_is_unwelcome_nothing_moves_by_itself(site_http, browser):
         shown.button("Step back").click()
         assert shown.figure.locator("svg.moving").count() == 0
         assert shown.figure.evaluate(MOVING) == 0
-
-
-@each_page
-def test_a_player_opens_on_the_frame_that_says_most_and_plays_from_the_start(page, site_http, browser):
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        visitor.page.goto(site_http.url(page))
-        shown = Shown(visitor.page, PAGES[page])
-        assert shown.trace["poster"] > 0
-        shown.is_at(shown.trace["poster"])
-        shown.button("Play").click()
-        shown.is_at(0)
-
-
-@each_page
-def test_every_frame_links_to_the_function_that_made_it(page, site_http, browser):
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        visitor.page.goto(site_http.url(page))
-        shown = Shown(visitor.page, PAGES[page])
-        links = shown.figure.evaluate(
-            """figure => figure.player.trace.frames.map((_, i) => {
-                figure.player.show(i);
-                const link = figure.querySelector(".kv-say a");
-                return [link.offsetHeight > 0, link.href, link.textContent];
-            })"""
-        )
-        for frame, (is_seen, href, words) in zip(shown.frames, links, strict=True):
-            file, first, last = place_of(frame["code"])
-            assert is_seen and href == f"{REPOSITORY}/blob/main/{file}#L{first}-L{last}"
-            assert words == frame["code"].partition("::")[2]
 
 
 SIZES = {"phone": (390, 844), "laptop at 200 %": (720, 450)}
@@ -223,40 +208,6 @@ def test_without_scripts_the_picture_stays(page, site_http, browser):
         assert picture.is_visible() and picture.bounding_box()["height"] > 150
         assert picture.get_attribute("alt")
         assert visitor.page.locator(".kv-figure").count() == 0
-
-
-@each_page
-def test_every_frame_fits_and_can_be_read(page, site_http, browser):
-    """Wide and narrow: nothing leaves the picture, no text is too small, and controls are large enough for a finger."""
-    with visiting(browser, site_http, reduced_motion="reduce") as visitor:
-        visitor.page.goto(site_http.url(page))
-        shown = Shown(visitor.page, PAGES[page])
-        for width in (DESKTOP, PHONE):
-            visitor.page.set_viewport_size({"width": width, "height": 844})
-            visitor.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-            found = shown.figure.evaluate(MISFITS, SMALLEST_TEXT)
-            assert not found, f"{width} pixels wide: {found}"
-            for control in shown.figure.locator(".kv-bar button, .kv-bar input, .kv-ask").all():
-                assert control.bounding_box()["height"] >= 36
-
-
-MISFITS = """(figure, smallest) => {
-    const found = [], svg = figure.querySelector(".kv-stage svg"), player = figure.player;
-    for (let index = 0; index < player.trace.frames.length; index++) {
-        player.show(index);
-        const room = svg.getBoundingClientRect();
-        for (const part of svg.querySelectorAll(":scope > :not(defs)")) {
-            const box = part.getBoundingClientRect();
-            if (!box.width && !box.height) continue;
-            if (box.left < room.left - 2 || box.right > room.right + 2 || box.bottom > room.bottom + 2)
-                found.push(`${index}: ${part.outerHTML.slice(0, 100)} is outside`);
-            const scale = room.width / svg.viewBox.baseVal.width;
-            if (part.tagName === "text" && parseFloat(getComputedStyle(part).fontSize) * scale < smallest - 0.1)
-                found.push(`${index}: ${part.textContent} is too small`);
-        }
-    }
-    return found.slice(0, 4);
-}"""
 
 
 @each_page
@@ -347,7 +298,8 @@ def test_a_frame_of_what_is_not_a_player_says_so(site_http, browser):
             "?show=<img src=x onerror=alert(1)>",
         ):
             visitor.page.goto(site_http.base + "player.html" + asked)
-            visitor.page.get_by_text("There is no player").wait_for()
+            visitor.page.locator("body > p a").wait_for()
+            assert not visitor.page.locator("figure").count()
             assert visitor.page.locator("script:not([src]), img").count() == 0
             assert not visitor.outside
 

@@ -5,10 +5,16 @@ Protects what a reader misses without looking for it: an arrow's head, a page's 
 
 import json
 import re
+from html.parser import HTMLParser
+from pathlib import Path
 
-from scripts.website import updated
-from scripts.website.browser import visiting
+from scripts.website import cards, updated
+from scripts.website.browser import Site, visiting
 from scripts.website.formulas import as_text
+
+from lessons._course.catalog import read_lessons
+from lessons._course.places import Places
+from tests.course.looks import SOURCES
 
 DRAWN = re.compile(r"""url\(["']?#([^)"']+)""")
 
@@ -56,3 +62,59 @@ def test_formulas_are_text_without_a_script_and_typeset_with_one(site_http, brow
         visitor.page.goto(site_http.url(source))
         visitor.page.locator(".katex").first.wait_for()
         assert visitor.page.locator(".katex").count() == len(shown) and not visitor.page.locator(".katex-error").count()
+
+
+# What others show of a link
+
+
+class Head(HTMLParser):
+    """The title and the descriptions of one built page."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.meta: dict[str, str] = {}
+        self.title = ""
+        self.in_title = False
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.in_title = tag == "title" and not self.title
+        if tag == "meta" and "content" in given:
+            self.meta[given.get("property") or given.get("name", "")] = given["content"]
+
+    def handle_data(self, data: str) -> None:
+        if self.in_title:
+            self.title += data
+            self.in_title = False
+
+
+def test_a_link_to_a_page_says_what_it_is(site_folders):
+    site = Site(site_folders["http"], "https://kv-course.github.io/kv-course/", is_file=False)
+    heads = {source: Head(site.path(source)) for source in SOURCES}
+    for source, head in heads.items():
+        meta = head.meta
+        assert head.title.strip(), f"{source} has no title"
+        assert 40 <= len(meta["description"]) <= 200, f"{source} needs a description in mkdocs.yml, extra, pages"
+        assert meta["description"] == meta["og:description"] == meta["twitter:description"]
+        assert meta["og:url"] == site.url(source) and meta["twitter:card"] == "summary_large_image"
+        picture = site.folder / meta["og:image"].removeprefix(site.base)
+        assert meta["og:image"].startswith(site.base) and png_size(picture) == (1200, 630), f"{source}: {picture}"
+        assert picture.stat().st_size < 60_000
+    for name in ("title", "description"):
+        said = [head.title if name == "title" else head.meta[name] for head in heads.values()]
+        assert len(set(said)) == len(said), f"two pages have the same {name}"
+    for lesson in read_lessons(Places.find()):
+        assert heads[f"{lesson.id}/README.md"].meta["description"] == lesson.summary, f"mkdocs.yml: {lesson.id}"
+
+
+def png_size(path: Path) -> tuple[int, ...]:
+    """Return width and height, in pixels, from a PNG's first bytes."""
+    head = path.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG")
+    return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+
+
+def test_icons_are_pictures_of_their_size():
+    for name, size in cards.ICONS.items():
+        assert png_size(cards.THEME / name) == (size, size)

@@ -29,7 +29,7 @@ from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.detokenizer import Detokenizer
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.tiers.break_even import BreakEven
-from tests.course.test_site import AXE, RUN_AXE
+from tests.course.looks import AXE, RUN_AXE
 
 PAGES = {
     "pool": "l2_token_flat/README.md",

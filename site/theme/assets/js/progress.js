@@ -141,6 +141,7 @@
     const answer = data.options ? data.right : data.number;
     function tell(guess) {
       const right = data.options ? guess === answer : Math.abs(guess - answer) <= answer / 10;
+      verdict.dataset.right = right;
       verdict.textContent = `You guessed: ${words(guess)}. ${right ? "Right." : `The answer: ${words(answer)}.`}`;
       form.querySelectorAll("[data-option]").forEach((button, i) => button.setAttribute("aria-pressed", i === guess));
     }

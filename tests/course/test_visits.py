@@ -1,0 +1,111 @@
+"""Course machinery. One visit to each page, on a laptop and on a phone in the dark, and to each player on it.
+
+Protects readers from what a change of a page breaks most often: a table or code that is cut, a drawing that leaves its
+frame, a player that stops, a name or a landmark that is missing, an error in the console. All pages share a tab. The
+other looks, the site read from disk and contrast on every page are nightly: test_site.py, test_players.py.
+"""
+
+from collections.abc import Iterator
+
+from scripts.website.browser import PHONE, Visitor, visiting
+from scripts.website.player_links import place_of
+
+import pytest
+
+from lessons._course.catalog import read_lessons
+from lessons._course.places import Places
+from tests.course import looks
+from tests.course.looks import REPOSITORY, SOURCES
+from tests.course.test_players import PAGES, Shown, plays_to_its_end, scored
+
+LAPTOP = 1440
+HIGHEST = 12_000  # pixels
+LESSONS = {f"{lesson.id}/README.md" for lesson in read_lessons(Places.find())}
+# Three kinds of pages: here axe looks at contrast and at what all pages have around their text, too.
+COLOURFUL = {"README.md", "l2_token_flat/README.md", "l9_speed/README.md"}
+HEAVY = {"api.md"}  # a long page of one shape, by a generator: it would cost as much as ten others
+
+LINKS = """figure => figure.player.trace.frames.map((_, i) => {
+    figure.player.show(i);
+    const link = figure.querySelector(".kv-say a");
+    return [link.offsetHeight > 0, link.href, link.textContent];
+})"""
+LOW_CONTROLS = """(figure, smallest) => [...figure.querySelectorAll(".kv-bar button, .kv-bar input, .kv-ask")]
+    .filter(control => control.getBoundingClientRect().height < smallest)
+    .map(control => "too low: " + control.outerHTML)"""
+MOVES = ".kv-strip + p + *, h1 + p + *"  # what a lesson has under its title
+
+
+@pytest.fixture(scope="module")
+def tab(site_http, browser) -> Iterator[Visitor]:
+    """Open the tab in which all pages are visited."""
+    with visiting(browser, site_http, width=LAPTOP, reduced_motion="reduce") as visitor:
+        yield visitor
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "source", [pytest.param(source, marks=pytest.mark.nightly if source in HEAVY else ()) for source in SOURCES]
+)
+def test_a_page_and_its_players_are_whole(source, tab, site_http):
+    page = tab.page
+    tab.forget()
+    page.goto(site_http.url(source))
+    shown = [Shown(page, name) for place, name in PAGES.items() if place.partition("#")[0] == source]
+    for player in shown:
+        plays_to_its_end(player)
+        asks_and_knows_the_answer(player)
+        leads_to_its_functions(player)
+    page.evaluate(looks.AXE.read_text(encoding="utf-8"))
+    was_wide = page.viewport_size["width"] == LAPTOP  # the last page's second look is this one's first
+    found = []
+    for is_wide in (was_wide, not was_wide):
+        looks.show_as(page, *(("light", LAPTOP) if is_wide else ("dark", PHONE)))
+        found += on_a_laptop(page, source) if is_wide else page.evaluate(looks.CUT_TABLES)
+        found += page.evaluate(looks.STICKS_OUT)
+        if is_wide == was_wide:
+            place = {} if source in COLOURFUL else {"place": ".md-content"}
+            found += page.evaluate(looks.RUN_AXE, looks.STRUCTURE | place)
+        if source in COLOURFUL:
+            found += page.evaluate(looks.RUN_AXE, looks.CONTRAST)
+        for player in shown:
+            found += player.figure.evaluate(looks.MISFITS, looks.SMALLEST_TEXT)
+            found += player.figure.evaluate(LOW_CONTROLS, looks.SMALLEST_CONTROL)
+    found += tab.complaints
+    assert not found, f"{source}:\n" + "\n".join(found)
+
+
+def on_a_laptop(page, source: str) -> list[str]:
+    """Return which code is cut, and what makes a lesson hard to read in one go."""
+    found = page.evaluate(looks.CUT)
+    if source in LESSONS:
+        height, line = page.evaluate("document.documentElement.scrollHeight"), page.evaluate(looks.LINES)
+        if height > HIGHEST:
+            found.append(f"{height} pixels high, more than {HIGHEST}: fold what is looked up")
+        if not 65 <= line <= 78:
+            found.append(f"{line:.0f} characters a line: give 65 to 78")
+        first = page.locator(MOVES).first
+        if not first.locator("figure.kv-figure").count() and "kv-" not in first.get_attribute("class"):
+            found.append("under the title is no player and no tool")
+    return found
+
+
+def asks_and_knows_the_answer(shown: Shown) -> None:
+    """Its first question comes before what it asks for; the right answer counts."""
+    first, ask = next((index, frame["ask"]) for index, frame in enumerate(shown.frames) if "ask" in frame)
+    shown.figure.locator("input[type=range]").fill(str(first - 1))
+    shown.figure.get_by_label("What happens next?").first.check()
+    shown.button("Step forward").click()
+    assert shown.index == first - 1, "it asks before it shows"
+    assert shown.figure.locator(".kv-question").inner_text() == ask["question"]
+    shown.figure.locator(".kv-options button").nth(ask["right"]).click()
+    assert scored(shown) == [1, 1]
+    shown.figure.get_by_label("What happens next?").first.uncheck()
+
+
+def leads_to_its_functions(shown: Shown) -> None:
+    """Each frame has a link to the function that made it."""
+    for frame, (is_seen, href, words) in zip(shown.frames, shown.figure.evaluate(LINKS), strict=True):
+        file, first, last = place_of(frame["code"])
+        assert is_seen and href == f"{REPOSITORY}/blob/main/{file}#L{first}-L{last}"
+        assert words == frame["code"].partition("::")[2]
