@@ -26,7 +26,7 @@ def run(cell: Cell) -> str:
     """Run a cell. Returns "equal", the sentence with which it is refused, or how it differs, after "differs: "."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            rounds = two_rounds(cell, options_of(cell, folder))
+            rounds = ask(cell, options_of(cell, folder))
         except UserError as error:
             return str(error).replace(folder, "DIR")
         except NotExercised as error:
@@ -48,14 +48,18 @@ def options_of(cell: Cell, folder: str) -> dict[str, Any]:
     return options
 
 
-def two_rounds(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]:
-    """Ask everything, forget what the pool caches, and ask again: tiers must bring it back."""
+def ask(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]:
+    """Ask everything, forget what the pool caches, and ask again: tiers must bring it back.
+
+    Without tiers a crowd, which takes longest, is asked once.
+    """
     asked, rounds, events = cell.asked, [], Counter()
     params = [params_of(asked, **cell.params_for(number)) for number in range(len(asked.prompts))]
     num_engines = 2 if cell.has("restarts") else 1
+    num_rounds = 1 if cell.has("is_crowd") and "kv_host_bytes" not in options else 2
     for _ in range(num_engines):
         with llm_of(cell, options) as llm:
-            for _ in range(2 // num_engines):
+            for _ in range(num_rounds // num_engines):
                 rounds.append(llm.generate(asked.prompts, params, progress=False))
                 llm.engine.scheduler.manager.prefixes.clear()
             events.update(handed_over(llm))

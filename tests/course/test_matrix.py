@@ -23,7 +23,7 @@ WITH_PROCESSES = {feature.name for feature in FEATURES if feature.starts_process
 
 @pytest.mark.parametrize("key", COVERING)
 def test_several_features_together_give_the_expected_tokens(key):
-    assert run(COVERING[key]) == matrix.EQUAL
+    assert run(COVERING[key]) == matrix.EQUAL, key
 
 
 @pytest.mark.nightly
