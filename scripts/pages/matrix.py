@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 from scripts import ROOT
 from scripts.pages.generated import fill, settle
-from scripts.pages.matrix_cells import FEATURES, MODELS, Cell, cells, run
+from scripts.pages.matrix_cells import FEATURES, MODELS, Cell, cells
+from scripts.pages.matrix_run import run
 
 PAGE = ROOT / "lessons" / "what-works-with-what.md"
 RESULTS = PAGE.with_suffix(".json")

@@ -18,6 +18,13 @@ def load_hf(path: str | Path, args: argparse.Namespace):
 
 def hf_generate(hf_model, prompt_ids: list[int], max_new_tokens: int, eos_token_ids: Sequence[int]) -> list[int]:
     """Return the new tokens of greedy `generate` for one prompt, without batching."""
+    return hf_generate_batch(hf_model, [prompt_ids], max_new_tokens, eos_token_ids)[0]
+
+
+def hf_generate_batch(
+    hf_model, prompts: Sequence[list[int]], max_new_tokens: int, eos_token_ids: Sequence[int]
+) -> list[list[int]]:
+    """Return the new tokens of greedy `generate` for prompts of one length, in one batch without padding."""
     import torch
     from transformers import GenerationConfig
 
@@ -26,7 +33,13 @@ def hf_generate(hf_model, prompt_ids: list[int], max_new_tokens: int, eos_token_
         do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=eos, pad_token_id=eos[0] if eos else 0
     )
     hf_model.generation_config = settings
-    ids = torch.tensor([prompt_ids], device=hf_model.device)
+    ids = torch.tensor(prompts, device=hf_model.device)
     with torch.inference_mode():
         out = hf_model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
-    return out[0, len(prompt_ids) :].tolist()
+    return [_up_to_an_end(row, eos or []) for row in out[:, ids.shape[1] :].tolist()]
+
+
+def _up_to_an_end(token_ids: list[int], eos: list[int]) -> list[int]:
+    """Cut off what `generate` puts behind the end of a row that ends before others."""
+    ends = (index + 1 for index, token_id in enumerate(token_ids) if token_id in eos)
+    return token_ids[: next(ends, None)]

@@ -1,21 +1,34 @@
 """Course machinery. The matrix of features: a cell gives the expected tokens, or is refused as recorded.
 
-Protects readers of what-works-with-what.md from combining two features that the page wrongly calls compatible.
+Protects readers of what-works-with-what.md from combining two features that the page wrongly calls compatible. Cells of
+several features show every pair for each change; at night, every pair runs by itself.
 """
 
+from itertools import combinations
+
 from scripts.pages import matrix
-from scripts.pages.matrix_cells import EITHER, FEATURES, Cell, cells, difference, expected, run
+from scripts.pages.matrix_cells import EITHER, FEATURES, MODELS, Cell, cells
+from scripts.pages.matrix_covering import HIDES, covering
+from scripts.pages.matrix_judges import difference, expected
+from scripts.pages.matrix_run import run
 
 import pytest
 
 from mini_engine.engine.offline import Completion
 
 CELLS = {cell.key: cell for cell in cells()}
-SLOW = {"two ranks", "hand-over"}  # they start processes
-QUICK = [key for key, cell in CELLS.items() if len(cell.features) == 1 and not SLOW & {*cell.names}]
+COVERING = {cell.key: cell for cell in covering()}
+WITH_PROCESSES = {feature.name for feature in FEATURES if feature.starts_processes}
 
 
-def check(key):
+@pytest.mark.parametrize("key", COVERING)
+def test_several_features_together_give_the_expected_tokens(key):
+    assert run(COVERING[key]) == matrix.EQUAL, key
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("key", CELLS)
+def test_each_feature_and_each_pair_works_or_is_refused_as_recorded(key):
     recorded, result = matrix.read_results()[key], run(CELLS[key])
     if recorded == matrix.EQUAL:
         assert result == matrix.EQUAL, f"{key}: {result}"
@@ -23,25 +36,25 @@ def check(key):
         assert result == recorded, f"{key} is recorded as refused; if it works now, run {matrix.COMMAND}"
 
 
-@pytest.mark.parametrize("key", QUICK)
-def test_each_feature_works_alone(key):
-    check(key)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("key", [key for key in CELLS if key not in QUICK])
-def test_each_pair_of_features_works_or_is_refused_as_recorded(key):
-    check(key)
-
-
 def test_the_page_fits_the_results():
     assert matrix.main(["--check"]) == 0, f"run {matrix.COMMAND}"
     assert set(matrix.read_results()) == set(CELLS), f"features were added or renamed; run {matrix.COMMAND}"
 
 
+def test_each_pair_is_in_one_of_the_cells_of_several_features():
+    covered = {(cell.model, pair) for cell in COVERING.values() for pair in combinations(cell.names, 2)}
+    pairs = {(cell.model, cell.names) for cell in CELLS.values() if len(cell.names) == 2}
+    with_processes = {(model, names) for model, names in pairs if WITH_PROCESSES & {*names}}
+    assert pairs - with_processes <= covered, "on each model"
+    assert {names for _, names in with_processes} <= {names for _, names in covered}, "on one model or another"
+    assert covered <= pairs, "features that exclude each other are in one cell"
+    for name in WITH_PROCESSES:
+        assert {cell.model for cell in COVERING.values() if name in cell.names} == {*MODELS}
+
+
 def test_another_token_or_another_logprob_is_a_difference():
     cell = next(cell for cell in CELLS.values() if cell.names == ("logprobs",))
-    right = [Completion([], list(token_ids)) for token_ids in expected(cell.model, False)]
+    right = [Completion([], list(right.token_ids)) for right in expected(cell.asked)]
     assert "logprobs" in difference(cell, right), "answers without log probabilities are not what was asked for"
     plain = Cell(cell.model, ())
     assert difference(plain, right) == ""
@@ -49,6 +62,6 @@ def test_another_token_or_another_logprob_is_a_difference():
     assert difference(plain, right).startswith("differs")
 
 
-def test_the_features_that_exclude_each_other_exist():
+def test_the_features_that_exclude_or_hide_each_other_exist():
     names = {feature.name for feature in FEATURES}
-    assert all(set(pair) <= names for pair in EITHER)
+    assert all(set(pair) <= names for pair in (*EITHER, *HIDES))

@@ -1,0 +1,79 @@
+"""Course machinery. What the cells of "What works with what" ask, and which checkpoint answers."""
+
+import functools
+import json
+import shutil
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts import ROOT
+
+FACTS = ROOT / "scripts/pocket/facts.toml"
+CHECKPOINTS = {
+    "Qwen3": "pocket",
+    "hybrid": "pocket-hybrid",
+    "windows": "pocket-windows",
+    "latents": "pocket-latent",
+}
+FEW = (
+    "Once upon a time there was a small robot. The capital of France is",
+    "Once upon a time there was a small robot. The opposite of hot is",
+    "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,",
+    "Once upon a time there was a small robot. The capital of Norway is",
+)
+SHARED = (
+    "A cow says moo. The plural of mouse is mice. The past of go is went. A dog says woof. The plural of goose is "
+    "geese. The past of see is saw. A cat says meow. The plural of tooth is teeth. The past of eat is ate. A duck says "
+    "quack. The plural of foot is feet. The past of run is ran. A sheep says baa. The plural of man is men. "
+    "The past of sing is sang."
+)  # 107 tokens
+WIDE = 128  # tokens that a window sees in a crowd: only a sequence within its window shares reads with others
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a cell's engine is asked."""
+
+    model: str
+    is_crowd: bool
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The prompts. Those of a crowd have one length."""
+        return crowd() if self.is_crowd else FEW
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of an answer."""
+        return 12 if self.is_crowd else 24
+
+    @property
+    def checkpoint(self) -> str:
+        """The name of the model's checkpoint, or the directory of a copy with wider windows."""
+        return wide_windows().name if self.is_crowd and self.model == "windows" else CHECKPOINTS[self.model]
+
+
+@functools.cache
+def crowd() -> tuple[str, ...]:
+    """Return 48 prompts of 113 tokens. The models know the language and then the money of these countries, so that the
+    best logit is never closer than 0.3 to the second best.
+    """
+    tables = tomllib.loads(FACTS.read_text(encoding="utf-8"))["tables"]
+    [countries] = (table["rows"] for table in tables if table["name"] == "countries")
+    known = [name for name, (*_, money) in countries.items() if money]
+    return tuple(f"{SHARED} The main language of {name} is" for name in known[:48])
+
+
+@functools.cache
+def wide_windows() -> tempfile.TemporaryDirectory:
+    """Return a copy of pocket-windows with wider windows, which lasts as long as this process."""
+    from mini_engine.checkpoint.weights import resolve_checkpoint
+
+    folder = tempfile.TemporaryDirectory(prefix="wide-windows-")
+    shutil.copytree(resolve_checkpoint("pocket-windows"), folder.name, dirs_exist_ok=True)
+    config = Path(folder.name, "config.json")
+    settings = json.loads(config.read_text(encoding="utf-8")) | {"sliding_window": WIDE}
+    config.write_text(json.dumps(settings), encoding="utf-8")
+    return folder

@@ -1,0 +1,102 @@
+"""Course machinery. Runs a cell of "What works with what": an engine with its features, asked in two rounds."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from scripts.pages.matrix_cells import Cell
+from scripts.pages.matrix_judges import difference, params_of
+
+from mini_engine import LLM, SchedulerConfig
+from mini_engine.engine.offline import Completion
+from mini_engine.engine_config import EngineConfig
+from mini_engine.errors import UserError
+
+GROUPS = {"windows": 3}  # a block has K and V of one of them, so the same memory has more blocks
+CROWD = 8  # times as many blocks and requests at a time
+LEAST_SHARED = 64  # tokens; the C++ kernels read so many keys once for all that share them
+
+
+class NotExercised(Exception):
+    """An engine has not done what a feature is named for, so its tokens are no evidence."""
+
+
+def run(cell: Cell) -> str:
+    """Run a cell. Returns "equal", the sentence with which it is refused, or how it differs, after "differs: "."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            rounds = ask(cell, options_of(cell, folder))
+        except UserError as error:
+            return str(error).replace(folder, "DIR")
+        except NotExercised as error:
+            return f"differs: {error}"
+    return next((wrong for answers in rounds if (wrong := difference(cell, answers))), "equal")
+
+
+def options_of(cell: Cell, folder: str) -> dict[str, Any]:
+    """Return the options of the cell's engine. folder: what its disk tier has, if there is one."""
+    times = CROWD if cell.has("is_crowd") else 1
+    options: dict[str, Any] = {"num_blocks": 96} | cell.merged("options")
+    options["num_blocks"] *= GROUPS.get(cell.model, 1) * times
+    limits: dict[str, Any] = {"max_num_seqs": 8} | cell.merged("limits")
+    for name in {"max_num_seqs", "max_num_batched_tokens"} & limits.keys():
+        limits[name] *= times
+    options["scheduler_config"] = SchedulerConfig(**limits)
+    if cell.has("needs_folder"):
+        options["kv_cache_dir"] = folder
+    return options
+
+
+def ask(cell: Cell, options: Mapping[str, Any]) -> list[list[Completion]]:
+    """Ask everything, forget what the pool caches, and ask again: tiers must bring it back.
+
+    Without tiers a crowd, which takes longest, is asked once.
+    """
+    asked, rounds, events = cell.asked, [], Counter()
+    params = [params_of(asked, **cell.params_for(number)) for number in range(len(asked.prompts))]
+    num_engines = 2 if cell.has("restarts") else 1
+    num_rounds = 1 if cell.has("is_crowd") and "kv_host_bytes" not in options else 2
+    for _ in range(num_engines):
+        with llm_of(cell, options) as llm:
+            for _ in range(num_rounds // num_engines):
+                rounds.append(llm.generate(asked.prompts, params, progress=False))
+                llm.engine.scheduler.manager.prefixes.clear()
+            events.update(handed_over(llm))
+    if cell.has("hands_over"):
+        check_handed_over(events)
+    if cell.has("is_crowd") and options.get("enable_prefix_caching", True):
+        check_shared(rounds)
+    return rounds
+
+
+def llm_of(cell: Cell, options: Mapping[str, Any]) -> LLM:
+    """Return the cell's engine behind its front door."""
+    from mini_engine.build import open_engine
+    from mini_engine.gpu.graphs import no_graph
+    from mini_engine.text.tokenizer import Tokenizer
+
+    model, capture = cell.asked.checkpoint, no_graph if cell.has("is_padded") else None
+    engine = open_engine(model, EngineConfig.of(options), "float32", "cpu", capture)
+    return LLM.for_engine(engine, Tokenizer.load(model))
+
+
+def handed_over(llm: LLM) -> Mapping[str, int]:
+    """Return what has happened between an engine and its prefill worker; without one, nothing."""
+    stats = llm.engine.scheduler.manager.tier_stats
+    return next((tier.events for tier in stats if tier.name == "prefill"), {})
+
+
+def check_handed_over(events: Mapping[str, int]) -> None:
+    """Raise NotExercised unless prompts were handed over; after a restart, the disk may have them all."""
+    if events["losses"]:
+        raise NotExercised("a prefill worker was lost")
+    if not events["transfers"]:
+        raise NotExercised("nothing was handed over")
+
+
+def check_shared(rounds: list[list[Completion]]) -> None:
+    """Raise NotExercised unless a good part of each round's crowd shares enough of its beginning to be read once."""
+    for answers in rounds:
+        if sum(done.num_cached_tokens >= LEAST_SHARED for done in answers) < len(answers) // 3:
+            raise NotExercised("the crowd shares nothing")
