@@ -9,9 +9,7 @@ import time
 
 TOTAL_SECONDS = 300.0
 TEST_SECONDS = 20.0  # of processor time per test; the longest one of a right lesson takes 3.5
-SMOKE_FACTOR = (
-    6  # the smoke script may take as many times what a test may; the longest one takes 12, or 27 on a crowded machine
-)
+SMOKE_FACTOR = 6  # times what a test may take; the longest smoke script takes 12 s, or 27 on a crowded machine
 MOST_TIMES = 8.0  # a whole check never takes longer than as many times its limit
 
 ROUNDS = 300_000
