@@ -26,8 +26,8 @@ def sentence() -> str:
     few, many = ((figure(one.first_ms), figure(one.second_ms), one.at_once) for one in (found[0], found[-1]))
     return (
         f"**On a GPU**, an H100, the host's share is nearly the whole step: captured it takes {few[0]} ms instead of "
-        f"{few[1]} with\none request, and {many[0]} instead of {many[1]} with {many[2]}, though both run the same kernels "
-        "(`python scripts/report.py`)."
+        f"{few[1]} with\none request, and {many[0]} instead of {many[1]} with {many[2]}, though both run the same "
+        "kernels (`python scripts/report.py`)."
     )
 
 
