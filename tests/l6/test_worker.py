@@ -284,7 +284,7 @@ def test_too_many_waiting_jobs_are_refused_and_change_nothing():
     with make_worker(max_waiting=2, max_num_seqs=1) as worker:
         run = worker.engine.runner.run
         worker.engine.runner.run = lambda chunks: time.sleep(0.01) or run(chunks)  # or it is over before we look
-        running = worker.submit_sync([Job([1], params(900))])
+        running = worker.submit_sync([Job([1], params(500))])
         wait_until(lambda: worker.num_running == 1, "one request runs")
         waiting = worker.submit_sync([Job([2], params(400)), Job([3], params(400))])
         with pytest.raises(QueueFull, match="2"):
