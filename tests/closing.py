@@ -47,7 +47,7 @@ class Closing:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo):
         report = yield
         if call.when == "teardown":
-            report.user_properties.append((COST, [*key_of(item), processor_seconds() - self.began]))
+            report.user_properties.append((COST, [*key_of(item), max(0.0, processor_seconds() - self.began)]))
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -18,7 +18,7 @@ from mini_engine.server.app import ServerApp
 from mini_engine.server.background import in_background
 from mini_engine.server.server_config import ServerConfig
 from tests.l7.service import Service as Client
-from tests.l7.service import Unwritten, read_answer
+from tests.l7.service import read_answer
 from tests.l13.replicas import PROMPT, cluster, options
 
 ONE_REPLICA = """
@@ -48,9 +48,8 @@ def served(replica):
         return 1
 
     routes = ReplicaService(cluster(replica), ServerConfig("tiny"), ReplicaMetrics(scrape), 2, num_alive)
-    with Unwritten() as unwritten, in_background(ServerApp(routes)) as url:
+    with in_background(ServerApp(routes)) as url:
         client = Client.__new__(Client)
-        client.unwritten = unwritten
         client.address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
         yield client
 

@@ -118,6 +118,8 @@ class Service:
         config: see ServerConfig.
     """
 
+    unwritten: Unwritten | None = None
+
     def __init__(
         self,
         num_blocks: int = 513,
@@ -191,8 +193,8 @@ class Service:
             time.sleep(0.005)
 
     def stop_if_unwritten(self) -> None:
-        """Raise what the server met, if that was an unwritten task."""
-        if self.unwritten.met:
+        """Raise what the server met, if that was an unwritten task and the server is in this process."""
+        if self.unwritten and self.unwritten.met:
             raise self.unwritten.as_error()
 
     def wait_until_idle(self) -> None:
