@@ -34,8 +34,7 @@ class Closing:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.began = 0.0
-        self.costs: dict[str, float] = {}
-        self.keys: dict[str, Key] = {}
+        self.costs: dict[str, tuple[Key, float]] = {}
         self.failed: dict[str, str] = {}
         self.passed: list[str] = []
 
@@ -52,8 +51,8 @@ class Closing:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if found := dict(report.user_properties).get(COST):
-            function, mark, self.costs[report.nodeid] = found
-            self.keys[report.nodeid] = Key(function, mark)
+            function, mark, cost = found
+            self.costs[report.nodeid] = Key(function, mark), cost
         if report.failed:
             self.failed.setdefault(report.nodeid, message_of(report))
         elif report.when == "call" and report.passed:
@@ -67,7 +66,7 @@ class Closing:
         if hasattr(self.config, "workerinput"):
             return
         if self.config.getoption("--keep-times"):
-            keep([(self.keys[nodeid], cost) for nodeid, cost in self.costs.items()])
+            keep(self.costs.values())
         text = self.text()
         terminalreporter.write(f"\n{text}")
         if path := self.config.getoption("--closing"):
@@ -83,9 +82,10 @@ class Closing:
             lines += [f'  python -m pytest -m "" "{nodeid}"', ""]
         if self.config.getoption("lf", False):
             lines += [f"flaky: {nodeid} failed among the others and passes alone; mend it" for nodeid in self.passed]
-        lines.append(f"The dearest of {len(self.costs)} tests, in processor seconds:")
-        lines += [f"{cost:8.1f}  {nodeid}" for nodeid, cost in Counter(self.costs).most_common(DEAREST)]
-        lines.append(f"{sum(self.costs.values()):8.1f}  in all")
+        costs = Counter({nodeid: cost for nodeid, (_, cost) in self.costs.items()})
+        lines.append(f"The dearest of {len(costs)} tests, in processor seconds:")
+        lines += [f"{cost:8.1f}  {nodeid}" for nodeid, cost in costs.most_common(DEAREST)]
+        lines.append(f"{costs.total():8.1f}  in all")
         return "\n".join(lines) + "\n"
 
 

@@ -336,9 +336,9 @@ class Scheduler:
         """
         request.finish_reason, request.error = reason, error
         del self.requests[request.id]
-        for queue in (self.running, self.waiting):
-            if request in queue:  # it is in neither if its preemption failed
-                queue.remove(request)
+        queue = next((queue for queue in (self.running, self.waiting) if request in queue), None)
+        if queue is not None:  # it is in neither if its preemption failed
+            queue.remove(request)
         self.manager.free(request.id, () if reason == FinishReason.ERROR else request.computed_ids)
 
     def fail(self, requests: Iterable[Request], error: Exception) -> None:

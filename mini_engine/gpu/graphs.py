@@ -12,8 +12,8 @@ where each tensor was, and how many rows there were. So
 Prefill and mixed steps run as before: their shapes hardly ever repeat, and they keep the device busy anyway.
 
 The recording itself is behind `Capture`. With `no_graph` the same padded path runs on any machine, which is what the
-tests use; `CudaCapture` needs a GPU. The capture sizes, and the memory pool that their
-graphs share, follow vLLM (Kwon et al., 2023).
+tests use; `CudaCapture` needs a GPU. The capture sizes, and the memory pool that their graphs share, follow vLLM (Kwon
+et al., 2023).
 """
 
 import sys

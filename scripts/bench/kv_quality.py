@@ -79,13 +79,13 @@ def to_16_levels(x: Tensor) -> Tensor:
 
 def pools(model: Qwen3ForCausalLM, num_blocks: int) -> dict[str, KvPool]:
     """Return a pool of each kind for a model, read by torch's kernels."""
-    plain, on = load_kernel("torch", model.device, model.dtype), model.device
-    config = model.config
-    found: dict[str, KvPool] = {"full": KvPool(config, num_blocks, BLOCK_SIZE, plain, model.dtype, on)}
+    config, plain = model.config, load_kernel("torch", model.device, model.dtype)
+    usual = (config, num_blocks, BLOCK_SIZE, plain, model.dtype, model.device)
+    found: dict[str, KvPool] = {"full": KvPool(*usual), "plain int4": PlainInt4KvPool(*usual)}
     for name, rows in FORMATS.items():
         kernel = row_kernels.load_kernel("torch", model.device, model.dtype, rows)
-        found[name] = RowKvPool(rows, config, num_blocks, BLOCK_SIZE, kernel)
-    return found | {"plain int4": PlainInt4KvPool(config, num_blocks, BLOCK_SIZE, plain, model.dtype)}
+        found[name] = RowKvPool(rows, config, num_blocks, BLOCK_SIZE, kernel, model.device)
+    return found
 
 
 def compare(model: Qwen3ForCausalLM, texts: Sequence[list[int]]) -> dict[str, Quality]:

@@ -14,6 +14,7 @@ from scripts.bench.common import Report
 from scripts.bench.options import add_checkpoint, checkpoint_of
 from scripts.bench.peers import weight_bytes
 from scripts.bench.runs import Jobs, Step, Watch, ours, watch
+from scripts.bench.serve import blocks_of
 from scripts.smoke.arguments import pick_device
 
 from mini_engine.build import build_engine
@@ -22,7 +23,6 @@ from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.loading import load
 
 REQUESTS, SHORTEST, LONGEST = 256, 100, 1024
-BLOCK = 16
 FULL = 0.9  # a step counts as full while so many of the requests decode in it
 
 
@@ -40,11 +40,6 @@ def jobs_of(vocab_size: int, quick: bool) -> Jobs:
         return chance.randint(SHORTEST // part, LONGEST // part)
 
     return [([chance.randrange(vocab_size) for _ in range(length())], length()) for _ in range(count)]
-
-
-def blocks_for(jobs: Jobs) -> int:
-    """Return the blocks that all jobs need at their ends, and the null block."""
-    return 1 + sum(-(-(len(ids) + wanted) // BLOCK) for ids, wanted in jobs)
 
 
 def figures(engine, jobs: Jobs, fixed: int, per_token: int, read: float) -> dict[str, Any]:
@@ -94,5 +89,5 @@ def run(args: Namespace) -> Report:
 def engine_for(model: Any, jobs: Jobs, **options: Any) -> Any:
     """Return an engine whose pool holds all jobs at their ends, and which runs them all at once."""
     limits = SchedulerConfig(max_num_seqs=len(jobs), max_num_batched_tokens=16_384, chunked_prefill_size=4096)
-    sizes: dict[str, Any] = {"num_blocks": blocks_for(jobs), "block_size": BLOCK, "scheduler_config": limits}
-    return build_engine(model, **sizes, enable_prefix_caching=False, **options)
+    num_blocks = 1 + sum(blocks_of(jobs))  # the null block
+    return build_engine(model, num_blocks=num_blocks, scheduler_config=limits, enable_prefix_caching=False, **options)

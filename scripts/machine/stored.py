@@ -43,7 +43,9 @@ def why_not(report: Report) -> str:
     if [lesson.number for lesson in report.lessons] != list(range(len(report.lessons))) or not report.lessons:
         return "it lacks lessons"
     for lesson in report.lessons:
-        if not has_stopped(lesson) and (lesson.status != "ok" or lesson.equal_tokens != (lesson.tokens or None)):
+        if has_stopped(lesson):
+            continue
+        if lesson.status != "ok" or not lesson.tokens or lesson.equal_tokens != lesson.tokens:
             return f"lesson {lesson.number} did not give all of Hugging Face's tokens"
     if len(stopped := [lesson.number for lesson in report.lessons if has_stopped(lesson)]) > MOST_STOPPED:
         return f"the scripts of the lessons {', '.join(map(str, stopped))} ended with an error"

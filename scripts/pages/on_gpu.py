@@ -10,6 +10,7 @@ from typing import Any
 
 from scripts import ROOT
 from scripts.machine.page import figure
+from scripts.machine.schema import Report
 from scripts.machine.stored import read
 from scripts.pages.generated import asks_for_check, fill, settle
 from scripts.pages.seen_on import CAPTURED, speed_at
@@ -20,9 +21,9 @@ REPORT = ROOT / "lessons" / "reports" / "authors" / "2026-11-h100.json"
 COMMAND = "python -m scripts.pages.on_gpu"
 
 
-def sentence() -> str:
+def sentence(report: Report) -> str:
     """Return what capturing buys with the fewest and with the most requests."""
-    found = [one for one in read(REPORT).comparisons if one.first == CAPTURED and one.status == "ok"]
+    found = [one for one in report.comparisons if one.first == CAPTURED and one.status == "ok"]
     few, many = ((figure(one.first_ms), figure(one.second_ms), one.at_once) for one in (found[0], found[-1]))
     return (
         f"**On a GPU**, an H100, the host's share is nearly the whole step: captured it takes {few[0]} ms instead of "
@@ -31,9 +32,8 @@ def sentence() -> str:
     )
 
 
-def steps() -> str:
+def steps(report: Report) -> str:
     """Return the table of decode steps, captured and eager, with the report's own words on the machine."""
-    report = read(REPORT)
     assert report.machine.gpu and report.model
     lines = [
         f"{report.machine.gpu.name}, {report.model.shape} with random weights, {report.model.dtype}, "
@@ -70,8 +70,9 @@ def many() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Write the tables. With --check, only compare; returns 1 if they are out of date."""
     check = asks_for_check(__doc__, argv)
-    page = fill(PAGE.read_text(encoding="utf-8"), "a GPU in a sentence", sentence())
-    page = fill(page, "steps on a GPU", steps())
+    report = read(REPORT)
+    page = fill(PAGE.read_text(encoding="utf-8"), "a GPU in a sentence", sentence(report))
+    page = fill(page, "steps on a GPU", steps(report))
     return settle({PAGE: fill(page, "many requests on a GPU", many())}, check, COMMAND)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from scripts import ROOT
 from scripts.machine.page import figure
 from scripts.machine.schema import Comparison, Report, Speed
-from scripts.machine.stored import read, why_not
+from scripts.machine.stored import has_stopped, read, why_not
 from scripts.pages.generated import asks_for_check, fill, settle
 
 PAGE = ROOT / "lessons" / "seen-on.md"
@@ -124,7 +124,7 @@ def machines(found: Sequence[Stored]) -> str:
 
 def count_of(report: Report) -> str:
     """Return how many lessons gave all tokens, of how many."""
-    whole = sum(bool(lesson.tokens) for lesson in report.lessons)
+    whole = sum(not has_stopped(lesson) for lesson in report.lessons)
     return str(whole) if whole == len(report.lessons) else f"{whole} of {len(report.lessons)}"
 
 

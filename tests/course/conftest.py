@@ -1,4 +1,4 @@
-"""Course machinery. Fixtures of this folder's tests: the built site and a `browser`; the proofs about the lessons."""
+"""Course machinery. Fixtures of this folder's tests: the built site and a `browser`; a `toy`; proofs about lessons."""
 
 import ast
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from tests.course.proofs import Proofs, one_at_a_time
 from tests.course.site_fixtures import browser, site, site_file, site_folders, site_http
+from tests.course.toy import Toy
 
 __all__ = ["browser", "site", "site_file", "site_folders", "site_http"]
 
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.nightly)
         elif item.path.name not in OF_STUDENTS:
             item.add_marker(pytest.mark.ci)
+
+
+@pytest.fixture
+def toy(tmp_path) -> Toy:
+    """Return a toy course in a folder of its own."""
+    return Toy(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ Protects students from being sent to a task that is right, or to the wrong pitfa
 import importlib
 import json
 
-import pytest
-
 from lessons._course.catalog import Bug
 from lessons._course.messages import remarks, shows
 from lessons._course.output import value
@@ -15,11 +13,8 @@ from lessons._course.places import CHILD
 from lessons._course.progress import Progress
 from lessons._course.report import Failure, TestResult
 from lessons._course.result import calls_of, input_of
-from lessons._course.verdict import judge
-from lessons._course.warm import warm_launch
-from tests.course.toy import Toy, words
+from tests.course.toy import Toy, check, words
 
-WARM = warm_launch()
 MACHINE = """from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -60,15 +55,6 @@ class SeatMachine(RuleBasedStateMachine):
 TestSeats = SeatMachine.TestCase
 TestSeats.settings = settings(max_examples=10, stateful_step_count=6)
 """
-
-
-@pytest.fixture
-def toy(tmp_path) -> Toy:
-    return Toy(tmp_path)
-
-
-def check(toy: Toy, **options):
-    return judge(toy.lesson, toy.places, Progress(toy.places.work), launch=WARM, **options)
 
 
 def done_before(toy: Toy, *tasks: int) -> None:

@@ -6,35 +6,16 @@ Protects students from a red check that leaves them guessing, and from a green o
 import json
 import shutil
 
-import pytest
-
 from lessons._course.headline import happened
 from lessons._course.output import value as shortened_value
 from lessons._course.progress import Progress
 from lessons._course.report import Failure, TestResult
 from lessons._course.result import Result
-from lessons._course.verdict import judge
-from lessons._course.warm import warm_launch
-from tests.course.toy import Toy, words
-
-WARM = warm_launch()
-
-
-@pytest.fixture
-def toy(tmp_path) -> Toy:
-    return Toy(tmp_path)
-
-
-def check(toy: Toy, launch=WARM, **options):
-    return judge(toy.lesson, toy.places, Progress(toy.places.work), launch=launch, **options)
+from tests.course.toy import check, states, words
 
 
 def no_process(command):
     raise AssertionError("what the source shows needs no process")
-
-
-def states(verdict) -> list[str]:
-    return [report.state for report in verdict.report.tasks]
 
 
 def test_a_fresh_starter_is_red_and_names_its_first_task(toy):

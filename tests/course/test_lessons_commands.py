@@ -34,11 +34,6 @@ ROOT = Places.find().root
 HEAVY = ("torch", "transformers", "numpy", "pytest", "hypothesis", "mini_engine.checkpoint.config")
 
 
-@pytest.fixture
-def toy(tmp_path) -> Toy:
-    return Toy(tmp_path)
-
-
 def passed(toy: Toy) -> None:
     """Set up the state after a green check."""
     toy.write(1, 2, 3)

@@ -11,26 +11,8 @@ import pytest
 
 from lessons._course import limits
 from lessons._course.limits import MOST_TIMES, USUAL_SECONDS, TotalLimit, slowness
-from lessons._course.progress import Progress
 from lessons._course.runner import Spawned
-from lessons._course.verdict import judge
-from lessons._course.warm import warm_launch
-from tests.course.toy import Toy, assert_ends, words
-
-WARM = warm_launch()
-
-
-@pytest.fixture
-def toy(tmp_path) -> Toy:
-    return Toy(tmp_path)
-
-
-def check(toy: Toy, launch=WARM, **options):
-    return judge(toy.lesson, toy.places, Progress(toy.places.work), launch=launch, **options)
-
-
-def states(verdict) -> list[str]:
-    return [report.state for report in verdict.report.tasks]
+from tests.course.toy import Toy, assert_ends, check, states, words
 
 
 def at_top(toy: Toy, line: str) -> None:

@@ -9,22 +9,9 @@ import pytest
 
 from lessons._course.progress import Progress
 from lessons._course.runner import Spawned
-from lessons._course.verdict import judge
-from lessons._course.warm import warm_launch
-from tests.course.toy import Toy, words
+from tests.course.toy import Toy, check, words
 
-WARM = warm_launch()
 TOP = "FIRST = 0"
-
-
-@pytest.fixture
-def toy(tmp_path) -> Toy:
-    return Toy(tmp_path)
-
-
-def check(toy: Toy, **options):
-    options = {"launch": WARM} | options
-    return judge(toy.lesson, toy.places, Progress(toy.places.work), **options)
 
 
 def at_top(toy: Toy, line: str) -> None:

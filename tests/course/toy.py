@@ -6,13 +6,19 @@ import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from lessons._course.catalog import Lesson, read_lessons
 from lessons._course.cli import main
 from lessons._course.places import ROOT_VARIABLE, WORK_VARIABLE, Places
+from lessons._course.progress import Progress
+from lessons._course.runner import Launch
 from lessons._course.student import StudentFile, starter_of, student_files
-from lessons._course.verdict import Verdict
+from lessons._course.verdict import Verdict, judge
+from lessons._course.warm import warm_launch
+
+WARM = warm_launch()
 
 SEATS = '''"""Lesson 0. A toy: numbered seats, handed out and taken back."""
 
@@ -257,6 +263,16 @@ class Toy:
             except SystemExit as leave:
                 code = leave.code or 0
         return Said(code, out.getvalue(), err.getvalue())
+
+
+def check(toy: Toy, launch: Launch = WARM, **options: Any) -> Verdict:
+    """Check the toy's lesson."""
+    return judge(toy.lesson, toy.places, Progress(toy.places.work), launch=launch, **options)
+
+
+def states(verdict: Verdict) -> list[str]:
+    """Return the state of each task."""
+    return [report.state for report in verdict.report.tasks]
 
 
 def words(verdict: Verdict) -> str:

@@ -1,6 +1,7 @@
 """Lesson 15. Batches for windowed kernels: lesson 3's with holes behind the windows, and a dense oracle with a mask."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from mini_engine.attention.contract import EVERY_KEY, Kernel
 from mini_engine.windows.kernels import windowed
-from tests.l3.kernel_cases import NAN, Case, make_case, with_shared_beginnings
+from tests.l3.kernel_cases import NAN, Case, make_case, relative_error, with_shared_beginnings
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # torch rounds long chunks' scores to bfloat16
 
@@ -96,6 +97,16 @@ def crowd(count: int, shared: int, window: int, seed: int, block_size: int, **op
         blocks.append(choose.choice([shared] * 8 + [shared // 2, 0]) // block_size)
     plain = make_case(lengths, block_size=block_size, **options)
     return Windowed(with_shared_beginnings(plain, groups, blocks), window)
+
+
+def check_crowd(case: Windowed, attend: Callable[[Windowed], Tensor], has_same_bits: bool) -> None:
+    """Compare a crowd with the oracle and, where that is promised, with the bits that each sequence gets alone."""
+    case = case.without_entries()
+    out = attend(case)
+    error = relative_error(out, case.expected())
+    assert error < TOLERANCE[out.dtype], f"relative error {error:.2g} against a dense mask in float64, for {case}"
+    for s, rows in enumerate(case.case.rows if has_same_bits else []):
+        assert torch.equal(out[rows], attend(case.alone(s))), f"sequence {s} rounds otherwise in a crowd, of {case}"
 
 
 @st.composite

@@ -8,6 +8,8 @@ from scripts.bench.kv_quality import BLOCK_SIZE, compare, heavy_tailed, held_out
 import pytest
 import torch
 
+from mini_engine.checkpoint.weights import load_model
+from mini_engine.pocket import POCKET_DIR
 from mini_engine.quantized.judge import kl
 
 pytestmark = [pytest.mark.reference, pytest.mark.ci]  # no task is about this
@@ -54,3 +56,11 @@ def test_tokens_show_none_of_this():
     assert max(changed.values()) <= 2, f"of {len(full)} choices, rounding changed {changed}"
     off = {name: float(kl(full, other).mean()) for name, other in logits.items()}
     assert off["plain int4"] > 50 * off["int8"], f"KL sees what tokens do not: {off}; measured: 250 times as much"
+
+
+def test_every_pool_is_on_the_models_device():
+    """A device without memory stands in for a GPU."""
+    model = load_model(POCKET_DIR).to("meta")
+    assert {name: pool.device.type for name, pool in pools(model, 4).items()} == dict.fromkeys(
+        ("full", "plain int4", "int8", "int4"), "meta"
+    )

@@ -19,6 +19,7 @@ from mini_engine.windows.kernels import windowed
 from tests.l3.kernel_cases import relative_error
 from tests.l3.new_memory import NewMemory
 from tests.l3.pickled import Worker
+from tests.l15 import windowed_cases
 from tests.l15.pocket import PROMPTS, ask, check_nothing_is_lost, drain, windows
 from tests.l15.windowed_cases import TOLERANCE, Windowed, crowd, crowds, windowed_case
 
@@ -187,14 +188,8 @@ def test_any_batch_with_any_window_gives_what_a_dense_mask_gives(name, request):
 
 
 def check_crowd(name, case, request):
-    """Compare a crowd with the oracle; in C++, with the bits that each sequence gets alone, too."""
-    case = of_rows(name, case).without_entries()
-    out = attend_with(name, case, request)
-    error = relative_error(out, case.expected())
-    assert error < TOLERANCE[out.dtype], f"relative error {error:.2g} against a dense mask in float64, for {case}"
-    for s, rows in enumerate(case.case.rows if name.endswith("cpu") else []):
-        alone = attend_with(name, case.alone(s), request)
-        assert torch.equal(out[rows], alone), f"sequence {s} rounds otherwise in a crowd, of {case}"
+    """Compare a crowd over this kernel's rows; in C++, the bits of each sequence alone, too."""
+    windowed_cases.check_crowd(of_rows(name, case), lambda one: attend_with(name, one, request), name.endswith("cpu"))
 
 
 @DTYPES
