@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -247,8 +248,32 @@ class Engine:
             return []
         logits = self.runner.run(chunks)
         if any(chunk.request.needs_prompt_logprobs for chunk in chunks):
-            logits = take_prompt_rows(logits, chunks)
-        return sample(logits, self.scheduler.drafting.sample_rows(chunks))
+            logits = take_prompt_rows(logits, chunks, self.fail)
+        sampled = sample(logits, self.scheduler.drafting.sample_rows(chunks))
+        self._end_broken(chunks, sampled)
+        return sampled
+
+    def _end_broken(self, chunks: Sequence[Chunk], sampled: Sequence[Sampled]) -> None:
+        """End the requests for which nothing could be chosen. `update` leaves them as it leaves aborted ones.
+
+        A row behind drafts counts only if each row before it chose what was guessed.
+        """
+        rows = iter(sampled)
+        for chunk in chunks:
+            own = list(islice(rows, 1 + len(chunk.drafts))) if chunk.samples else []
+            for row, draft in zip(own, [*chunk.drafts, None], strict=False):
+                if row.error is not None:
+                    self.fail(chunk.request, row.error)
+                if row.token_id != draft:
+                    break
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """End one request with an error of its own; others go on. A UserError says that it asked for the impossible."""
+        if isinstance(error, UserError):
+            self._end(request, Ending(FinishReason.GRAMMAR, str(error)))
+        elif not request.is_finished:
+            log.error("request %s ends with an error", request.id, exc_info=error)
+            self._end(request, Ending(FinishReason.ERROR, f"{type(error).__name__}: {error}"))
 
 
 def check_place(priority: int, namespace: Hashable) -> None:

@@ -20,11 +20,14 @@ class Matcher(TokenMask, Protocol):
     """How far one answer has come in its grammar.
 
     is_over: the answer is complete, and no token may follow.
+    may_end: the answer is complete, and more tokens may follow.
     error: why the grammar cannot go on, in one sentence; the request then ends with it.
     """
 
     @property
     def is_over(self) -> bool: ...
+    @property
+    def may_end(self) -> bool: ...
     @property
     def error(self) -> str | None: ...
 
@@ -52,8 +55,8 @@ class Grammar(Protocol):
 class Anything:
     """The grammar of a request that asks for none, and its matcher: no token is masked, and nothing is remembered."""
 
-    is_over = False
-    error = None
+    is_over, may_end = False, True
+    error: str | None = None
 
     def matcher(self) -> "Anything":
         """Return itself: there is no state."""
@@ -80,3 +83,14 @@ class Anything:
 
 
 ANYTHING = Anything()
+
+
+class Broken(Anything):
+    """A matcher that has failed: its answer ends with `error`."""
+
+    def __init__(self, error: str) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[type["Broken"], tuple[str]]:
+        """Pickle as what it is."""
+        return Broken, (self.error,)

@@ -8,16 +8,36 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mini_engine.engine.processors import NEVER
+from mini_engine.engine.processors import NEVER, apply_min_tokens
 from mini_engine.engine.sampling_params import SampleRow
+from mini_engine.errors import UserError
 
 
 def apply_grammar_mask(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Exclude the tokens that the row's grammar does not allow next (Willard and Louf, 2023)."""
-    packed = bytearray(b"".join(row.matcher.mask() for row in rows))
-    masks = torch.frombuffer(packed, dtype=torch.uint8).to(logits.device)
-    ceilings = ceilings_of_bytes(logits.device).index_select(0, masks.int()).view(len(rows), -1)
+    """Exclude the tokens that the row's grammar does not allow next (Willard and Louf, 2023).
+
+    Raises:
+        ValueError: a mask is not as long as the others, or too short for the vocabulary.
+    """
+    masks = [row.matcher.mask() for row in rows]
+    if len({*map(len, masks)}) > 1 or 8 * len(masks[0]) < logits.shape[-1]:
+        raise ValueError(f"grammars' masks have {[*map(len, masks)]} bytes for {logits.shape[-1]} tokens")
+    packed = torch.frombuffer(bytearray(b"".join(masks)), dtype=torch.uint8).to(logits.device)
+    ceilings = ceilings_of_bytes(logits.device).index_select(0, packed.int()).view(len(rows), -1)
     torch.minimum(logits, ceilings[:, : logits.shape[-1]], out=logits)  # without branches, unlike masked_fill_
+
+
+def hold_stop_ids(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """Hold stop ids back as `apply_min_tokens` does, but where no other token is left, they stay."""
+    allowed = logits.clone()
+    apply_min_tokens(logits, rows)
+    torch.where(logits.amax(dim=-1, keepdim=True) == NEVER, allowed, logits, out=logits)
+
+
+def require_a_token(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+    """Raise UserError if a grammar has left a row no token."""
+    if (logits.amax(dim=-1) == NEVER).any():
+        raise UserError("the form that the answer must have allows no token here; change the form")
 
 
 def ceilings_of_bytes(device: torch.device) -> Tensor:

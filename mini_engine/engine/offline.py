@@ -1,5 +1,6 @@
 """Lesson 5. Offline use: submit all prompts at once, return all answers at the end. No tokenizer is needed."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.stats import Summary
 from mini_engine.errors import UserError
 from mini_engine.values import shown
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -112,11 +115,22 @@ def generate_all(
             result = engine.step()
             summary.add_step(result.stats)
             for request_id in unfinished.keys() & {*result.new_tokens, *(request.id for request in result.finished)}:
-                engine.conclude(unfinished[request_id], readers[request_id].read())
+                engine.conclude(unfinished[request_id], _read(readers[request_id], request_id))
                 if unfinished[request_id].is_finished:
                     summary.add_finished(unfinished.pop(request_id))
             show(len(prompts) - len(unfinished), summary)
         return [Completion.of(job, readers[job.id].text) if isinstance(job, Request) else job for job in jobs]
+
+
+def _read(reader: Reader, request_id: str) -> Ending:
+    """Read one answer. If that fails, this answer ends with an error, and the others go on."""
+    try:
+        return reader.read()
+    except NotImplementedError:  # an unwritten task
+        raise
+    except Exception as error:
+        log.exception("request %s ends with an error: its answer cannot be read", request_id)
+        return Ending(FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
 
 def params_for(

@@ -4,7 +4,7 @@ Token i of a prompt is scored by the logits of position i - 1. Usually only the 
 request that asks gets those of every position, and takes no position from the prefix cache, which keeps no logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from mini_engine.engine.request import Request
 
 
-def take_prompt_rows(logits: Tensor, chunks: Sequence[Chunk]) -> Tensor:
+def take_prompt_rows(logits: Tensor, chunks: Sequence[Chunk], fail: Callable[["Request", Exception], None]) -> Tensor:
     """Record the prompts' log probabilities. Returns the rows left for the sampler: see `Drafting.sample_rows`.
 
     Args:
         logits: `[R, vocab_size]`, the last `num_logits` of each chunk.
+        fail: ends a request whose prompt cannot be recorded.
     """
     sampling, at = [], 0
     for chunk in chunks:
@@ -28,7 +29,10 @@ def take_prompt_rows(logits: Tensor, chunks: Sequence[Chunk]) -> Tensor:
         if chunk.samples:
             sampling += range(at + count - 1 - len(chunk.drafts), at + count)
         if chunk.request.needs_prompt_logprobs:
-            record(chunk.request, chunk.start, logits[at : at + count])
+            try:
+                record(chunk.request, chunk.start, logits[at : at + count])
+            except Exception as error:
+                fail(chunk.request, error)
         at += count
     return logits[sampling]
 

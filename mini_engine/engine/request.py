@@ -1,19 +1,22 @@
 """Lesson 5. A request: its tokens, how many of them have KV, and its parameters. Everything else is derived."""
 
+import logging
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from mini_engine.engine.grammar import Matcher
+from mini_engine.engine.grammar import Broken, Matcher
 from mini_engine.engine.sampled import Sampled, TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
+
+log = logging.getLogger(__name__)
 
 
 class FinishReason(StrEnum):
     """Why a request ended. `stop`: a stop token or stop string; `length`: the answer has max_tokens tokens.
 
-    `grammar`: the request's own grammar cannot go on, which is no fault of the engine.
+    `grammar`: the request's own grammar cannot go on, or what it asks for leaves no token: no fault of the engine.
     """
 
     STOP = "stop"
@@ -70,12 +73,26 @@ class Request:
         self.matcher = self.params.grammar.matcher()
 
     def append(self, sampled: Sampled) -> None:
-        """Append the next token of the answer."""
+        """Append the next token of the answer. If the grammar fails at it, the answer ends with an error."""
         self.token_ids.append(sampled.token_id)
         self.output_ids.append(sampled.token_id)
-        self.matcher.push(sampled.token_id)
         if sampled.logprobs is not None:
             self.logprobs.append(sampled.logprobs)
+        try:
+            self.matcher.push(sampled.token_id)
+        except Exception as error:
+            log.exception("the grammar of request %s failed", self.id)
+            self.matcher = Broken(f"the grammar failed: {type(error).__name__}: {error}")
+
+    def reason_to_end(self) -> FinishReason | None:
+        """Return why the newest token ends the answer, None if it does not.
+
+        Within a form that is not complete, a stop id is a token like any other.
+        """
+        reason = self.params.finish_reason(self.output_ids, self.stop_ids)
+        if reason == FinishReason.STOP and not (self.matcher.is_over or self.matcher.may_end):
+            reason = self.params.finish_reason(self.output_ids, ())
+        return None if reason is None else FinishReason(reason)
 
     def keep(self, num_output_ids: int) -> None:
         """Drop the answer's tokens behind the first `num_output_ids`: a stop string ended it there.

@@ -12,16 +12,18 @@ from torch import Tensor
 
 from mini_engine.engine import masks, processors
 from mini_engine.engine.grammar import ANYTHING
-from mini_engine.engine.sampled import Sampled, TokenLogprobs
+from mini_engine.engine.processors import NEVER
+from mini_engine.engine.sampled import NO_TOKEN, Sampled, TokenLogprobs
 from mini_engine.engine.sampling_params import SampleRow, SamplingParams
 
 # In transformers' order: each step, and the test for the rows that ask for it. The step leaves other rows untouched.
 PENALTIES = (
     (masks.apply_grammar_mask, lambda params: params.grammar is not ANYTHING),
+    (masks.require_a_token, lambda params: params.grammar is not ANYTHING),
     (masks.add_bias, lambda params: bool(params.logit_bias)),
     (processors.penalise_repetition, lambda params: params.repetition_penalty != 1),
     (processors.penalise_output, lambda params: params.presence_penalty != 0 or params.frequency_penalty != 0),
-    (processors.apply_min_tokens, lambda params: params.min_tokens > 0),
+    (masks.hold_stop_ids, lambda params: params.min_tokens > 0),
 )
 FILTERS = (
     (processors.divide_by_temperature, lambda params: params.temperature not in (0, 1)),
@@ -114,14 +116,31 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         logits: `[R, vocab]` as the model returned them, in any float dtype; not changed.
         rows: what they belong to, usually requests, in the same order.
 
+    Returns:
+        one result for each row, with an error where nothing can be chosen: its logits hold no number, or what its
+        request asks for leaves no token or raises. Other rows get what they get without it.
+
     Raises:
-        ValueError: logits and rows differ in number, or a row to draw from contains NaN.
+        ValueError: logits and rows differ in number.
     """
     if len(rows) != len(logits):
         raise ValueError(f"{len(logits)} rows of logits for {len(rows)} requests; give one row for each")
-    token_ids = choose(logits, rows).tolist()
-    if broken := [i for i, token in enumerate(token_ids) if token == logits.shape[-1]]:
-        raise ValueError(f"nothing can be drawn from rows {broken}: their logits hold NaN")
+    try:
+        return sample_together(logits, rows)
+    except NotImplementedError:  # an unwritten task is no row's fault
+        raise
+    except Exception as error:
+        if len(rows) == 1:
+            return [Sampled(NO_TOKEN, None, error)]
+    return [one for i, row in enumerate(rows) for one in sample(logits[i : i + 1], [row])]  # which one was it?
+
+
+def sample_together(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    """Choose the next token of every row. Raises whatever comes up, if that is impossible for one of them."""
+    chosen = choose(logits, rows)
+    token_ids = chosen.tolist()
+    if max(token_ids, default=0) >= logits.shape[-1] or not (logits.gather(1, chosen[:, None]) > NEVER).all():
+        raise ValueError("the model's logits hold NaN, so no token can be chosen")
     return [Sampled(*pair) for pair in zip(token_ids, logprobs(logits, rows, token_ids), strict=True)]
 
 

@@ -107,9 +107,18 @@ class KvCacheManager:
         should_wait = found.prefix_in_flight or not all(memory.has_room for memory in self.memories)
         if not should_wait:
             num_found, may_wait = found.num_tokens, not self.tables
-            match = self.connector.get_num_new_matched_tokens(token_ids, namespace, num_found, may_wait)
-            should_wait = match.load_async
+            should_wait = self._is_coming(token_ids, namespace, num_found, may_wait)
         return Cost(num_blocks, should_wait)
+
+    def _is_coming(self, token_ids: Sequence[int], namespace: Hashable, num_found: int, may_wait: bool) -> bool:
+        """Whether the connector has more on its way. If it fails, it has nothing."""
+        try:
+            return self.connector.get_num_new_matched_tokens(token_ids, namespace, num_found, may_wait).load_async
+        except (EngineDead, NotImplementedError):
+            raise
+        except Exception:
+            log.exception("the connector cannot say what it has; nothing is expected of it")
+            return False
 
     def allocate(self, request_id: str, token_ids: Sequence[int], namespace: Hashable = None) -> int:
         """Begin a table for a request that has none.
@@ -127,12 +136,24 @@ class KvCacheManager:
             raise ValueError(f"request {request_id!r} has a block table already; free it or grow it")
         for memory in self.memories:
             memory.check_room()
+        found = self._begin(request_id, token_ids, namespace)
+        try:
+            found = self._load(request_id, token_ids, namespace, found)
+        except (EngineDead, NotImplementedError):
+            raise
+        except Exception:  # as if there had been nothing to load
+            log.exception("the connector could not load KV for request %s, so it is computed", request_id)
+            self._release_pool(request_id)
+            found = self._begin(request_id, token_ids, namespace)
+        self._tell_connector(self.connector.update_state_after_alloc, request_id, self.tables[request_id], found)
+        return found
+
+    def _begin(self, request_id: str, token_ids: Sequence[int], namespace: Hashable) -> int:
+        """Begin a table and the request's memories behind what the prefix cache has; return how many tokens that is."""
         table = self.tables[request_id] = RequestTable(self.allocator)
         found = self.prefixes.begin(table, token_ids, namespace)
         for memory in self.memories:
             memory.begin(request_id, len(token_ids), table, self.prefixes.num_known(table))
-        found = self._load(request_id, token_ids, namespace, found)
-        self.connector.update_state_after_alloc(request_id, table, found)
         return found
 
     def _load(self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_found: int) -> int:
@@ -203,7 +224,7 @@ class KvCacheManager:
             if is_kept:
                 for memory in keeping:
                     memory.keep(request_id, table)
-            self.connector.save_kv(request_id, stored, is_kept)
+            self._tell_connector(self.connector.save_kv, request_id, stored, is_kept)
         for memory in self.memories:
             memory.settle(request_id)
 
@@ -245,13 +266,19 @@ class KvCacheManager:
 
     def _release(self, request_id: str, computed_ids: Sequence[int]) -> None:
         with ExitStack() as parts:  # calls each of them, the last one first, even if another one raises
-            table = self.tables.pop(request_id, None)
-            if table is not None:
-                parts.callback(table.free)
-                for memory in reversed(self.memories):
-                    parts.callback(memory.free, request_id)
-                parts.callback(self._keep, request_id, table, computed_ids)
+            parts.callback(self._release_pool, request_id, computed_ids)
             parts.callback(self._tell_connector, self.connector.request_finished, request_id)
+
+    def _release_pool(self, request_id: str, computed_ids: Sequence[int] = ()) -> None:
+        """Release what the request holds in the pool and in its memories, each part whatever another one raises."""
+        table = self.tables.pop(request_id, None)
+        if table is None:
+            return
+        with ExitStack() as parts:
+            parts.callback(table.free)
+            for memory in reversed(self.memories):
+                parts.callback(memory.free, request_id)
+            parts.callback(self._keep, request_id, table, computed_ids)
 
     def _keep(self, request_id: str, table: RequestTable, computed_ids: Sequence[int]) -> None:
         """Leave the request's whole blocks to the prefix cache, and copies of them to the connector."""
@@ -259,10 +286,10 @@ class KvCacheManager:
             self._tell_connector(self.connector.save_kv, request_id, stored, False)
 
     def _tell_connector(self, note: Callable[..., None], *what: Any) -> None:
-        """Tell the connector of a request's end. If that fails, log it: no block depends on it."""
+        """Tell the connector of a request. If that fails, log it: no block depends on it."""
         try:
             note(*what)
-        except EngineDead:
+        except (EngineDead, NotImplementedError):
             raise
         except Exception:
             log.exception("the connector failed; what it has of request %s may be incomplete", what[0])

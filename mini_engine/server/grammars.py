@@ -62,6 +62,11 @@ class GuidedMatcher:
         self.is_over = False
         self.error: str | None = None
 
+    @property
+    def may_end(self) -> bool:
+        """Whether the answer is complete as it is."""
+        return self.inner.is_accepting()
+
     def mask(self) -> bytes:
         """Return a bit for each token id."""
         return self.inner.compute_bitmask()

@@ -5,6 +5,7 @@ rest of the token budget and free blocks that are promised to no request. A wron
 step, so the next step begins as if it had never been guessed.
 """
 
+import logging
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,8 @@ from mini_engine.speculation.lookup import Drafter, LookupDrafter
 from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.tree_lookup import TreeDrafter
 from mini_engine.speculation.verify import num_emitted, sample_rows, with_drafts
+
+log = logging.getLogger(__name__)
 
 
 def drafting_of(speculate: int | Speculation, tree: RadixTree | None) -> "Speculator":
@@ -80,12 +83,19 @@ class Speculator:
     def propose(self, request: Request, most: int) -> list[int]:
         """Return at most `most` drafts. The last token of an answer is never fed, so none could follow it.
 
-        They end before the first one that the request's grammar forbids, or that would end the answer.
+        They end before the first one that the request's grammar forbids, or that would end the answer. There are none
+        if the drafter or the grammar fails: an answer needs no guesses.
         """
         room = request.params.max_tokens - len(request.output_ids) - 1
         wanted = min(self.adaptive_of(request).next(), most, room)
-        drafts = self.drafter.propose(request, wanted) if wanted > 0 else []
-        return drafts[: request.matcher.num_valid(drafts)]
+        try:
+            drafts = self.drafter.propose(request, wanted) if wanted > 0 else []
+            return drafts[: request.matcher.num_valid(drafts)]
+        except NotImplementedError:  # an unwritten task
+            raise
+        except Exception:
+            log.exception("no guesses for request %s in this step", request.id)
+            return []
 
     def adaptive_of(self, request: Request) -> Adaptive:
         """Return how much is guessed for a request."""

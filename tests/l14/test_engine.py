@@ -1,8 +1,11 @@
 """Lesson 14. The engine with speculation: ends of answers, budgets, aborts, failures, and what may not be guessed."""
 
+import logging
+
 import pytest
 import torch
 
+from mini_engine.engine.grammar import Anything
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.kv.manager import KvCacheManager
@@ -278,3 +281,73 @@ def test_seeded_requests_of_one_prompt_differ_and_repeat():
     params = [SamplingParams(max_tokens=12, seed=seed, ignore_eos=True) for seed in (1, 2, 1)]
     first, second, third = answers(engine_of(logits), [[1, 2, 1, 2]] * 3, params)
     assert first == third != second
+
+
+# ---------------------------------------------------------------- what fails beside guesses
+
+
+class Fails:
+    """Raises in whatever is asked of it: a drafter, or the part of a grammar that looks ahead."""
+
+    def propose(self, request, count):
+        raise RuntimeError("no guess today")
+
+
+class LooksNoFurther(Anything):
+    """A grammar that allows everything and cannot look ahead."""
+
+    def __init__(self, method):
+        self.method = method
+
+    def matcher(self):
+        return self
+
+    def mask(self):
+        return b"\xff" * 4
+
+    def mask_after(self, drafts):
+        return 1 / 0 if self.method == "mask_after" else self.mask()
+
+    def num_valid(self, drafts):
+        return 1 / 0 if self.method == "num_valid" else len(drafts)
+
+
+def test_a_drafter_that_fails_guesses_nothing(caplog):
+    caplog.set_level(logging.CRITICAL)
+    assert answers(engine_of(cycle(), drafter=Fails()), [PROMPT, [5]], greedy(9)) == answers(
+        plain_engine(cycle()), [PROMPT, [5]], greedy(9)
+    )
+
+
+@pytest.mark.parametrize("method, ends", [("num_valid", "length"), ("mask_after", "error")])
+def test_a_grammar_that_cannot_look_ahead_leaves_other_answers_alone(method, ends, caplog):
+    caplog.set_level(logging.CRITICAL)
+    engine = engine_of(cycle(), drafter=Always(right))
+    other = engine.add_request("other", PROMPT, greedy(12))
+    failing = engine.add_request("failing", PROMPT, greedy(12, grammar=LooksNoFurther(method)))
+    drain(engine)
+    assert other.output_ids == [4, 1, 2, 3] * 3 and other.finish_reason == "length"
+    assert failing.finish_reason == ends and failing.output_ids == [4, 1, 2, 3] * 3 * (ends == "length") + [4] * (
+        ends == "error"
+    )
+    assert held(engine) == 0
+
+
+def test_a_row_without_numbers_behind_a_wrong_guess_is_nobodys():
+    logits = cycle()
+    logits[9] = float("nan")  # `wrong` guesses 9, and no answer says it
+    found = answers(engine_of(logits, drafter=Always(wrong)), [PROMPT, [5]], greedy(9))
+    assert found == answers(plain_engine(cycle()), [PROMPT, [5]], greedy(9))
+
+
+@pytest.mark.parametrize("drafter", [Always(right), Always(wrong)])
+def test_a_row_without_numbers_ends_the_answer_that_reaches_it(drafter, caplog):
+    caplog.set_level(logging.CRITICAL)
+    logits = cycle()
+    logits[3] = float("nan")
+    engine = engine_of(logits, drafter=drafter)
+    other = engine.add_request("other", [4], greedy(2))
+    request = engine.add_request("a", [5], greedy(12))
+    drain(engine)
+    assert request.finish_reason == "error" and request.output_ids == [2, 3][: len(request.output_ids)]
+    assert other.output_ids == [1, 2] and other.finish_reason == "length" and held(engine) == 0

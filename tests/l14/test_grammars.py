@@ -33,7 +33,7 @@ class Sums:
 class SumMatcher:
     """How far one answer has come."""
 
-    error = None
+    error, may_end = None, True
 
     def __init__(self, grammar):
         self.grammar, self.total = grammar, 0

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mini_engine.engine import sampler
+from mini_engine.engine.sampled import NO_TOKEN
 from mini_engine.engine.sampler import FILTERS, PENALTIES, choose, process, sample
 from mini_engine.engine.sampling_params import Row, SamplingParams
-from tests.support import OneOf, must_raise, refused
+from tests.support import OneOf, refused
 
 NEVER = float("-inf")
 
@@ -181,7 +182,7 @@ def test_a_step_runs_when_it_is_the_only_one_asked_for(asked, expected):
 
 def test_steps_come_in_transformers_order():
     names = [change.__name__ for change, _ in PENALTIES + FILTERS]
-    assert names.index("penalise_repetition") < names.index("apply_min_tokens") < names.index("divide_by_temperature")
+    assert names.index("penalise_repetition") < names.index("hold_stop_ids") < names.index("divide_by_temperature")
     assert names[-4:] == ["divide_by_temperature", "keep_top_k", "keep_top_p", "keep_min_p"], f"the steps are {names}"
 
 
@@ -278,23 +279,70 @@ def test_more_rows_of_logits_than_requests_are_refused():
         sample(some_logits(2), [row()])
 
 
-def test_nan_logits_raise_an_error_instead_of_being_drawn_from():
-    logits = some_logits(3)
-    logits[1] = float("nan")
-    with must_raise(ValueError, "row 1 holds NaN, and a token was made up for it"):
-        sample(logits, [row(seed=1)] * 3)
+BROKEN = {
+    "one NaN": lambda logits: logits[2:3, 7:8].fill_(math.nan),
+    "nothing but NaN": lambda logits: logits[2:3].fill_(math.nan),
+    "no token at all": lambda logits: logits[2:3].fill_(NEVER),
+}
 
 
-def test_the_error_about_nan_names_the_row_of_the_batch():
+@pytest.mark.parametrize("asked", [{"temperature": 0}, {"temperature": 0, "presence_penalty": 1}, {"top_p": 0.9}])
+@pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
+def test_no_token_is_made_up_for_a_row_without_numbers(damage, asked):
     logits = some_logits(4)
-    logits[2, 7] = float("nan")
-    rows = [row(temperature=0), row(seed=1), row(seed=2), row(temperature=0)]
-    try:
-        sample(logits, rows)
-    except ValueError as error:
-        assert "[2]" in str(error), f"row 2 of the batch is the second that draws: {error}"
-    else:
-        raise AssertionError("row 2 holds NaN, and a token was made up for it")
+    rows = [row(seed=5), row(temperature=0), row(output=[1], seed=6, **asked), row(seed=7, logprobs=2)]
+    expected = sample(logits, rows)
+    damage(logits)
+    found = sample(logits, rows)
+    assert found[:2] + found[3:] == expected[:2] + expected[3:], "a broken row has changed another row's token"
+    assert found[2].token_id == NO_TOKEN and found[2].error is not None, "row 2 holds no number: whose token is this?"
+
+
+class Form:
+    """A grammar and its matcher: `mask` is called for the row's mask."""
+
+    is_over, may_end, error = False, False, None
+
+    def __init__(self, mask):
+        self.mask = mask
+
+    def matcher(self):
+        return self
+
+
+def only(*tokens, size=5):
+    """Return a mask of 40 tokens that allows these."""
+    return sum(1 << token for token in tokens).to_bytes(size, "little")
+
+
+FAILING = {
+    "raises": lambda: 1 / 0,
+    "allows nothing": lambda: only(),
+    "is too short": lambda: only(1, size=2),
+    "is too long": lambda: only(1, size=7),
+    "is of no bytes": lambda: "x",
+}
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("mask", FAILING.values(), ids=FAILING)
+def test_a_grammar_that_fails_leaves_other_rows_their_tokens(mask, temperature):
+    asked = {"temperature": temperature, "seed": 3}
+    others = [row(grammar=Form(lambda: only(4, 9, 30)), **asked), row(**asked), row(min_tokens=2, stop_ids={1}, **asked)]
+    logits = some_logits(4)
+    expected = sample(logits[[0, 2, 3]], others)
+    found = sample(logits, [others[0], row(grammar=Form(mask), **asked), *others[1:]])
+    assert [found[0], *found[2:]] == expected, "a failing grammar has changed another row's token"
+    assert found[1].error is not None or mask() == only(1, size=7), f"a token was made up: {found[1].token_id}"
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_where_only_stop_ids_fit_the_form_the_form_wins_over_min_tokens(temperature):
+    asked = {"temperature": temperature, "seed": 3, "min_tokens": 2, "stop_ids": {4, 9}}
+    forms = [row(grammar=Form(lambda mask=mask: mask), **asked) for mask in (only(4, 9), only(4, 9, 11))]
+    first, second = sample(some_logits(2), forms)
+    assert first.error is None and first.token_id in (4, 9), "the form allows nothing but stop ids"
+    assert second.token_id == 11, "stop ids are held back as long as another token fits"
 
 
 @pytest.mark.gpu

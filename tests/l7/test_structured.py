@@ -306,3 +306,66 @@ def test_objects_are_closed_at_every_depth_unless_they_say_otherwise():
 def test_prompts_are_the_same_for_honest_messages_with_the_tools_in_the_system_message():
     text = tokenizer().decode(tokenizer().encode_chat(ASK["messages"], TOOLS), skip_special=False)
     assert text.startswith("<|im_start|>system\nYou may call these functions:") and '"name": "build"' in text
+
+
+# ---------------------------------------------------------------- stop ids, and a model without numbers, beside others
+
+
+def ids_that_begin(text: str) -> list[int]:
+    """The tokens with which `text` may begin."""
+    return [i for i, piece in enumerate(tokenizer().token_bytes) if piece and text.encode().startswith(piece)]
+
+
+def beside(service: Service, body) -> tuple:
+    """Post the body while another answer runs. Return what it got, after a check that the other is a lone one's."""
+    prompt = [5, 6, 7]
+    other = {"prompt": prompt, "max_tokens": 40, "temperature": 0, "return_token_ids": True}
+
+    async def both():
+        return await asyncio.gather(
+            asyncio.to_thread(service.post, "/v1/completions", other), asyncio.to_thread(service.post, CHAT, body)
+        )
+
+    running, found = asyncio.run(both())
+    assert running.status == 200, running
+    assert running.body["choices"][0]["token_ids"] == greedy(tuple(prompt), 40), "another request's answer has changed"
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_form_wins_over_min_tokens_and_no_other_answer_suffers(server: Service, temperature):
+    schema = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["a"]}}}}
+    stops = ids_that_begin('"a"')
+    found = choice_of(
+        beside(server, ASK | schema | {"temperature": temperature, "min_tokens": 1, "stop_token_ids": stops})
+    )
+    assert (found["message"]["content"], found["finish_reason"]) == ('"a"', "stop")
+
+
+@pytest.mark.parametrize("text", ["{", '"', ",", ":", "name"])
+def test_a_stop_id_within_an_unfinished_form_is_a_token_like_any_other(server: Service, text):
+    stops = [i for i, piece in enumerate(tokenizer().token_bytes) if text.encode() in piece]
+    assert stops
+    found = choice_of(server.post(CHAT, ASK | AS_TOWN | {"stop_token_ids": stops}))
+    assert is_town(found["message"]["content"]) and found["finish_reason"] == "stop", found
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_row_without_numbers_is_the_error_of_its_request_alone(stream, temperature):
+    with Service() as service:
+        run = service.engine.runner.run
+
+        def broken(chunks):
+            logits = run(chunks)
+            for row, chunk in zip(logits, [chunk for chunk in chunks if chunk.samples], strict=True):
+                if chunk.request.params.top_k == 7 and len(chunk.request.output_ids) == 2:
+                    row[3] = float("nan")
+            return logits
+
+        service.engine.runner.run = broken
+        found = beside(service, ASK | {"top_k": 7, "temperature": temperature, "stream": stream})
+    if stream:
+        assert found.status == 200 and '"type":"server_error"' in found.body and "[DONE]" not in found.body
+    else:
+        assert found.status == 500 and found.body["error"]["type"] == "server_error"

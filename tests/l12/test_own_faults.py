@@ -1,0 +1,96 @@
+"""Lesson 12. A connector that fails finds nothing and keeps nothing: answers are those of a cold run, none is lost."""
+
+import logging
+import random
+
+import pytest
+
+from mini_engine.build import build_engine
+from mini_engine.engine.offline import generate_all
+from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.loading import load
+from mini_engine.pocket import POCKET_DIR
+from tests.l11.models import check_nothing_is_lost, greedy, hybrid
+from tests.support import some_ids
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+METHODS = (
+    "get_num_new_matched_tokens", "update_state_after_alloc", "request_finished", "start_load_kv", "save_kv", "into",
+)  # fmt: skip
+
+
+class Flaky:
+    """A connector of which `broken` fails, every other time; a load fails when all of it has been written."""
+
+    def __init__(self, connector, broken, chance):
+        self.connector, self.broken, self.chance, self.num_failed = connector, broken, chance, 0
+
+    def __getattr__(self, name):
+        inner = getattr(self.connector, name)
+
+        def call(*args, **more):
+            if name == self.broken and self.fails():
+                raise OSError("the other machine is on fire")
+            found = inner(*args, **more)
+            return FlakyLoad(found, self) if name == "start_load_kv" and self.broken == "into" else found
+
+        return call if callable(inner) else inner
+
+    def fails(self):
+        failed = self.chance.random() < 0.5
+        self.num_failed += failed
+        return failed
+
+
+class FlakyLoad:
+    def __init__(self, load, flaky):
+        self.load, self.flaky, self.num_tokens = load, flaky, load.num_tokens
+
+    def into(self, request_id, blocks):
+        self.load.into(request_id, blocks)
+        if self.flaky.fails():
+            raise OSError("half a block is missing")
+
+
+def ask(engine, prompts, max_tokens):
+    asked = [SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)] * len(prompts)
+    return [(done.token_ids, done.error) for done in generate_all(engine, prompts, asked, progress=False)]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(scope="module")
+def pocket():
+    return load(POCKET_DIR, "float32", "cpu")
+
+
+@pytest.mark.parametrize("broken", METHODS)
+def test_no_failure_of_a_connector_reaches_an_answer(pocket, broken):
+    prompts = [[(7 * i * start + i) % 500 + 20 for i in range(40)] for start in (1, 2, 3)]
+    cold = ask(build_engine(pocket, backend="reference", enable_prefix_caching=False), prompts, 6)
+    engine = build_engine(pocket, backend="reference", num_blocks=13, kv_host_bytes=2**24, kv_always=True)
+    manager = engine.scheduler.manager
+    manager.connector = flaky = Flaky(manager.connector, broken, random.Random(3))
+    for _ in range(4):
+        assert ask(engine, prompts, 6) == cold
+        assert not manager.fault and not manager.tables
+        manager.prefixes.clear()
+    assert flaky.num_failed, "nothing failed, so nothing was tried"
+
+
+@pytest.mark.parametrize("broken", ["start_load_kv", "into", "save_kv"])
+def test_a_hybrids_state_is_not_left_half_loaded(broken):
+    prompts = [tuple(some_ids(length, 160, seed=length)) for length in (33, 65)]
+    engine = hybrid("every fourth attends", kv_host_bytes=2**28, kv_always=True)
+    manager = engine.scheduler.manager
+    manager.connector = flaky = Flaky(manager.connector, broken, random.Random(3))
+    for _ in range(4):
+        assert ask(engine, prompts, 8) == [(greedy("every fourth attends", p, 8), None) for p in prompts]
+        manager.prefixes.clear()
+    check_nothing_is_lost(engine)
+    assert flaky.num_failed
