@@ -301,8 +301,8 @@ class Scheduler:
         """Record a step that has run: its tokens now have KV, and each chunk that samples has a new token.
 
         `commit` tells the manager which of a request's tokens have KV, before the request can end. A token of
-        `stop_ids` ends it with STOP, even if it is the last one allowed; token number `max_tokens` with LENGTH
-        (`reason_to_end`). A request that was aborted while the step ran is left as it is; its token in `sampled` is dropped.
+        `stop_ids` ends it with STOP, even if it is the last one allowed; token number `max_tokens` with LENGTH: ask
+        the request, `reason_to_end`. One that was aborted while the step ran is left as it is, its token dropped.
 
         Args:
             sampled: one for each chunk that samples, in order; where a chunk has drafts, one more for each of them.

@@ -328,7 +328,11 @@ FAILING = {
 @pytest.mark.parametrize("mask", FAILING.values(), ids=FAILING)
 def test_a_grammar_that_fails_leaves_other_rows_their_tokens(mask, temperature):
     asked = {"temperature": temperature, "seed": 3}
-    others = [row(grammar=Form(lambda: only(4, 9, 30)), **asked), row(**asked), row(min_tokens=2, stop_ids={1}, **asked)]
+    others = [
+        row(grammar=Form(lambda: only(4, 9, 30)), **asked),
+        row(**asked),
+        row(min_tokens=2, stop_ids={1}, **asked),
+    ]
     logits = some_logits(4)
     expected = sample(logits[[0, 2, 3]], others)
     found = sample(logits, [others[0], row(grammar=Form(mask), **asked), *others[1:]])
