@@ -91,6 +91,6 @@ class Broken(Anything):
     def __init__(self, error: str) -> None:
         self.error = error
 
-    def __reduce__(self) -> tuple[type["Broken"], tuple[str]]:
+    def __reduce__(self) -> tuple:
         """Pickle as what it is."""
         return Broken, (self.error,)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_engine.engine.grammar import ANYTHING, Anything
+from mini_engine.engine.grammar import Anything
 from mini_engine.engine.offline import NoText, generate_all
 from mini_engine.engine.prompt_logprobs import take_prompt_rows
 from mini_engine.engine.request import FinishReason
@@ -123,25 +123,3 @@ def test_a_prompts_log_probabilities_that_fail_end_its_request_alone():
     rows = take_prompt_rows(torch.zeros(6, VOCAB), chunks, lambda request, error: failed.append(request))
     assert failed == [bad] and len(rows) == 2
     assert [type(one) for one in good.prompt_logprobs] == [TokenLogprobs] * 2
-
-
-@pytest.mark.task(5)
-def test_a_stop_id_within_an_unfinished_form_does_not_end_it():
-    """A form says where it may end, so ask the request: `reason_to_end`."""
-
-    class Form(Anything):
-        may_end = False
-
-        def matcher(self):
-            return Form()
-
-        def mask(self):
-            return ALL
-
-    prompt = [1, 2, 3]
-    lone = generate_all(stub_engine(), [prompt], SamplingParams(0, max_tokens=6, ignore_eos=True), progress=False)[0]
-    for grammar, expected in ((Form(), lone.token_ids), (ANYTHING, lone.token_ids[:2])):
-        stops = lone.token_ids[1:2]
-        params = SamplingParams(0, max_tokens=6, ignore_eos=True, stop_token_ids=stops, grammar=grammar)
-        [found] = generate_all(stub_engine(), [prompt], params, progress=False)
-        assert found.token_ids == expected, "a stop id ends an answer, but not in the middle of its form"

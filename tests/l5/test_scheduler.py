@@ -2,7 +2,8 @@
 
 import pytest
 
-from mini_engine.engine.request import FinishReason
+from mini_engine.engine.grammar import Anything
+from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
 from mini_engine.errors import UserError
@@ -381,6 +382,29 @@ def test_an_answer_ends_with_its_stop_token_or_its_length(max_tokens, token, rea
         assert manager.log[-1] == ("free", "a", [1, 2, 3, 4, 9]), (
             "the last token was sampled, but its KV was never written"
         )
+
+
+class Form(Anything):
+    """A grammar in whose answers no stop id may end anything yet."""
+
+    may_end = False
+
+    def matcher(self):
+        return self
+
+
+@pytest.mark.task(5)
+@pytest.mark.parametrize("max_tokens, reason", [(3, None), (2, "length")])
+def test_a_stop_token_within_an_unfinished_form_does_not_end_it(max_tokens, reason):
+    """What an answer must look like is a grammar, and the request knows how far it has come (`reason_to_end`)."""
+    manager = CountingManager()
+    request = Request("a", [1, 2, 3, 4], greedy(max_tokens, grammar=Form()), stop_ids=(EOS,))
+    request.append(Sampled(9, None))
+    request.num_computed_tokens = 4
+    scheduler_with(manager, running=[manager.holding(request, 5)]).update(
+        [Chunk(request, 4, 5, [])], [Sampled(EOS, None)]
+    )
+    assert request.finish_reason == reason, "a form that is not complete ends at no stop token: ask the request"
 
 
 @pytest.mark.task(5)
