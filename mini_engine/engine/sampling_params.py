@@ -50,8 +50,10 @@ class SamplingParams:
     presence_penalty: subtracted from the logit of every token in the answer.
     frequency_penalty: subtracted from a token's logit once for each time it occurs in the answer.
     seed: determines the draws; None takes a fresh one for each request. Requests with equal seeds draw alike.
-    max_tokens: the longest answer. min_tokens: no stop id is chosen until the answer has this many tokens.
-    stop_token_ids: each of them ends the answer, as the model's end tokens do unless `ignore_eos` is set.
+    max_tokens: the longest answer. min_tokens: no stop id is chosen until the answer has this many tokens, unless a
+        grammar allows nothing else.
+    stop_token_ids: each of them ends the answer, as the model's end tokens do unless `ignore_eos` is set. With a
+        grammar, only where the form is complete.
     stop: a string or several, of at most 1024 characters each; the first to appear ends the answer and is not shown
         (lesson 6).
     logprobs: report this many of the best tokens besides the chosen one; 0 is the chosen one alone, None is off.
