@@ -159,9 +159,12 @@ def _submitted(
         for i, (prompt_ids, wanted) in enumerate(zip(prompts, params, strict=True)):
             try:
                 jobs.append(engine.add_request(f"prompt-{i}", prompt_ids, wanted))
-            except UserError as error:
+            except NotImplementedError:  # an unwritten task
+                raise
+            except Exception as error:  # of this prompt; a grammar may fail in its own way
+                why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                 ids = list(prompt_ids) if isinstance(prompt_ids, Sequence) else []
-                jobs.append(Completion(ids, [], finish_reason=FinishReason.ERROR, error=str(error)))
+                jobs.append(Completion(ids, [], finish_reason=FinishReason.ERROR, error=why))
         yield jobs
     finally:
         for job in jobs:

@@ -26,6 +26,8 @@ class Failing(Anything):
         self.place, self.after, self.taken = place, after, 0
 
     def matcher(self):
+        if self.place == "matcher":
+            raise RuntimeError("no grammar today")
         return Failing(self.place, self.after)
 
     def fail_at(self, place):
@@ -71,6 +73,7 @@ def without_numbers(engine, prompt, after):
 
 
 OWN_PLACES = {  # where a request's own data is touched, and how it ends
+    "matcher": FinishReason.ERROR,
     "mask": FinishReason.ERROR,
     "push": FinishReason.GRAMMAR,
     "error": FinishReason.GRAMMAR,
