@@ -233,3 +233,10 @@ class WindowMemory:
         """Forget the companions of blocks that the tree gives up."""
         for block in blocks:
             self.kept.drop(block)
+
+    def shorten(self, leaf: Node) -> int:
+        """Note that its text may end at the last place to begin in it. Return how many of its blocks are behind that."""
+        blocks = [block for node in reversed(list(leaf.path())) for block in node.blocks]
+        end = self.kept.num_usable(blocks)
+        self.kept.prove(blocks[self.kept.first_block(end * self.block_size) : end])
+        return min(len(leaf.blocks), len(blocks) - end)
