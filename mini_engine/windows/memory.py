@@ -235,7 +235,7 @@ class WindowMemory:
             self.kept.drop(block)
 
     def shorten(self, leaf: Node) -> int:
-        """Note that its text may end at the last place to begin in it. Return how many of its blocks are behind that."""
+        """Note that a text may end at its last place to begin. Return how many blocks of the leaf lie behind it."""
         blocks = [block for node in reversed(list(leaf.path())) for block in node.blocks]
         end = self.kept.num_usable(blocks)
         self.kept.prove(blocks[self.kept.first_block(end * self.block_size) : end])
