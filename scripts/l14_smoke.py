@@ -12,6 +12,7 @@ from scripts.l9_smoke import why_not
 from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, run_several
+from scripts.smoke.steps import steps_of
 
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
@@ -138,8 +139,8 @@ def spoken(engine: Engine, prompts, args) -> Outcome:
     params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
     requests = [engine.add_request(str(index), ids, params) for index, ids in enumerate(prompts)]
     summary = Summary()
-    while engine.has_unfinished:
-        summary.add_step(engine.step().stats)
+    for result in steps_of(engine):
+        summary.add_step(result.stats)
     faults = [f"request {request.id} ended with an error: {request.error}" for request in requests if request.error]
     held = engine.scheduler.manager.blocks_by_state.held
     faults += [f"{held} blocks are still held, although every request has ended"] if held else []

@@ -10,6 +10,7 @@ from scripts import first_line
 from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, add_all, answers, lost_blocks, run_several
+from scripts.smoke.steps import steps_of
 
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
@@ -29,8 +30,7 @@ def alone(model, prompts, args) -> Outcome:
     outputs, most = [], 0
     for index, ids in enumerate(prompts):
         [request] = add_all(engine, [ids], args, name=str(index))
-        while engine.has_unfinished:
-            engine.step()
+        for _ in steps_of(engine):
             most = max([most, *(len(hold.table) - hold.table.first for hold in memory_of(engine).holds.values())])
         outputs.append(request.output_ids)
     done = outcome(engine, outputs)

@@ -13,6 +13,7 @@ from scripts.l12_smoke import after_restart, temporary
 from scripts.smoke.arguments import blocks_for, make_parser, tokenizer_of, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, add_all, answers, lost_blocks, run_several
+from scripts.smoke.steps import steps_of
 
 from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
@@ -80,9 +81,8 @@ def speculating(model, prompts, args) -> Outcome:
     engine, rejected = make_engine(model, prompts, args, speculate=4), 0
     for name in ("request", "again"):
         add_all(engine, prompts, args, name)
-        while engine.has_unfinished:
-            stats = engine.step().stats
-            rejected += stats.num_drafted - stats.num_accepted
+        for result in steps_of(engine):
+            rejected += result.stats.num_drafted - result.stats.num_accepted
     outputs = answers(engine, prompts, args, name="once more")
     return outcome(engine, outputs).exercising(rejected, "no guess was taken back")
 

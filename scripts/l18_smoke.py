@@ -13,6 +13,7 @@ from scripts.l12_smoke import temporary
 from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
 from scripts.smoke.several import LeftOut, add_all, answers, lost_blocks, run_several
+from scripts.smoke.steps import steps_of
 
 from mini_engine.build import build_engine, over_ranks, start_ranks
 from mini_engine.cli.parser import whole_number
@@ -90,8 +91,7 @@ class Paths:
         engine, drafted = self.engine(model, prompts, args, speculate=4), 0
         for name in ("request", "again"):
             add_all(engine, prompts, args, name)
-            while engine.has_unfinished:
-                drafted += engine.step().stats.num_drafted
+            drafted += sum(result.stats.num_drafted for result in steps_of(engine))
         outputs = answers(engine, prompts, args, name="once more")
         return outcome(engine, outputs).exercising(drafted, "nothing was guessed")
 

@@ -12,7 +12,8 @@ from scripts import first_line
 from scripts.l18_smoke import LARGE, LONG
 from scripts.smoke.arguments import blocks_for, make_parser, with_prompts
 from scripts.smoke.run import Outcome
-from scripts.smoke.several import PREEMPT_EVERY, LeftOut, answers, lost_blocks, run_several
+from scripts.smoke.several import LeftOut, answers, lost_blocks, run_several
+from scripts.smoke.steps import steps_of
 
 from mini_engine.build import build_engine, open_engine
 from mini_engine.engine.engine import Engine
@@ -198,17 +199,13 @@ class Run:
         return self.engine.add_request(f"{self.name} {self.num_requests}", ids, params, namespace=self.name)
 
     def answers(self, prompts: list[list[int]], preempt: bool = False) -> list[list[int]]:
-        """Run until every prompt is answered, and what was asked before. preempt: every few steps, as in `several`."""
-        requests, num_steps = [self.add(ids) for ids in prompts], 0
-        while self.engine.has_unfinished:
-            stats = self.engine.step().stats
-            num_steps += 1
-            self.num_drafted += stats.num_drafted
+        """Run until every prompt is answered, and what was asked before. preempt: as in `steps_of`."""
+        requests = [self.add(ids) for ids in prompts]
+        for result in steps_of(self.engine, preempt):
+            self.num_drafted += result.stats.num_drafted
             asked = [transfer for transfer in self.receiving.asked.values() if transfer and transfer.is_open]
-            self.num_mixed += bool(asked) and stats.decode_tokens > 0
+            self.num_mixed += bool(asked) and result.stats.decode_tokens > 0
             self.num_partial += any(transfer.num_filled for transfer in asked)
-            if preempt and num_steps % PREEMPT_EVERY == 0 and self.engine.scheduler.running:
-                self.engine.scheduler.preempt(self.engine.scheduler.running[-1])
         if errors := [request.error for request in requests if request.error]:
             raise RuntimeError(errors[0])
         return [request.output_ids for request in requests]

@@ -4,6 +4,7 @@ import sys
 
 from scripts.smoke.arguments import make_parser, with_prompts
 from scripts.smoke.run import Outcome, run_smoke
+from scripts.smoke.steps import steps_of
 
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.engine import Engine
@@ -38,11 +39,11 @@ def generate(model, prompts, args) -> Outcome:
         model, num_blocks=num_blocks, block_size=args.block_size, kernel=args.kernel, scheduler_config=limits
     )
     params = SamplingParams(temperature=0, max_tokens=args.max_new_tokens)
-    requests, summary = [], Summary()
-    while engine.has_unfinished or len(requests) < len(prompts):
+    requests, summary = [engine.add_request("0", prompts[0], params)], Summary()
+    for result in steps_of(engine, num_requests=len(prompts)):
+        summary.add_step(result.stats)
         if summary.num_steps % args.every == 0 and len(requests) < len(prompts):
             requests.append(engine.add_request(str(len(requests)), prompts[len(requests)], params))
-        summary.add_step(engine.step().stats)
     errors = [f"request {r.id} ended with an error: {r.error}" for r in requests if r.error]
     outcome = Outcome([r.output_ids for r in requests], figures(engine, requests, summary), errors + leaks(engine))
     return outcome.exercising(summary.num_preemptions, "no request was preempted")

@@ -9,6 +9,7 @@ from scripts.smoke.arguments import blocks_for, load_ours, make_parser, tokenize
 from scripts.smoke.hugging_face import hf_generate, load_hf
 from scripts.smoke.report import Report, RequestReport, print_json, show
 from scripts.smoke.run import Outcome, find_divergence
+from scripts.smoke.steps import run_out
 
 from mini_engine.cli.parser import guard
 from mini_engine.engine.engine import Engine
@@ -33,8 +34,7 @@ class Scenario:
         params = SamplingParams(temperature=0, max_tokens=self.args.max_new_tokens)
         first = len(self.requests)
         self.requests += [self.engine.add_request(str(first + i), ids, params) for i, ids in enumerate(prompts)]
-        while self.engine.has_unfinished:
-            self.engine.step()
+        run_out(self.engine)
         return [request.output_ids for request in self.requests[first:]]
 
     def figures(self) -> dict:

@@ -2,7 +2,8 @@
 
 The scheduler's policy "priority" puts smaller numbers first. A client's first answer gets the number of its turn, and
 each further answer that of a client that comes TURNS later, so that it waits, but not for ever. If all places are taken
-when a turn comes, the last running answer gives up its own and will go on later.
+when a turn comes, the last running answer gives up its own and will go on later. It keeps the next one until it has
+caught up with itself, so being preempted never stops an answer.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ def in_turn(jobs: Sequence[Job], turn: int) -> list[Job]:
 
 
 def give_place(scheduler: Scheduler) -> int:
-    """Preempt the last running request if all places are taken and a waiting one goes before it and would fit.
+    """Preempt the last running request that can give way, if all places are taken and a waiting one would fit instead.
 
     Returns:
         the number of preempted requests, 0 or 1. With the policy "fcfs" or with `reserve_answers` always 0.
@@ -28,10 +29,20 @@ def give_place(scheduler: Scheduler) -> int:
     waiting, running, config = scheduler.waiting, scheduler.running, scheduler.config
     if config.policy != "priority" or config.reserve_answers or not waiting or len(running) < config.max_num_seqs:
         return 0
-    if waiting[0].priority >= running[-1].priority or not fits_instead(scheduler, waiting[0], running[-1]):
+    new = waiting[0]
+    last = next((one for one in reversed(running) if one.priority > new.priority and can_give_way(one)), None)
+    if last is None or not fits_instead(scheduler, new, last):
         return 0
-    scheduler.preempt(running[-1])
+    scheduler.preempt(last)
     return 1
+
+
+def can_give_way(request: Request) -> bool:
+    """Whether a running request has got further than when it was last preempted.
+
+    As long as it computes its old tokens again it keeps its place: if it lost them each time, it would never get on.
+    """
+    return not (request.num_preemptions and request.is_prefilling)
 
 
 def fits_instead(scheduler: Scheduler, new: Request, last: Request) -> bool:
@@ -39,7 +50,7 @@ def fits_instead(scheduler: Scheduler, new: Request, last: Request) -> bool:
 
     Not yet if only KV that is on its way is missing: until it has arrived, `last` can go on.
     """
-    manager, others = scheduler.manager, scheduler.running[:-1]
+    manager, others = scheduler.manager, [one for one in scheduler.running if one is not last]
     free = manager.num_free_blocks + len(manager.tables[last.id].blocks) - sum(map(scheduler.reserved_blocks, others))
     cost = manager.cost(new.token_ids, scheduler.reserved_tokens(new), new.namespace)
     if cost.should_wait and all(memory.has_room for memory in scheduler.memories):

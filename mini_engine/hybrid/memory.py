@@ -203,6 +203,10 @@ class StateMemory:
         """Drop the node's checkpoint: a node that has lost blocks ends elsewhere."""
         self.checkpoints.drop(node)
 
+    def shorten(self, leaf: Node) -> int:
+        """Return 0: K and V without a state tell where the next prompt leaves them, which is worth a checkpoint."""
+        return 0
+
     def _ends(self, num_tokens: int, num_found: int, num_known: int) -> list[int]:
         """Return where a prompt of `num_tokens` is checkpointed, of which `num_found` were found and more are known.
 

@@ -80,6 +80,10 @@ class Places(Protocol):
         """Forget the places in these blocks: the node has lost them from its end."""
         ...
 
+    def shorten(self, leaf: Node) -> int:
+        """Note that a text ends here now. Return how many more blocks go: those behind the last place to begin."""
+        ...
+
 
 class EveryBlock:
     """The places of a model that needs K and V alone."""
@@ -102,6 +106,10 @@ class EveryBlock:
 
     def drop(self, node: Node, blocks: Sequence[int]) -> None:
         """Do nothing: the places go with the blocks."""
+
+    def shorten(self, leaf: Node) -> int:
+        """Return 0: a request can begin behind every block."""
+        return 0
 
 
 EVERY_BLOCK = EveryBlock()

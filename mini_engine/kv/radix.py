@@ -278,15 +278,21 @@ class RadixTree:
         return min(wanted, self.capacity - self.num_blocks)
 
     def _cut(self, leaf: Node, num_blocks: int) -> list[int]:
-        """Remove up to `num_blocks` blocks from a leaf's end. An empty leaf is removed; its parent may be next."""
-        gone = leaf.blocks[-num_blocks:][::-1]
-        self.places.drop(leaf, gone)
-        del leaf.blocks[-num_blocks:], leaf.key[-num_blocks * self.width :]
+        """Remove up to `num_blocks` blocks from a leaf's end, and what is of no use without them (`places`).
+
+        An empty leaf is removed; its parent may be next.
+        """
+        gone: list[int] = []
+        while num_blocks:
+            part = leaf.blocks[-num_blocks:][::-1]
+            self.places.drop(leaf, part)
+            del leaf.blocks[-num_blocks:], leaf.key[-num_blocks * self.width :]
+            gone += part
+            if not leaf.blocks and leaf.parent is not None:
+                parent, leaf.parent = leaf.parent, None
+                del parent.children[leaf.label]
+                leaf = parent
+            num_blocks = self.places.shorten(leaf) if leaf.is_evictable else 0
         self.num_blocks -= len(gone)
-        if leaf.blocks or leaf.parent is None:
-            self.queue.add(leaf)
-            return gone
-        parent, leaf.parent = leaf.parent, None
-        del parent.children[leaf.label]
-        self.queue.add(parent)
+        self.queue.add(leaf)
         return gone

@@ -233,3 +233,10 @@ class WindowMemory:
         """Forget the companions of blocks that the tree gives up."""
         for block in blocks:
             self.kept.drop(block)
+
+    def shorten(self, leaf: Node) -> int:
+        """Note that a text may end at its last place to begin. Return how many blocks of the leaf lie behind it."""
+        blocks = [block for node in reversed(list(leaf.path())) for block in node.blocks]
+        end = self.kept.num_usable(blocks)
+        self.kept.prove(blocks[self.kept.first_block(end * self.block_size) : end])
+        return min(len(leaf.blocks), len(blocks) - end)

@@ -7,13 +7,13 @@ from typing import Any
 from scripts.smoke.arguments import load_ours
 from scripts.smoke.report import Report
 from scripts.smoke.run import Generate, Outcome, compare, quiet_hugging_face, tell
+from scripts.smoke.steps import run_out
 
 from mini_engine.cli.parser import guard
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
 
-PREEMPT_EVERY = 3  # steps
 LeftOut = str  # why a path cannot run on this machine
 Path = Callable[[Any, list[list[int]], argparse.Namespace], Outcome | LeftOut]
 
@@ -47,8 +47,7 @@ def run_several(
 def drained(engine: Engine, prompts: list[list[int]], args: argparse.Namespace) -> Outcome:
     """Run an engine until every prompt is answered."""
     requests = add_all(engine, prompts, args)
-    while engine.has_unfinished:
-        engine.step()
+    run_out(engine)
     kv = {"layout": "block-tensor", "bytes": engine.runner.pool.bytes}
     errors = [f"{request.id} ended with an error: {request.error}" for request in requests if request.error]
     return Outcome([request.output_ids for request in requests], kv, errors)
@@ -72,12 +71,7 @@ def answers(
         RuntimeError: a request ended with an error.
     """
     requests = add_all(engine, prompts, args, name)
-    steps = 0
-    while engine.has_unfinished:
-        engine.step()
-        steps += 1
-        if preempt and steps % PREEMPT_EVERY == 0 and engine.scheduler.running:
-            engine.scheduler.preempt(engine.scheduler.running[-1])
+    run_out(engine, preempt)
     if errors := [request.error for request in requests if request.error]:
         raise RuntimeError(errors[0])
     return [request.output_ids for request in requests]

@@ -66,6 +66,18 @@ def test_another_models_blocks_are_never_served(model, cold, tmp_path):
     )
 
 
+def test_engines_of_other_layouts_may_share_a_directory(model, cold, tmp_path):
+    """Blocks of 8 and of 16 tokens, in turns. Each engine finds its own records and none of the other's."""
+    restored = []
+    for block_size in (8, 16, 8, 16):
+        engine = with_tiers(model, tmp_path, num_blocks=60, block_size=block_size)
+        assert answers(engine) == cold, f"in blocks of {block_size}"
+        store = engine.scheduler.manager.connector.block_store
+        store.tiers.close()
+        restored.append(store.traffic.restored_tokens)
+    assert restored == [0, 0, 3 * 32, 3 * 32], "of 40 tokens each, the last one's block is computed"
+
+
 def test_compaction_and_a_smaller_pool_in_mid_decode_change_no_token(model, cold):
     engine = build_engine(model, backend="reference", num_blocks=60)
     manager = engine.scheduler.manager

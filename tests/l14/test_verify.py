@@ -221,6 +221,21 @@ def test_a_seed_gives_the_same_answer_with_and_without_drafts(params):
     )
 
 
+@pytest.mark.parametrize("min_tokens", range(8))
+@pytest.mark.parametrize("ends", [{}, {"stop_token_ids": [2]}], ids=["end token", "stop token"])
+def test_a_row_counts_the_drafts_before_it_as_tokens_of_the_answer(min_tokens, ends):
+    """The model would end every answer at once. Where it may is not a matter of the drafts, right or wrong ones."""
+    logits = cycle(3)
+    logits[:, EOS] = 20.0 if not ends else -5.0
+    logits[:, 2] += 20.0 * bool(ends)
+    params = greedy(12, min_tokens=min_tokens, **ends)
+    want = answers(plain_engine(logits), [[1, 2, 3]], params)
+    assert len(want[0]) == min_tokens + 1, "it ends with the first token that may end it"
+    for guess in ([EOS, 2] * 4, [1, 2, 3] * 3, want[0][1:]):
+        drafter = Always(lambda request, count, guess=guess: guess[len(request.output_ids) - 1 :][:count])
+        assert answers(engine_of(logits, drafter=drafter), [[1, 2, 3]], params) == want
+
+
 def together(engine, prompts, params):
     """Return tokens, logprobs and reasons of requests that run together."""
     requests = [engine.add_request(str(i), ids, one) for i, (ids, one) in enumerate(zip(prompts, params, strict=True))]

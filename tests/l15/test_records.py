@@ -15,3 +15,19 @@ def test_windows_come_back_into_the_groups_that_they_left():
     assert kv.allocate("b", TEXT) == 40, "ten blocks, and the last window of each group, come back"
     kv.check_reads("b", TEXT, 40, 40)
     tiers.close()
+
+
+def test_windows_come_back_behind_those_that_the_request_has():
+    """The tree has three blocks and the window at their end; a tier has the fourth."""
+    tiers = Tiers.of_size(None, 10**7, 0)
+    kv = connected(tiers)
+    served(kv, "a", TEXT)
+    kv.prefixes.clear()
+    kv.slots.clear()
+    served(kv, "b", TEXT[:14])
+    assert kv.allocate("c", TEXT[:18]) == 16
+    assert kv.prefixes.stats.found_tokens == 12 + 16, (
+        "12 tokens from a tier for b, which c finds in the tree, and 4 more"
+    )
+    kv.check_reads("c", TEXT, 16, 16)
+    tiers.close()

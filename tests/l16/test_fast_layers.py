@@ -7,9 +7,11 @@ from mini_engine.errors import UserError
 from mini_engine.kv.block_tensor import ForwardMeta, KvPool
 from mini_engine.latents.fast import FastLatentForCausalLM, speed_up_latents
 from mini_engine.latents.kernels import load_kernel
+from mini_engine.latents.model import LatentForCausalLM
 from mini_engine.latents.store import LatentKv
 from mini_engine.layers import native
 from tests.l16.models import FAMILIES, FIRST, FOUND, PROMPTS, answered, ask, drain, latents, load
+from tests.l16.small import config_of
 from tests.support import some_ids
 
 BLOCK, NUM_BLOCKS = 4, 16
@@ -117,3 +119,23 @@ def test_a_tied_head_is_also_the_embedding():
     fast = speed_up_latents(load(family), "packed")
     ids = torch.tensor([3, 150, 3])
     assert torch.equal(fast.embed(ids), load(family).model.embed_tokens(ids))
+
+
+@each_backend
+@pytest.mark.parametrize("q_lora_rank", [None, 7])
+def test_each_norm_keeps_its_own_eps(backend, q_lora_rank):
+    """The config's eps is so large here that no norm could have another one's unnoticed."""
+    changes = dict(rms_norm_eps=0.3, q_lora_rank=q_lora_rank)
+    want = logits(small_model(**changes))[0]
+    got = logits(speed_up_latents(small_model(**changes), backend))[0]
+    assert (got - want).abs().max() <= 1e-5 * want.abs().max()
+
+
+def small_model(**changes):
+    """Return a random model, the same for the same changes, whose activations are small."""
+    model = LatentForCausalLM(config_of(vocab_size=160, **changes)).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        small = 0.02 if "norm" not in name else 0.5
+        parameter.uniform_(-small, small, generator=generator)
+    return model

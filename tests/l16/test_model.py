@@ -249,3 +249,18 @@ def test_scores_are_scaled_as_in_hugging_face(scaling):
     layer = make(rope_scaling=scaling)
     got, want = layer.config.attention_scale, theirs(layer).scaling
     assert got == pytest.approx(want), "nope + rope to the power of -1/2, times YaRN's sharpness squared"
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.3])
+def test_the_norms_of_latents_have_an_eps_of_their_own(eps):
+    """Hidden states are so small here that any other eps would show. transformers gives these norms none but 1e-6."""
+    layer, store, x = make(rms_norm_eps=eps, q_lora_rank=7), Recording(), hidden_states() / 1000
+    _, cos, sin, _ = run(layer, store, x)
+
+    def normed(c, weight):
+        return weight * c * (c.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+    latent = normed(compressed(layer, x)[0], layer.kv_a_layernorm.weight)
+    close(store.written.k, latent[:, None], "the norm of latents adds 1e-6, whatever rms_norm_eps says")
+    q = layer.q_b_proj(normed(layer.q_a_proj(x), layer.q_a_layernorm.weight)).view(TOKENS, HEADS, NOPE + ROPE)
+    close(store.asked.q, rotate_end(q, cos, sin, layer.config), "so does the norm of what queries are made of")

@@ -86,3 +86,13 @@ def test_the_dtype_stays(dtype):
     got = rotate(x)
     assert got.dtype == dtype, f"rotated numbers come back as {got.dtype}, and attention goes on in {dtype}"
     assert float((got.float() - rotate(x.float())).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [32, 96, 128])
+def test_vectors_in_half_precision_are_rotated_in_float32_and_rounded_once(dtype, dim):
+    """1 / √32 is no number of either dtype: rotated in its own, a vector would become longer or shorter."""
+    x = some(50, dim).to(dtype)
+    got = rotate(x)
+    assert got.dtype == dtype
+    assert torch.equal(got, rotate(x.float()).to(dtype))

@@ -16,7 +16,7 @@ class Tiers(NoConnector):
     """Tiers that have a prompt's first blocks, and note what they are given."""
 
     def __init__(self, num_blocks=0):
-        self.num_blocks, self.saved = num_blocks, []
+        self.num_blocks, self.saved, self.kept = num_blocks, [], []
 
     def get_num_new_matched_tokens(self, token_ids, namespace, num_computed_tokens, may_wait):
         return Matched(self.num_blocks * SIZE)
@@ -26,6 +26,7 @@ class Tiers(NoConnector):
 
     def save_kv(self, request_id, stored, is_kept):
         self.saved.append(stored)
+        self.kept.append(is_kept)
 
 
 def either(num_blocks, min_tokens):
@@ -54,6 +55,9 @@ def test_what_a_worker_brings_goes_to_the_tiers():
     [stored] = connector.tiers.saved
     held = [receiver.cells.slots[block * SIZE + i] for block in stored.blocks for i in range(SIZE)]
     assert held == digests(None, TEXT)[: 4 * SIZE] and stored.start == 0 and not connector.brought
+    assert connector.tiers.kept == [True], (
+        "a worker has brought what goes with the last block, too: a state, for example"
+    )
 
 
 @pytest.mark.parametrize("ends", ["request_finished", "shutdown"])

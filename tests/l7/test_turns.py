@@ -69,6 +69,31 @@ def test_a_place_is_given_up_only_to_a_request_that_can_start_there(size, reserv
         assert give_place(engine.scheduler) == given, "a request is preempted only for one that can start in its place"
 
 
+def test_a_request_that_gave_its_place_up_keeps_the_next_one_until_it_has_caught_up():
+    """Else a long prompt would begin again for each client that comes: the one before it gives way instead."""
+    config = SchedulerConfig(3, 16, 4, policy="priority")
+    with Service(scheduler_config=config) as service:
+        scheduler = service.engine.scheduler
+        own = SamplingParams(max_tokens=9, ignore_eos=True)
+        a, b, c = (service.engine.add_request(name, [1] * 40, own, 20) for name in "abc")
+        service.engine.step()
+        assert give_place(scheduler) == 0, "none waits"
+        scheduler.preempt(c)
+        service.engine.step()
+        assert scheduler.running == [a, b, c] and c.is_prefilling
+        first = service.engine.add_request("first", [2], SamplingParams(max_tokens=90, ignore_eos=True), 0)
+        assert (give_place(scheduler), c.num_preemptions, b.num_preemptions) == (1, 1, 1)
+        service.engine.step()
+        assert scheduler.running == [first, a, c]
+        service.engine.add_request("second", [2], SamplingParams(max_tokens=90, ignore_eos=True), 0)
+        assert (give_place(scheduler), c.num_preemptions, a.num_preemptions) == (1, 1, 1)
+        while c.is_prefilling:
+            service.engine.step()
+        assert c in scheduler.running and c.output_ids
+        service.engine.add_request("third", [2], SamplingParams(max_tokens=90, ignore_eos=True), 0)
+        assert (give_place(scheduler), c.num_preemptions) == (1, 2), "it has a token more than before"
+
+
 def test_the_server_s_scheduler_goes_by_turns():
     parser = OneLineParser()
     add_scheduler_options(parser)

@@ -1,0 +1,45 @@
+"""Lesson 19. What goes with blocks: windows for the places that still lack them, and workers that have any states."""
+
+import pytest
+
+from mini_engine.engine_config import EngineConfig
+from mini_engine.handover.extras import WindowExtras
+from mini_engine.handover.opening import worker_config
+from tests.l15.cells import Cells
+from tests.l15.ledger import Windows, compute, serve
+
+WINDOW, GROUPS, SIZE = 6, 2, 4
+TEXT = list(range(25))
+
+
+def end_of_a_transfer():
+    """Return a manager with windows and what copies them."""
+    kv = Windows(WINDOW, GROUPS, 70, SIZE, max_step=8)
+    return kv, WindowExtras(Cells(kv.slots), kv.memory)
+
+
+@pytest.mark.parametrize("num_there", [0, 4, 5])
+def test_of_the_windows_that_come_the_last_ones_are_used(num_there):
+    """Six blocks were asked for, with the windows of the last two. Meanwhile the receiver has some blocks itself."""
+    sender, theirs = end_of_a_transfer()
+    sender.allocate("a", TEXT)
+    compute(sender, "a", TEXT[:24])
+    buffers = theirs.read("a", 0, 6)
+    assert len(buffers) == theirs.num_buffers(0, 6) == 2 * GROUPS
+    receiver, ours = end_of_a_transfer()
+    if num_there:
+        serve(receiver, "before", TEXT[: num_there * SIZE])
+    assert receiver.allocate("b", TEXT) == num_there * SIZE
+    receiver.grow("b", 24, num_loaded=24)
+    ours.write("b", num_there, 6, buffers)
+    for group, row in list(enumerate(receiver.rows("b")))[1:]:
+        for position in range(19, 24):  # what token 24 sees
+            found = receiver.slots[row[position // SIZE], position % SIZE]
+            assert found == (group, tuple(TEXT[: position + 1])), f"token {position}, group {group}"
+
+
+@pytest.mark.parametrize(("ours", "workers"), [(None, None), (0, None), (5, 5)])
+def test_a_worker_has_checkpoints_though_the_engine_has_none(ours, workers):
+    """A state is read where a checkpoint is kept: a worker without any would have none to hand over."""
+    config = worker_config(EngineConfig(max_track_slots=ours, enable_prefix_caching=False))
+    assert (config.max_track_slots, config.enable_prefix_caching) == (workers, True)
