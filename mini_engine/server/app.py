@@ -18,6 +18,7 @@ from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.jobs import Answers, Job
 from mini_engine.engine.turns import in_turn
 from mini_engine.engine.worker import EngineWorker, ModelLimits
+from mini_engine.errors import TooLong
 from mini_engine.server.answer_models import Chat, Completion, Health, ModelCard, ModelList, ResponseAnswer
 from mini_engine.server.bodies import BodyReader
 from mini_engine.server.description import describe, gives, refusals, takes
@@ -38,6 +39,7 @@ from mini_engine.server.tokenizing import PromptEncoder
 from mini_engine.server.tool_calls import ToolChatFormat
 from mini_engine.text.tokenizer import Tokenizer
 
+TOO_LONG = "context_length_exceeded"  # OpenAI's code: clients that know it shorten the conversation and ask again
 CLIENT_CLOSED = 499  # nginx's status for it; no client is left to see it
 FACTS = (400, 401, 403, 405, 408, 413, 503)
 DEAD = {"description": "The engine has ended or is stuck."}
@@ -117,14 +119,20 @@ class Service:
         if count > most:
             raise ApiError(400, f"{count} answers are asked for at once; this server gives {most}")
         grammar = ANYTHING if wanted.form is None else await self.grammar_of(wanted.form)
+        try:
+            return await self.worker.submit(in_turn(await self.jobs(wanted, grammar), next(self.turns)))
+        except TooLong as error:
+            raise ApiError(400, str(error), param=error.param, code=TOO_LONG) from None
+
+    async def jobs(self, wanted: Sampling, grammar: Grammar) -> list[Job]:
+        """The jobs of a request: n for each prompt."""
         prompts = [await self.prompts.encode(prompt) for prompt in wanted.prompts]
         self.check_prompt_logprobs(wanted, sum(map(len, prompts)))
-        jobs = [
+        return [
             Job(prompt_ids, wanted.params(choice, self.limits.max_tokens - len(prompt_ids), grammar), wanted.cache_salt)
             for prompt_ids in prompts
             for choice in range(wanted.n)
         ]
-        return await self.worker.submit(in_turn(jobs, next(self.turns)))
 
     def check_prompt_logprobs(self, wanted: Sampling, num_tokens: int) -> None:
         """Refuse log probabilities of so many prompt tokens that the response would be tens of megabytes."""
