@@ -77,9 +77,7 @@ def shown(**keywords: Any) -> Any:
 
 def between(name: str) -> Any:
     """What /openapi.json says of a number that SamplingParams checks."""
-    allowed = NUMBERS[name]
-    least = 0.0 if name == "temperature" else allowed.least  # 0 is greedy
-    return shown(minimum=least, maximum=allowed.most)
+    return shown(minimum=NUMBERS[name].least, maximum=NUMBERS[name].most)
 
 
 Bias = Annotated[Number, shown(minimum=-MAX_BIAS, maximum=MAX_BIAS)]
