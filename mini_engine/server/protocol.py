@@ -20,6 +20,7 @@ from mini_engine.server.chat_protocol import (
     ResponseFormat,
     Tool,
     ToolChoice,
+    few_pieces,
 )
 from mini_engine.server.fields import (
     MAX_IDS,
@@ -33,6 +34,7 @@ from mini_engine.server.fields import (
     StopIds,
     Text,
     Whole,
+    at_most,
     between,
     in_one_sentence,
     only,
@@ -96,7 +98,9 @@ class Sampling(Body):
     min_tokens: Annotated[Whole, shown(minimum=0)] = 0
     stop: Stop = Field([])
     stop_token_ids: StopIds = Field([])
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_IDS), shown(propertyNames=TOKEN_ID)] = Field({})
+    logit_bias: Annotated[
+        dict[str, Bias], Field(max_length=MAX_IDS), shown(propertyNames=TOKEN_ID), at_most(MAX_IDS)
+    ] = Field({})
     ignore_eos: Flag = False
     n: Annotated[Whole, Field(ge=1, le=MAX_N)] = 1
     stream: Flag = False
@@ -252,7 +256,7 @@ class ChatRequest(Sampling):
     Accepted only with a value that changes nothing: modalities, and vLLM's echo and chat_template_kwargs.
     """
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), few_pieces]
     max_completion_tokens: Whole | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -260,7 +264,7 @@ class ChatRequest(Sampling):
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Flag = True
-    modalities: Annotated[list[Text], only(["text"])] = Field(["text"])
+    modalities: Annotated[list[Text], Field(fail_fast=True), only(["text"])] = Field(["text"])
     echo: Annotated[Flag, only(False)] = False
     chat_template_kwargs: Annotated[JsonObject, only({})] = Field({})
 
