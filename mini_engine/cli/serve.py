@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
     parser.add_argument("--port", type=whole_number(0), default=8000, metavar="N", help="default: 8000; 0: a free one")
-    parser.add_argument("--model-name", metavar="NAME", help="what clients call the model (default: its folder's name)")
+    parser.add_argument(
+        "--model-name", metavar="NAME", help="what clients call the model (default: its folder's name, or the hub id)"
+    )
     add_key_option(parser)
     add_limits(parser)
     parser.add_argument(
@@ -203,9 +205,10 @@ def server_config(args: argparse.Namespace) -> "ServerConfig":
     """Return the server's limits and names, from the options."""
     from mini_engine.server.server_config import ServerConfig
 
-    name = args.model_name or (Path(args.model).name if args.model else "pocket")
+    name, *aliases = model_names(args.model, args.model_name)
     return ServerConfig(
         model_name=name,
+        aliases=tuple(aliases),
         api_keys=api_keys(args),
         max_body_bytes=args.max_body_bytes,
         header_seconds=args.header_seconds,
@@ -217,6 +220,15 @@ def server_config(args: argparse.Namespace) -> "ServerConfig":
         max_waiting=args.max_waiting,
         grace_seconds=args.grace_seconds,
     )
+
+
+def model_names(model: str | None, given: str | None) -> list[str]:
+    """Return what clients may call the model: what is given, or its folder's name, or a hub id without and with owner."""
+    if given or not model:
+        return [given or "pocket"]
+    if os.path.isdir(model):
+        return [Path(os.path.abspath(model)).name or "model"]  # of a link the link's own
+    return list(dict.fromkeys([Path(model).name, model]))
 
 
 def api_keys(args: argparse.Namespace) -> tuple[str, ...]:

@@ -154,14 +154,14 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Refuse the name of a model that is not served here. No name means this one."""
         ours = self.config.model_name
-        if name not in (None, ours):
+        if name not in (None, ours, *self.config.aliases):
             raise ApiError(
                 404, f"there is no model {name!r} here, only {ours!r}", param="model", code="model_not_found"
             )
 
-    def model_card(self) -> dict[str, Any]:
-        """The model as an entry of /v1/models."""
-        card = {"id": self.config.model_name, "object": "model", "created": self.started, "owned_by": "mini_engine"}
+    def model_card(self, name: str) -> dict[str, Any]:
+        """The model as an entry of /v1/models, under one of its names."""
+        card = {"id": name, "object": "model", "created": self.started, "owned_by": "mini_engine"}
         return card | {"max_model_len": self.limits.max_model_len}
 
     async def health(self) -> JSONResponse:
@@ -264,14 +264,15 @@ def add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models", response_model=ModelList, responses=refusals(*FACTS))
     async def models() -> dict[str, Any]:
-        """List the one model served here."""
-        return {"object": "list", "data": [service.model_card()]}
+        """List the one model served here, once under each of its names."""
+        names = (service.config.model_name, *service.config.aliases)
+        return {"object": "list", "data": [service.model_card(name) for name in names]}
 
     @app.get("/v1/models/{name:path}", response_model=ModelCard, responses=refusals(404, *FACTS))
     async def model(name: str) -> dict[str, Any]:
         """Describe a model by its name."""
         service.check_model(name)
-        return service.model_card()
+        return service.model_card(name)
 
     @app.get("/health", response_model=Health, responses={503: DEAD | {"model": Health}})
     async def health() -> JSONResponse:

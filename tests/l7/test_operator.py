@@ -80,6 +80,43 @@ def test_no_redirect_leads_to_the_host_that_a_client_names():
             assert found.status == 404 and "evil.example" not in str(found.headers), (path, found)
 
 
+# What it is called
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], ["pocket"]),
+        (["--model", "pocket-hybrid"], ["pocket-hybrid"]),
+        (["--model", "."], ["My-Model"]),
+        (["--model", "./"], ["My-Model"]),
+        (["--model", "layers/.."], ["My-Model"]),
+        (["--model", "layers/"], ["layers"]),
+        (["--model", "../My-Model"], ["My-Model"]),
+        (["--model", "/"], ["model"]),
+        (["--model", "Qwen/Qwen3-0.6B"], ["Qwen3-0.6B", "Qwen/Qwen3-0.6B"]),
+        (["--model", "Qwen/Qwen3-0.6B", "--model-name", "small"], ["small"]),
+    ],
+)
+def test_a_model_is_called_by_its_folder_or_by_its_hub_id(arguments, names, tmp_path, monkeypatch):
+    (tmp_path / "My-Model" / "layers").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "My-Model")
+    parser = OneLineParser()
+    serve.add_arguments(parser)
+    config = serve.server_config(parser.parse_args(arguments))
+    assert [config.model_name, *config.aliases] == names
+
+
+def test_a_hub_id_and_its_name_are_one_model():
+    with Service(aliases=("owner/tiny",)) as service:
+        assert [card["id"] for card in service.get("/v1/models").body["data"]] == ["tiny", "owner/tiny"]
+        for name in ("tiny", "owner/tiny"):
+            assert service.get(f"/v1/models/{name}").body["id"] == name
+            body = {"prompt": [1], "max_tokens": 1, "model": name}
+            assert service.post("/v1/completions", body).status == 200
+        assert service.get("/v1/models/tiny/owner").status == 404
+
+
 # Probes and signals
 
 
