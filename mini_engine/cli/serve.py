@@ -8,6 +8,7 @@ import gc
 import ipaddress
 import logging
 import os
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mini_engine.server.server_config import ServerConfig
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
+OWNED = re.compile(r"[\w-][\w.-]*/\w[\w.-]*")
 log = logging.getLogger(__name__)
 
 NEEDED = (
@@ -223,12 +225,12 @@ def server_config(args: argparse.Namespace) -> "ServerConfig":
 
 
 def model_names(model: str | None, given: str | None) -> list[str]:
-    """Return what clients may call the model: what is given, or its folder's name, or a hub id without and with owner."""
+    """Return what clients may call the model: what is given, or its folder's name, and for owner/name that, too."""
     if given or not model:
         return [given or "pocket"]
-    if os.path.isdir(model):
-        return [Path(os.path.abspath(model)).name or "model"]  # of a link the link's own
-    return list(dict.fromkeys([Path(model).name, model]))
+    path = Path(model)
+    name = path.resolve().name if path.name in ("", "..") else path.name
+    return [name or "model"] + [model] * bool(OWNED.fullmatch(model))
 
 
 def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
