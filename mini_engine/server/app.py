@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,11 +19,12 @@ from mini_engine.engine.jobs import Answers, Job
 from mini_engine.engine.turns import in_turn
 from mini_engine.engine.worker import EngineWorker, ModelLimits
 from mini_engine.errors import TooLong
-from mini_engine.server.answer_models import Chat, Completion, Health, ModelCard, ModelList, ResponseAnswer
+from mini_engine.server.answer_models import Chat, Completion, ResponseAnswer
 from mini_engine.server.bodies import BodyReader
-from mini_engine.server.description import describe, gives, refusals, takes
+from mini_engine.server.description import describe, gives, takes
 from mini_engine.server.disconnect import ClientGone, unless_gone
 from mini_engine.server.errors import ApiError, install_handlers
+from mini_engine.server.facts import add_facts
 from mini_engine.server.grammars import GrammarCompiler
 from mini_engine.server.metrics import Metrics
 from mini_engine.server.middleware import OURS, TENANT, ApiKey, BodyLimit, CloseUnread, Drain, HostCheck, RequestId
@@ -37,12 +38,10 @@ from mini_engine.server.server_config import ServerConfig
 from mini_engine.server.sse import EventStream
 from mini_engine.server.tokenizing import PromptEncoder
 from mini_engine.server.tool_calls import ToolChatFormat
+from mini_engine.server.traffic import CLIENT_CLOSED, Counted, Traffic
 from mini_engine.text.tokenizer import Tokenizer
 
 TOO_LONG = "context_length_exceeded"  # OpenAI's code: clients that know it shorten the conversation and ask again
-CLIENT_CLOSED = 499  # nginx's status for it; no client is left to see it
-FACTS = (400, 401, 403, 405, 408, 413, 503)
-DEAD = {"description": "The engine has ended or is stuck."}
 CHUNKS = "Each event's `data` is a chunk in JSON; the last one is `[DONE]`, or an error."
 TYPED = "Each event's `data` is an object in JSON, whose `type` is the event's name."
 
@@ -175,6 +174,7 @@ class ServerApp:
 
     Attributes:
         drain: counts the requests in flight and refuses new ones at the end.
+        traffic: counts responses, and logs refusals.
         cut: ends all answers with an error, when the grace is over.
     """
 
@@ -186,13 +186,15 @@ class ServerApp:
             redirect_slashes=False,  # a redirect would name the host that the client's Host header names
         )
         install_handlers(routes)
-        add_routes(routes, service)
+        add_answers(routes, service)
+        add_facts(routes, service)
         keyed = bool(service.config.api_keys)
         bodies = (CompletionRequest, ChatRequest, ResponsesRequest)
         describe(routes, bodies, lambda path: keyed and path.startswith(OURS))
         self.config, self.worker = service.config, service.worker
-        self.drain = Drain(routes)
-        self.outermost = behind(self.drain, service.config)
+        self.drain = routes.state.drain = Drain(routes)
+        self.traffic = routes.state.traffic = Traffic()
+        self.outermost = Counted(behind(self.drain, service.config), self.traffic)
         self.cut = partial(service.worker.end_all, "the server is shutting down")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -230,12 +232,6 @@ def namespace(tenant: str | None, salt: str | None) -> str | None:
     return hashlib.sha256(json.dumps([tenant, salt]).encode()).hexdigest()
 
 
-def add_routes(app: FastAPI, service: Service) -> None:
-    """Register every route."""
-    add_answers(app, service)
-    add_facts(app, service)
-
-
 def add_answers(app: FastAPI, service: Service) -> None:
     """Register the routes that run the model."""
 
@@ -257,34 +253,3 @@ def add_answers(app: FastAPI, service: Service) -> None:
         """Answer a conversation in the form of OpenAI's Responses API."""
         asked = await service.bodies.read(request, ResponsesRequest)
         return await service.answer(partial(ResponsesReply, asked), asked.as_chat, request, TypedEvents)
-
-
-def add_facts(app: FastAPI, service: Service) -> None:
-    """Register the routes about the model and the server's state."""
-
-    @app.get("/v1/models", response_model=ModelList, responses=refusals(*FACTS))
-    async def models() -> dict[str, Any]:
-        """List the one model served here, once under each of its names."""
-        names = (service.config.model_name, *service.config.aliases)
-        return {"object": "list", "data": [service.model_card(name) for name in names]}
-
-    @app.get("/v1/models/{name:path}", response_model=ModelCard, responses=refusals(404, *FACTS))
-    async def model(name: str) -> dict[str, Any]:
-        """Describe a model by its name."""
-        service.check_model(name)
-        return service.model_card(name)
-
-    @app.get("/health", response_model=Health, responses={503: DEAD | {"model": Health}})
-    async def health() -> JSONResponse:
-        """Report whether the engine's thread is alive and its steps return."""
-        return await service.health()
-
-    @app.head("/health", include_in_schema=False)
-    async def health_head() -> Response:
-        """Report the same by the status alone."""
-        return await service.health()
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Metrics in Prometheus' text format."""
-        return Response(await service.metrics.scrape(), media_type="text/plain; version=0.0.4")

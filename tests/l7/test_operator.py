@@ -121,8 +121,24 @@ def test_a_hub_id_and_its_name_are_one_model():
 
 
 def test_a_probe_may_ask_for_the_head_alone(server: Service):
-    found = server.request("HEAD", "/health", None, {})
-    assert (found.status, found.body) == (200, "")
+    for path in ("/health", "/ready"):
+        found = server.request("HEAD", path, None, {})
+        assert (found.status, found.body) == (200, "")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_draining_server_is_well_but_takes_no_requests(method):
+    with Service(api_keys=("secret",)) as service:
+        assert service.request(method, "/ready", None, {}).status == 200
+        service.app.drain.begin()
+        assert service.request(method, "/ready", None, {}).status == 503, "a balancer sends its requests elsewhere"
+        assert service.request(method, "/health", None, {}).status == 200, "what watches the process leaves it alone"
+
+
+def test_a_server_whose_engine_has_stopped_is_not_ready():
+    with Service() as service:
+        service.worker.close()
+        assert service.get("/ready").status == service.get("/health").status == 503
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
