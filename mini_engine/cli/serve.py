@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-name", metavar="NAME", help="what clients call the model (default: its folder's name, or the hub id)"
     )
+    parser.add_argument(
+        "--vllm-metrics", action="store_true", help="/metrics also has vLLM's names, for dashboards made for it"
+    )
     add_key_option(parser)
     add_limits(parser)
     parser.add_argument(
@@ -155,7 +158,8 @@ def run(args: argparse.Namespace) -> int:
 
         return front_server.run(args, config)
     with listen(args.host, args.port) as listener:
-        llm, metrics = load_llm(args, scheduler_config=scheduler_config(args)), Metrics()
+        metrics = Metrics(config.model_name if args.vllm_metrics else None)
+        llm = load_llm(args, scheduler_config=scheduler_config(args))
         with llm, EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics, args.step_seconds) as worker:
             metrics.watch(worker)
             app = create_app(worker, config, metrics)
