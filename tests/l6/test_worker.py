@@ -325,12 +325,14 @@ def test_each_answer_that_ends_says_what_it_spent_its_time_on():
         wait_until(lambda: worker.num_running == 1, "the first one runs")
         waiting.close()
         wait_until(lambda: worker.num_open == 1, "the second one has been aborted in the queue")
+        wait_until(lambda: worker.observer.tokens, "the first one has a token")
         running.close()
         assert is_idle(worker)
         worker.close()
         queued, answered = worker.observer.times
     assert queued.queued == queued.whole > 0 == queued.prefill == queued.decode
     assert answered.whole == pytest.approx(answered.queued + answered.prefill + answered.decode)
+    assert min(answered) > 0, "it waited, was computed, and gained tokens"
 
 
 # Trouble
