@@ -136,8 +136,12 @@ class TierMetrics(Collector):
         what = "What has happened in a tier, or with what prefill workers send."
         sizes = GaugeMetricFamily(PREFIX + "tier_bytes", size, labels=["tier"])
         events = CounterMetricFamily(PREFIX + "tier_events", what, labels=["tier", "event"])
+        states = []
         for tier in self.manager.tier_stats:
             sizes.add_metric([tier.name], tier.num_bytes)
             for name, count in tier.events.items():
                 events.add_metric([tier.name, name.replace(" ", "_")], count)
-        return [family for family in (sizes, events) if family.samples]
+            for name, number in tier.state.items():
+                text = f"What the tier {tier.name} says of its {name.replace('_', ' ')} now."
+                states.append(GaugeMetricFamily(f"{PREFIX}{tier.name}_{name}", text, value=number))
+        return [family for family in (sizes, events, *states) if family.samples]
