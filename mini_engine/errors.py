@@ -15,6 +15,10 @@ class UserError(ValueError):
         self.param = param
 
 
+class TooLong(UserError):
+    """A prompt and its answer together are longer than the model or the whole pool can take."""
+
+
 class EngineDead(UserError):
     """No step can run any more, whatever the request: a process that holds part of the model has ended (lesson 18)."""
 

@@ -4,11 +4,13 @@ llm = LLM()                                     # the pocket model; or a checkpo
 llm.generate("The capital of France is", SamplingParams(max_tokens=20))[0].text
 """
 
+import functools
 import itertools
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -33,9 +35,25 @@ from mini_engine.text.prompts import (
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.values import shown
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def in_turn(method: Callable[Concatenate[Any, Given], Result]) -> Callable[Concatenate[Any, Given], Result]:
+    """Let one thread at a time run a method that uses the engine or the tokenizer; neither is made for several."""
+
+    @functools.wraps(method)
+    def taken(self: Any, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with self.turn:
+            return method(self, *args, **kwargs)
+
+    return taken
+
 
 class LLM:
     """A model, its tokenizer and an engine. `with LLM() as llm:` frees all three at the end.
+
+    Threads may share it: their calls take turns. To have many prompts batched together, give them in one call.
 
     Args:
         model: a checkpoint directory, a hub id such as "Qwen/Qwen3-0.6B", "pocket-hybrid" (lesson 11),
@@ -88,6 +106,7 @@ class LLM:
 
     def _begin(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self._engine: Engine | None = engine
+        self.turn = threading.RLock()
         self.tokenizer = tokenizer
         self._stream_ids = (f"stream-{number}" for number in itertools.count())
 
@@ -97,6 +116,7 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    @in_turn
     def close(self) -> None:
         """Abort unfinished requests, release model and pool, and end other ranks, each whatever fails. Idempotent."""
         engine, self._engine = self._engine, None
@@ -114,6 +134,7 @@ class LLM:
             raise RuntimeError("this LLM is closed; make a new one")
         return self._engine
 
+    @in_turn
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -135,6 +156,7 @@ class LLM:
         ids = [self.encode(prompt) for prompt in listed(prompts)]
         return generate_all(self.engine, ids, default(params), progress, lambda r: WholeAnswer(r, self.tokenizer))
 
+    @in_turn
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -151,6 +173,7 @@ class LLM:
         ids = [self.tokenizer.encode_chat(checked_messages(conversation)) for conversation in conversations]
         return self.generate(ids, params, progress)
 
+    @in_turn
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> "Stream":
         """Answer one prompt or conversation as an iterator of `TextDelta`, one for each step.
 
@@ -165,23 +188,29 @@ class LLM:
             raise UserError(f"params is {shown(params)}; give SamplingParams", param="params")
         ids = self.tokenizer.encode_chat(checked_messages(prompt)) if is_conversation(prompt) else self.encode(prompt)
         request = self.engine.add_request(next(self._stream_ids), ids, wanted)
-        return Stream(self.engine, request, AnswerReader(request, self.tokenizer))
+        return Stream(self.engine, request, AnswerReader(request, self.tokenizer), self.turn)
 
+    @in_turn
     def encode(self, prompt: object) -> list[int]:
         """Return the token ids of a text; token ids are returned as they are. UserError for anything else."""
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else checked_ids(prompt)
 
 
 class Stream:
-    """One answer as an iterator of deltas. `close` it, or leave its `with` block, to abort an unfinished answer."""
+    """One answer as an iterator of deltas. `close` it, or leave its `with` block, to abort an unfinished answer.
 
-    def __init__(self, engine: Engine, request: Request, reader: AnswerReader) -> None:
-        self.engine, self.request, self.reader = engine, request, reader
+    Args:
+        turn: the LLM's.
+    """
+
+    def __init__(self, engine: Engine, request: Request, reader: AnswerReader, turn: threading.RLock) -> None:
+        self.engine, self.request, self.reader, self.turn = engine, request, reader, turn
         self.ended = False
 
     def __iter__(self) -> "Stream":
         return self
 
+    @in_turn
     def __next__(self) -> TextDelta:
         """Run the engine until this answer has gained something, and return that."""
         if self.ended:
@@ -205,6 +234,7 @@ class Stream:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    @in_turn
     def close(self) -> None:
         """Abort the request unless it has finished. Idempotent."""
         self.ended = True

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mini_engine.errors import UserError, warn_once
+from mini_engine.errors import TooLong, UserError, warn_once
 from mini_engine.values import shown
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -104,7 +104,7 @@ class Qwen3Config:
         return (math.prod(self.k_shape) + math.prod(self.v_shape)) * self.num_hidden_layers * dtype.itemsize
 
     def check_prompt(self, prompt_ids: Sequence[int], max_new_tokens: int = 0) -> None:
-        """Raise UserError if this model cannot continue `prompt_ids` by `max_new_tokens` tokens."""
+        """Raise UserError if this model cannot continue `prompt_ids` by `max_new_tokens` tokens: TooLong for length."""
         if max_new_tokens < 0:
             raise UserError(f"max_new_tokens is {max_new_tokens}; it must be 0 or more")
         if isinstance(prompt_ids, str) or not isinstance(prompt_ids, Sequence):
@@ -119,7 +119,7 @@ class Qwen3Config:
         wanted = len(prompt_ids) + max_new_tokens
         if wanted > self.max_model_len:
             beyond = " and cannot use dynamic RoPE beyond them" if self.rope_scaling.rope_type == "dynamic" else ""
-            raise UserError(
+            raise TooLong(
                 f"{len(prompt_ids)} prompt tokens and {max_new_tokens} new ones need {wanted} positions; "
                 f"the model has {self.max_model_len}{beyond}, so shorten the prompt or ask for fewer tokens"
             )

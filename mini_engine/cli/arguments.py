@@ -117,9 +117,13 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> No
         "--max-tokens", type=whole_number(1), default=max_tokens, metavar="N", help="the longest answer"
     )
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, which is greedy")
-    parser.add_argument("--top-k", type=whole_number(0), default=0, metavar="K", help="keep the K best tokens")
+    parser.add_argument(
+        "--top-k", type=whole_number(-1), default=0, metavar="K", help="keep the K best tokens (default: all)"
+    )
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the best tokens that add up to P")
-    parser.add_argument("--seed", type=whole_number(0), help="draw the same answer again with the same seed")
+    parser.add_argument(
+        "--seed", type=whole_number(-(2**63)), metavar="N", help="draw the same answer again with the same seed"
+    )
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
 
 

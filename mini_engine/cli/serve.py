@@ -8,6 +8,7 @@ import gc
 import ipaddress
 import logging
 import os
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mini_engine.server.server_config import ServerConfig
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
+OWNED = re.compile(r"[\w-][\w.-]*/\w[\w.-]*")
 log = logging.getLogger(__name__)
 
 NEEDED = (
@@ -36,7 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
     parser.add_argument("--port", type=whole_number(0), default=8000, metavar="N", help="default: 8000; 0: a free one")
-    parser.add_argument("--model-name", metavar="NAME", help="what clients call the model (default: its folder's name)")
+    parser.add_argument(
+        "--model-name", metavar="NAME", help="what clients call the model (default: its folder's name, or the hub id)"
+    )
+    parser.add_argument(
+        "--vllm-metrics", action="store_true", help="/metrics also has vLLM's names, for dashboards made for it"
+    )
     add_key_option(parser)
     add_limits(parser)
     parser.add_argument(
@@ -151,7 +158,8 @@ def run(args: argparse.Namespace) -> int:
 
         return front_server.run(args, config)
     with listen(args.host, args.port) as listener:
-        llm, metrics = load_llm(args, scheduler_config=scheduler_config(args)), Metrics()
+        metrics = Metrics(config.model_name if args.vllm_metrics else None)
+        llm = load_llm(args, scheduler_config=scheduler_config(args))
         with llm, EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics, args.step_seconds) as worker:
             metrics.watch(worker)
             app = create_app(worker, config, metrics)
@@ -203,9 +211,10 @@ def server_config(args: argparse.Namespace) -> "ServerConfig":
     """Return the server's limits and names, from the options."""
     from mini_engine.server.server_config import ServerConfig
 
-    name = args.model_name or (Path(args.model).name if args.model else "pocket")
+    name, *aliases = model_names(args.model, args.model_name)
     return ServerConfig(
         model_name=name,
+        aliases=tuple(aliases),
         api_keys=api_keys(args),
         max_body_bytes=args.max_body_bytes,
         header_seconds=args.header_seconds,
@@ -217,6 +226,15 @@ def server_config(args: argparse.Namespace) -> "ServerConfig":
         max_waiting=args.max_waiting,
         grace_seconds=args.grace_seconds,
     )
+
+
+def model_names(model: str | None, given: str | None) -> list[str]:
+    """Return what clients may call the model: what is given, or its folder's name, and for owner/name that, too."""
+    if given or not model:
+        return [given or "pocket"]
+    path = Path(model)
+    name = path.resolve().name if path.name in ("", "..") else path.name
+    return [name or "model"] + [model] * bool(OWNED.fullmatch(model))
 
 
 def api_keys(args: argparse.Namespace) -> tuple[str, ...]:

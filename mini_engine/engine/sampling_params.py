@@ -13,7 +13,9 @@ from mini_engine.errors import UserError
 from mini_engine.values import real, shown, whole
 
 GREEDY = 0.0
-MAX_SEED = 2**64 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
+FRESH_SEED = -1  # how vLLM's clients and llama.cpp's ask for no seed
+LOWEST_TEMPERATURE = 1e-6  # below it a logit divided by it may overflow float32
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0
 MAX_STOP = 1024  # characters: looking for a stop string takes time from every answer in the batch
@@ -27,9 +29,8 @@ class Range(NamedTuple):
     note: str
 
 
-# Below 1e-6 a logit divided by the temperature may overflow float32; use greedy instead of "almost greedy".
 NUMBERS = {
-    "temperature": Range(1e-6, 100.0, "or 0 for greedy"),
+    "temperature": Range(0.0, 100.0, "0 is greedy"),
     "top_p": Range(0.0, 1.0, "1 keeps every token"),
     "min_p": Range(0.0, 1.0, "0 keeps every token"),
     "repetition_penalty": Range(0.01, 100.0, "1 changes nothing"),
@@ -42,14 +43,14 @@ NUMBERS = {
 class SamplingParams:
     """How a request's tokens are chosen, and when its answer ends. Names and defaults are vLLM's and OpenAI's.
 
-    temperature: logits are divided by it; 0 is greedy.
-    top_k: keep only the k best tokens; 0 is off, and so is anything above the size of the vocabulary.
+    temperature: logits are divided by it; 0 is greedy, and so is anything below 1e-6.
+    top_k: keep only the k best tokens; 0 and -1 are off, and so is anything above the size of the vocabulary.
     top_p: keep only the smallest set of best tokens whose probabilities reach top_p; 1 is off, 0 keeps the best one.
     min_p: keep only tokens at least min_p times as likely as the best one; 0 is off.
     repetition_penalty: divides positive logits of tokens in the prompt or the answer, multiplies negative ones.
     presence_penalty: subtracted from the logit of every token in the answer.
     frequency_penalty: subtracted from a token's logit once for each time it occurs in the answer.
-    seed: determines the draws; None takes a fresh one for each request. Requests with equal seeds draw alike.
+    seed: determines the draws; None, or -1, takes a fresh one for each request. Requests with equal seeds draw alike.
     max_tokens: the longest answer. min_tokens: no stop id is chosen until the answer has this many tokens, unless a
         grammar allows nothing else.
     stop_token_ids: each of them ends the answer, as the model's end tokens do unless `ignore_eos` is set. With a
@@ -89,13 +90,13 @@ class SamplingParams:
         self._set("stop", _stop_texts(self.stop))
         for name, allowed in NUMBERS.items():
             self._set(name, _number(name, getattr(self, name), allowed))
-        self._set("top_k", _count("top_k", self.top_k, 0, None, "0 keeps every token"))
+        self._set("top_k", max(0, _count("top_k", self.top_k, -1, None, "0 and -1 keep every token")))
         self._set("max_tokens", _count("max_tokens", self.max_tokens, 1, None, "an answer has at least one token"))
         self._set("min_tokens", _count("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens"))
-        for name, most in (("seed", MAX_SEED), ("logprobs", MAX_LOGPROBS), ("prompt_logprobs", MAX_LOGPROBS)):
+        self._set("seed", _seed(self.seed))
+        for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
-                note = "leave it out for a fresh one" if name == "seed" else "leave it out for none"
-                self._set(name, _count(name, value, 0, most, note))
+                self._set(name, _count(name, value, 0, MAX_LOGPROBS, "leave it out for none"))
         self._set("logit_bias", _biases(self.logit_bias))
         if type(self.ignore_eos) is not bool:
             raise UserError(f"ignore_eos is {shown(self.ignore_eos)}; give True or False", param="ignore_eos")
@@ -186,14 +187,20 @@ class Row:
 def _number(name: str, value: object, allowed: Range) -> float:
     """Return a number in its range. True is refused, although Python treats it as 1."""
     number = real(value)
-    if name == "temperature" and number == GREEDY:
-        return GREEDY
     if number is None or not allowed.least <= number <= allowed.most:
         raise UserError(
             f"{name} is {shown(value)}; give a number from {allowed.least:g} to {allowed.most:g} ({allowed.note})",
             param=name,
         )
-    return number
+    return GREEDY if name == "temperature" and number < LOWEST_TEMPERATURE else number
+
+
+def _seed(value: object) -> int | None:
+    """Return a seed of 64 bits, of which a negative one is the two's complement; None for a fresh one."""
+    if value is None:
+        return None
+    seed = _count("seed", value, MIN_SEED, MAX_SEED, "leave it out for a fresh one")
+    return None if seed == FRESH_SEED else seed % (MAX_SEED + 1)
 
 
 def _count(name: str, value: object, least: int, most: int | None, note: str, param: str | None = None) -> int:

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SampleRow
-from mini_engine.errors import EngineDead, UserError
+from mini_engine.errors import EngineDead, TooLong, UserError
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.seams import CacheMemory
 from mini_engine.values import real, shown, whole
@@ -178,7 +178,7 @@ class Scheduler:
         """Put a request in the waiting queue.
 
         Raises:
-            UserError: it could not fit even alone, or its id is in use; nothing was changed.
+            UserError: it could not fit even alone (TooLong), or its id is in use; nothing was changed.
         """
         if request.id in self.requests:
             raise UserError(f"request id {shown(request.id)} is in use; give each unfinished request an id of its own")
@@ -186,7 +186,7 @@ class Scheduler:
         need = -(-request.max_kv_tokens // size)
         need += sum(memory.blocks.most(request.max_kv_tokens) for memory in self.memories)
         if need > usable:
-            raise UserError(
+            raise TooLong(
                 f"{len(request.prompt_ids)} prompt tokens and {request.params.max_tokens} new ones need {need} blocks "
                 f"of {size}; the whole pool has {usable}, so shorten the prompt or ask for fewer tokens"
             )

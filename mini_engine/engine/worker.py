@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, closing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from mini_engine.engine.answer import AnswerReader, TextDelta
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.jobs import Answers, Job
 from mini_engine.engine.mailbox import Mailbox, wake_readers
+from mini_engine.engine.open_answer import OpenAnswer, Times
 from mini_engine.engine.request import Ending, FinishReason, Request
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.stats import StepStats
@@ -77,16 +77,8 @@ class Observer:
     def ended(self, request: Request) -> None:
         """Note that a request has ended; its `finish_reason` says why."""
 
-
-@dataclass(eq=False)
-class OpenAnswer:
-    """An unfinished answer, owned by the engine thread. `latest`: when it was submitted or last got a token."""
-
-    request: Request
-    reader: AnswerReader
-    mailbox: Mailbox
-    index: int
-    latest: float
+    def timed(self, times: Times) -> None:
+        """Note what an answer that has ended spent its time on."""
 
 
 class EngineWorker:
@@ -284,7 +276,7 @@ class EngineWorker:
 
     def _step(self) -> None:
         """Run one step and deliver its deltas. The thread survives any error."""
-        self._step_began = time.monotonic()
+        self._step_began, began = time.monotonic(), time.perf_counter()
         try:
             num_given = give_place(self.engine.scheduler)
             result = self.engine.step()
@@ -297,6 +289,8 @@ class EngineWorker:
             return
         finally:
             self._step_began = None
+        for answer in self.answers.values():
+            answer.note_step(began)
         stats = result.stats._replace(num_preempted=result.stats.num_preempted + num_given)
         self._tell(self.observer.stepped, stats)
         now = time.perf_counter()
@@ -326,6 +320,7 @@ class EngineWorker:
         if delta.token_ids:
             self._tell(self.observer.token, now - answer.latest, first)
             answer.latest = now
+            answer.first = now if first else answer.first
         if delta.finish_reason is not None:
             answer.reader.drop_unread()
             self._end(answer, Ending(delta.finish_reason, delta.error))
@@ -346,6 +341,7 @@ class EngineWorker:
         del self.answers[answer.request.id]
         self._forget(1)
         self._tell(self.observer.ended, answer.request)
+        self._tell(self.observer.timed, answer.times(time.perf_counter()))
 
     def _break(self, why: str) -> None:
         with self._changed:

@@ -45,6 +45,11 @@ class Senders(Protocol):
         """How many senders have died, or had to be killed, so far."""
         ...
 
+    @property
+    def num_away(self) -> int:
+        """How many senders are missing now: lost, and not replaced."""
+        ...
+
     def close(self) -> None:
         """End all senders."""
         ...
@@ -88,7 +93,8 @@ class ReceivingConnector:
         self.events["losses"] = self.senders.num_losses
         states = self.transfers.buffers.states
         num_bytes = (len(states) - states.count(State.FREE)) * self.stage.buffer_bytes
-        return [TierStats("prefill", num_bytes, {name: self.events[name] for name in EVENTS})]
+        events = {name: self.events[name] for name in EVENTS}
+        return [TierStats("prefill", num_bytes, events, {"workers_away": self.senders.num_away})]
 
     def request_added(self, request: Text) -> None:
         """Remember the request: if it ends while its text is on its way, that is cancelled."""

@@ -1,7 +1,8 @@
 """Lesson 19. The receiver's view of prefill workers: starts them, hears them, notices their end, and replaces them.
 
 A worker that has died, or was stopped and gave no sign of life, is killed before its buffers are used again: one that
-woke up later would write into them. Then its transfers end, and another worker takes its place.
+woke up later would write into them. Then its transfers end, and another worker takes its place. If that one cannot
+start, or ends soon, too, there are further tries, after pauses that grow.
 """
 
 import hashlib
@@ -15,7 +16,6 @@ import torch
 import torch.multiprocessing as mp
 
 from mini_engine.distributed.routing.policy import Policy
-from mini_engine.errors import UserError
 from mini_engine.handover.handle import Handle
 from mini_engine.handover.prefill import Seat
 from mini_engine.handover.protocol import Ask, Cancel, Close, Ended, Filled, Layout
@@ -26,7 +26,8 @@ from mini_engine.ranks.pulse import TICK_SECONDS
 from mini_engine.ranks.shared_block import SharedBlock
 from mini_engine.tiers.keys import chain
 
-MOST_LOSSES = 3  # in a row, without a transfer that was whole: then nothing is replaced any more
+MOST_LOSSES = 3  # in a row, without a transfer that was whole: from then on there is a pause before the next start
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds; each pause is twice the one before
 
 log = logging.getLogger(__name__)
 
@@ -206,18 +207,34 @@ class PrefillWorkers:
         self.losses_in_a_row += 1
         here = "1 prompt is" if num_missing == 1 else f"{num_missing} prompts are"
         log.warning("prefill worker %d %s; %s computed here", handle.number, why, here)
-        if self.losses_in_a_row >= MOST_LOSSES:
-            log.error("prefill workers ended %d times in a row; no new one is started", MOST_LOSSES)
-        elif not is_leaving:
-            threading.Thread(target=self._try_to_add, name="prefill-start", daemon=True).start()
+        if not is_leaving:
+            threading.Thread(target=self._replace_lost, name="prefill-start", daemon=True).start()
 
-    def _try_to_add(self) -> None:
-        try:
-            self._add_new()
-        except (UserError, OSError) as error:
-            log.error("no new prefill worker: %s", error)
+    def _replace_lost(self) -> None:
+        """Start a worker in the place of one that was lost, until one takes prompts."""
+        failures = max(0, self.losses_in_a_row - MOST_LOSSES + 1)
+        if failures:
+            why = f"prefill workers have ended {self.losses_in_a_row} times in a row"
+            log.error("%s; the next one starts in %g s", why, pause_after(failures))
+        while not self.closed.wait(pause_after(failures)) and self.num_away:
+            try:
+                self._add_new()
+                return
+            except Exception as error:
+                failures += 1
+                log.error("no new prefill worker: %s; the next try is in %g s", error, pause_after(failures))
+
+    @property
+    def num_away(self) -> int:
+        """How many workers are missing: lost, and not replaced so far."""
+        return self.num_workers - len(self.handles)
 
     @property
     def _account(self) -> Transfers:
         assert self.transfers is not None  # from `meet` on
         return self.transfers
+
+
+def pause_after(failures: int) -> float:
+    """Return the seconds to wait before the next start, after so many that failed in a row."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 10)) if failures else 0.0

@@ -9,6 +9,7 @@ such a thing.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from mini_engine.kv.allocator import BlockAllocator
@@ -279,11 +280,13 @@ class TierStats(NamedTuple):
     """Statistics of a place behind the pool, since the start.
 
     name: of the place. num_bytes: that it holds now. events: how often each has happened; the names are its own.
+    state: numbers that are true now, by names of its own.
     """
 
     name: str
     num_bytes: int
     events: Mapping[str, int]
+    state: Mapping[str, int] = MappingProxyType({})
 
     def plus(self, **more: int) -> "TierStats":
         """Return these statistics with more events counted, of names that are here already."""

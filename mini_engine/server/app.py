@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,11 +18,13 @@ from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.jobs import Answers, Job
 from mini_engine.engine.turns import in_turn
 from mini_engine.engine.worker import EngineWorker, ModelLimits
-from mini_engine.server.answer_models import Chat, Completion, Health, ModelCard, ModelList, ResponseAnswer
+from mini_engine.errors import TooLong
+from mini_engine.server.answer_models import Chat, Completion, ResponseAnswer
 from mini_engine.server.bodies import BodyReader
-from mini_engine.server.description import describe, gives, refusals, takes
+from mini_engine.server.description import describe, gives, takes
 from mini_engine.server.disconnect import ClientGone, unless_gone
 from mini_engine.server.errors import ApiError, install_handlers
+from mini_engine.server.facts import add_facts
 from mini_engine.server.grammars import GrammarCompiler
 from mini_engine.server.metrics import Metrics
 from mini_engine.server.middleware import OURS, TENANT, ApiKey, BodyLimit, CloseUnread, Drain, HostCheck, RequestId
@@ -36,11 +38,10 @@ from mini_engine.server.server_config import ServerConfig
 from mini_engine.server.sse import EventStream
 from mini_engine.server.tokenizing import PromptEncoder
 from mini_engine.server.tool_calls import ToolChatFormat
+from mini_engine.server.traffic import CLIENT_CLOSED, Counted, Traffic
 from mini_engine.text.tokenizer import Tokenizer
 
-CLIENT_CLOSED = 499  # nginx's status for it; no client is left to see it
-FACTS = (400, 401, 403, 405, 408, 413, 503)
-DEAD = {"description": "The engine has ended or is stuck."}
+TOO_LONG = "context_length_exceeded"  # OpenAI's code: clients that know it shorten the conversation and ask again
 CHUNKS = "Each event's `data` is a chunk in JSON; the last one is `[DONE]`, or an error."
 TYPED = "Each event's `data` is an object in JSON, whose `type` is the event's name."
 
@@ -117,14 +118,20 @@ class Service:
         if count > most:
             raise ApiError(400, f"{count} answers are asked for at once; this server gives {most}")
         grammar = ANYTHING if wanted.form is None else await self.grammar_of(wanted.form)
+        try:
+            return await self.worker.submit(in_turn(await self.jobs(wanted, grammar), next(self.turns)))
+        except TooLong as error:
+            raise ApiError(400, str(error), param=error.param, code=TOO_LONG) from None
+
+    async def jobs(self, wanted: Sampling, grammar: Grammar) -> list[Job]:
+        """The jobs of a request: n for each prompt."""
         prompts = [await self.prompts.encode(prompt) for prompt in wanted.prompts]
         self.check_prompt_logprobs(wanted, sum(map(len, prompts)))
-        jobs = [
+        return [
             Job(prompt_ids, wanted.params(choice, self.limits.max_tokens - len(prompt_ids), grammar), wanted.cache_salt)
             for prompt_ids in prompts
             for choice in range(wanted.n)
         ]
-        return await self.worker.submit(in_turn(jobs, next(self.turns)))
 
     def check_prompt_logprobs(self, wanted: Sampling, num_tokens: int) -> None:
         """Refuse log probabilities of so many prompt tokens that the response would be tens of megabytes."""
@@ -146,14 +153,14 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Refuse the name of a model that is not served here. No name means this one."""
         ours = self.config.model_name
-        if name not in (None, ours):
+        if name not in (None, ours, *self.config.aliases):
             raise ApiError(
                 404, f"there is no model {name!r} here, only {ours!r}", param="model", code="model_not_found"
             )
 
-    def model_card(self) -> dict[str, Any]:
-        """The model as an entry of /v1/models."""
-        card = {"id": self.config.model_name, "object": "model", "created": self.started, "owned_by": "mini_engine"}
+    def model_card(self, name: str) -> dict[str, Any]:
+        """The model as an entry of /v1/models, under one of its names."""
+        card = {"id": name, "object": "model", "created": self.started, "owned_by": "mini_engine"}
         return card | {"max_model_len": self.limits.max_model_len}
 
     async def health(self) -> JSONResponse:
@@ -167,6 +174,7 @@ class ServerApp:
 
     Attributes:
         drain: counts the requests in flight and refuses new ones at the end.
+        traffic: counts responses, and logs refusals.
         cut: ends all answers with an error, when the grace is over.
     """
 
@@ -178,13 +186,15 @@ class ServerApp:
             redirect_slashes=False,  # a redirect would name the host that the client's Host header names
         )
         install_handlers(routes)
-        add_routes(routes, service)
+        add_answers(routes, service)
+        add_facts(routes, service)
         keyed = bool(service.config.api_keys)
         bodies = (CompletionRequest, ChatRequest, ResponsesRequest)
         describe(routes, bodies, lambda path: keyed and path.startswith(OURS))
         self.config, self.worker = service.config, service.worker
-        self.drain = Drain(routes)
-        self.outermost = behind(self.drain, service.config)
+        self.drain = routes.state.drain = Drain(routes)
+        self.traffic = routes.state.traffic = Traffic()
+        self.outermost = Counted(behind(self.drain, service.config), self.traffic)
         self.cut = partial(service.worker.end_all, "the server is shutting down")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -222,12 +232,6 @@ def namespace(tenant: str | None, salt: str | None) -> str | None:
     return hashlib.sha256(json.dumps([tenant, salt]).encode()).hexdigest()
 
 
-def add_routes(app: FastAPI, service: Service) -> None:
-    """Register every route."""
-    add_answers(app, service)
-    add_facts(app, service)
-
-
 def add_answers(app: FastAPI, service: Service) -> None:
     """Register the routes that run the model."""
 
@@ -249,33 +253,3 @@ def add_answers(app: FastAPI, service: Service) -> None:
         """Answer a conversation in the form of OpenAI's Responses API."""
         asked = await service.bodies.read(request, ResponsesRequest)
         return await service.answer(partial(ResponsesReply, asked), asked.as_chat, request, TypedEvents)
-
-
-def add_facts(app: FastAPI, service: Service) -> None:
-    """Register the routes about the model and the server's state."""
-
-    @app.get("/v1/models", response_model=ModelList, responses=refusals(*FACTS))
-    async def models() -> dict[str, Any]:
-        """List the one model served here."""
-        return {"object": "list", "data": [service.model_card()]}
-
-    @app.get("/v1/models/{name:path}", response_model=ModelCard, responses=refusals(404, *FACTS))
-    async def model(name: str) -> dict[str, Any]:
-        """Describe a model by its name."""
-        service.check_model(name)
-        return service.model_card()
-
-    @app.get("/health", response_model=Health, responses={503: DEAD | {"model": Health}})
-    async def health() -> JSONResponse:
-        """Report whether the engine's thread is alive and its steps return."""
-        return await service.health()
-
-    @app.head("/health", include_in_schema=False)
-    async def health_head() -> Response:
-        """Report the same by the status alone."""
-        return await service.health()
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Metrics in Prometheus' text format."""
-        return Response(await service.metrics.scrape(), media_type="text/plain; version=0.0.4")

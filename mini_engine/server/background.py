@@ -35,7 +35,7 @@ class DrainingServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="asyncio",  # uvloop, where installed, does not ask a Protocol for its buffer and reads all there is
-            http=partial(GuardedProtocol, guard=Guard(limits)),  # type: ignore[arg-type]
+            http=partial(GuardedProtocol, guard=Guard(limits, app.traffic)),  # type: ignore[arg-type]
             ws="none",
             backlog=BACKLOG,
             log_config=None,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mini_engine.errors import UserError
@@ -11,9 +11,22 @@ from mini_engine.server.fields import Body, Flag, Text, in_one_sentence
 MAX_MESSAGES = 4096
 MAX_PARTS = 256
 MAX_TOOLS = 128
+MAX_PIECES = 4096  # parts and calls of all messages together
 JsonObject = dict[str, Any]
 Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 NAMED = 'give "none", "auto", "required", or {"type": "function", "function": {"name": …}}'
+
+
+@BeforeValidator
+def few_pieces(messages: Any) -> Any:
+    """Refuse messages of more than MAX_PIECES parts and calls before any of them is looked at."""
+    turns = [turn for turn in messages if isinstance(turn, dict)] if isinstance(messages, list) else []
+    lists = [value for turn in turns for value in (turn.get("content"), turn.get("tool_calls"))]
+    if (count := sum(len(value) for value in lists if isinstance(value, list))) > MAX_PIECES:
+        raise PydanticCustomError(
+            "too_long", "{count} parts and calls together, more than {most}", {"count": count, "most": MAX_PIECES}
+        )
+    return messages
 
 
 class TextPart(Body):
@@ -21,7 +34,7 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: Text
-    cache_control: JsonObject = Field({})
+    cache_control: JsonObject = Field(default_factory=dict)
 
 
 class FunctionCall(Body):
@@ -52,14 +65,14 @@ class Message(Body):
         Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)],
         in_one_sentence('give a text, or a list of {"type": "text", "text": …}'),
     ] = ""
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_call_id: Text | None = None
     name: Text | None = None
     refusal: Text | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] = Field([])
+    annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
     reasoning_content: Text | None = None
     reasoning: Text | None = None
-    cache_control: JsonObject = Field({})
+    cache_control: JsonObject = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def check_content(self) -> "Message":
@@ -98,7 +111,7 @@ class Tool(Body):
 
     type: Literal["function"]
     function: Function
-    cache_control: JsonObject = Field({})
+    cache_control: JsonObject = Field(default_factory=dict)
 
     @property
     def for_template(self) -> JsonObject:

@@ -1,15 +1,18 @@
 """Lesson 7. The kinds of values in a request's body, checked strictly.
 
 A number is a number ("5" and true are not), null means left out, and an unknown name is an error: see `errors.refusal`.
-A list is refused at its first wrong entry, so that a long list of them costs no more than one.
+A list is refused at its first wrong entry, so that a long list of them costs no more than one. A dict cannot be:
+pydantic reports each wrong value, so its length is looked at first.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -77,9 +80,20 @@ def shown(**keywords: Any) -> Any:
 
 def between(name: str) -> Any:
     """What /openapi.json says of a number that SamplingParams checks."""
-    allowed = NUMBERS[name]
-    least = 0.0 if name == "temperature" else allowed.least  # 0 is greedy
-    return shown(minimum=least, maximum=allowed.most)
+    return shown(minimum=NUMBERS[name].least, maximum=NUMBERS[name].most)
+
+
+def at_most(most: int) -> Any:
+    """Refuse a dict of more entries before any of them is looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise PydanticCustomError(
+                "too_long", "{count} entries, more than {most}", {"count": len(value), "most": most}
+            )
+        return value
+
+    return BeforeValidator(check)
 
 
 Bias = Annotated[Number, shown(minimum=-MAX_BIAS, maximum=MAX_BIAS)]
@@ -115,6 +129,12 @@ def only(*allowed: Any, sentence: str = "") -> Only:
     return Only(allowed, sentence or f"this server supports only {names}; leave it out")
 
 
+@functools.cache
+def names_of(model: type[BaseModel]) -> frozenset[str]:
+    """The names of a model's fields in JSON."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
 class Body(BaseModel):
     """A JSON object in which null means left out and an unknown name is an error."""
 
@@ -126,7 +146,9 @@ class Body(BaseModel):
         """Drop the keys whose value is null. Of unknown names, keep the first: one refusal is enough."""
         if not isinstance(data, dict):
             return data
-        names = {field.alias or name for name, field in cls.model_fields.items()}
+        names = names_of(cls)
+        if None not in data.values() and data.keys() <= names:
+            return data
         given = {key: value for key, value in data.items() if value is not None}
         unknown = next((key for key in given if key not in names), None)
         kept = given if unknown is None else {*names, unknown}

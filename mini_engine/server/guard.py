@@ -11,6 +11,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mini_engine.server.errors import RETRY, ApiError
 from mini_engine.server.server_config import ServerConfig
+from mini_engine.server.traffic import Traffic
 
 PIECE = 2**13  # bytes read at a time: as one-byte chunks they take h11 5 ms, then others have their turn
 MAX_HEAD = 2**14  # h11's limit for headers; they count as part of what comes over the wire
@@ -32,14 +34,15 @@ class Guard:
 
     Args:
         limits: the server's; `max_connections` as `room_for_connections` has allowed it.
+        traffic: is told of the responses that a connection gives before the app has a request.
 
     Attributes:
         silent: the connections whose client has to send something next, the longest silent first.
         buffer: what was just read; each connection takes it out before the next one reads.
     """
 
-    def __init__(self, limits: ServerConfig) -> None:
-        self.limits = limits
+    def __init__(self, limits: ServerConfig, traffic: Traffic) -> None:
+        self.limits, self.traffic = limits, traffic
         self.silent: dict[GuardedProtocol, None] = {}
         self.buffer = memoryview(bytearray(PIECE))
 
@@ -79,12 +82,24 @@ class Lingering:
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self.transport.abort)
 
 
+class WithoutWarnings(logging.Logger):
+    """uvicorn's logger without its warnings: one for each malformed request, and two for each that asks to upgrade."""
+
+    def __init__(self, name: str, parent: logging.Logger) -> None:
+        super().__init__(name)
+        self.parent = parent
+
+    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
+        """Say nothing: `Traffic` counts what is malformed, and a request that asks to upgrade is served without."""
+
+
 class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     """uvicorn's connection within the module's bounds. Being a BufferedProtocol bounds what it reads at a time."""
 
     def __init__(self, *args: Any, guard: Guard, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.guard, self.limits = guard, guard.limits
+        self.logger = WithoutWarnings(self.logger.name, self.logger)
         self.header_timer: asyncio.TimerHandle | None = None
         self.write_timer: asyncio.TimerHandle | None = None
         self.num_received = 0  # bytes since the last response
@@ -177,11 +192,17 @@ class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
             self.cycle.message_event.set()
         self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, even in the middle of an answer."""
+        self.guard.traffic.malformed(self.client)
+        self.refuse(400, "this is not a valid HTTP request")
+
     def send_error(self, error: ApiError) -> None:
         """Write a whole response."""
         body = json.dumps(error.body).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
         head = h11.Response(status_code=error.status_code, headers=[*(headers | dict(error.headers or {})).items()])
+        self.guard.traffic.answered(error.status_code, self.client)
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
 

@@ -6,20 +6,31 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from mini_engine.engine.open_answer import Times
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.stats import StepStats
 from mini_engine.engine.worker import EngineWorker, Observer
 from mini_engine.kv.manager import KvCacheManager
+from mini_engine.server.vllm_names import VllmNames
 
 PREFIX = "mini_engine_"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
 class Metrics(Observer):
-    """Counts what the engine's thread reports, and reads gauges from the engine when they are scraped."""
+    """Counts what the engine's thread reports, and reads gauges from the engine when they are scraped.
 
-    def __init__(self) -> None:
+    Args:
+        vllm_model_name: the model's name, to give the metrics by vLLM's names, too; None gives only these.
+    """
+
+    def __init__(self, vllm_model_name: str | None = None) -> None:
         self.registry = CollectorRegistry()
+        self.shown = [self.registry]
+        if vllm_model_name is not None:
+            self.shown.append(CollectorRegistry())
+            self.shown[-1].register(VllmNames(self.registry, vllm_model_name))
         tokens = self._make(Counter, "tokens", "Tokens computed by the model.", ["phase"])
         self.prefill_tokens, self.decode_tokens = tokens.labels("prefill"), tokens.labels("decode")
         self.steps = self._make(Counter, "steps", "Steps of the engine.")
@@ -39,9 +50,21 @@ class Metrics(Observer):
         self.between = self._make(
             Histogram, "time_between_tokens_seconds", "From one token of a request to its next.", buckets=SECONDS
         )
+        self.queued = self._times("request_queue_seconds", "From a request's arrival to the first step for it.")
+        self.prefill = self._times("request_prefill_seconds", "From that step to a request's first token.")
+        self.decode = self._times("request_decode_seconds", "From a request's first token to its end.")
+        self.whole = self._times("request_seconds", "From a request's arrival to its end.")
+        self.prompt_sizes = self._sizes("request_prompt_tokens", "Prompt tokens of a request that has ended.")
+        self.answer_sizes = self._sizes("request_new_tokens", "New tokens of a request that has ended.")
 
     def _make(self, kind, name: str, text: str, labels=(), **options):
         return kind(PREFIX + name, text, labels, registry=self.registry, **options)
+
+    def _times(self, name: str, text: str) -> Histogram:
+        return self._make(Histogram, name, text, buckets=(*SECONDS, 60, 120, 300))
+
+    def _sizes(self, name: str, text: str) -> Histogram:
+        return self._make(Histogram, name, text, buckets=SIZES)
 
     def watch(self, worker: EngineWorker) -> None:
         """Read the gauges from this worker, so they are right even if no step has run since."""
@@ -68,6 +91,13 @@ class Metrics(Observer):
         """Record a wait for the first token, or between two tokens: different waits, so two histograms."""
         (self.first if first else self.between).observe(seconds)
 
+    def timed(self, times: Times) -> None:
+        """Record what an answer spent its time on."""
+        self.queued.observe(times.queued)
+        self.prefill.observe(times.prefill)
+        self.decode.observe(times.decode)
+        self.whole.observe(times.whole)
+
     def ended(self, request: Request) -> None:
         """Count a finished request."""
         self.ends.labels(request.finish_reason).inc()
@@ -77,12 +107,14 @@ class Metrics(Observer):
         self.num_cached_tokens += request.num_cached_tokens
         self.hit_rate.set(self.num_cached_tokens / self.num_prompt_tokens)
         self.new_tokens.inc(len(request.output_ids))
+        self.prompt_sizes.observe(len(request.prompt_ids))
+        self.answer_sizes.observe(len(request.output_ids))
         if request.finish_reason == FinishReason.ABORT:
             self.aborts.inc()
 
     def text(self) -> bytes:
         """The exposition format, version 0.0.4."""
-        return generate_latest(self.registry)
+        return b"".join(map(generate_latest, self.shown))
 
     async def scrape(self) -> bytes:
         """The same, for the route."""
@@ -104,8 +136,12 @@ class TierMetrics(Collector):
         what = "What has happened in a tier, or with what prefill workers send."
         sizes = GaugeMetricFamily(PREFIX + "tier_bytes", size, labels=["tier"])
         events = CounterMetricFamily(PREFIX + "tier_events", what, labels=["tier", "event"])
+        states = []
         for tier in self.manager.tier_stats:
             sizes.add_metric([tier.name], tier.num_bytes)
             for name, count in tier.events.items():
                 events.add_metric([tier.name, name.replace(" ", "_")], count)
-        return [family for family in (sizes, events) if family.samples]
+            for name, number in tier.state.items():
+                text = f"What the tier {tier.name} says of its {name.replace('_', ' ')} now."
+                states.append(GaugeMetricFamily(f"{PREFIX}{tier.name}_{name}", text, value=number))
+        return [family for family in (sizes, events, *states) if family.samples]

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from mini_engine.engine.grammar import ANYTHING, Grammar
-from mini_engine.engine.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from mini_engine.engine.sampling_params import FRESH_SEED, MAX_LOGPROBS, MAX_SEED, MIN_SEED, SamplingParams
 from mini_engine.errors import UserError
 from mini_engine.server.chat_protocol import (
     MAX_MESSAGES,
@@ -20,6 +20,7 @@ from mini_engine.server.chat_protocol import (
     ResponseFormat,
     Tool,
     ToolChoice,
+    few_pieces,
 )
 from mini_engine.server.fields import (
     MAX_IDS,
@@ -33,6 +34,7 @@ from mini_engine.server.fields import (
     StopIds,
     Text,
     Whole,
+    at_most,
     between,
     in_one_sentence,
     only,
@@ -86,17 +88,19 @@ class Sampling(Body):
     model: Text | None = None
     temperature: Annotated[Number, between("temperature")] = 1.0
     top_p: Annotated[Number, between("top_p")] = 1.0
-    top_k: Annotated[Whole, shown(minimum=0)] = 0
+    top_k: Annotated[Whole, shown(minimum=-1)] = 0
     min_p: Annotated[Number, between("min_p")] = 0.0
     repetition_penalty: Annotated[Number, between("repetition_penalty")] = 1.0
     presence_penalty: Annotated[Number, between("presence_penalty")] = 0.0
     frequency_penalty: Annotated[Number, between("frequency_penalty")] = 0.0
-    seed: Annotated[Whole, shown(minimum=0, maximum=MAX_SEED)] | None = None
+    seed: Annotated[Whole, shown(minimum=MIN_SEED, maximum=MAX_SEED)] | None = None
     max_tokens: Annotated[Whole, shown(minimum=0)] | None = None
     min_tokens: Annotated[Whole, shown(minimum=0)] = 0
     stop: Stop = Field([])
     stop_token_ids: StopIds = Field([])
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_IDS), shown(propertyNames=TOKEN_ID)] = Field({})
+    logit_bias: Annotated[
+        dict[str, Bias], Field(max_length=MAX_IDS), shown(propertyNames=TOKEN_ID), at_most(MAX_IDS)
+    ] = Field({})
     ignore_eos: Flag = False
     n: Annotated[Whole, Field(ge=1, le=MAX_N)] = 1
     stream: Flag = False
@@ -163,18 +167,23 @@ class Sampling(Body):
                 raise UserError(f"logit_bias has the key {key[:20]!r}; give token ids", param="logit_bias")
         return {int(key): bias for key, bias in self.logit_bias.items()}
 
+    def seed_of(self, choice: int) -> int | None:
+        """The seed of one of the n answers: each gets its own, seed + choice."""
+        if self.seed in (None, FRESH_SEED) or choice == 0:
+            return self.seed
+        return (self.seed + choice) % (MAX_SEED + 1)
+
     def params(self, choice: int, room: int, grammar: Grammar = ANYTHING) -> SamplingParams:
-        """The engine's parameters for one of the n answers. With a seed, each choice gets its own: seed + choice.
+        """The engine's parameters for one of the n answers.
 
         Args:
             room: tokens that fit behind the prompt.
             grammar: `form`, compiled.
         """
         shared = {name: getattr(self, name) for name in SHARED}
-        seed = None if self.seed is None else self.seed + choice if self.seed <= MAX_SEED - MAX_N else self.seed
         return SamplingParams(
             **shared,
-            seed=seed,
+            seed=self.seed_of(choice),
             max_tokens=self.wanted_tokens(room),
             logprobs=self.wanted_logprobs,
             prompt_logprobs=self.wanted_prompt_logprobs,
@@ -247,7 +256,7 @@ class ChatRequest(Sampling):
     Accepted only with a value that changes nothing: modalities, and vLLM's echo and chat_template_kwargs.
     """
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), few_pieces]
     max_completion_tokens: Whole | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -255,7 +264,7 @@ class ChatRequest(Sampling):
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Flag = True
-    modalities: Annotated[list[Text], only(["text"])] = Field(["text"])
+    modalities: Annotated[list[Text], Field(fail_fast=True), only(["text"])] = Field(["text"])
     echo: Annotated[Flag, only(False)] = False
     chat_template_kwargs: Annotated[JsonObject, only({})] = Field({})
 

@@ -7,10 +7,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS
-from mini_engine.server.fields import Body, Flag, JsonObject, Number, Text, Whole, between, in_one_sentence, only
+from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, few_pieces
+from mini_engine.server.fields import (
+    Body,
+    Flag,
+    JsonObject,
+    Number,
+    Text,
+    Whole,
+    at_most,
+    between,
+    in_one_sentence,
+    only,
+)
 from mini_engine.server.protocol import ChatRequest
 
+MAX_LABELS = 16
 SEND_ALL = "this server keeps no responses; send the whole conversation in input"
 
 
@@ -19,8 +31,8 @@ class TextItem(Body):
 
     type: Literal["input_text", "output_text"]
     text: Text
-    annotations: Annotated[list[Any], Field(max_length=0)] = Field([])
-    logprobs: Annotated[list[Any], Field(max_length=0)] = Field([])
+    annotations: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
+    logprobs: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
 
 
 class MessageItem(Body):
@@ -72,6 +84,7 @@ class ResponsesRequest(Body):
     input: Annotated[
         Text | Annotated[list[MessageItem], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES - 1)],
         in_one_sentence('give a text, or a list of messages such as {"role": "user", "content": …}'),
+        few_pieces,
     ]
     model: Text | None = None
     instructions: Text | None = None
@@ -82,14 +95,16 @@ class ResponsesRequest(Body):
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
     store: Flag = False
-    metadata: Annotated[dict[Text, Annotated[Text, Field(max_length=512)]], Field(max_length=16)] = Field({})
+    metadata: Annotated[
+        dict[Text, Annotated[Text, Field(max_length=512)]], Field(max_length=MAX_LABELS), at_most(MAX_LABELS)
+    ] = Field({})
     user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
     parallel_tool_calls: Flag = True
     background: Annotated[Flag, only(False)] = False
     conversation: Annotated[Any, only(None, sentence=SEND_ALL)] = None
-    include: Annotated[list[Text], only([])] = Field([])
+    include: Annotated[list[Text], Field(fail_fast=True), only([])] = Field([])
     previous_response_id: Annotated[Any, only(None, sentence=SEND_ALL)] = None
     service_tier: Annotated[Text, only("auto", "default")] = "auto"
     tool_choice: Annotated[Text, only("auto", "none")] = "auto"

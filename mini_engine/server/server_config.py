@@ -12,7 +12,7 @@ SENDABLE = re.compile(r"[\x21-\x7e]+")  # what an HTTP header can hold in one wo
 class ServerConfig:
     """What the operator decides.
 
-    model_name: what clients call the model.
+    model_name: what clients call the model. aliases: what else they may call it.
     api_keys: what clients must send, any one of them; clients of different keys share no prefixes (lesson 8). None
         requires nothing.
     max_body_bytes: of one request, as it comes over the wire.
@@ -29,6 +29,7 @@ class ServerConfig:
     """
 
     model_name: str = "pocket"
+    aliases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 2**20
     header_seconds: float = 10.0

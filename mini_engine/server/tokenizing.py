@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from mini_engine.engine.worker import ModelLimits
-from mini_engine.errors import UserError
+from mini_engine.errors import TooLong, UserError
 from mini_engine.server.protocol import Conversation, Prompt
 from mini_engine.text.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ class PromptEncoder:
         """Token ids of a text or a conversation, or ids as given.
 
         Raises:
-            UserError: the prompt is empty or far too long, or the chat template refuses it.
+            UserError: the prompt is empty or far too long (TooLong), or the chat template refuses it.
         """
         if isinstance(prompt, Conversation):
             return await self._run(prompt, partial(self.tokenizer.encode_chat, prompt.messages, prompt.tools))
@@ -43,7 +43,7 @@ class PromptEncoder:
 
     async def _run(self, prompt: Prompt, work: Callable[[], list[int]]) -> list[int]:
         if (size := num_bytes(prompt)) > self.max_bytes:
-            raise UserError(
+            raise TooLong(
                 f"the prompt has {size} bytes of text, too many for the model's "
                 f"{self.limits.max_model_len} positions; shorten it"
             )

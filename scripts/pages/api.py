@@ -452,9 +452,10 @@ def choices(given: dict[str, ast.expr]) -> str:
 
 
 def routes() -> list[str]:
-    """Return the server's routes, from the decorators in app.py."""
+    """Return the server's routes, from the decorators in app.py and facts.py."""
     rows = ["| route | what it returns |", "| --- | --- |"]
-    nodes = ast.walk(ast.parse((ROOT / "mini_engine/server/app.py").read_text(encoding="utf-8")))
+    sources = [(ROOT / "mini_engine/server" / name).read_text(encoding="utf-8") for name in ("app.py", "facts.py")]
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
     for function in (node for node in nodes if isinstance(node, Function)):
         for call in function.decorator_list:
             if (

@@ -13,6 +13,7 @@ pytest.importorskip("fastapi", reason="needs the extra 'server'")
 from mini_engine.cli import serve
 from mini_engine.distributed.replicas import service
 from mini_engine.distributed.replicas.service import LastKnown, ReplicaMetrics, ReplicaService
+from mini_engine.distributed.routing.retry import ReplicaLost
 from mini_engine.errors import UserError
 from mini_engine.server.app import ServerApp
 from mini_engine.server.background import in_background
@@ -38,8 +39,8 @@ with patch("mini_engine.server.background.DrainingServer.run", run):
 
 
 @contextmanager
-def served(replica):
-    """The app over one replica, and a client of it."""
+def served(replica, ask=None):
+    """The app over one replica, and a client of it. ask: how it is asked, if not directly."""
 
     async def scrape():
         return [("1", replica.scrape()[1]), replica.scrape()]
@@ -47,7 +48,7 @@ def served(replica):
     async def num_alive():
         return 1
 
-    routes = ReplicaService(cluster(replica), ServerConfig("tiny"), ReplicaMetrics(scrape), 2, num_alive)
+    routes = ReplicaService(cluster(replica, ask), ServerConfig("tiny"), ReplicaMetrics(scrape), 2, num_alive)
     with in_background(ServerApp(routes)) as url:
         client = Client.__new__(Client)
         client.address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
@@ -63,6 +64,20 @@ def test_the_routes_are_those_of_one_engine(replica, expected):
         assert read_answer(streamed.body)["token_ids"] == expected
         assert client.post("/v1/completions", body | {"prompt": [99999]}).status == 400
         assert client.get("/health").body == {"status": "ok", "replicas": 2, "alive": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_replica_that_has_stopped_has_a_code_of_its_own(replica, stream):
+    """The server is not about to end: its clients need no other one."""
+
+    async def ask(jobs, keys):
+        raise ReplicaLost("the replica that was answering has ended")
+        yield
+
+    with served(replica, ask) as client:
+        found = client.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1, "stream": stream})
+        assert (found.status, found.body["error"]["code"]) == (503, "replica_stopped"), found
+        assert int(found.headers["retry-after"]) >= 1
 
 
 def test_health_is_the_last_known_state_while_the_new_one_is_not_known(monkeypatch):

@@ -55,7 +55,7 @@ def transfers_of(num_buffers):
 class Senders:
     """A sender that only keeps what it is told."""
 
-    num_losses = 0
+    num_losses = num_away = 0
 
     def __init__(self, number=1):
         self.number, self.sent = number, []

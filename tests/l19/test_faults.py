@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from mini_engine.errors import UserError
+from mini_engine.handover import workers
 from mini_engine.handover.restart import workers_of
 from tests.l18.ends import WAIT_SECONDS, deadline, is_alive, wait_for, wait_until_gone
 from tests.l19.ends import (
@@ -127,8 +128,9 @@ def test_one_of_two_workers_is_lost(tmp_path):
 
 
 @nightly
-def test_a_worker_that_always_dies_is_not_replaced_for_ever(tmp_path):
+def test_a_worker_that_always_dies_is_replaced_after_a_pause(tmp_path, monkeypatch):
     """Each one gets a marker of its own by deleting the last one."""
+    monkeypatch.setattr(workers, "FIRST_PAUSE", 60.0)
     marker = tmp_path / "marker"
     with faulty("copied", "killed", marker) as engine:
         for number in (1, 2, 3):
@@ -140,7 +142,7 @@ def test_a_worker_that_always_dies_is_not_replaced_for_ever(tmp_path):
         threads = lambda: {thread.name for thread in threading.enumerate()}  # noqa: E731
         wait_for("the third loss is dealt with", lambda: "prefill-3" not in threads())
         assert not workers_of(engine).handles and events(engine)["losses"] == 3
-        assert "prefill-start" not in threads(), "three losses in a row are enough"
+        assert workers_of(engine).num_away == 1 and "prefill-start" in threads(), "after three losses in a row it waits"
         assert answers(engine, [PROMPTS[0]], name="here") == [expected("pocket", PROMPTS[0])], "computed here"
         check_nothing_is_held(engine)
 

@@ -146,6 +146,10 @@ class Senders:
         else:
             self.transfers.lose(sender, "the worker is gone")
 
+    @property
+    def num_away(self):
+        return 0
+
     def close(self):
         self.of_number.clear()
 

@@ -9,20 +9,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
+
+from prometheus_client import generate_latest
 
 from mini_engine.__main__ import main
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import EngineWorker
 from mini_engine.handover.restart import Restart, workers_of
 from mini_engine.handover.stage import State
+from mini_engine.kv.seams import TierStats
 from mini_engine.llm import LLM
 from mini_engine.server.app import create_app
 from mini_engine.server.background import in_background
-from mini_engine.server.metrics import Metrics
+from mini_engine.server.metrics import Metrics, TierMetrics
 from mini_engine.server.server_config import ServerConfig
 from tests.l7.service import PATIENCE, Service, Unwritten, exchange, read_answer
 from tests.l7.test_drain import Process, serving
@@ -112,6 +116,12 @@ def ask_all(server, prompts, **more) -> list[tuple[int, dict]]:
 
 def tokens_of(answers) -> list:
     return [(status, answer["token_ids"]) for status, answer in answers]
+
+
+def test_a_gauge_says_how_many_workers_are_away():
+    stats = TierStats("prefill", 0, {"losses": 5}, {"workers_away": 2})
+    text = generate_latest(TierMetrics(SimpleNamespace(tier_stats=[stats]))).decode()
+    assert "\nmini_engine_prefill_workers_away 2.0\n" in text
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mini_engine.errors import UserError
 from mini_engine.handover.handle import Handle
 from mini_engine.handover.protocol import Ask, Cancel, Ended, Filled
 from mini_engine.handover.transfers import Transfers
@@ -41,7 +42,7 @@ def workers():
     workers = PrefillWorkers(lambda: None, 0, None, First(), 4)
     workers.transfers = Transfers(6)
     workers.num_added = 0
-    workers._try_to_add = lambda: setattr(workers, "num_added", workers.num_added + 1)
+    workers._replace_lost = lambda: setattr(workers, "num_added", workers.num_added + 1)
     yield workers
     workers.handles.clear()
     workers.close()
@@ -92,14 +93,78 @@ def test_a_worker_is_lost_once(workers):
     assert workers.num_losses == 1
 
 
-def test_three_losses_in_a_row_are_enough(workers):
+class Pauses:
+    """An event that is never set, or is after so many pauses. It notes how long each of them would have been."""
+
+    def __init__(self, most=99):
+        self.seconds, self.most = [], most
+
+    def wait(self, seconds):
+        self.seconds.append(seconds)
+        return self.is_set()
+
+    def is_set(self):
+        return len(self.seconds) > self.most
+
+    def set(self):
+        pass
+
+
+def starting(workers, *outcomes):
+    """Let a worker's start end like this: with an error, or with a handle that takes prompts."""
+    left = list(outcomes)
+
+    def start():
+        outcome = left.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        workers.handles[outcome.number] = outcome
+
+    workers.num_workers, workers.closed, workers._add_new = 1, Pauses(), start
+    return left
+
+
+ERRORS = [UserError("no memory"), OSError(11, "no process"), RuntimeError("the pipe broke"), MemoryError()] * 3
+
+
+def test_a_worker_that_cannot_start_is_tried_again_after_growing_pauses(workers, caplog):
+    left = starting(workers, *ERRORS, Dying(7))
+    PrefillWorkers._replace_lost(workers)
+    assert not left and list(workers.handles) == [7] and workers.num_away == 0
+    assert workers.closed.seconds == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60], "doubled, up to a minute"
+    assert len(caplog.records) == len(ERRORS), "each failure is a line"
+
+
+def test_nothing_is_started_for_a_place_that_was_taken_meanwhile(workers):
+    left = starting(workers, *ERRORS)
+    workers.handles[5] = Dying(5)  # after SIGHUP, for example
+    PrefillWorkers._replace_lost(workers)
+    assert len(left) == len(ERRORS) and workers.num_away == 0
+
+
+def test_a_server_that_ends_waits_for_no_start(workers):
+    left = starting(workers, *ERRORS)
+    workers.closed.most = 2
+    PrefillWorkers._replace_lost(workers)
+    assert len(left) == len(ERRORS) - 2 and workers.num_away == 1
+
+
+@pytest.mark.parametrize(("losses", "pause"), [(1, 0), (2, 0), (3, 1), (4, 2), (5, 4), (40, 60)])
+def test_workers_that_end_again_and_again_start_after_growing_pauses(workers, losses, pause):
+    starting(workers, Dying(9))
+    workers.losses_in_a_row = losses
+    PrefillWorkers._replace_lost(workers)
+    assert workers.closed.seconds == [pause]
+
+
+def test_losses_in_a_row_are_counted(workers):
     for number in range(1, MOST_LOSSES + 1):
         handle = workers.handles[number] = Dying(number)
         transfer = workers.transfers.ask(number, 0, 2, 0)
         workers._note(handle, Filled(transfer.id, 1))
         workers._lose(handle, "has ended")
-    assert workers.num_losses == MOST_LOSSES == 3
-    assert wait_for_threads(workers, 2) == 2, "the third is not replaced: its transfers were never whole"
+    assert workers.num_losses == workers.losses_in_a_row == MOST_LOSSES, "its transfers were never whole"
+    assert wait_for_threads(workers, MOST_LOSSES) == MOST_LOSSES, "each is replaced, sooner or later"
 
 
 def test_a_whole_transfer_begins_the_row_again(workers):
@@ -110,7 +175,7 @@ def test_a_whole_transfer_begins_the_row_again(workers):
         workers._note(handle, Ended(transfer.id))
         workers.transfers.take(transfer)
         workers._lose(handle, "has ended")
-    assert wait_for_threads(workers, MOST_LOSSES + 1) == MOST_LOSSES + 1
+    assert workers.losses_in_a_row == 1
 
 
 def wait_for_threads(workers, count):

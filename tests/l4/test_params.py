@@ -24,13 +24,16 @@ def test_temperature_0_is_greedy_as_an_int_and_as_a_float():
 @pytest.mark.parametrize(
     "values",
     [
+        {"temperature": 0},
         {"temperature": 1e-6},
         {"temperature": 100},
+        {"top_k": -1},
         {"top_k": 10**9},
         {"top_p": 0},
         {"top_p": 1},
         {"min_p": 1},
         {"presence_penalty": -2, "frequency_penalty": 2.0},
+        {"seed": -(2**63)},
         {"seed": 0},
         {"seed": 2**64 - 1},
         {"max_tokens": 1, "min_tokens": 1},
@@ -46,8 +49,8 @@ def test_the_ends_of_every_range_are_accepted(values):
 @pytest.mark.parametrize(
     "given, values",
     [
-        ({"temperature": -1}, "-1 1e-06 100"),
-        ({"temperature": 1e-9}, "1e-09 1e-06"),
+        ({"temperature": -1}, "-1 0 100"),
+        ({"temperature": -1e-9}, "-1e-09 0"),
         ({"temperature": math.nan}, "nan"),
         ({"temperature": math.inf}, "inf"),
         ({"temperature": "0.7"}, "'0.7'"),
@@ -59,12 +62,12 @@ def test_the_ends_of_every_range_are_accepted(values):
         ({"repetition_penalty": 0}, "0 0.01 100"),
         ({"presence_penalty": 3}, "3 -2 2"),
         ({"frequency_penalty": math.nan}, "nan"),
-        ({"top_k": -1}, "-1 0"),
+        ({"top_k": -2}, "-2 -1"),
         ({"top_k": 2.0}, "2.0"),
         ({"max_tokens": 0}, "0 1"),
         ({"max_tokens": None}, "None"),
         ({"max_tokens": 5, "min_tokens": 6}, "6 0 5"),
-        ({"seed": -1}, f"-1 0 {2**64 - 1}"),
+        ({"seed": -(2**63) - 1}, f"{-(2**63) - 1} {-(2**63)} {2**64 - 1}"),
         ({"seed": 2**64}, "18446744073709551616"),
         ({"logprobs": 21}, "21 0 20"),
         ({"stop_token_ids": [1, -1]}, "-1"),
@@ -77,6 +80,21 @@ def test_an_invalid_value_is_refused_with_its_name_and_what_is_allowed(given, va
     with refused(UserError, values) as caught:
         SamplingParams(**given)
     assert caught.value.param == [*given][-1]
+
+
+@pytest.mark.parametrize("temperature", [1e-7, 9.9e-7, 5e-324, -0.0])
+def test_a_temperature_that_could_overflow_a_logit_is_greedy(temperature):
+    assert SamplingParams(temperature=temperature) == SamplingParams(temperature=0)
+
+
+def test_minus_one_turns_top_k_off():
+    assert SamplingParams(top_k=-1) == SamplingParams()
+
+
+def test_minus_one_is_no_seed_and_other_negative_ones_are_seeds():
+    assert SamplingParams(seed=-1) == SamplingParams(), "vLLM's clients ask so for a fresh one"
+    least = -(2**63)
+    assert [SamplingParams(seed=seed).request_seed() for seed in (-2, least)] == [2**64 - 2, 2**63], "64 bits each"
 
 
 def test_params_are_frozen_and_can_be_compared():

@@ -58,7 +58,7 @@ def test_a_distribution_that_is_not_transformers_fails_the_script(capsys, model,
     [
         (["--top-p", "1.5"], "top_p is 1.5; give a number from 0 to 1"),
         (["--temperature", "-1"], "temperature is -1"),
-        (["--top-k", "-1"], "top_k is -1"),
+        (["--top-k", "-2"], "top_k is -2"),
     ],
 )
 def test_a_wrong_option_exits_2_with_one_line(capsys, model, options, words):

@@ -1,5 +1,7 @@
 """Lesson 6. `LLM`: streams equal whole answers, prompts of every type, stop strings, and no block left behind."""
 
+import threading
+
 import pytest
 
 from mini_engine.checkpoint.weights import load_model
@@ -234,6 +236,27 @@ def test_a_stream_whose_text_cannot_be_made_ends(llm):
     with pytest.raises(ZeroDivisionError):
         list(stream)
     assert stream.request.finish_reason == FinishReason.ABORT and list(stream) == []
+
+
+def test_threads_that_share_an_llm_get_right_answers(llm):
+    prompts = [PROMPT, "Once upon a time", "What", "The", "One two three", "He said", "In the morning", "ha ha ha"]
+    conversation = [{"role": "user", "content": "What is the capital of Japan? <|im_end|>"}]
+    alone = [answer(llm, prompt, greedy(5)) for prompt in prompts]
+    alone_chat = llm.chat(conversation, greedy(5), progress=False)[0].text
+    together, barrier = {}, threading.Barrier(len(prompts))
+
+    def ask(index: int) -> None:
+        barrier.wait()
+        streamed = "".join(delta.text for delta in llm.stream(prompts[index], greedy(5)))
+        whole = answer(llm, prompts[index], greedy(5))
+        together[index] = whole, streamed, llm.chat(conversation, greedy(5), progress=False)[0].text
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == {index: (text, text, alone_chat) for index, text in enumerate(alone)}
 
 
 def test_half_a_character_is_refused(llm):

@@ -16,7 +16,8 @@ from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.jobs import Job
 from mini_engine.engine.mailbox import Mailbox, wake_readers
-from mini_engine.engine.request import FinishReason
+from mini_engine.engine.open_answer import OpenAnswer, Times
+from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import TokenLogprobs
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
@@ -53,7 +54,7 @@ class Recorder(Observer):
     """Records its callbacks."""
 
     def __init__(self):
-        self.steps, self.tokens, self.ends = 0, [], []
+        self.steps, self.tokens, self.ends, self.times = 0, [], [], []
 
     def stepped(self, stats):
         self.steps += 1
@@ -63,6 +64,9 @@ class Recorder(Observer):
 
     def ended(self, request):
         self.ends.append((request.id, request.finish_reason))
+
+    def timed(self, times):
+        self.times.append(times)
 
 
 @pytest.fixture
@@ -300,6 +304,37 @@ def test_too_many_waiting_jobs_are_refused_and_change_nothing():
         assert is_idle(worker)
 
 
+def test_the_seconds_of_an_answer_add_up():
+    """In the queue, to the first token, to the end; each from the moment at which the one before ended."""
+    answer = OpenAnswer(Request("x", [1, 2, 3], params()), None, None, 0, submitted=10.0)
+    assert answer.times(13.0) == Times(3.0, 0.0, 0.0, 3.0), "it has only waited"
+    answer.note_step(11.0)
+    assert answer.times(13.0) == Times(3.0, 0.0, 0.0, 3.0), "a step that computed nothing for it"
+    answer.request.num_computed_tokens = 2
+    answer.note_step(12.0)
+    answer.note_step(12.5)
+    assert answer.times(13.0) == Times(2.0, 1.0, 0.0, 3.0), "its first step began at 12"
+    answer.first = 14.0
+    assert answer.times(20.0) == Times(2.0, 2.0, 6.0, 10.0)
+
+
+def test_each_answer_that_ends_says_what_it_spent_its_time_on():
+    with make_worker(max_num_seqs=1, max_num_batched_tokens=64) as worker:
+        running = worker.submit_sync([Job([1, 2], params(480))])
+        waiting = worker.submit_sync([Job([3, 4], params(480))])
+        wait_until(lambda: worker.num_running == 1, "the first one runs")
+        waiting.close()
+        wait_until(lambda: worker.num_open == 1, "the second one has been aborted in the queue")
+        wait_until(lambda: worker.observer.tokens, "the first one has a token")
+        running.close()
+        assert is_idle(worker)
+        worker.close()
+        queued, answered = worker.observer.times
+    assert queued.queued == queued.whole > 0 == queued.prefill == queued.decode
+    assert answered.whole == pytest.approx(answered.queued + answered.prefill + answered.decode)
+    assert min(answered) > 0, "it waited, was computed, and gained tokens"
+
+
 # Trouble
 
 
@@ -428,7 +463,7 @@ def test_a_job_that_is_handed_in_just_before_the_end_is_told_so(worker):
     assert found and found[0][-1][1].finish_reason == FinishReason.ERROR, "it was accepted, and is never answered"
 
 
-@pytest.mark.parametrize("what", ["stepped", "token", "ended"])
+@pytest.mark.parametrize("what", ["stepped", "token", "ended", "timed"])
 def test_a_failing_observer_does_not_hold_up_a_reader(worker, what, monkeypatch):
     monkeypatch.setattr(worker.observer, what, lambda *_: 1 / 0)
     seen = []

@@ -1,7 +1,9 @@
 """Lesson 7. Bodies: whatever a client sends, the others are answered meanwhile, and the refusal names the parameter."""
 
+import gc
 import json
 import threading
+import time
 
 import pytest
 from fastapi.exceptions import RequestValidationError
@@ -11,6 +13,8 @@ from mini_engine.server import bodies
 from mini_engine.server.errors import ApiError, as_api_error
 from mini_engine.server.fields import Ids, StopIds
 from mini_engine.server.protocol import ChatRequest, CompletionRequest
+from mini_engine.server.responses_protocol import ResponsesRequest
+from mini_engine.server.server_config import ServerConfig
 from tests.l7.service import PATIENCE, Service
 
 pytestmark = pytest.mark.reference  # no task is about this
@@ -25,6 +29,35 @@ SHAPES = {
     "stop ids": b'{"prompt": "x", "stop_token_ids": [' + b"7," * 30_000 + b"7]}",
     "texts": json.dumps({"prompt": ["x"] * 60_000}).encode(),
     "one long number": b'{"prompt": "x", "seed": ' + b"9" * 1_000_000 + b"}",
+}
+
+
+HI = {"role": "user", "content": "Hi"}
+PART, ITEM = {"type": "text", "text": "a"}, {"type": "input_text", "text": "a"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"enum": list(range(450))}}}
+CALLS = {"role": "assistant", "tool_calls": [CALL] * 100}
+MANY = range(60_000)
+NULLS = {f"k{i}": None for i in range(12)}
+DEAR = {  # what is dear to look at, although a server takes bodies of this size
+    "biases of a wrong kind": (ChatRequest, {"messages": [HI], "logit_bias": {str(i): "x" for i in MANY}}),
+    "too many biases": (CompletionRequest, {"prompt": "x", "logit_bias": {str(i): 1 for i in MANY}}),
+    "three parts each": (ChatRequest, {"messages": [{"role": "user", "content": [PART] * 3}] * 4000}),
+    "one part each": (ChatRequest, {"messages": [{"role": "user", "content": [PART]}] * 4000}),
+    "messages of many parts": (ChatRequest, {"messages": [{"role": "user", "content": [PART] * 255}] * 60}),
+    "as many parts as may be": (ChatRequest, {"messages": [{"role": "user", "content": [PART] * 256}] * 16}),
+    "messages of many calls": (ChatRequest, {"messages": [HI] + [CALLS] * 95}),
+    "as many calls as may be": (ChatRequest, {"messages": [HI] + [CALLS] * 40}),
+    "a wrong call at the end": (ChatRequest, {"messages": [HI] + [CALLS] * 39 + [CALLS | {"tool_calls": [CALL, {}]}]}),
+    "nulls": (ChatRequest, {"messages": [HI | NULLS] * 4000}),
+    "marks": (ChatRequest, {"messages": [HI | {"cache_control": {"a": [1] * 10}}] * 4000}),
+    "tools": (ChatRequest, {"messages": [HI], "tools": [TOOL] * 128}),
+    "modalities of a wrong kind": (ChatRequest, {"messages": [HI], "modalities": [1] * 60_000}),
+    "labels": (ResponsesRequest, {"input": "x", "metadata": {str(i): 1 for i in MANY}}),
+    "turns": (ResponsesRequest, {"input": [HI] * 4095}),
+    "items": (ResponsesRequest, {"input": [{"role": "user", "content": [ITEM] * 3}] * 4000}),
+    "ids": (CompletionRequest, {"prompt": [5] * 65_000}),
+    "lists of ids": (CompletionRequest, {"prompt": [[5] * 1000] * 63 + [[5, 0.5]]}),
 }
 
 
@@ -55,6 +88,65 @@ def test_few_values_of_it_are_looked_at(name, monkeypatch):
         if isinstance(caught.value, RequestValidationError):
             assert len(caught.value.errors()) < 10, "a list is left at its first wrong entry"
     assert all(count <= bodies.MAX_VALUES for count in seen), "too many values are refused before json makes them"
+
+
+@pytest.fixture(scope="module")
+def frozen():
+    """Without what else is in memory to be searched through, as in a server (`cli.serve`)."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("name", DEAR)
+def test_no_body_within_the_limits_takes_the_tenth_of_a_second_within_which_health_is_answered(name, frozen):
+    """Neither json nor pydantic gives Python's lock back, so what counts is processor time; the least of three."""
+    model, body = DEAR[name]
+    data = json.dumps(body).encode()
+    assert len(data) <= ServerConfig().max_body_bytes and bodies.num_values(data) <= bodies.MAX_VALUES
+    assert min(processor_seconds(data, model) for _ in range(3)) < 0.1
+
+
+def processor_seconds(data: bytes, model) -> float:
+    """What it takes to read a body and to find the prompts in it."""
+    began = time.thread_time()
+    try:
+        asked = bodies.parsed(data, model)
+        list((asked.as_chat if isinstance(asked, ResponsesRequest) else asked).prompts)
+    except RequestValidationError as error:
+        as_api_error(error)
+    return time.thread_time() - began
+
+
+def test_pieces_of_all_messages_are_counted_together(server: Service):
+    asked = {"role": "user", "content": [PART] * 200}
+    for messages in ([asked] * 21, [asked] * 20 + [CALLS]):
+        found = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+        assert (found.status, found.body["error"]["param"]) == (400, "messages"), found
+
+
+@pytest.mark.parametrize("model", [CompletionRequest, ChatRequest, ResponsesRequest])
+def test_whatever_may_hold_many_values_is_left_early(model):
+    """A list at its first wrong entry, a dict before its first one if it has too many."""
+    assert not list(patient(model.__pydantic_core_schema__))
+
+
+def patient(schema, bounded: bool = False):
+    """The parts of pydantic's schema that look at every entry, however many are wrong."""
+    if isinstance(schema, list | tuple):
+        for one in schema:
+            yield from patient(one)
+    if not isinstance(schema, dict):
+        return
+    kind = schema.get("type")
+    entries = schema.get("items_schema" if kind == "list" else "values_schema", {})
+    is_many = kind in ("list", "dict") and entries.get("type", "any") != "any"
+    if is_many and not (schema.get("fail_fast") or bounded):
+        yield schema
+    for key, one in schema.items():
+        if key != "metadata":
+            yield from patient(one, kind == "function-before" and schema["function"]["function"].__name__ == "check")
 
 
 @pytest.mark.parametrize(

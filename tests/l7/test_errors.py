@@ -205,7 +205,36 @@ def test_a_bad_request_is_400_and_the_server_goes_on(server: Service, name):
     error = found.body["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
     assert error["param"] == param, error
+    assert (error["code"] == "context_length_exceeded") == ("too long" in name), error
     assert server.worker.num_open == 0 and server.worker.is_alive
+
+
+LONG_TEXT, LONG_IDS = "x " * 50000, [5] * 9000
+TOO_LONG = [
+    ("/v1/completions", {"prompt": LONG_IDS, "max_tokens": 1}),
+    ("/v1/completions", {"prompt": [[1], LONG_IDS]}),
+    ("/v1/completions", {"prompt": LONG_TEXT}),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 32000}),
+    ("/v1/completions", {"prompt": [5] * 512, "echo": True, "max_tokens": 0}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "one two three " * 1000}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG_TEXT}], "stream": True}),
+    ("/v1/chat/completions", CHAT | {"max_tokens": 32000}),
+    ("/v1/responses", {"input": "one two three " * 1000}),
+    ("/v1/responses", {"input": LONG_TEXT}),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 32000, "stream": True}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), TOO_LONG)
+def test_what_does_not_fit_the_context_has_openai_s_code(server: Service, path, body):
+    found = server.post(path, body)
+    assert (found.status, found.body["error"]["code"]) == (400, "context_length_exceeded"), found
+
+
+def test_what_does_not_fit_the_pool_has_it_too():
+    with Service(num_blocks=9) as service:
+        found = service.post("/v1/completions", {"prompt": [5] * 20, "max_tokens": 16})
+        assert (found.status, found.body["error"]["code"]) == (400, "context_length_exceeded"), found
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"nonsense", b"[1]", b"3", b"\xff\xfe", b'{"prompt": ' + b"[" * 5000])

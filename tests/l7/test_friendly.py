@@ -45,6 +45,32 @@ def server():
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_a_temperature_near_0_is_greedy_and_minus_one_turns_a_filter_off(server: Service, path):
+    body = PATHS[path] | {"max_tokens": 5, "return_token_ids": True}
+    found = [
+        server.post(path, body | {"temperature": temperature, "top_k": -1, "seed": -1}).body["choices"][0]["token_ids"]
+        for temperature in (0, 1e-7)
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", [-2, -(2**63), 2**64 - 2])
+def test_choices_of_a_seed_at_the_end_of_its_range_differ(server: Service, seed):
+    body = PATHS["/v1/completions"] | {
+        "max_tokens": 12,
+        "temperature": 3,
+        "seed": seed,
+        "n": 3,
+        "return_token_ids": True,
+    }
+    first, again = (
+        [tuple(choice["token_ids"]) for choice in server.post("/v1/completions", body).body["choices"]]
+        for _ in range(2)
+    )
+    assert first == again and len(set(first)) == 3
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_values_that_change_nothing_are_taken(server: Service, path):
     body = PATHS[path] | {"max_tokens": 5, "temperature": 0, "return_token_ids": True}
     plain = server.post(path, body).body["choices"][0]["token_ids"]

@@ -80,12 +80,65 @@ def test_no_redirect_leads_to_the_host_that_a_client_names():
             assert found.status == 404 and "evil.example" not in str(found.headers), (path, found)
 
 
+# What it is called
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], ["pocket"]),
+        (["--model", "pocket-hybrid"], ["pocket-hybrid"]),
+        (["--model", "."], ["My-Model"]),
+        (["--model", "./"], ["My-Model"]),
+        (["--model", "layers/.."], ["My-Model"]),
+        (["--model", "layers/"], ["layers"]),
+        (["--model", "../My-Model"], ["My-Model"]),
+        (["--model", "/"], ["model"]),
+        (["--model", "Qwen/Qwen3-0.6B"], ["Qwen3-0.6B", "Qwen/Qwen3-0.6B"]),
+        (["--model", "Qwen/Qwen3-0.6B", "--model-name", "small"], ["small"]),
+    ],
+)
+def test_a_model_is_called_by_its_folder_or_by_its_hub_id(arguments, names, tmp_path, monkeypatch):
+    (tmp_path / "My-Model" / "layers").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "My-Model")
+    parser = OneLineParser()
+    serve.add_arguments(parser)
+    config = serve.server_config(parser.parse_args(arguments))
+    assert [config.model_name, *config.aliases] == names
+
+
+def test_a_hub_id_and_its_name_are_one_model():
+    with Service(aliases=("owner/tiny",)) as service:
+        assert [card["id"] for card in service.get("/v1/models").body["data"]] == ["tiny", "owner/tiny"]
+        for name in ("tiny", "owner/tiny"):
+            assert service.get(f"/v1/models/{name}").body["id"] == name
+            body = {"prompt": [1], "max_tokens": 1, "model": name}
+            assert service.post("/v1/completions", body).status == 200
+        assert service.get("/v1/models/tiny/owner").status == 404
+
+
 # Probes and signals
 
 
 def test_a_probe_may_ask_for_the_head_alone(server: Service):
-    found = server.request("HEAD", "/health", None, {})
-    assert (found.status, found.body) == (200, "")
+    for path in ("/health", "/ready"):
+        found = server.request("HEAD", path, None, {})
+        assert (found.status, found.body) == (200, "")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_draining_server_is_well_but_takes_no_requests(method):
+    with Service(api_keys=("secret",)) as service:
+        assert service.request(method, "/ready", None, {}).status == 200
+        service.app.drain.begin()
+        assert service.request(method, "/ready", None, {}).status == 503, "a balancer sends its requests elsewhere"
+        assert service.request(method, "/health", None, {}).status == 200, "what watches the process leaves it alone"
+
+
+def test_a_server_whose_engine_has_stopped_is_not_ready():
+    with Service() as service:
+        service.worker.close()
+        assert service.get("/ready").status == service.get("/health").status == 503
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")

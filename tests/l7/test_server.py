@@ -240,6 +240,11 @@ def test_metrics_and_health(service: Service):
         'mini_engine_blocks{state="held"} 0.0',
         "mini_engine_preemptions_total 0.0",
         "mini_engine_aborts_total 0.0",
+        "mini_engine_request_queue_seconds_count 1.0",
+        "mini_engine_request_seconds_count 1.0",
+        "mini_engine_request_prompt_tokens_sum 3.0",
+        "mini_engine_request_new_tokens_sum 5.0",
+        'mini_engine_responses_total{status="200"} 1.0',
     ):
         assert f"\n{line}\n" in text, f"{line} is not in\n{text}"
     service.worker.close()
@@ -248,10 +253,43 @@ def test_metrics_and_health(service: Service):
 
 
 @pytest.mark.reference
+def test_dashboards_made_for_vllm_find_its_names():
+    with Service(vllm_metrics=True) as service:
+        service.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 5, "ignore_eos": True})
+        text = service.get("/metrics").body
+    labels = 'engine="0",model_name="tiny"'
+    for name, value in {
+        f"num_requests_running{{{labels}}}": 0,
+        f"num_requests_waiting{{{labels}}}": 0,
+        f"kv_cache_usage_perc{{{labels}}}": 0,
+        f"prompt_tokens_total{{{labels}}}": 3,
+        f"generation_tokens_total{{{labels}}}": 5,
+        f"prefix_cache_queries_total{{{labels}}}": 3,
+        f"prefix_cache_hits_total{{{labels}}}": 0,
+        f"num_preemptions_total{{{labels}}}": 0,
+        'request_success_total{engine="0",finished_reason="length",model_name="tiny"}': 1,
+        f"time_to_first_token_seconds_count{{{labels}}}": 1,
+        f"inter_token_latency_seconds_count{{{labels}}}": 4,
+        f"request_queue_time_seconds_count{{{labels}}}": 1,
+        f"request_prefill_time_seconds_count{{{labels}}}": 1,
+        f"request_decode_time_seconds_count{{{labels}}}": 1,
+        f"e2e_request_latency_seconds_count{{{labels}}}": 1,
+        'e2e_request_latency_seconds_bucket{engine="0",le="+Inf",model_name="tiny"}': 1,
+        f"request_prompt_tokens_sum{{{labels}}}": 3,
+        f"request_generation_tokens_sum{{{labels}}}": 5,
+    }.items():
+        assert f"\nvllm:{name} {float(value)}\n" in text, f"{name} is not in\n{text}"
+    assert "\nmini_engine_new_tokens_total 5.0\n" in text, "its own names stay"
+    families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
+    assert len(families) == len(set(families)), "each family once"
+
+
+@pytest.mark.reference
 def test_two_servers_in_one_process_do_not_share_their_figures():
     with Service() as one, Service() as other:
         one.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 5})
         assert "mini_engine_new_tokens_total 0.0" in other.get("/metrics").body
+        assert "vllm:" not in other.get("/metrics").body, "vLLM's names are for those who ask for them"
 
 
 def test_it_listens_on_this_machine_only(service: Service):

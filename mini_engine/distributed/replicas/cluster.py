@@ -27,6 +27,10 @@ Item = tuple[int, TextDelta] | Exception | None
 Ask = Callable[[Sequence[Job], Sequence[bytes]], AsyncGenerator[Item, None]]
 
 
+class ReplicaStopped(EngineStopped):
+    """No replica has taken the request: those that were asked have ended, or none is ready. Another will be soon."""
+
+
 class OpenRequest:
     """Jobs that were sent to a replica together, and their answers so far.
 
@@ -56,7 +60,7 @@ class OpenRequest:
                     wake_readers([self.mailbox], time.perf_counter())
             self.fail("the replica stopped before the answer was complete")
         except ReplicaLost as error:
-            self.refuse(EngineStopped(f"{error}, and so did those that were asked instead"))
+            self.refuse(ReplicaStopped(f"{error}, and so did those that were asked instead"))
             self.fail(str(error))
         except Exception as error:
             self.refuse(error)
@@ -114,7 +118,7 @@ class Cluster:
         """Send jobs to one replica, all or none, and wait until it has accepted them.
 
         Raises:
-            UserError: one of them is invalid. QueueFull, EngineStopped: not now.
+            UserError: one of them is invalid. QueueFull, ReplicaStopped, EngineStopped: not now.
         """
         keys = block_keys(jobs[0].prompt_ids, jobs[0].namespace, self.limits.block_size)
         request = OpenRequest(jobs, keys, next(self.numbers), self.tokenizer)
@@ -126,7 +130,7 @@ class Cluster:
                 await request.accepted
         except TimeoutError:
             request.cancel()
-            raise EngineStopped(f"no replica took the request within {ACCEPT_SECONDS:g} seconds") from None
+            raise ReplicaStopped(f"no replica took the request within {ACCEPT_SECONDS:g} seconds") from None
         except BaseException:
             request.cancel()
             raise

@@ -7,7 +7,10 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from prometheus_client import ProcessCollector
+
 from mini_engine.cli.arguments import load_llm, scheduler_config
+from mini_engine.cli.serve import model_names
 from mini_engine.distributed.replicas.wire import FormGrammar
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.jobs import Job
@@ -40,7 +43,8 @@ class Replica:
         self.name = rank() if name is None else name
         self.reports: deque[Report] = deque(maxlen=REPORTS)
         self.num_reports = 0
-        self.metrics = Metrics()
+        self.metrics = Metrics(model_names(args.model, args.model_name)[0] if args.vllm_metrics else None)
+        ProcessCollector("mini_engine_replica", registry=self.metrics.registry)
         self.refusal: UserError | None = None
         try:
             llm = load_llm(args, scheduler_config=scheduler_config(args))

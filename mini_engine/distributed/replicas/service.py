@@ -11,11 +11,14 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from mini_engine.distributed.replicas.cluster import Cluster
+from mini_engine.distributed.replicas.cluster import Cluster, ReplicaStopped
 from mini_engine.distributed.replicas.wire import FormGrammar
 from mini_engine.engine.grammar import Grammar
+from mini_engine.engine.jobs import Answers
 from mini_engine.server.app import Service
+from mini_engine.server.errors import RETRY, ApiError
 from mini_engine.server.output_forms import OutputForm
+from mini_engine.server.protocol import Sampling
 from mini_engine.server.server_config import ServerConfig
 
 ANSWER_SECONDS = 0.5  # for a new answer; a probe waits no longer than that
@@ -101,6 +104,13 @@ class ReplicaService(Service):
     ) -> None:
         super().__init__(cluster, config, metrics)
         self.num_replicas, self.num_alive = num_replicas, LastKnown(num_alive)
+
+    async def submit(self, wanted: Sampling) -> Answers:
+        """Submit to a replica. If none can take it, the code says so: this server goes on, and soon another will."""
+        try:
+            return await super().submit(wanted)
+        except ReplicaStopped as error:
+            raise ApiError(503, str(error), code="replica_stopped", headers=RETRY) from None
 
     async def grammar_of(self, form: OutputForm) -> Grammar:
         """The form itself: the replica compiles it."""

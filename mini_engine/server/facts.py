@@ -1,0 +1,56 @@
+"""Lesson 7. The routes about the model and the server's state. All but the model's are open without a key."""
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from mini_engine.server.answer_models import Health, ModelCard, ModelList
+from mini_engine.server.description import refusals
+
+if TYPE_CHECKING:
+    from mini_engine.server.app import Service
+
+FACTS = (400, 401, 403, 405, 408, 413, 503)
+DEAD = {"model": Health, "description": "The engine has ended or is stuck."}
+NOT_READY = {"model": Health, "description": "No new requests are taken, or none can be answered."}
+
+
+def add_facts(app: FastAPI, service: "Service") -> None:
+    """Register the routes about the model and the server's state."""
+
+    @app.get("/v1/models", response_model=ModelList, responses=refusals(*FACTS))
+    async def models() -> dict[str, Any]:
+        """List the one model served here, once under each of its names."""
+        names = (service.config.model_name, *service.config.aliases)
+        return {"object": "list", "data": [service.model_card(name) for name in names]}
+
+    @app.get("/v1/models/{name:path}", response_model=ModelCard, responses=refusals(404, *FACTS))
+    async def model(name: str) -> dict[str, Any]:
+        """Describe a model by its name."""
+        service.check_model(name)
+        return service.model_card(name)
+
+    @app.get("/health", response_model=Health, responses={503: DEAD})
+    async def health() -> JSONResponse:
+        """Report whether the engine's thread is alive and its steps return."""
+        return await service.health()
+
+    @app.head("/health", include_in_schema=False)
+    async def health_head() -> Response:
+        """Report the same by the status alone."""
+        return await service.health()
+
+    @app.head("/ready", include_in_schema=False)
+    @app.get("/ready", response_model=Health, responses={503: NOT_READY})
+    async def ready(request: Request) -> JSONResponse:
+        """Report whether new requests are taken: as /health, and not while the server drains."""
+        if request.app.state.drain.draining:
+            return JSONResponse({"status": "the server is shutting down"}, 503)
+        return await service.health()
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics(request: Request) -> Response:
+        """Metrics in Prometheus' text format."""
+        text = await service.metrics.scrape() + request.app.state.traffic.text()
+        return Response(text, media_type="text/plain; version=0.0.4")

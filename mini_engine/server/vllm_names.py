@@ -1,0 +1,76 @@
+"""Lesson 7. The same metrics under vLLM's names, for dashboards that were made for it (`--vllm-metrics`).
+
+Only where the meaning is the same. vLLM counts prompt and new tokens as they are computed, here they count when their
+request has ended: the totals agree once all have.
+"""
+
+from collections.abc import Iterable
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.samples import Sample
+
+OURS, THEIRS = "mini_engine_", "vllm:"
+NAMES = {
+    "requests_running": "num_requests_running",
+    "requests_waiting": "num_requests_waiting",
+    "preemptions": "num_preemptions",
+    "prompt_tokens": "prompt_tokens",
+    "new_tokens": "generation_tokens",
+    "requests": "request_success",
+    "draft_tokens": "spec_decode_num_draft_tokens",
+    "accepted_draft_tokens": "spec_decode_num_accepted_tokens",
+    "time_to_first_token_seconds": "time_to_first_token_seconds",
+    "time_between_tokens_seconds": "inter_token_latency_seconds",
+    "request_queue_seconds": "request_queue_time_seconds",
+    "request_prefill_seconds": "request_prefill_time_seconds",
+    "request_decode_seconds": "request_decode_time_seconds",
+    "request_seconds": "e2e_request_latency_seconds",
+    "request_prompt_tokens": "request_prompt_tokens",
+    "request_new_tokens": "request_generation_tokens",
+}
+SEARCHED = {"prompt_tokens": "prefix_cache_queries", "cached_prompt_tokens": "prefix_cache_hits"}  # in the prefix cache
+LABELS = {"finish_reason": "finished_reason"}
+
+
+class VllmNames(Collector):
+    """A registry's metrics once more, with vLLM's names and labels.
+
+    Args:
+        model_name: the label by which vLLM's dashboards choose.
+    """
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        self.registry = registry
+        self.labels = {"model_name": model_name, "engine": "0"}
+
+    def collect(self) -> Iterable[Metric]:
+        """What a registry asks for."""
+        for family in self.registry.collect():
+            name = family.name.removeprefix(OURS)
+            for names in (NAMES, SEARCHED):
+                if name in names:
+                    yield self.renamed(family, THEIRS + names[name])
+            if name == "blocks":
+                yield self.usage(family)
+
+    def renamed(self, family: Metric, name: str) -> Metric:
+        """Return a copy of a family under another name."""
+        found = Metric(name, family.documentation, family.type)
+        found.samples = [
+            sample._replace(name=name + sample.name.removeprefix(family.name), labels=self.relabelled(sample))
+            for sample in family.samples
+        ]
+        return found
+
+    def relabelled(self, sample: Sample) -> dict[str, str]:
+        """Return a sample's labels by vLLM's names."""
+        return self.labels | {LABELS.get(label, label): value for label, value in sample.labels.items()}
+
+    def usage(self, blocks: Metric) -> Metric:
+        """Return which part of the pool requests hold: what is only cached can be evicted at any time."""
+        numbers = {sample.labels["state"]: sample.value for sample in blocks.samples}
+        name = THEIRS + "kv_cache_usage_perc"
+        found = GaugeMetricFamily(name, "Held blocks / blocks of the pool, from 0 to 1.", labels=[*self.labels])
+        found.add_metric([*self.labels.values()], numbers["held"] / sum(numbers.values()))
+        return found
