@@ -46,10 +46,11 @@ DEFAULT_MAX_TOKENS = 16  # of completions, as OpenAI's; a chat answer may fill t
 
 
 class Conversation(NamedTuple):
-    """A chat's messages, and the tools that the model may call, as chat templates expect them."""
+    """A chat's messages, the tools that the model may call, and what else the chat template is told."""
 
     messages: list[JsonObject]
     tools: list[JsonObject]
+    variables: JsonObject
 
 
 Prompt = str | list[int] | Conversation
@@ -244,7 +245,8 @@ class CompletionRequest(Sampling):
 class ChatRequest(Sampling):
     """POST /v1/chat/completions: a conversation to answer.
 
-    Accepted only with a value that changes nothing: modalities, and vLLM's echo and chat_template_kwargs.
+    chat_template_kwargs: more names for the template, such as enable_thinking; the name is vLLM's.
+    Accepted only with a value that changes nothing: modalities, and vLLM's echo.
     """
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
@@ -257,13 +259,14 @@ class ChatRequest(Sampling):
     parallel_tool_calls: Flag = True
     modalities: Annotated[list[Text], only(["text"])] = Field(["text"])
     echo: Annotated[Flag, only(False)] = False
-    chat_template_kwargs: Annotated[JsonObject, only({})] = Field({})
+    chat_template_kwargs: JsonObject = Field({})
 
     @property
     def prompts(self) -> Sequence[Conversation]:
         """The one conversation. Tools that may not be called are not described."""
         tools = [] if self.tool_choice == "none" else [tool.for_template for tool in self.tools]
-        return [Conversation([message.for_template for message in self.messages], tools)]
+        messages = [message.for_template for message in self.messages]
+        return [Conversation(messages, tools, self.chat_template_kwargs)]
 
     @property
     def form(self) -> OutputForm | None:

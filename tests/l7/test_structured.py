@@ -278,7 +278,7 @@ def test_a_form_that_fails_in_the_middle_of_an_answer_is_the_client_s_mistake(se
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"messages": [{"role": "user"}]}, "messages"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages"),
     ],
 )
 def test_what_is_wrong_with_a_form_is_said_by_name(server: Service, more, param):
