@@ -273,6 +273,8 @@ class ChatRequest(Sampling):
         """What response_format, tools and tool_choice ask for."""
         schema = None if self.response_format is None else self.response_format.schema_of_answer
         functions = {tool.function.name: tool.function.parameters for tool in self.tools}
+        if len(functions) < len(self.tools):
+            raise UserError("two tools have the same name; give each its own", param="tools")
         choice = self.tool_choice or ("auto" if functions else "none")
         if not isinstance(choice, str):
             if choice.function.name not in functions:

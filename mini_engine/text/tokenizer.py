@@ -17,7 +17,7 @@ from mini_engine.errors import UserError, first_line
 from mini_engine.text.chat_messages import as_expected
 from mini_engine.text.control_tokens import StandIns
 from mini_engine.text.prompts import checked_variables
-from mini_engine.text.tool_messages import calls_as_text, tools_as_text
+from mini_engine.text.tool_messages import CALL_MARKS, calls_as_text, tools_as_text
 
 if TYPE_CHECKING:  # Jinja is imported at the first conversation
     from mini_engine.text.chat_template import ChatTemplate
@@ -87,6 +87,8 @@ class Tokenizer:
         token_bytes: for each id, the bytes it stands for.
         special_ids: ids of control tokens for the model, such as <|im_end|>, which are not shown; `special_texts` are
             their texts.
+        call_marks: <tool_call> and </tool_call>, where they are control tokens, by their ids. They are shown, because
+            calls are read from an answer's text.
         named_tokens: name to text of the special tokens that have a name, such as `eos_token`.
     """
 
@@ -98,8 +100,10 @@ class Tokenizer:
         self.named_tokens, others = special_tokens(self.config)
         self._mark_special([*self.named_tokens.values(), *others])
         added = self.backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(index for index, token in added.items() if token.special)
-        self.special_texts = [token.content for token in added.values() if token.special]
+        special = {token.content: index for index, token in added.items() if token.special}
+        self.special_texts = list(special)
+        self.call_marks = {mark: special.pop(mark) for mark in CALL_MARKS if mark in special}
+        self.special_ids = frozenset(special.values())
         self.token_bytes = self._bytes_by_id()
 
     @classmethod

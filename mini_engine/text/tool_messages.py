@@ -12,6 +12,7 @@ from mini_engine.text.chat_messages import text_of
 
 Message = Mapping[str, Any]
 
+CALL_MARKS = ("<tool_call>", "</tool_call>")
 ABOUT_TOOLS = """You may call these functions:
 <tools>
 {tools}
