@@ -39,7 +39,6 @@ class CallReader:
 
         Args:
             ended: it is the last text. cut: max_tokens ended it, so what may be the beginning of a call is not shown.
-                Behind a whole `<tool_call>` nothing is shown either: only a stop string ends an answer there.
         """
         self._rest += text
         said, changes = "", []
@@ -65,7 +64,7 @@ class CallReader:
             self._is_cut = not self._is_whole()
         elif ended and not self._in_call:
             self._is_cut = begins_a_call(self._rest)
-            said, self._rest = said + ("" if cut or self._is_cut else self._rest), ""
+            said, self._rest = said + ("" if cut else self._rest), ""
         self.text += said
         return {"delta": ({"content": said} if said else {}) | ({"tool_calls": changes} if changes else {})}
 
