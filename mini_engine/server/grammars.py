@@ -136,8 +136,8 @@ class GrammarCompiler:
     def check(self, matcher: "LLMatcher", form: OutputForm) -> None:
         """Raise UserError if the matcher has failed."""
         if matcher.is_error():
-            param = "tools" if form.schema is None else "response_format"  # tools alone have been relaxed
-            raise UserError(f"the JSON schema cannot be used: {reason_of(matcher)}", param=param)
+            param = form.param if form.text_rule else "tools"  # tools alone have been relaxed
+            raise UserError(f"the form asked for cannot be used: {reason_of(matcher)}", param=param)
 
     @functools.cached_property
     def vocabulary(self) -> "LLTokenizer":

@@ -1,4 +1,4 @@
-"""Lesson 7. The form that an answer must have, as a grammar for llguidance: JSON that fits a schema, and tool calls.
+"""Lesson 7. The form that an answer must have, as a grammar for llguidance: of its text, and of its tool calls.
 
 A call is written as Qwen's models write it, so the same text can be read back from any of them:
 
@@ -11,6 +11,7 @@ writing spaces until its tokens run out.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,26 +42,38 @@ CALL_END = f"}}\n{CLOSE}"
 class OutputForm:
     """What an answer must look like.
 
-    schema: the JSON schema that the text fits; None for any text.
+    schema, regex, choices: the JSON schema that the text fits, or the regular expression, or the texts of which it is
+        one; without these, any text.
     functions: the JSON schema of each function's arguments, by its name. It is kept as far as llguidance knows it.
     may_say: the answer may be text without a call.
     several: the answer may have more than one call.
+    param: where the client asked for the text's form.
     """
 
     schema: JsonObject | None = None
     functions: dict[str, JsonObject] = field(default_factory=dict)
     may_say: bool = True
     several: bool = False
+    regex: str | None = None
+    choices: tuple[str, ...] = ()
+    param: str = "response_format"
 
     def check(self) -> None:
         """Raise UserError if a schema is too large to be compiled in a moment."""
-        schemas = {"tools": list(self.functions.values()), "response_format": [self.schema] if self.schema else []}
+        schemas = {"tools": list(self.functions.values()), self.param: [self.schema] if self.schema else []}
         for param, several in schemas.items():
             for schema in several:
                 check_schema(schema, param)
-        size = len(json.dumps(list(schemas.values())))
+        size = len(json.dumps([*schemas.values(), self.regex, self.choices]))
         if size > MAX_TOGETHER:
-            raise UserError(f"the schemas have {size} characters together, more than {MAX_TOGETHER}")
+            raise UserError(f"the schemas have {size} characters together, more than {MAX_TOGETHER}", param=self.param)
+
+    @property
+    def text_rule(self) -> str:
+        """The rule for the text; "" for any text."""
+        if self.regex is not None:
+            return as_regex(self.regex)
+        return as_json(self.schema) if self.schema is not None else " | ".join(map(quoted, self.choices))
 
     @property
     def openings(self) -> list[str]:
@@ -84,13 +97,13 @@ class OutputForm:
 
     def _start(self, marks: Mapping[str, int]) -> list[str]:
         if not self.functions:
-            return [f"start: {as_json(self.schema or {})}"]
+            return [f"start: {self.text_rule}"]
         begin = spelled(OPEN, marks)
         calls = f"{begin} call" + (rf' ("\n" {begin} call)*' if self.several else "")
         if not self.may_say:
             return [f"start: {calls}"]
-        if self.schema is not None:
-            return [f"start: {as_json(self.schema)} | {calls}"]
+        if self.text_rule:
+            return [f"start: {self.text_rule} | {calls}"]
         more = "*" if self.several else "?"
         marked = f" | TEXT {begin}" if OPEN in marks else ""
         return [f"start: (begin call){more} TEXT", f"begin: said{marked}", f"said[lazy]: TEXT {quoted(OPEN)}", TEXT]
@@ -99,6 +112,13 @@ class OutputForm:
 def as_json(schema: JsonObject, **more: bool) -> str:
     """The rule for JSON that fits the schema and has no properties but those it names."""
     return "%json " + json.dumps(closed(named(schema)) | {"x-guidance": SPACING | more})
+
+
+def as_regex(pattern: str) -> str:
+    """The rule for a text of which all fits a regular expression, with or without anchors at its ends."""
+    pattern = re.sub(r"^\^|(?<!\\)((?:\\\\)*)\$$", r"\1", pattern)
+    escaped = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) > 1 else r"\/", pattern, flags=re.DOTALL)
+    return "/" + escaped.replace("\n", r"\n").replace("\r", r"\r") + "/"
 
 
 def as_arguments(schema: JsonObject) -> str:

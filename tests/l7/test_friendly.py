@@ -22,18 +22,18 @@ PATHS = {
 }
 NEUTRAL = {
     "logit_bias": {}, "store": False, "metadata": {"run": "7"}, "service_tier": "auto", "user": "me", "n": 1,
-    "presence_penalty": 0, "frequency_penalty": 0, "stop": [], "seed": 3, "safety_identifier": "x",
+    "presence_penalty": 0, "frequency_penalty": 0, "stop": [], "seed": 3, "safety_identifier": "x", "request_id": "r7",
 }  # fmt: skip
 NEUTRAL_OF = {
     "/v1/completions": {"best_of": 1, "echo": False, "suffix": "", "logprobs": None},
     "/v1/chat/completions": {
         "parallel_tool_calls": True, "tools": [], "tool_choice": "none", "response_format": {"type": "text"},
-        "modalities": ["text"], "logprobs": False,
+        "modalities": ["text"], "logprobs": False, "reasoning_effort": "high", "verbosity": "low",
     },
 }  # fmt: skip
 LOUD = {
     "/v1/completions": {"best_of": 3, "suffix": "x", "store": True, "service_tier": "flex"},
-    "/v1/chat/completions": {"modalities": ["audio"], "audio": {}, "reasoning_effort": "high", "store": True},
+    "/v1/chat/completions": {"modalities": ["audio"], "audio": {}, "store": True},
 }
 
 
