@@ -7,7 +7,7 @@ llm.generate("The capital of France is", SamplingParams(max_tokens=20))[0].text
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -28,6 +28,7 @@ from mini_engine.text.prompts import (
     Prompt,
     checked_ids,
     checked_messages,
+    checked_tools,
     is_conversation,
     is_sequence,
     listed,
@@ -162,23 +163,39 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Completion]:
         """Answer one conversation or many through the checkpoint's chat template; otherwise like `generate`.
 
         Args:
-            messages: dicts with `role` and `content`, or a list of such conversations.
+            messages: dicts with `role` and `content`, or a list of such conversations. The template sees whatever else
+                a message holds, such as `reasoning_content` or `tool_calls`.
+            tools: functions that the template describes to the model, in OpenAI's form.
+            chat_template_kwargs: more names for the template, such as `{"enable_thinking": False}`.
         """
         several = is_sequence(messages) and len(messages) > 0 and not is_conversation(messages)
         conversations = messages if several else [messages]
-        ids = [self.tokenizer.encode_chat(checked_messages(conversation)) for conversation in conversations]
+        ids = [self.encode_chat(conversation, tools, chat_template_kwargs) for conversation in conversations]
         return self.generate(ids, params, progress)
 
     @in_turn
-    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> "Stream":
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> "Stream":
         """Answer one prompt or conversation as an iterator of `TextDelta`, one for each step.
 
         Several streams may be read in turn; they share their steps. Leaving the loop early, or calling `close`, aborts
         the request and frees its blocks.
+
+        Args:
+            tools, chat_template_kwargs: of a conversation, as in `chat`.
 
         Raises:
             UserError: the prompt or `params` is invalid; nothing has run.
@@ -186,9 +203,15 @@ class LLM:
         wanted = default(params)
         if not isinstance(wanted, SamplingParams):
             raise UserError(f"params is {shown(params)}; give SamplingParams", param="params")
-        ids = self.tokenizer.encode_chat(checked_messages(prompt)) if is_conversation(prompt) else self.encode(prompt)
+        is_chat = is_conversation(prompt)
+        ids = self.encode_chat(prompt, tools, chat_template_kwargs) if is_chat else self.encode(prompt)
         request = self.engine.add_request(next(self._stream_ids), ids, wanted)
         return Stream(self.engine, request, AnswerReader(request, self.tokenizer), self.turn)
+
+    @in_turn
+    def encode_chat(self, conversation: object, tools: object = None, variables: Any = None) -> list[int]:
+        """Return the token ids of a conversation. UserError if it is none."""
+        return self.tokenizer.encode_chat(checked_messages(conversation), checked_tools(tools), variables)
 
     @in_turn
     def encode(self, prompt: object) -> list[int]:

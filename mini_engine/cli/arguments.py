@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mini_engine.cli.parser import whole_number
+from mini_engine.cli.parser import json_object, whole_number
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -125,6 +125,18 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> No
         "--seed", type=whole_number(-(2**63)), metavar="N", help="draw the same answer again with the same seed"
     )
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
+
+
+def add_template_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option for what chat templates are told."""
+    parser.add_argument(
+        "--chat-template-kwargs",
+        "--default-chat-template-kwargs",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help="more names for the chat template, such as '{\"enable_thinking\": false}'",
+    )
 
 
 def sampling_params(args: argparse.Namespace):

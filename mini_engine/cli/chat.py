@@ -4,7 +4,14 @@ import argparse
 import sys
 import time
 
-from mini_engine.cli.arguments import add_engine_options, add_sampling_options, interruptible, load_llm, sampling_params
+from mini_engine.cli.arguments import (
+    add_engine_options,
+    add_sampling_options,
+    add_template_option,
+    interruptible,
+    load_llm,
+    sampling_params,
+)
 from mini_engine.cli.generate import figures
 
 HELP = """/stats   turn tokens/s and KV figures after each answer on or off
@@ -18,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `chat`."""
     add_engine_options(parser)
     add_sampling_options(parser, max_tokens=256)
+    add_template_option(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message that opens the conversation")
     parser.add_argument("--stats", action="store_true", help="start with /stats on")
 
@@ -27,6 +35,7 @@ class Session:
 
     def __init__(self, llm, args: argparse.Namespace) -> None:
         self.llm, self.params = llm, sampling_params(args)
+        self.variables = args.chat_template_kwargs
         self.system = [{"role": "system", "content": args.system}] if args.system else []
         self.messages: list[dict[str, str]] = list(self.system)
         self.show_stats = args.stats
@@ -55,7 +64,7 @@ class Session:
 
         messages = [*self.messages, {"role": "user", "content": text}]
         try:
-            deltas = self.llm.stream(messages, self.params)
+            deltas = self.llm.stream(messages, self.params, chat_template_kwargs=self.variables)
         except UserError as error:
             print(f"({error}; /reset starts over)")
             return

@@ -5,7 +5,14 @@ import json
 import sys
 import time
 
-from mini_engine.cli.arguments import add_engine_options, add_sampling_options, interruptible, load_llm, sampling_params
+from mini_engine.cli.arguments import (
+    add_engine_options,
+    add_sampling_options,
+    add_template_option,
+    interruptible,
+    load_llm,
+    sampling_params,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
     add_sampling_options(parser, max_tokens=64)
     parser.add_argument("--chat", action="store_true", help="send the prompt as a chat message")
+    add_template_option(parser)
     parser.add_argument("--stats", action="store_true", help="print tokens/s and KV figures on standard error")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
@@ -32,7 +40,8 @@ def answer(llm, prompt: str, args: argparse.Namespace) -> int:
     params = sampling_params(args)
     started, pieces, token_ids, last = time.perf_counter(), [], [], TextDelta("", [])
     asked = [{"role": "user", "content": prompt}] if args.chat else prompt
-    with interruptible() as pressed, llm.stream(asked, params) as deltas:
+    stream = llm.stream(asked, params, chat_template_kwargs=args.chat_template_kwargs)
+    with interruptible() as pressed, stream as deltas:
         for last in deltas:
             pieces.append(last.text)
             token_ids += last.token_ids

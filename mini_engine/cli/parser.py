@@ -2,10 +2,12 @@
 
 import argparse
 import io
+import json
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -50,6 +52,17 @@ def at_least(least: float) -> Callable[[str], float]:
         return number
 
     return parse
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Parse names and values as JSON, for argparse's `type`."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not a JSON object such as '{{\"name\": false}}'")
+    return found
 
 
 def settle_streams() -> None:

@@ -14,9 +14,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mini_engine.cli.arguments import add_engine_options, add_scheduler_options, load_llm, scheduler_config
+from mini_engine.cli.arguments import (
+    add_engine_options,
+    add_scheduler_options,
+    add_template_option,
+    load_llm,
+    scheduler_config,
+)
 from mini_engine.cli.parser import at_least, whole_number
 from mini_engine.errors import EngineDead, UserError
+from mini_engine.text.prompts import checked_variables
 
 if TYPE_CHECKING:
     from mini_engine.engine.engine import Engine
@@ -60,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a name that clients may have in their Host header, as behind a proxy; repeatable",
     )
+    add_template_option(parser)
     add_scheduler_options(parser)
     parser.add_argument(
         "--grace-seconds", type=whole_number(1), default=30, metavar="N", help="from SIGTERM to the end (default: 30)"
@@ -225,6 +233,7 @@ def server_config(args: argparse.Namespace) -> "ServerConfig":
         allow_hosts=allowed_hosts(args.host, args.allow_host),
         max_waiting=args.max_waiting,
         grace_seconds=args.grace_seconds,
+        chat_template_kwargs=checked_variables(args.chat_template_kwargs),
     )
 
 

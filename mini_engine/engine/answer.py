@@ -92,6 +92,8 @@ class AnswerReader:
         self.num_read += len(token_ids)
         if self.ends_here or request.is_finished:
             shown += self.answer.finish()
+        if self.answer.stop is not None and request.params.include_stop_str_in_output:
+            shown += self.answer.stop
         logprobs, ending = tuple(request.logprobs[start : self.num_read]), request.ending(self.answer.stop is not None)
         if start:
             return TextDelta(shown, token_ids, *ending, logprobs)

@@ -56,7 +56,7 @@ class SamplingParams:
     stop_token_ids: each of them ends the answer, as the model's end tokens do unless `ignore_eos` is set. With a
         grammar, only where the form is complete.
     stop: a string or several, of at most 1024 characters each; the first to appear ends the answer and is not shown
-        (lesson 6).
+        (lesson 6), unless `include_stop_str_in_output` is set.
     logprobs: report this many of the best tokens besides the chosen one; 0 is the chosen one alone, None is off.
     prompt_logprobs: the same for each token of the prompt but the first; nothing is taken from the prefix cache then.
     logit_bias: token id to a number from -100 to 100, added to the token's logit before anything else.
@@ -79,6 +79,7 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: Collection[int] = ()
     stop: Collection[str] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -98,8 +99,9 @@ class SamplingParams:
             if (value := getattr(self, name)) is not None:
                 self._set(name, _count(name, value, 0, MAX_LOGPROBS, "leave it out for none"))
         self._set("logit_bias", _biases(self.logit_bias))
-        if type(self.ignore_eos) is not bool:
-            raise UserError(f"ignore_eos is {shown(self.ignore_eos)}; give True or False", param="ignore_eos")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if type(value := getattr(self, name)) is not bool:
+                raise UserError(f"{name} is {shown(value)}; give True or False", param=name)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the only way to set a frozen field

@@ -82,7 +82,7 @@ class Service:
         self.started = int(time.time())
         self.bodies = BodyReader()
         self.limits, tokenizer = worker.limits, worker.tokenizer
-        self.prompts = PromptEncoder(tokenizer, self.limits)
+        self.prompts = PromptEncoder(tokenizer, self.limits, config.chat_template_kwargs)
         self.turns = itertools.count()
         self.grammars = GrammarCompiler(tokenizer, self.limits.vocab_size, self.limits.eos_token_ids)
 

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mini_engine.errors import UserError
-from mini_engine.server.fields import Body, Flag, Text, in_one_sentence
+from mini_engine.server.fields import Body, Flag, Shown, Text, in_one_sentence
+from mini_engine.text.prompts import SILENT
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 256
@@ -38,27 +39,32 @@ class TextPart(Body):
 
 
 class FunctionCall(Body):
-    """What the assistant called: `arguments` is JSON in a text."""
+    """What the assistant called: `arguments` is JSON in a text, or the object itself. The template sees other keys."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: Name
-    arguments: Text
+    arguments: Text | JsonObject = ""
 
 
 class ToolCall(Body):
-    """A call in a message of the assistant. `index` is what streams add."""
+    """A call in a message of the assistant. The template sees other keys, such as `index`, which streams add."""
+
+    model_config = ConfigDict(extra="allow")
 
     id: Text = ""
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: int = 0
 
 
-class Message(Body):
+class Message(Shown):
     """One turn of a conversation.
 
-    Accepted and ignored: name, refusal, annotations, cache_control, and what a reasoning model has thought before its
-    answer, in `reasoning_content` or `reasoning`.
+    The checkpoint's template sees all of it, also keys that are not named here. What a reasoning model has thought
+    before its answer is in `reasoning_content` or `reasoning`. Accepted and ignored: cache_control.
     """
+
+    model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
@@ -76,28 +82,15 @@ class Message(Body):
 
     @model_validator(mode="after")
     def check_content(self) -> "Message":
-        """Only a turn of the assistant that calls something may have no content."""
-        if "content" not in self.model_fields_set and not (self.role == "assistant" and self.tool_calls):
-            raise PydanticCustomError("content", "give content; only the assistant's tool_calls can stand without")
+        """Only the assistant and its tools may say nothing."""
+        if "content" not in self.model_fields_set and self.role not in SILENT:
+            raise PydanticCustomError("content", "give content; only an assistant or a tool may say nothing")
         if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError("tool_calls", "only a message of the assistant can have tool_calls")
         return self
 
-    @property
-    def text(self) -> str:
-        """The content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
-    @property
-    def for_template(self) -> JsonObject:
-        """The message as chat templates expect it; `developer` is the new name of `system`."""
-        found: JsonObject = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
-        if self.tool_calls:
-            found["tool_calls"] = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
-        return found
-
-
-class Function(Body):
+class Function(Shown):
     """A function that the model may call. Its arguments are always held to `parameters`, `strict` or not."""
 
     name: Name
@@ -106,7 +99,7 @@ class Function(Body):
     strict: Flag = False
 
 
-class Tool(Body):
+class Tool(Shown):
     """A tool: only functions are supported. `cache_control` is accepted and ignored."""
 
     type: Literal["function"]
@@ -115,8 +108,8 @@ class Tool(Body):
 
     @property
     def for_template(self) -> JsonObject:
-        """The tool as chat templates expect it."""
-        return self.model_dump(include={"type": True, "function": {"name", "description", "parameters"}})
+        """The tool as the client describes it."""
+        return super().for_template | {"function": self.function.for_template}
 
 
 class FunctionName(Body):

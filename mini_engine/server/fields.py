@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    PrivateAttr,
     Strict,
     ValidationError,
     WrapValidator,
@@ -151,7 +152,7 @@ class Body(BaseModel):
             return data
         given = {key: value for key, value in data.items() if value is not None}
         unknown = next((key for key in given if key not in names), None)
-        kept = given if unknown is None else {*names, unknown}
+        kept = given if unknown is None or cls.model_config.get("extra") == "allow" else {*names, unknown}
         return {key: value for key, value in given.items() if key in kept}
 
     @classmethod
@@ -161,3 +162,32 @@ class Body(BaseModel):
         for name in set(schema.get("properties", {})) - set(schema.get("required", ())):
             schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "null"}]}
         return found
+
+
+class Shown(Body):
+    """A JSON object that chat templates see as the client sent it, in its order, but for marks of the cache."""
+
+    _given: JsonObject = PrivateAttr({})
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def keep(cls, data: Any, handler: Any) -> Any:
+        """Keep what was given."""
+        found = handler(data)
+        found._given = data
+        return found
+
+    @property
+    def for_template(self) -> JsonObject:
+        """What was given."""
+        return {key: unmarked(value) for key, value in self._given.items() if not (value is None or key == MARK)}
+
+
+MARK = "cache_control"
+
+
+def unmarked(value: Any) -> Any:
+    """The value, with no marks in an object, or in the objects of a list."""
+    if isinstance(value, list):
+        return [unmarked(each) if isinstance(each, dict) else each for each in value]
+    return {key: each for key, each in value.items() if key != MARK} if isinstance(value, dict) else value

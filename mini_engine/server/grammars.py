@@ -8,19 +8,22 @@ for a form.
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+import json
+import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from mini_engine.engine.grammar import Grammar
 from mini_engine.errors import UserError
-from mini_engine.server.output_forms import OutputForm
+from mini_engine.server.matchers import CompiledGrammar, reason_of
+from mini_engine.server.output_forms import LENIENT, OPEN, OutputForm, as_json
+from mini_engine.server.tool_schemas import ANY_OBJECT, JsonObject, relaxations
 from mini_engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-T = TypeVar("T")
 PATIENCE = 10.0  # seconds for compiling; a schema within the limits takes far less
 REHEARSED = 3  # tokens: an object's first brace already lists all of its properties
 LIMITS: dict[
@@ -31,75 +34,11 @@ LIMITS: dict[
     "step_lexer_fuel": 50_000,
     "step_max_items": 10_000,
 }
-REASONS = {  # llguidance's words for limits that schemas meet, and what they mean for a client
-    "NoExtensionBias": "nothing fits it; does a $ref lead back to itself?",
-    "Too many items": "too much can come next; does a $ref lead back to itself without an end?",
-    "items; max is": "too many properties can come next; make more of them required, or use fewer",
-    "too many expressions": "a pattern, or a number of repetitions, is too large",
-    "fuel": "a pattern, or a number of repetitions, is too large",
-}
 SPECIAL = b"\xff"  # llguidance's mark of a control token: no text begins with this byte
-SHOWN = 300  # characters of llguidance's reasons
+SHOWN = 300  # characters of a schema in the log
+MAX_TOLD = 256
 
-
-class CompiledGrammar:
-    """An engine's Grammar. Every matcher is a copy of the compiled one."""
-
-    def __init__(self, compiled: "LLMatcher") -> None:
-        self.compiled = compiled
-
-    def matcher(self) -> "GuidedMatcher":
-        """Return a matcher at the beginning of an answer."""
-        return GuidedMatcher(self.compiled)
-
-
-class GuidedMatcher:
-    """An engine's Matcher over a copy of one of llguidance's, which never raises but keeps its first error."""
-
-    def __init__(self, compiled: "LLMatcher") -> None:
-        self.compiled, self.inner = compiled, compiled.deep_copy()
-        self.taken: list[int] = []
-        self.is_over = False
-        self.error: str | None = None
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the answer is complete as it is."""
-        return self.inner.is_accepting()
-
-    def mask(self) -> bytes:
-        """Return a bit for each token id."""
-        return self.inner.compute_bitmask()
-
-    def push(self, token_id: int) -> None:
-        """Take the token that was chosen."""
-        self.taken.append(token_id)
-        self.inner.consume_token(token_id)
-        self.is_over = self.inner.is_stopped()
-        if self.inner.is_error():
-            self.error = f"the answer cannot go on in the form asked for: {reason_of(self.inner)}"
-
-    def num_valid(self, drafts: Sequence[int]) -> int:
-        """Return how many of `drafts` may come next, one after the other, without ending the answer."""
-        count = self.inner.validate_tokens(list(drafts))
-        return count - self.look_ahead(drafts[:count], lambda inner: inner.is_stopped()) if count else 0
-
-    def mask_after(self, drafts: Sequence[int]) -> bytes:
-        """Return a bit for each token id: 1 if it may come behind `drafts`."""
-        return self.look_ahead(drafts, lambda inner: inner.compute_bitmask())
-
-    def look_ahead(self, drafts: Sequence[int], look: "Callable[[LLMatcher], T]") -> T:
-        """Return what `look` finds behind `drafts`, and roll back.
-
-        A limit may be reached there which this answer never meets, and llguidance's errors are for good: in that case,
-        a new matcher takes the answer's tokens again.
-        """
-        self.inner.consume_tokens(list(drafts))
-        found = look(self.inner)
-        if not self.inner.rollback(len(drafts)):
-            self.inner = self.compiled.deep_copy()
-            self.inner.consume_tokens(self.taken)
-        return found
+log = logging.getLogger(__name__)
 
 
 class GrammarCompiler:
@@ -113,6 +52,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, eos_token_ids
         self.thread = ThreadPoolExecutor(1, "grammars")
+        self.told: set[str] = set()
 
     async def compile(self, form: OutputForm) -> Grammar:
         """Compile off the event loop.
@@ -130,19 +70,61 @@ class GrammarCompiler:
         """Compile in this thread."""
         form.check()
         try:
-            from llguidance import LLMatcher, LLParserLimits
+            import llguidance  # noqa: F401
         except ModuleNotFoundError:
             raise UserError("structured output and tools need llguidance: pip install 'kv-course[server]'") from None
-        limits = LLParserLimits(verbose_errors=False, **LIMITS)
-        compiled = LLMatcher(self.vocabulary, form.grammar(), log_level=0, limits=limits)
+        compiled = self.tried(form)
+        if compiled.is_error() and form.functions:
+            functions = {name: self.relaxed(name, schema) for name, schema in form.functions.items()}
+            form = replace(form, functions=functions)
+            compiled = self.tried(form)
         self.check(compiled, form)
-        for opening in form.openings:
-            self.check(self.rehearsed(compiled, opening), form)
+        for warning in compiled.get_grammar_warnings():
+            self.tell(f"of a tool's parameters, not all is enforced: {warning}")
         return CompiledGrammar(compiled)
+
+    def tried(self, form: OutputForm) -> "LLMatcher":
+        """Return the form compiled and rehearsed, or a matcher that has failed."""
+        compiled = self.matcher(form.grammar(self.tokenizer.call_marks))
+        for opening in () if compiled.is_error() else form.openings:
+            if (rehearsed := self.rehearsed(compiled, opening)).is_error():
+                return rehearsed
+        return compiled
+
+    def matcher(self, grammar: str) -> "LLMatcher":
+        """Compile a grammar."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        return LLMatcher(self.vocabulary, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False, **LIMITS))
+
+    def relaxed(self, name: str, schema: JsonObject) -> JsonObject:
+        """Return as much of a tool's schema as works."""
+
+        def works(part: JsonObject) -> bool:
+            return not self.matcher("%llguidance {}\nstart: " + as_json(part, **LENIENT)).is_error()
+
+        fitting = (
+            each
+            for each in relaxations(schema, works)
+            if not self.tried(OutputForm(None, {name: each}, False)).is_error()
+        )
+        found = next(fitting, ANY_OBJECT)
+        if found != schema:
+            self.tell(f"the parameters of tool {name!r} are enforced only as {json.dumps(found)[:SHOWN]}")
+        return found
+
+    def tell(self, sentence: str) -> None:
+        """Log a sentence once; beyond MAX_TOLD, none: what clients send must not fill a disk."""
+        if sentence not in self.told and len(self.told) < MAX_TOLD:
+            self.told.add(sentence)
+            log.warning("%s", sentence)
 
     def rehearsed(self, compiled: "LLMatcher", opening: str) -> "LLMatcher":
         """Return a copy of the matcher, a few tokens into an answer that begins with `opening`."""
         matcher = compiled.deep_copy()
+        if OPEN in self.tokenizer.call_marks and opening.startswith(OPEN):
+            matcher.consume_token(self.tokenizer.call_marks[OPEN])
+            opening = opening.removeprefix(OPEN)
         matcher.consume_tokens(self.vocabulary.greedy_tokenize(opening))
         for _ in range(REHEARSED):
             mask = matcher.compute_bitmask()
@@ -154,8 +136,8 @@ class GrammarCompiler:
     def check(self, matcher: "LLMatcher", form: OutputForm) -> None:
         """Raise UserError if the matcher has failed."""
         if matcher.is_error():
-            param = "tools" if form.functions else "response_format"
-            raise UserError(f"the JSON schema cannot be used: {reason_of(matcher)}", param=param)
+            param = form.param if form.text_rule else "tools"  # tools alone have been relaxed
+            raise UserError(f"the form asked for cannot be used: {reason_of(matcher)}", param=param)
 
     @functools.cached_property
     def vocabulary(self) -> "LLTokenizer":
@@ -181,12 +163,13 @@ class Vocabulary:
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         tokenizer = compiler.tokenizer
+        special = {*tokenizer.special_ids, *tokenizer.call_marks.values()}
         marked = [
-            SPECIAL + token if index in tokenizer.special_ids else token
+            SPECIAL + token if index in special else token
             for index, token in enumerate(tokenizer.token_bytes[: compiler.vocab_size])
         ]
         self.tokens = marked + [b""] * (compiler.vocab_size - len(marked))
-        self.special_token_ids = sorted(tokenizer.special_ids)
+        self.special_token_ids = sorted(special)
         self.eos_token_id = compiler.end_token_id
         self.encode = tokenizer.encode
 
@@ -199,9 +182,3 @@ def lowest(mask: bytes) -> int:
     """The lowest token id that a mask allows."""
     bits = int.from_bytes(mask, "little")
     return (bits & -bits).bit_length() - 1
-
-
-def reason_of(matcher: "LLMatcher") -> str:
-    """Why a matcher has failed: in the words of REASONS, or else in the first line of its own."""
-    message = matcher.get_error().strip().split("\n", 1)[0][:SHOWN]
-    return next((reason for sign, reason in REASONS.items() if sign in message), message)

@@ -1,4 +1,4 @@
-"""Lesson 7. The form that an answer must have, as a grammar for llguidance: JSON that fits a schema, and tool calls.
+"""Lesson 7. The form that an answer must have, as a grammar for llguidance: of its text, and of its tool calls.
 
 A call is written as Qwen's models write it, so the same text can be read back from any of them:
 
@@ -11,17 +11,22 @@ writing spaces until its tokens run out.
 """
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mini_engine.errors import UserError
-from mini_engine.server.schemas import check_schema, closed
+from mini_engine.server.schemas import check_schema, closed, named
+from mini_engine.server.tool_schemas import of_object
+from mini_engine.text.tool_messages import CALL_MARKS
 
 JsonObject = dict[str, Any]
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = CALL_MARKS
 MAX_TOGETHER = 2**16  # characters of all schemas of a request
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+LENIENT = {"lenient": True, "coerce_one_of": True}  # leave out what llguidance does not know
 TEXT = r"TEXT: /(.|\n)*/"
 
 
@@ -37,26 +42,38 @@ CALL_END = f"}}\n{CLOSE}"
 class OutputForm:
     """What an answer must look like.
 
-    schema: the JSON schema that the text fits; None for any text.
-    functions: the JSON schema of each function's arguments, by its name.
+    schema, regex, choices: the JSON schema that the text fits, or the regular expression, or the texts of which it is
+        one; without these, any text.
+    functions: the JSON schema of each function's arguments, by its name. It is kept as far as llguidance knows it.
     may_say: the answer may be text without a call.
     several: the answer may have more than one call.
+    param: where the client asked for the text's form.
     """
 
     schema: JsonObject | None = None
     functions: dict[str, JsonObject] = field(default_factory=dict)
     may_say: bool = True
     several: bool = False
+    regex: str | None = None
+    choices: tuple[str, ...] = ()
+    param: str = "response_format"
 
     def check(self) -> None:
         """Raise UserError if a schema is too large to be compiled in a moment."""
-        schemas = {"tools": list(self.functions.values()), "response_format": [self.schema] if self.schema else []}
+        schemas = {"tools": list(self.functions.values()), self.param: [self.schema] if self.schema else []}
         for param, several in schemas.items():
             for schema in several:
                 check_schema(schema, param)
-        size = len(json.dumps(list(schemas.values())))
+        size = len(json.dumps([*schemas.values(), self.regex, self.choices]))
         if size > MAX_TOGETHER:
-            raise UserError(f"the schemas have {size} characters together, more than {MAX_TOGETHER}")
+            raise UserError(f"the schemas have {size} characters together, more than {MAX_TOGETHER}", param=self.param)
+
+    @property
+    def text_rule(self) -> str:
+        """The rule for the text; "" for any text."""
+        if self.regex is not None:
+            return as_regex(self.regex)
+        return as_json(self.schema) if self.schema is not None else " | ".join(map(quoted, self.choices))
 
     @property
     def openings(self) -> list[str]:
@@ -64,33 +81,56 @@ class OutputForm:
         calls = [call_prefix(name) for name in self.functions]
         return [*calls, ""] if self.may_say else calls
 
-    def grammar(self) -> str:
-        """The grammar in llguidance's dialect of Lark."""
+    def grammar(self, marks: Mapping[str, int]) -> str:
+        """The grammar in llguidance's dialect of Lark.
+
+        Args:
+            marks: OPEN and CLOSE by their ids, if they are control tokens of the tokenizer.
+        """
+        end = f"{quoted(CALL_END.removesuffix(CLOSE))} {spelled(CLOSE, marks)}"
         calls = [
-            f"call_{index}: {quoted(call_prefix(name).removeprefix(OPEN))} {as_json(schema)} {quoted(CALL_END)}"
+            f"call_{index}: {quoted(call_prefix(name).removeprefix(OPEN))} {as_arguments(schema)} {end}"
             for index, (name, schema) in enumerate(self.functions.items())
         ]
         call = " | ".join(f"call_{index}" for index in range(len(calls)))
-        return "\n".join(["%llguidance {}", *self._start(), f"call: {call}" if call else "", *calls])
+        return "\n".join(["%llguidance {}", *self._start(marks), f"call: {call}" if call else "", *calls])
 
-    def _start(self) -> list[str]:
-        begin = quoted(OPEN)
+    def _start(self, marks: Mapping[str, int]) -> list[str]:
         if not self.functions:
-            return [f"start: {as_json(self.schema or {})}"]
+            return [f"start: {self.text_rule}"]
+        begin = spelled(OPEN, marks)
         calls = f"{begin} call" + (rf' ("\n" {begin} call)*' if self.several else "")
         if not self.may_say:
             return [f"start: {calls}"]
-        if self.schema is not None:
-            return [f"start: {as_json(self.schema)} | {calls}"]
+        if self.text_rule:
+            return [f"start: {self.text_rule} | {calls}"]
         more = "*" if self.several else "?"
-        return [f"start: (said call){more} TEXT", f"said[lazy]: TEXT {begin}", TEXT]
+        marked = f" | TEXT {begin}" if OPEN in marks else ""
+        return [f"start: (begin call){more} TEXT", f"begin: said{marked}", f"said[lazy]: TEXT {quoted(OPEN)}", TEXT]
 
 
-def as_json(schema: JsonObject) -> str:
+def as_json(schema: JsonObject, **more: bool) -> str:
     """The rule for JSON that fits the schema and has no properties but those it names."""
-    return "%json " + json.dumps(closed(schema) | {"x-guidance": SPACING})
+    return "%json " + json.dumps(closed(named(schema)) | {"x-guidance": SPACING | more})
+
+
+def as_regex(pattern: str) -> str:
+    """The rule for a text of which all fits a regular expression, with or without anchors at its ends."""
+    pattern = re.sub(r"^\^|(?<!\\)((?:\\\\)*)\$$", r"\1", pattern)
+    escaped = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) > 1 else r"\/", pattern, flags=re.DOTALL)
+    return "/" + escaped.replace("\n", r"\n").replace("\r", r"\r") + "/"
+
+
+def as_arguments(schema: JsonObject) -> str:
+    """The rule for a call's arguments: an object that fits as much of the schema as llguidance knows."""
+    return as_json(of_object(schema), **LENIENT)
 
 
 def quoted(text: str) -> str:
     """A text as a grammar's constant."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def spelled(text: str, marks: Mapping[str, int]) -> str:
+    """A text as a grammar's constant, or as the control token that it is."""
+    return f"<[{marks[text]}]>" if text in marks else quoted(text)

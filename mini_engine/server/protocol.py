@@ -1,10 +1,11 @@
 """Lesson 7. The bodies of requests, under OpenAI's names, checked strictly.
 
 In addition to OpenAI's names, vLLM's: top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos,
-return_token_ids.
+return_token_ids, include_stop_str_in_output, structured_outputs.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -41,6 +42,7 @@ from mini_engine.server.fields import (
     shown,
 )
 from mini_engine.server.output_forms import OutputForm
+from mini_engine.server.structured_outputs import Guided, one_form
 
 MAX_N = 16
 MAX_PROMPTS = 64
@@ -48,10 +50,11 @@ DEFAULT_MAX_TOKENS = 16  # of completions, as OpenAI's; a chat answer may fill t
 
 
 class Conversation(NamedTuple):
-    """A chat's messages, and the tools that the model may call, as chat templates expect them."""
+    """A chat's messages, the tools that the model may call, and what else the chat template is told."""
 
     messages: list[JsonObject]
     tools: list[JsonObject]
+    variables: JsonObject
 
 
 Prompt = str | list[int] | Conversation
@@ -76,11 +79,11 @@ class StreamOptions(Body):
     include_obfuscation: Flag = False
 
 
-class Sampling(Body):
+class Sampling(Guided):
     """What completions and chats have in common.
 
-    Accepted and ignored, since they change no answer: user, metadata, safety_identifier, prompt_cache_key. Accepted
-    only with a value that changes nothing: store, service_tier, best_of, skip_special_tokens (vLLM's name).
+    Accepted and ignored, since they change no answer: user, metadata, safety_identifier, prompt_cache_key, request_id.
+    Accepted only with a value that changes nothing: store, service_tier, best_of, skip_special_tokens (vLLM's name).
 
     cache_salt: share prefixes only with requests of the same salt (lesson 8); the name is vLLM's.
     """
@@ -101,6 +104,7 @@ class Sampling(Body):
     logit_bias: Annotated[
         dict[str, Bias], Field(max_length=MAX_IDS), shown(propertyNames=TOKEN_ID), at_most(MAX_IDS)
     ] = Field({})
+    include_stop_str_in_output: Flag = False
     ignore_eos: Flag = False
     n: Annotated[Whole, Field(ge=1, le=MAX_N)] = 1
     stream: Flag = False
@@ -115,6 +119,7 @@ class Sampling(Body):
     best_of: Annotated[Whole, only(1)] = 1
     skip_special_tokens: Annotated[Flag, only(True)] = True
     cache_salt: Text | None = None
+    request_id: Text | None = None
 
     @property
     def prompts(self) -> Sequence[Prompt]:
@@ -124,7 +129,7 @@ class Sampling(Body):
     @property
     def form(self) -> OutputForm | None:
         """The form that the answer must have; None for any text."""
-        return None
+        return one_form(self.forms)
 
     @property
     def include_usage(self) -> bool:
@@ -203,6 +208,7 @@ SHARED = (  # names that the engine has too
     "min_tokens",
     "stop_token_ids",
     "stop",
+    "include_stop_str_in_output",
     "ignore_eos",
 )
 
@@ -253,7 +259,9 @@ class CompletionRequest(Sampling):
 class ChatRequest(Sampling):
     """POST /v1/chat/completions: a conversation to answer.
 
-    Accepted only with a value that changes nothing: modalities, and vLLM's echo and chat_template_kwargs.
+    chat_template_kwargs: more names for the template, such as enable_thinking; the name is vLLM's.
+    Accepted and ignored: reasoning_effort and verbosity; the model decides.
+    Accepted only with a value that changes nothing: modalities, and vLLM's echo.
     """
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), few_pieces]
@@ -266,19 +274,25 @@ class ChatRequest(Sampling):
     parallel_tool_calls: Flag = True
     modalities: Annotated[list[Text], Field(fail_fast=True), only(["text"])] = Field(["text"])
     echo: Annotated[Flag, only(False)] = False
-    chat_template_kwargs: Annotated[JsonObject, only({})] = Field({})
+    chat_template_kwargs: JsonObject = Field({})
+    reasoning_effort: Text | None = None
+    verbosity: Text | None = None
 
     @property
     def prompts(self) -> Sequence[Conversation]:
         """The one conversation. Tools that may not be called are not described."""
         tools = [] if self.tool_choice == "none" else [tool.for_template for tool in self.tools]
-        return [Conversation([message.for_template for message in self.messages], tools)]
+        messages = [message.for_template for message in self.messages]
+        return [Conversation(messages, tools, self.chat_template_kwargs)]
 
     @property
     def form(self) -> OutputForm | None:
-        """What response_format, tools and tool_choice ask for."""
+        """What response_format and its likes, tools and tool_choice ask for."""
         schema = None if self.response_format is None else self.response_format.schema_of_answer
+        said = one_form([*([] if schema is None else [OutputForm(schema)]), *self.forms])
         functions = {tool.function.name: tool.function.parameters for tool in self.tools}
+        if len(functions) < len(self.tools):
+            raise UserError("two tools have the same name; give each its own", param="tools")
         choice = self.tool_choice or ("auto" if functions else "none")
         if not isinstance(choice, str):
             if choice.function.name not in functions:
@@ -289,13 +303,9 @@ class ChatRequest(Sampling):
         if choice != "none" and not functions:
             raise UserError("tool_choice is given without tools; give both", param="tool_choice")
         if choice == "none":
-            return None if schema is None else OutputForm(schema)
-        return OutputForm(
-            schema,
-            functions,
-            may_say=choice == "auto",
-            several=self.parallel_tool_calls and isinstance(choice, str),
-        )
+            return said
+        several = self.parallel_tool_calls and isinstance(choice, str)
+        return replace(said or OutputForm(), functions=functions, may_say=choice == "auto", several=several)
 
     @property
     def wanted_logprobs(self) -> int | None:

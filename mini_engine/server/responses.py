@@ -14,11 +14,12 @@ from typing import Any
 from starlette.types import Send
 
 from mini_engine.engine.jobs import Answers
+from mini_engine.engine.request import FinishReason
 from mini_engine.server.errors import ApiError
 from mini_engine.server.json_text import to_json
 from mini_engine.server.protocol import Sampling
 from mini_engine.server.reply import AnswerTokens, finish_reason, usage
-from mini_engine.server.responses_protocol import ResponsesRequest
+from mini_engine.server.responses_protocol import ResponsesRequest, TextOptions
 from mini_engine.server.sse import EventStream, event
 
 JsonObject = dict[str, Any]
@@ -52,7 +53,7 @@ class ResponsesReply:
             "created_at": int(time.time()),
             "model": model,
             **asked.model_dump(include={*ECHOED, "top_p", "truncation"}),
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (asked.text or TextOptions()).format.shown},
             "previous_response_id": None,
             "store": False,
         }
@@ -107,6 +108,8 @@ class ResponsesReply:
             async with aclosing(self.answers.__aiter__()) as deltas:
                 async for _, delta in deltas:
                     self.tokens.add(delta)
+                    if delta.finish_reason == FinishReason.GRAMMAR:
+                        raise ApiError(400, str(delta.error), param="text")
                     reason = finish_reason(delta)
                     self.text += delta.text
                     if reason is not None:

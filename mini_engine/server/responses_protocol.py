@@ -3,11 +3,13 @@
 A request is a chat by other names, so it becomes one.
 """
 
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, few_pieces
+from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, JsonSchema, few_pieces
 from mini_engine.server.fields import (
     Body,
     Flag,
@@ -20,6 +22,7 @@ from mini_engine.server.fields import (
     in_one_sentence,
     only,
 )
+from mini_engine.server.output_forms import OutputForm
 from mini_engine.server.protocol import ChatRequest
 
 MAX_LABELS = 16
@@ -55,23 +58,51 @@ class MessageItem(Body):
         return {"role": self.role, "content": "".join(texts)}
 
 
-class PlainFormat(Body):
-    """The form of the answer: any text."""
+class TextFormat(JsonSchema):
+    """The form of the answer: any text, a JSON object, or JSON that fits `schema`."""
 
-    type: Literal["text"] = "text"
+    type: Literal["text", "json_object", "json_schema"] = "text"
+
+    @model_validator(mode="after")
+    def check_schema(self) -> Self:
+        """A schema where there is to be one."""
+        if self.type == "json_schema" and "content" not in self.model_fields_set:
+            raise PydanticCustomError("schema", "give a schema to a format of type json_schema")
+        return self
+
+    @property
+    def shown(self) -> JsonObject:
+        """The form as a response repeats it."""
+        return self.model_dump(by_alias=True) if self.type == "json_schema" else {"type": self.type}
+
+    @property
+    def as_response_format(self) -> JsonObject:
+        """The same in a chat."""
+        schema = {"json_schema": {"schema": self.content}} if self.type == "json_schema" else {}
+        return {"type": self.type, **schema}
 
 
 class TextOptions(Body):
-    """Options of the text. `verbosity`: only the default."""
+    """Options of the text. `verbosity` is accepted and ignored."""
 
-    format: PlainFormat | None = None
-    verbosity: Annotated[Text, only("medium")] = "medium"
+    format: TextFormat = TextFormat.model_validate({})
+    verbosity: Text = "medium"
 
 
 class ResponseStreamOptions(Body):
     """include_obfuscation: accepted and ignored."""
 
     include_obfuscation: Flag = False
+
+
+class ResponsesChat(ChatRequest):
+    """A chat whose form is asked for in `text`."""
+
+    @property
+    def form(self) -> OutputForm | None:
+        """The form, under that name."""
+        form = super().form
+        return None if form is None else replace(form, param="text")
 
 
 class ResponsesRequest(Body):
@@ -120,4 +151,6 @@ class ResponsesRequest(Body):
         given = self.input
         turns += [{"role": "user", "content": given}] if isinstance(given, str) else [item.as_turn for item in given]
         same = {name: getattr(self, name) for name in ("model", "temperature", "top_p", "stream", "cache_salt")}
-        return ChatRequest.model_validate({"messages": turns, "max_tokens": self.max_output_tokens, **same})
+        told = {"messages": turns, "max_tokens": self.max_output_tokens}
+        form = (self.text or TextOptions()).format.as_response_format
+        return ResponsesChat.model_validate({**told, "response_format": form, **same})

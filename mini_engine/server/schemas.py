@@ -14,6 +14,8 @@ MAX_DEPTH = 32
 NAMED = ("properties", "$defs", "definitions")  # keywords whose value holds schemas by name
 LISTED = ("anyOf", "oneOf", "prefixItems")  # in a list
 ALONE = ("items", "additionalProperties")  # one
+LITERAL = ("enum", "const", "default", "examples", "required")  # in a value, not in schemas
+NOTES = ("title", "description", "$comment", "default", "examples")  # say nothing about what fits
 OPEN_ON_PURPOSE = ("additionalProperties", "unevaluatedProperties", "patternProperties")
 
 
@@ -40,6 +42,30 @@ def closed(schema: JsonObject) -> JsonObject:
     model then invents one after another. Schemas that combine others by `allOf` are left as they are.
     """
     return schema if any("allOf" in each for each in subschemas(schema)) else _closed(schema)
+
+
+def named(schema: Any) -> Any:
+    """Return the schema with `propertyNames`, as zod writes them for a record, in keywords that llguidance knows."""
+    if isinstance(schema, list):
+        return [named(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: value if key in LITERAL else named(value) for key, value in schema.items()}
+    names = found.get("propertyNames")
+    if not isinstance(names, dict) or "properties" in found or "patternProperties" in found:
+        return found
+    rest = {key: value for key, value in found.items() if key != "propertyNames"}
+    value = rest.get("additionalProperties", {})
+    match {key: each for key, each in names.items() if (key, each) != ("type", "string") and key not in NOTES}:
+        case {"enum": [*several], **more} if not more and all(isinstance(name, str) for name in several):
+            return rest | {"properties": dict.fromkeys(several, value), "additionalProperties": False}
+        case {"const": str(name), **more} if not more:
+            return rest | {"properties": {name: value}, "additionalProperties": False}
+        case {"pattern": str(pattern), **more} if not more:
+            return rest | {"patternProperties": {pattern: value}, "additionalProperties": False}
+        case {**more} if not more:
+            return rest
+    return found
 
 
 def subschemas(schema: Any) -> Iterator[JsonObject]:

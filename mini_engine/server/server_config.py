@@ -1,7 +1,9 @@
 """Lesson 7. The server's limits. Each one bounds something that a client could otherwise grow without limit."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from mini_engine.errors import UserError
 
@@ -25,6 +27,7 @@ class ServerConfig:
     max_answers: of one request, over all its prompts and choices.
     max_prompt_logprobs: of one request, over all tokens of its prompts, their alternatives and choices.
     max_waiting: answers that may wait for their turn, over all clients; beyond that, clients get 429.
+    chat_template_kwargs: more names for chat templates, such as enable_thinking; a request's own come first.
     grace_seconds: from SIGTERM to the end of the process.
     """
 
@@ -41,6 +44,7 @@ class ServerConfig:
     max_answers: int = 64
     max_prompt_logprobs: int = 2**18
     max_waiting: int = 256
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     grace_seconds: float = 30.0
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ The tokenizer gives Python's lock back while it works (`Tokenizer.encode`), so t
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -18,12 +18,15 @@ from mini_engine.text.tokenizer import Tokenizer
 class PromptEncoder:
     """Encodes prompts one after another: the tokenizer is not made for concurrent use.
 
+    Args:
+        variables: what chat templates are told, unless a request says otherwise.
+
     Attributes:
         max_bytes: what the longest tokens could hold in all of the model's positions. More can never fit.
     """
 
-    def __init__(self, tokenizer: Tokenizer, limits: ModelLimits) -> None:
-        self.tokenizer, self.limits = tokenizer, limits
+    def __init__(self, tokenizer: Tokenizer, limits: ModelLimits, variables: Mapping[str, Any]) -> None:
+        self.tokenizer, self.limits, self.variables = tokenizer, limits, variables
         self.max_bytes = limits.max_model_len * max(map(len, tokenizer.token_bytes))
         self.thread = ThreadPoolExecutor(1, "tokenizer")
 
@@ -34,7 +37,9 @@ class PromptEncoder:
             UserError: the prompt is empty or far too long (TooLong), or the chat template refuses it.
         """
         if isinstance(prompt, Conversation):
-            return await self._run(prompt, partial(self.tokenizer.encode_chat, prompt.messages, prompt.tools))
+            messages, tools, variables = prompt
+            work = partial(self.tokenizer.encode_chat, messages, tools, {**self.variables, **variables})
+            return await self._run(prompt, work)
         if isinstance(prompt, str):
             prompt = await self._run(prompt, partial(self.tokenizer.encode, prompt))
         if not prompt:

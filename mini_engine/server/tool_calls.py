@@ -9,6 +9,7 @@ from mini_engine.server.output_forms import CALL_END, OPEN
 from mini_engine.server.reply_formats import ChatFormat
 
 JsonObject = dict[str, Any]
+HEAD = f'{OPEN}\n{{"name": "'
 BEGIN = re.compile(re.escape(OPEN) + r'\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
 
 
@@ -31,7 +32,7 @@ class CallReader:
         self.text = ""
         self.calls: list[JsonObject] = []
         self._rest = ""
-        self._in_call = False
+        self._in_call = self._is_cut = False
 
     def push(self, text: str, ended: bool = False, cut: bool = False) -> JsonObject:
         """Take the next text of the answer; return what it adds to the assistant's turn.
@@ -58,7 +59,11 @@ class CallReader:
             self._rest = self._rest[begin.end() - len(OPEN) :]
             changes.append(self._begin(json.loads(begin.group(1))))
             self._in_call = True
-        if ended and not self._in_call:
+        if ended and self._in_call and not self._is_whole():
+            changes += self._tell(self._rest)  # it may be the last brace of the arguments
+            self._is_cut = not self._is_whole()
+        elif ended and not self._in_call:
+            self._is_cut = begins_a_call(self._rest)
             said, self._rest = said + ("" if cut else self._rest), ""
         self.text += said
         return {"delta": ({"content": said} if said else {}) | ({"tool_calls": changes} if changes else {})}
@@ -98,4 +103,17 @@ class CallReader:
 
     def reason(self, reason: str | None) -> str | None:
         """Why the answer ended: calls that are complete are a reason of their own."""
-        return "tool_calls" if reason == "stop" and self.calls else reason
+        return "tool_calls" if reason == "stop" and self.calls and not self._is_cut else reason
+
+    def _is_whole(self) -> bool:
+        """Whether the last call has all of its arguments."""
+        try:
+            json.loads(self.calls[-1]["function"]["arguments"])
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+
+def begins_a_call(text: str) -> bool:
+    """Whether a text is the first part of a call, with all of its mark."""
+    return text.startswith(OPEN) and (text.startswith(HEAD) or HEAD.startswith(text))

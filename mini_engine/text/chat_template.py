@@ -4,29 +4,17 @@ A template is a small Jinja program in the checkpoint. It may come from anyone, 
 settings, functions and extensions that transformers gives it: both render the same text.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any
 
-from jinja2 import TemplateError, meta, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError, nodes
 
 from mini_engine.errors import UserError
+from mini_engine.text.template_functions import sandbox
 
-
-class GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's part for training; for inference only its content matters."""
-
-    tags: ClassVar[set[str]] = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """The tag's content, in a scope of its own."""
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+FOLDER = "additional_chat_templates"
+ABOUT_CALLS = {"tool_calls", "tool_call_id", "tool"}
 
 
 class ChatTemplate:
@@ -36,8 +24,12 @@ class ChatTemplate:
         source: the Jinja program.
         special_tokens: names a template may use, such as `eos_token`, with their texts.
 
-    Attributes:
-        takes_tools: the template can describe tools and their calls.
+    Attributes, all found in the program's text:
+        takes_tools: the template can describe tools. takes_calls: it can write calls and their results.
+        takes_all: it writes messages as JSON, whatever they hold.
+        takes_text: it joins a call's arguments to a text, so it expects JSON instead of an object.
+        takes_parts: it loops over a content that is a list of parts.
+        takes_developer: it knows the role `developer`.
 
     Raises:
         UserError: `source` is not a Jinja program.
@@ -45,75 +37,98 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.special_tokens = dict(special_tokens)
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = to_json
-        environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now, "dict": make_dict}
+        environment = sandbox()
         try:
             self._template = environment.from_string(source)
-            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            program = environment.parse(source)
         except TemplateError as error:
             raise UserError(f"this checkpoint's chat template cannot be used: {error}") from error
+        words = words_of(program)
+        self.takes_tools = any(name.name == "tools" for name in program.find_all(nodes.Name))
+        self.takes_all = dumps_messages(program)
+        self.takes_calls = self.takes_tools or self.takes_all or not words.isdisjoint(ABOUT_CALLS)
+        self.takes_text = joins(program, "arguments")
+        self.takes_parts = self.takes_all or any(is_named(loop.iter, "content") for loop in program.find_all(nodes.For))
+        self.takes_developer = self.takes_all or "developer" in words
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The conversation as text, up to where the assistant speaks.
 
         Args:
             tools: functions that the assistant may call, in OpenAI's form.
+            variables: more names for the template, such as `enable_thinking`.
 
         Raises:
             UserError: the template refuses these messages.
         """
-        given = {"messages": list(messages), "tools": tools or None, "documents": None, "add_generation_prompt": True}
+        given = {"documents": None, "add_generation_prompt": True, **(variables or {})}
+        given |= {"messages": list(messages), "tools": tools or None}
         try:
-            return self._template.render(**self.special_tokens | given)
+            return self._template.render(self.special_tokens | given)
         except Exception as error:  # templates raise whatever their author chose
-            raise UserError(f"the chat template refuses these messages: {error}") from error
+            raise UserError(f"the chat template refuses these messages: {error}", param="messages") from error
 
 
-def find_template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    """The source of a checkpoint's chat template: chat_template.jinja, or what its tokenizer_config.json holds.
+def words_of(program: nodes.Node) -> set[str]:
+    """The names of attributes and the strings in a template's program, without the text around it."""
+    constants = (constant.value for constant in program.find_all(nodes.Const))
+    attributes = (attribute.attr for attribute in program.find_all(nodes.Getattr))
+    return {word for word in (*constants, *attributes) if isinstance(word, str)}
+
+
+def is_named(value: nodes.Node | None, name: str) -> bool:
+    """Whether a value in a program is a variable, an attribute or an item of this name."""
+    match value:
+        case nodes.Name(name=found) | nodes.Getattr(attr=found) | nodes.Getitem(arg=nodes.Const(value=found)):
+            return found == name
+    return False
+
+
+def dumps_messages(program: nodes.Node) -> bool:
+    """Whether a program writes whole messages as JSON."""
+    loops = [loop.target for loop in program.find_all(nodes.For) if is_named(loop.iter, "messages")]
+    names = {"messages", *(target.name for target in loops if isinstance(target, nodes.Name))}
+    filtered = (each.node for each in program.find_all(nodes.Filter) if each.name == "tojson")
+    return any(isinstance(value, nodes.Name) and value.name in names for value in filtered)
+
+
+def joins(program: nodes.Node, name: str) -> bool:
+    """Whether a program adds a value of this name to a text, and neither filters nor tests it anywhere."""
+    sides = (side for add in program.find_all(nodes.Add) for side in (add.left, add.right))
+    asked = (each.node for each in program.find_all((nodes.Filter, nodes.Test)))
+    return any(is_named(side, name) for side in sides) and not any(is_named(value, name) for value in asked)
+
+
+def find_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The sources of a checkpoint's chat templates by their names; that for a chat without tools is "default".
+
+    Files come first, chat_template.jinja and those in additional_chat_templates, then tokenizer_config.json, which
+    holds one template or a list of named ones.
 
     Raises:
-        UserError: the file is not text.
+        UserError: a file is not text.
     """
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read as text: {error}") from error
-    source = config.get("chat_template")
-    if isinstance(source, list):  # several, each with a name
-        source = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}.get("default")
-    return source if isinstance(source, str) else None
+    named = config.get("chat_template")
+    if isinstance(named, str):
+        named = [{"name": "default", "template": named}]
+    entries = [each for each in named if isinstance(each, dict)] if isinstance(named, list) else []
+    configured = {each.get("name"): each.get("template") for each in entries}
+    default = directory / "chat_template.jinja"
+    files = {"default": default} if default.is_file() else {}
+    files |= {path.stem: path for path in sorted((directory / FOLDER).glob("*.jinja"))}
+    found = {name: read_template(path) for name, path in files.items()} or configured
+    found = {"default": configured.get("default")} | found
+    return {name: source for name, source in found.items() if isinstance(name, str) and isinstance(source, str)}
 
 
-# What templates call.
-
-
-def to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it is. Jinja's own filter would escape HTML's characters."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def raise_exception(message: str) -> NoReturn:
-    """Let a template refuse a conversation."""
-    raise TemplateError(message)
-
-
-def strftime_now(pattern: str) -> str:
-    """The date, for templates that tell the model what day it is."""
-    return datetime.now().strftime(pattern)
-
-
-def make_dict(*args: Any, **kwargs: Any) -> dict:
-    """A dict, without the type itself, whose attributes a template has no business with."""
-    return dict(*args, **kwargs)
+def read_template(path: Path) -> str:
+    """The text of a template's file; UserError if it is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as text: {error}") from error

@@ -1,14 +1,16 @@
 """Lesson 6. The forms of a prompt: text, token ids, a conversation, or lists of these."""
 
-from collections.abc import Mapping, Sequence
-from typing import TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
 
 from mini_engine.errors import UserError
 from mini_engine.values import shown, whole
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
 
+NOT_VARIABLES = ("messages", "tools", "conversation", "chat_template", "tokenize", "continue_final_message")
+SILENT = ("assistant", "tool")  # roles whose turn may have no content
 WHAT_PROMPTS_ARE = "give text or a list of token ids, or a list of these"
 
 
@@ -51,8 +53,11 @@ def checked_ids(prompt: object) -> list[int]:
     return ids
 
 
-def checked_messages(conversation: object) -> list[dict[str, str]]:
-    """Return a conversation as a list of dicts. UserError unless each has `role` and `content`, both strings."""
+def checked_messages(conversation: object) -> list[dict[str, Any]]:
+    """Return a conversation as a list of dicts. UserError unless each has `role` and `content`, and calls are calls.
+
+    The content is a string or a list of text parts; an assistant's or a tool's may be missing.
+    """
     if not is_sequence(conversation) or not conversation or not all(map(_is_message, conversation)):
         raise UserError(
             f"a conversation is {shown(conversation)}; give a list of dicts with role and content, both strings",
@@ -62,4 +67,48 @@ def checked_messages(conversation: object) -> list[dict[str, str]]:
 
 
 def _is_message(part: object) -> bool:
-    return isinstance(part, Mapping) and all(isinstance(part.get(key), str) for key in ("role", "content"))
+    if not isinstance(part, Mapping) or not isinstance(part.get("role"), str):
+        return False
+    content, calls = part.get("content"), part.get("tool_calls")
+    is_said = part["role"] in SILENT if content is None else isinstance(content, str) or all_of(content, _is_text)
+    return is_said and (calls is None or all_of(calls, _is_call))
+
+
+def all_of(value: object, holds: Callable[[object], bool]) -> bool:
+    """Whether `value` is a sequence, and `holds` is true of everything in it."""
+    return is_sequence(value) and all(map(holds, value))
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, Mapping) and isinstance(part.get("text"), str)
+
+
+def _is_call(call: object) -> bool:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+
+
+def checked_tools(tools: object) -> list[Mapping[str, Any]]:
+    """Return tools as a list. UserError unless each is a dict in OpenAI's form."""
+    if tools is not None and not all_of(tools, lambda tool: isinstance(tool, Mapping)):
+        raise UserError(
+            f'tools is {shown(tools)}; give a list of dicts such as {{"type": "function", "function": {{…}}}}',
+            param="tools",
+        )
+    return list(tools) if is_sequence(tools) else []
+
+
+def checked_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a template's variables as a dict. UserError if they are none, or one of them is an argument."""
+    if not isinstance(variables, Mapping | None):
+        raise UserError(
+            f'chat_template_kwargs is {shown(variables)}; give names and values, as in {{"enable_thinking": false}}',
+            param="chat_template_kwargs",
+        )
+    taken = next((name for name in variables or () if name in NOT_VARIABLES), None)
+    if taken is not None:
+        raise UserError(
+            f"chat_template_kwargs sets {taken!r}, which is no variable of a template; leave it out",
+            param="chat_template_kwargs",
+        )
+    return dict(variables or {})

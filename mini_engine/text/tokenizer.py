@@ -14,8 +14,10 @@ import tokenizers
 from mini_engine.checkpoint.config import read_json
 from mini_engine.checkpoint.weights import resolve_checkpoint
 from mini_engine.errors import UserError, first_line
+from mini_engine.text.chat_messages import as_expected
 from mini_engine.text.control_tokens import StandIns
-from mini_engine.text.tool_messages import tools_as_text
+from mini_engine.text.prompts import checked_variables
+from mini_engine.text.tool_messages import CALL_MARKS, calls_as_text, tools_as_text
 
 if TYPE_CHECKING:  # Jinja is imported at the first conversation
     from mini_engine.text.chat_template import ChatTemplate
@@ -85,6 +87,8 @@ class Tokenizer:
         token_bytes: for each id, the bytes it stands for.
         special_ids: ids of control tokens for the model, such as <|im_end|>, which are not shown; `special_texts` are
             their texts.
+        call_marks: <tool_call> and </tool_call>, where they are control tokens, by their ids. They are shown, because
+            calls are read from an answer's text.
         named_tokens: name to text of the special tokens that have a name, such as `eos_token`.
     """
 
@@ -96,8 +100,10 @@ class Tokenizer:
         self.named_tokens, others = special_tokens(self.config)
         self._mark_special([*self.named_tokens.values(), *others])
         added = self.backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(index for index, token in added.items() if token.special)
-        self.special_texts = [token.content for token in added.values() if token.special]
+        special = {token.content: index for index, token in added.items() if token.special}
+        self.special_texts = list(special)
+        self.call_marks = {mark: special.pop(mark) for mark in CALL_MARKS if mark in special}
+        self.special_ids = frozenset(special.values())
         self.token_bytes = self._bytes_by_id()
 
     @classmethod
@@ -123,12 +129,26 @@ class Tokenizer:
         return token_bytes
 
     @cached_property
-    def chat_template(self) -> "ChatTemplate":
-        """The checkpoint's chat template; UserError where it has none."""
-        from mini_engine.text.chat_template import ChatTemplate, find_template
+    def template_sources(self) -> dict[str, str]:
+        """The checkpoint's chat templates by their names, as they are written."""
+        from mini_engine.text.chat_template import find_templates
 
-        source = find_template(self.directory, self.config)
-        if not source:
+        return find_templates(self.directory, self.config)
+
+    @cached_property
+    def chat_template(self) -> "ChatTemplate":
+        """The template for chats without tools; UserError where there is none."""
+        return self._template("default")
+
+    @cached_property
+    def tool_template(self) -> "ChatTemplate":
+        """The template for chats with tools: one of its own, or the same."""
+        return self._template("tool_use") if "tool_use" in self.template_sources else self.chat_template
+
+    def _template(self, name: str) -> "ChatTemplate":
+        from mini_engine.text.chat_template import ChatTemplate
+
+        if not (source := self.template_sources.get(name)):
             raise UserError("this checkpoint has no chat template; use plain text instead of a conversation")
         return ChatTemplate(source, self.named_tokens)
 
@@ -163,7 +183,10 @@ class Tokenizer:
             self.backend.encode_special_tokens = False
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Encode a conversation with the checkpoint's chat template, up to the start of the assistant's reply.
 
@@ -172,14 +195,23 @@ class Tokenizer:
         Args:
             messages: dicts with `role` (system, user, assistant, tool) and `content`; `tool_calls` as in OpenAI's API.
             tools: functions that the assistant may call, in OpenAI's form.
+            variables: more names for the template, such as `enable_thinking`.
 
         Raises:
             UserError: the checkpoint has no chat template, or the template refuses these messages.
         """
-        if not self.chat_template.takes_tools:
-            messages, tools = tools_as_text(messages, tools), None
+        template = self.tool_template if tools else self.chat_template
         stand_ins = StandIns(self.special_texts)
-        text = self.chat_template.render(stand_ins.hide(messages), stand_ins.hide(tools))
+        try:
+            given = (as_expected(messages, template), tools, checked_variables(variables))
+            messages, tools, variables = map(stand_ins.hide, given)
+        except RecursionError:
+            raise UserError("a message is nested too deeply; flatten it", param="messages") from None
+        if not template.takes_calls:
+            messages = calls_as_text(messages)
+        if tools and not template.takes_tools:
+            messages, tools = tools_as_text(messages, tools), None
+        text = template.render(messages, tools, variables)
         if not stand_ins.used:
             return self.encode(text)
         return stand_ins.encode(text, self.encode, self.encode_plain)

@@ -8,8 +8,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mini_engine.text.chat_messages import text_of
+
 Message = Mapping[str, Any]
 
+CALL_MARKS = ("<tool_call>", "</tool_call>")
 ABOUT_TOOLS = """You may call these functions:
 <tools>
 {tools}
@@ -20,28 +23,36 @@ To call one, write its name and arguments as JSON:
 </tool_call>"""
 
 
-def tools_as_text(messages: Sequence[Message], tools: Sequence[Message] | None) -> list[dict[str, str]]:
-    """Return messages with nothing but a role and a text each, and the tools in the system message."""
-    plain = [_plain(message) for message in messages]
-    if not tools:
-        return plain
+def tools_as_text(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
+    """Return the messages with the tools in the system message."""
     about = ABOUT_TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if plain and plain[0]["role"] == "system":
-        return [{"role": "system", "content": f"{plain[0]['content']}\n\n{about}"}, *plain[1:]]
-    return [{"role": "system", "content": about}, *plain]
+    if messages and messages[0].get("role") == "system":
+        first = messages[0]
+        return [{**first, "content": f"{text_of(first['content'])}\n\n{about}"}, *messages[1:]]
+    return [{"role": "system", "content": about}, *messages]
+
+
+def calls_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with calls and their results as part of the text."""
+    return [_with_calls_as_text(message) for message in messages]
 
 
 def call_as_text(call: Mapping[str, Any]) -> str:
     """A call that the assistant made, as it wrote it."""
-    function = call["function"]
-    arguments = function["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n</tool_call>'
+    function = call.get("function", call)
+    name, arguments = (json.dumps(function[key], ensure_ascii=False) for key in ("name", "arguments"))
+    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
-def _plain(message: Message) -> dict[str, str]:
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-    parts = [message["content"], *map(call_as_text, message.get("tool_calls") or ())]
-    return {"role": message["role"], "content": "\n".join(part for part in parts if part)}
+def _with_calls_as_text(message: Message) -> Message:
+    if message.get("role") == "tool":
+        return {
+            **message,
+            "role": "user",
+            "content": f"<tool_response>\n{text_of(message['content'])}\n</tool_response>",
+        }
+    if not (calls := message.get("tool_calls")):
+        return message
+    parts = [text_of(message["content"]), *map(call_as_text, calls)]
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return rest | {"content": "\n".join(part for part in parts if part)}

@@ -186,7 +186,7 @@ def test_a_forbidden_draft_and_the_one_that_ends_the_answer_are_not_valid(gramma
 def test_a_limit_that_is_met_ahead_does_not_end_the_answer(compiler, tokenizer):
     from llguidance import LLMatcher, LLParserLimits
 
-    from mini_engine.server.grammars import CompiledGrammar
+    from mini_engine.server.matchers import CompiledGrammar
 
     wide = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(60)}}
     form = LLMatcher.grammar_from_json_schema({"type": "array", "prefixItems": [{"const": 1}, wide]})

@@ -21,6 +21,7 @@ from mini_engine.cli.arguments import interruptible
 from mini_engine.cli.dtype import chosen_dtype
 from mini_engine.errors import UserError
 from mini_engine.pocket import POCKET_DIR
+from mini_engine.text.tokenizer import Tokenizer
 
 # What exists by lesson 6: no packed layers, no tree. tests/course/test_front_door.py runs the defaults.
 OWN = ["--backend", "reference", "--no-prefix-caching", "--num-blocks", "64"]
@@ -120,6 +121,8 @@ def test_the_same_seed_draws_the_same_answer(capsys):
         (["generate", "x", "--block-size", "1" + "0" * 30], "18446744073709551615"),
         (["generate", "x", "--model", "m" * 5000], "mmm"),
         (["chat", "--temperature", "hot"], "--temperature 'hot'"),
+        (["chat", "--chat-template-kwargs", "[1]"], "--chat-template-kwargs '[1]'"),
+        (["generate", "x", "--chat", "--chat-template-kwargs", '{"tools": 1}'], "'tools'"),
     ],
 )
 def test_a_mistake_exits_2_with_one_line(capsys, arguments, values):
@@ -203,6 +206,19 @@ def test_chat_answers_and_keeps_the_conversation(capsys, monkeypatch):
     assert "Tokyo" in out and "Paris" in out
     asked = prompt_tokens(out)
     assert asked > 30, f"{asked} prompt tokens: earlier questions and answers are part of the prompt"
+
+
+@pytest.mark.parametrize("given", ["false", '"<|im_end|>"'])
+def test_the_template_is_told_what_the_options_say(capsys, monkeypatch, stored_in_bfloat16, given):
+    template = stored_in_bfloat16 / "chat_template.jinja"
+    template.write_text("{{ messages[-1].content }}{{ enable_thinking }}", encoding="utf-8")
+    options = ["--model", str(stored_in_bfloat16), "--dtype", "float32", "--chat-template-kwargs"]
+    options.append(f'{{"enable_thinking": {given}}}')
+    tokenizer, letters = Tokenizer(stored_in_bfloat16), f"Hello{json.loads(given)}"
+    _, out, _ = run(capsys, "generate", "Hello", "--chat", "--json", "--max-tokens", "1", *options)
+    assert json.loads(out)["prompt_ids"] == tokenizer.encode_plain(letters)
+    out = talk(capsys, monkeypatch, "/stats", "Hello", options=options)
+    assert prompt_tokens(out) == len(tokenizer.encode_plain(letters))
 
 
 def test_chat_reset_forgets(capsys, monkeypatch):

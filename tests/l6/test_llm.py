@@ -166,7 +166,17 @@ def test_a_prompt_of_the_wrong_type_is_refused_in_one_sentence(llm, prompts):
     assert caught.value.param == "prompt"
 
 
-@pytest.mark.parametrize("messages", [None, [], "Hi", [[]], [{"role": "user"}], [{"role": "user", "content": 5}], [5]])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        *(None, [], "Hi", [[]], [5], [{"content": "Hi"}]),
+        *(
+            [{"role": "user"} | more]
+            for more in ({}, {"content": 5}, {"content": [5]}, {"content": [{"type": "text"}]})
+        ),
+        *([{"role": "assistant", "tool_calls": calls}] for calls in (5, [5], [{}], [{"function": 5}], "x")),
+    ],
+)
 def test_a_malformed_conversation_is_refused_in_one_sentence(llm, messages):
     with pytest.raises(UserError) as caught:
         llm.chat(messages, greedy(), progress=False)
@@ -278,6 +288,28 @@ def test_closing_a_stream_early_frees_its_blocks(llm):
 def test_a_prompt_that_cannot_run_is_refused_by_the_call(llm, prompt, values):
     with refused(UserError, values):
         llm.stream(prompt, greedy())
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [({"tools": 5}, "tools"), ({"tools": ["f"]}, "tools"), ({"chat_template_kwargs": 5}, "chat_template_kwargs")],
+)
+def test_what_no_template_takes_is_refused(llm, more, param):
+    for ask in (llm.chat, llm.stream):
+        with refused(UserError) as caught:
+            ask([{"role": "user", "content": "Hi"}], **more)
+        assert caught.value.param == param
+
+
+def test_a_conversation_may_have_tools_calls_and_results(llm):
+    call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "3"}]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    (done,) = llm.chat(messages, greedy(1), progress=False, tools=tools)
+    text = llm.tokenizer.text_of(done.prompt_token_ids)
+    assert all(part in text for part in ('"name": "add"}}', '"arguments": {"a": 1}}', "<tool_response>\n3")), text
+    with llm.stream(messages, greedy(1), tools=tools) as stream:
+        assert list(stream.request.prompt_ids) == list(done.prompt_token_ids)
 
 
 def test_a_conversation_goes_through_the_chat_template(llm):

@@ -116,6 +116,7 @@ class Service:
         num_blocks: of 4 tokens each, the null block included.
         engine_options: more for `Engine.for_model`.
         vllm_metrics: /metrics has vLLM's names, too.
+        tokens: another tokenizer.
         config: see ServerConfig.
     """
 
@@ -127,13 +128,14 @@ class Service:
         scheduler_config: SchedulerConfig | None = None,
         engine_options: dict[str, Any] | None = None,
         vllm_metrics: bool = False,
+        tokens: Tokenizer | None = None,
         **config: Any,
     ) -> None:
         options = {"num_blocks": num_blocks, "block_size": 4, "scheduler_config": scheduler_config}
         self.engine = Engine.for_model(small_model(), **options | (engine_options or {}))
         self.config = ServerConfig("tiny", **config)
         self.metrics = Metrics(self.config.model_name if vllm_metrics else None)
-        self.worker = EngineWorker(self.engine, tokenizer(), self.config.max_waiting, self.metrics)
+        self.worker = EngineWorker(self.engine, tokens or tokenizer(), self.config.max_waiting, self.metrics)
         self.metrics.watch(self.worker)
         self.app = create_app(self.worker, self.config, self.metrics)
 

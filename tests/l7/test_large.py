@@ -37,7 +37,9 @@ def server():
         {"messages": [HI], "tools": [{"type": "function", "function": {"name": "f", "description": LETTERS}}]},
         {
             "messages": [HI],
-            "tools": [TOOL | {"function": {"name": "f", "parameters": {"title": LETTERS[:30_000]}}}] * 14,
+            "tools": [
+                TOOL | {"function": {"name": f"f{i}", "parameters": {"title": LETTERS[:30_000]}}} for i in range(14)
+            ],
         },
     ],
     ids=["content", "part", "arguments", "description", "parameters"],

@@ -7,6 +7,7 @@ import pytest
 from mini_engine.engine.answer import TextDelta
 from mini_engine.engine.request import FinishReason
 from tests.l7.service import Service, greedy, read_events, tokenizer
+from tests.l7.test_structured import BAD_SCHEMAS
 
 pytestmark = pytest.mark.reference  # no task is about this
 
@@ -89,6 +90,60 @@ def test_an_answer_that_ends_by_itself_is_completed(server: Service, monkeypatch
     assert found["output"][0]["content"][0]["text"] == "Yes." and found["output"][0]["status"] == "completed"
 
 
+DIGIT = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "name": "digit", "schema": DIGIT, "strict": True}
+
+
+def test_an_answer_has_the_form_that_text_asks_for(client):
+    asked = ASKED | {"max_output_tokens": 60, "input": "Hi", "text": {"format": FORM}}
+    found = client.responses.create(**asked)
+    assert [*json.loads(found.output_text)] == ["n"] and found.status == "completed"
+    assert found.text.format.model_dump(by_alias=True, exclude_none=True)["schema"] == DIGIT
+    with client.responses.stream(**asked) as stream:
+        assert (
+            "".join(event.delta for event in stream if event.type == "response.output_text.delta") == found.output_text
+        )
+    found = client.responses.create(**asked | {"text": {"format": {"type": "json_object"}}, "max_output_tokens": 5})
+    assert found.output_text.startswith("{") and found.text.format.type == "json_object"
+
+
+def test_an_answer_can_be_parsed_into_a_model(client):
+    from pydantic import BaseModel
+
+    class Digit(BaseModel):
+        n: bool
+
+    found = client.responses.parse(**ASKED | {"max_output_tokens": 60}, input="Hi", text_format=Digit)
+    assert isinstance(found.output_parsed, Digit)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_cannot_be_had_is_refused(server: Service, stream):
+    for schema in ({"not": {}}, {"type": "string", "pattern": "("}, 5):
+        form = {"type": "json_schema", "name": "x", "schema": schema}
+        found = server.post(PATH, {"input": "Hi", "text": {"format": form}, "stream": stream})
+        assert (found.status, found.body["error"]["param"]) == (400, "text"), found
+
+
+def test_a_form_that_fails_in_the_middle_of_an_answer_is_the_client_s_mistake(server: Service):
+    parts = {"a": {"type": "string", "minLength": 3, "maxLength": 9}, "b": BAD_SCHEMAS["too large a pattern"]}
+    form = {
+        "type": "json_schema",
+        "name": "x",
+        "schema": {"type": "object", "properties": parts, "required": ["a", "b"]},
+    }
+    body = {"input": "Hi", "text": {"format": form}, "temperature": 0}
+    found = server.post(PATH, body)
+    assert (found.status, found.body["error"]["param"]) == (400, "text"), found
+    last = json.loads(read_events(server.post(PATH, body | {"stream": True}).body)[-1])
+    assert last["type"] == "response.failed" and last["response"]["error"]["code"] == "invalid_prompt"
+
+
 def test_a_failure_in_a_stream_is_its_last_event(server: Service, monkeypatch):
     from mini_engine.engine.answer import AnswerReader
 
@@ -111,7 +166,7 @@ NEUTRAL = {
     "tool_choice": "auto",
     "parallel_tool_calls": True,
     "previous_response_id": None,
-    "text": {"format": {"type": "text"}},
+    "text": {"format": {"type": "text"}, "verbosity": "low"},
     "truncation": "disabled",
     "top_logprobs": 0,
     "service_tier": "auto",
@@ -132,7 +187,8 @@ def test_what_changes_nothing_is_accepted(server: Service, name):
         ({"conversation": {"id": "conv_1"}}, "keeps no responses"),
         ({"tools": [{"type": "web_search"}]}, "/v1/chat/completions"),
         ({"reasoning": {"effort": "high"}}, "'reasoning'"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "schema"),
         ({"background": True}, "only False"),
         ({"input": []}, "give a text"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "1"}]}, "give a text"),

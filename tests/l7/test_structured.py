@@ -239,15 +239,19 @@ BAD_SCHEMAS = {
 }
 
 
+TOO_LARGE = ("too deep", "too wide", "too long")
+
+
 @pytest.mark.parametrize("name", BAD_SCHEMAS)
 def test_a_schema_that_cannot_be_used_is_refused_before_anything_runs(server: Service, name):
     steps = server.metrics.steps._value.get()
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": BAD_SCHEMAS[name]}}
     found = server.post(CHAT, ASK | {"response_format": form})
     assert found.status == 400 and found.body["error"]["param"] == "response_format", found
-    tool = {"type": "function", "function": {"name": "f", "parameters": BAD_SCHEMAS[name]}}
-    found = server.post(CHAT, ASK | {"tools": [tool]})
-    assert found.status == 400 and found.body["error"]["param"] == "tools", found
+    if name in TOO_LARGE:
+        tool = {"type": "function", "function": {"name": "f", "parameters": BAD_SCHEMAS[name]}}
+        found = server.post(CHAT, ASK | {"tools": [tool]})
+        assert found.status == 400 and found.body["error"]["param"] == "tools", found
     assert server.metrics.steps._value.get() == steps and server.worker.num_open == 0, "the engine must not find out"
 
 
@@ -275,10 +279,11 @@ def test_a_form_that_fails_in_the_middle_of_an_answer_is_the_client_s_mistake(se
         ({"tools": TOOLS, "tool_choice": "perhaps"}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "two words"}}]}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"messages": [{"role": "user"}]}, "messages"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages"),
     ],
 )
 def test_what_is_wrong_with_a_form_is_said_by_name(server: Service, more, param):

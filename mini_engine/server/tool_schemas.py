@@ -1,0 +1,88 @@
+"""Lesson 7. The schemas of tools' parameters: enforced as far as llguidance knows them, instead of refused.
+
+A client describes its tools for the model, and often with keywords that no grammar can hold an answer to. So what
+cannot be enforced is left out, and arguments are an object whatever the schema says: clients expect nothing else.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+JsonObject = dict[str, Any]
+
+ANY_OBJECT: JsonObject = {"type": "object"}
+NO_ARGUMENTS: JsonObject = {"type": "object", "properties": {}}
+OF_OBJECTS = {"properties", "patternProperties", "additionalProperties", "propertyNames", "required", "minProperties"}
+COMBINED = {"$ref", "anyOf", "oneOf", "allOf"}
+BY_NAME = ("properties", "patternProperties", "$defs", "definitions")  # keywords whose value holds schemas by name
+IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
+ALONE = ("items", "additionalProperties")
+MAX_TRIALS = 100
+
+
+def of_object(schema: JsonObject) -> JsonObject:
+    """Return the schema if it is one of objects, as one of nothing else; without arguments for any other."""
+    kind = schema.get("type", "object" if schema.keys() & (OF_OBJECTS | COMBINED) else None)
+    is_object = kind == "object" or (isinstance(kind, list) and "object" in kind)
+    return schema | {"type": "object"} if is_object else NO_ARGUMENTS
+
+
+def relaxations(schema: JsonObject, works: Callable[[JsonObject], bool]) -> Iterator[JsonObject]:
+    """Yield schemas that ask for less and less.
+
+    Args:
+        works: whether a schema can be compiled.
+    """
+    yield schema
+    yield Pruner(schema, works).pruned(schema)
+    yield ANY_OBJECT
+
+
+class Pruner:
+    """Leaves out of a schema what does not work alone, such as a pattern that is none.
+
+    Args:
+        root: the schema. works: whether a schema can be compiled; it is asked MAX_TRIALS times at most.
+    """
+
+    def __init__(self, root: JsonObject, works: Callable[[JsonObject], bool]) -> None:
+        self.root, self.works = root, works
+        self.tried: dict[str, bool] = {}
+
+    def pruned(self, schema: Any) -> Any:
+        """Return what works of a schema."""
+        if not isinstance(schema, dict):
+            return schema
+        kind = schema.get("type")
+        base = {"type": kind} if self.holds({"type": kind}) else {}
+        found = {}
+        for key, value in schema.items():
+            if key in BY_NAME and isinstance(value, dict):
+                names = [name for name in value if key != "patternProperties" or self.holds({"pattern": name})]
+                found[key] = {name: self.pruned(value[name]) for name in names}
+            elif key in IN_LIST and isinstance(value, list):
+                found[key] = [self.pruned(each) for each in value]
+            elif key in ALONE and isinstance(value, dict):
+                found[key] = self.pruned(value)
+            elif self.leads_somewhere(value) if key == "$ref" else self.holds(base | {key: value}):
+                found[key] = value
+        return found
+
+    def holds(self, schema: JsonObject) -> bool:
+        """Whether this works alone."""
+        key = json.dumps(schema)
+        if key not in self.tried:
+            self.tried[key] = len(self.tried) < MAX_TRIALS and self.works(schema)
+        return self.tried[key]
+
+    def leads_somewhere(self, reference: Any) -> bool:
+        """Whether a $ref names a part of this schema."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return False
+        place: Any = self.root
+        for name in filter(None, reference[1:].split("/")):
+            name = name.replace("~1", "/").replace("~0", "~")
+            if not isinstance(place, dict) or name not in place:
+                return False
+            place = place[name]
+        return True
