@@ -104,7 +104,7 @@ class Handover(Tape):
     said: the last message. ran: the part of a prompt that the worker has computed. owner of a buffer: the request.
     """
 
-    num_losses = 0
+    num_losses = num_away = 0
 
     def __init__(self) -> None:
         scene = {"block_size": BLOCK_SIZE, "prompts": PROMPTS}
