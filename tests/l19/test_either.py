@@ -60,6 +60,22 @@ def test_what_a_worker_brings_goes_to_the_tiers():
     )
 
 
+def test_only_the_blocks_that_a_worker_brought_go_to_the_tiers():
+    """The pool has had the first two blocks since another prompt: the tiers were given them then."""
+    receiver, connector = either(0, 0)
+    manager = KvCacheManager(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
+    manager.allocate("before", TEXT[: 2 * SIZE])
+    manager.grow("before", 2 * SIZE)
+    manager.commit("before", TEXT[: 2 * SIZE], 2 * SIZE)
+    connector.tiers.saved.clear()
+    assert manager.cost(TEXT, len(TEXT)).should_wait
+    [transfer] = receiver.transfers.of_id.values()
+    receiver.fill(transfer, 2, tokens=TEXT)
+    assert manager.allocate("a", TEXT) == 4 * SIZE
+    [stored] = connector.tiers.saved
+    assert (stored.start, len(stored.blocks)) == (2, 4)
+
+
 @pytest.mark.parametrize("ends", ["request_finished", "shutdown"])
 def test_both_are_told_of_an_end_though_one_of_them_fails(ends, monkeypatch):
     _, connector = either(0, 0)

@@ -43,3 +43,4 @@ def test_a_worker_has_checkpoints_though_the_engine_has_none(ours, workers):
     """A state is read where a checkpoint is kept: a worker without any would have none to hand over."""
     config = worker_config(EngineConfig(max_track_slots=ours, enable_prefix_caching=False))
     assert (config.max_track_slots, config.enable_prefix_caching) == (workers, True)
+    assert config.scheduler_config.policy == "fcfs", "one prompt after another: none has a turn"
