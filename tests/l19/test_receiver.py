@@ -47,6 +47,14 @@ def test_a_prompt_is_asked_for_and_waits():
     assert found.num_tokens == 4 * SIZE, "four blocks have been asked for"
 
 
+@pytest.mark.parametrize(("length", "num_computed"), [(1, 0), (SIZE, 0), (4 * SIZE + 1, 4 * SIZE)])
+def test_a_prompt_without_a_whole_block_to_hand_over_is_not_asked_for(length, num_computed):
+    """Also where prompts of any length may be: `min_tokens` is 0."""
+    receiver = Receiver(min_tokens=0)
+    assert receiver.matched(TEXT[:length], num_computed=num_computed) == NO_MATCH
+    assert receiver.senders.sent == [] and not receiver.transfers.of_id
+
+
 @pytest.mark.task(5)
 def test_a_prompt_is_asked_for_once():
     receiver = Usable()
