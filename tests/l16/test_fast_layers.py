@@ -13,6 +13,7 @@ from mini_engine.latents.kernels import load_kernel
 from mini_engine.latents.model import LatentForCausalLM
 from mini_engine.latents.store import LatentKv
 from mini_engine.layers import native
+from mini_engine.layers.exchange import Whole
 from tests.l16.models import FAMILIES, FIRST, FOUND, PROMPTS, answered, ask, drain, latents, load
 from tests.l16.small import ROPE, SIZES, V, close, config_of, randoms
 from tests.support import some_ids
@@ -149,6 +150,28 @@ def test_each_norm_keeps_its_own_eps(backend, q_lora_rank):
         *reversed(results), ("the layer's result", "queries", "latents", "rotary keys"), strict=True
     ):
         close(got, want, f"{what}: a norm has another one's eps")
+
+
+class Doubling(Whole):
+    """An exchange with another process that has computed the same part of each sum."""
+
+    def all_reduce(self, x):
+        return 2 * x
+
+
+@each_backend
+def test_both_sums_of_a_layer_are_completed(backend):
+    """Twice the outputs of o and of down, as if their weights were twice as large."""
+    x, results = randoms((5, SIZES["hidden_size"]), seed=1)[0], []
+    for factor, exchange in ((2, Whole()), (1, Doubling())):
+        model = small_model()
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(factor)
+            layer.mlp.down_proj.weight.mul_(factor)
+        layer = speed_up_latents(model, backend, exchange).model.layers[0]
+        cos, sin = torch.ones(5, ROPE), torch.zeros(5, ROPE)
+        results.append(layer(x, cos, sin, Asked(), SimpleNamespace(slot_mapping=None)))
+    close(*results[::-1], "a part of a sum went on as if it were the sum")
 
 
 def small_model(**changes):

@@ -78,6 +78,12 @@ def test_half_precision_is_widened_for_sums_and_rounded_once(dtype, large):
         assert sums.dtype == dtype and sums.tolist() == [[large + 2, 4.5]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_rank_0_adds_what_all_ranks_have(dtype):
+    """A residual must go into a sum once."""
+    assert [one.native(dtype).is_first for one in Together(3).ranks] == [True, False, False]
+
+
 def test_a_sum_replaces_the_part_where_it_is():
     together = Together(2)
     parts = [torch.arange(12.0).view(3, 4).t().clone().t(), torch.ones(3, 4).t().contiguous().t()]  # by columns, too

@@ -1,9 +1,13 @@
 """Lesson 19. torch's threads are divided among the receiver and its workers as long as these run, without processes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from mini_engine.handover import workers
+from mini_engine.errors import UserError
+from mini_engine.handover import prefill, workers
+from mini_engine.handover.protocol import unpacked
 from mini_engine.ranks.shared_block import SharedBlock
 
 
@@ -50,3 +54,19 @@ def test_they_are_one_s_own_again_if_a_worker_cannot_start(six_threads, monkeypa
     with pytest.raises(KeyboardInterrupt):
         start(2)
     assert torch.get_num_threads() == 6
+
+
+def test_a_worker_takes_its_share_of_the_threads_before_it_loads(monkeypatch):
+    seen, sent, before = [], [], torch.get_num_threads()
+    monkeypatch.setattr(prefill, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(prefill.signal, "signal", lambda *_: None)
+
+    def build(block, say):
+        seen.append(torch.get_num_threads())
+        raise UserError("no such checkpoint")
+
+    try:
+        prefill.work(prefill.Seat(build, None, None, 3), SimpleNamespace(send_bytes=sent.append))
+        assert seen == [3] and unpacked(*sent).why == "no such checkpoint"
+    finally:
+        torch.set_num_threads(before)
