@@ -91,9 +91,6 @@ class DiskTier:
         self.counts["hits"] += 1
         with suppress(OSError):  # a read-only directory keeps its order
             os.utime(path)
-        with self.mutex:
-            if wanted.key in self.sizes:
-                self.sizes.move_to_end(wanted.key)
         return record
 
     def put(self, record: Record) -> bool:

@@ -18,11 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mini_engine.errors import OutOfBlocks
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefix_cache import PrefixCache
-from mini_engine.kv.radix_node import key_of
+from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
 from mini_engine.tiers.break_even import BreakEven
 from mini_engine.tiers.compact import compact, nodes
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import Identity
+from mini_engine.tiers.records import Kind, Record
 from mini_engine.tiers.store import ALWAYS, BlockStore, MinTokens
 from mini_engine.tiers.tiers import Tiers
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
@@ -390,3 +391,14 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=thorough(25, 12), stateful_step_count=40)
+
+
+def test_what_goes_with_a_block_is_handed_over_right_behind_it(monkeypatch):
+    """A writer that is behind drops the rest. What it has taken until then is of use."""
+    world, put = World(), []
+    monkeypatch.setattr(world.tiers, "put", lambda record: put.append(record.key))
+    prefix = world.store.prefix(key_of(list(range(3 * SIZE))), None, SIZE * TOKEN_BYTES)
+    more = [(index, Record(b"state", b"", b"", b"", Kind.STATE)) for index in (2, 0)]
+    world.store.save(prefix, [1, 2, 3], 0, more)
+    assert put == [prefix.keys[1], b"state", prefix.keys[2], prefix.keys[3], b"state"]
+    world.tiers.close()

@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Scheduler
+from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.windows.memory import WindowMemory
+from mini_engine.windows.storage import most_in_step
 from tests.l15.ledger import Windows, compute
 from tests.support import must_raise
 
@@ -33,6 +35,16 @@ def test_the_most_is_what_a_window_and_a_step_can_touch(window, size, max_step):
     assert got == most, (
         f"W = {window}, blocks of {size}, steps of {max_step}: the worst alignment touches {most} blocks"
     )
+
+
+@pytest.mark.parametrize(
+    ("chunk", "budget", "speculate", "most"),
+    [(8, 64, None, 8), (1, 64, None, 1), (1, 64, 4, 1 + 4 * 2), (1, 5, 4, 5), (8, 64, 4, 1 + 4 * 2), (32, 64, 4, 32)],
+)
+def test_drafts_count_as_tokens_of_a_step(chunk, budget, speculate, most):
+    """Two requests may run. One of them may get all the drafts of a step: `max_drafts`."""
+    config = EngineConfig(speculate=speculate, scheduler_config=SchedulerConfig(2, budget, chunk))
+    assert most_in_step(config) == most
 
 
 @pytest.mark.task(5)

@@ -13,6 +13,7 @@ def test_windows_come_back_into_the_groups_that_they_left():
     kv.prefixes.clear()
     kv.slots.clear()
     assert kv.allocate("b", TEXT) == 40, "ten blocks, and the last window of each group, come back"
+    assert kv.findable(TEXT) == 40, "the tree has them again, for the next request"
     kv.check_reads("b", TEXT, 40, 40)
     tiers.close()
 

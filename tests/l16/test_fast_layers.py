@@ -1,5 +1,8 @@
 """Lesson 16. Lesson 9's layers under latents: the logits of the reference layers, in one dtype or another."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,8 +13,9 @@ from mini_engine.latents.kernels import load_kernel
 from mini_engine.latents.model import LatentForCausalLM
 from mini_engine.latents.store import LatentKv
 from mini_engine.layers import native
+from mini_engine.layers.exchange import Whole
 from tests.l16.models import FAMILIES, FIRST, FOUND, PROMPTS, answered, ask, drain, latents, load
-from tests.l16.small import config_of
+from tests.l16.small import ROPE, SIZES, V, close, config_of, randoms
 from tests.support import some_ids
 
 BLOCK, NUM_BLOCKS = 4, 16
@@ -121,21 +125,59 @@ def test_a_tied_head_is_also_the_embedding():
     assert torch.equal(fast.embed(ids), load(family).model.embed_tokens(ids))
 
 
+class Asked:
+    """A store of one layer that notes what it is told and asked."""
+
+    def set_kv(self, layer, slot_mapping, k, v):
+        self.written = k, v
+
+    def attend_latents(self, layer, q, kv_b, meta):
+        self.q = q
+        return torch.ones(*q.shape[:2], V)
+
+
 @each_backend
 @pytest.mark.parametrize("q_lora_rank", [None, 7])
 def test_each_norm_keeps_its_own_eps(backend, q_lora_rank):
-    """The config's eps is so large here that no norm could have another one's unnoticed."""
-    changes = dict(rms_norm_eps=0.3, q_lora_rank=q_lora_rank)
-    want = logits(small_model(**changes))[0]
-    got = logits(speed_up_latents(small_model(**changes), backend))[0]
-    assert (got - want).abs().max() <= 1e-5 * want.abs().max()
+    """The config's eps is so large, and what is normed so small, that one in another's place would be noticed."""
+    results = []
+    for speed_up in (lambda model: model, partial(speed_up_latents, backend=backend)):
+        layer, store = speed_up(small_model(rms_norm_eps=0.3, q_lora_rank=q_lora_rank)).model.layers[0], Asked()
+        x = randoms((5, SIZES["hidden_size"]), seed=1)[0] / 10
+        cos, sin = torch.ones(5, ROPE), torch.zeros(5, ROPE)
+        results.append((layer(x, cos, sin, store, SimpleNamespace(slot_mapping=None)), store.q, *store.written))
+    for got, want, what in zip(
+        *reversed(results), ("the layer's result", "queries", "latents", "rotary keys"), strict=True
+    ):
+        close(got, want, f"{what}: a norm has another one's eps")
+
+
+class Doubling(Whole):
+    """An exchange with another process that has computed the same part of each sum."""
+
+    def all_reduce(self, x):
+        return 2 * x
+
+
+@each_backend
+def test_both_sums_of_a_layer_are_completed(backend):
+    """Twice the outputs of o and of down, as if their weights were twice as large."""
+    x, results = randoms((5, SIZES["hidden_size"]), seed=1)[0], []
+    for factor, exchange in ((2, Whole()), (1, Doubling())):
+        model = small_model()
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(factor)
+            layer.mlp.down_proj.weight.mul_(factor)
+        layer = speed_up_latents(model, backend, exchange).model.layers[0]
+        cos, sin = torch.ones(5, ROPE), torch.zeros(5, ROPE)
+        results.append(layer(x, cos, sin, Asked(), SimpleNamespace(slot_mapping=None)))
+    close(*results[::-1], "a part of a sum went on as if it were the sum")
 
 
 def small_model(**changes):
-    """Return a random model, the same for the same changes, whose activations are small."""
-    model = LatentForCausalLM(config_of(vocab_size=160, **changes)).eval().requires_grad_(False)
+    """Return a random model, the same for the same changes."""
+    model = LatentForCausalLM(config_of(**changes)).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        small = 0.02 if "norm" not in name else 0.5
-        parameter.uniform_(-small, small, generator=generator)
+    for _, parameter in model.named_parameters():
+        parameter.uniform_(-0.3, 0.3, generator=generator)
     return model

@@ -263,3 +263,10 @@ def test_expanded_and_absorbed_agree(q_len, kv_len):
     expanded = expanded_attention(q, (pool.c_cache, pool.r_cache), pool.table[0], kv_len, kv_b, CONFIG)
     absorbed = absorbed_attention(q, kv_b, CONFIG, kernel_over(*pool.histories[0]))
     close(expanded, absorbed, f"{q_len} queries over {kv_len} latents, read in both ways")
+
+
+def test_where_both_ways_take_as_much_nothing_is_expanded():
+    """Keys and values of a piece would only take memory."""
+    config = config_of(qk_nope_head_dim=9, v_head_dim=7, kv_lora_rank=8)
+    expanded, absorbed = multiplications(config, 5, 5)
+    assert expanded == absorbed and expanding_pays(config, 5, 5) is False

@@ -172,12 +172,21 @@ def test_all_ranks_have_the_same_bits():
 
 @pytest.mark.task(5)
 def test_bfloat16_is_rounded_once():
-    def part(rank, meeting, dtype):
-        return torch.full((COUNT,), [256.0, 1.0, 1.0][rank], dtype=dtype)
+    check_is_rounded_once(torch.bfloat16, 256.0)
 
-    for rank, sums in enumerate(Ranks(3, 1, torch.bfloat16, part).finish()):
-        assert sums == [[258.0] * COUNT], (
-            f"rank {rank}: 256 + 1 is 256 in bfloat16, so add in float32 and round the sum"
+
+@pytest.mark.task(5)
+def test_float16_is_rounded_once():
+    check_is_rounded_once(torch.float16, 2048.0)
+
+
+def check_is_rounded_once(dtype, large):
+    def part(rank, meeting, dtype):
+        return torch.full((COUNT,), [large, 1.0, 1.0][rank], dtype=dtype)
+
+    for rank, sums in enumerate(Ranks(3, 1, dtype, part).finish()):
+        assert sums == [[large + 2] * COUNT], (
+            f"rank {rank}: {large:g} + 1 is {large:g} in {dtype}, so add in float32 and round the sum"
         )
 
 

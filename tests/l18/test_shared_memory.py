@@ -70,6 +70,20 @@ def test_all_ranks_have_the_same_sum_bit_for_bit(num_ranks, rows, width, dtype):
             assert torch.equal(sums, added(parts)), f"rank {rank} of {num_ranks} has another sum of {rows} × {width}"
 
 
+@pytest.mark.parametrize(("dtype", "large"), [(torch.bfloat16, 256.0), (torch.float16, 2048.0)], ids=str)
+def test_half_precision_is_widened_for_sums_and_rounded_once(dtype, large):
+    """In its own dtype, the large number and 1 are the large number."""
+    parts = [torch.tensor([[number, 1.5]], dtype=dtype) for number in (large, 1.0, 1.0)]
+    for sums in Together(3).each(lambda one: one.all_reduce(parts[one.rank])):
+        assert sums.dtype == dtype and sums.tolist() == [[large + 2, 4.5]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_rank_0_adds_what_all_ranks_have(dtype):
+    """A residual must go into a sum once."""
+    assert [one.native(dtype).is_first for one in Together(3).ranks] == [True, False, False]
+
+
 def test_a_sum_replaces_the_part_where_it_is():
     together = Together(2)
     parts = [torch.arange(12.0).view(3, 4).t().clone().t(), torch.ones(3, 4).t().contiguous().t()]  # by columns, too

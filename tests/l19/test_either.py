@@ -5,6 +5,7 @@ import pytest
 from mini_engine.handover.either import EitherConnector
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefix_cache import PrefixCache
+from mini_engine.kv.radix_node import key_of
 from mini_engine.kv.seams import NOTHING, Matched, NoConnector
 from tests.l12.cells import BLOCKS, SIZE, digests
 from tests.l19.parts import Receiver
@@ -58,6 +59,34 @@ def test_what_a_worker_brings_goes_to_the_tiers():
     assert connector.tiers.kept == [True], (
         "a worker has brought what goes with the last block, too: a state, for example"
     )
+
+
+def test_only_the_blocks_that_a_worker_brought_go_to_the_tiers():
+    """The pool has had the first two blocks since another prompt: the tiers were given them then."""
+    receiver, connector = either(0, 0)
+    manager = KvCacheManager(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
+    manager.allocate("before", TEXT[: 2 * SIZE])
+    manager.grow("before", 2 * SIZE)
+    manager.commit("before", TEXT[: 2 * SIZE], 2 * SIZE)
+    connector.tiers.saved.clear()
+    assert manager.cost(TEXT, len(TEXT)).should_wait
+    [transfer] = receiver.transfers.of_id.values()
+    receiver.fill(transfer, 2, tokens=TEXT)
+    assert manager.allocate("a", TEXT) == 4 * SIZE
+    [stored] = connector.tiers.saved
+    assert (stored.start, len(stored.blocks)) == (2, 4)
+
+
+def test_what_has_arrived_of_a_lost_worker_s_prompt_goes_to_the_tiers_under_its_own_name():
+    receiver, connector = either(0, 0)
+    manager = KvCacheManager(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
+    assert manager.cost(TEXT, len(TEXT)).should_wait
+    [transfer] = receiver.transfers.of_id.values()
+    receiver.fill(transfer, 2, tokens=TEXT)
+    receiver.transfers.lose(transfer.sender, "the worker is gone")
+    assert manager.allocate("a", TEXT) == 2 * SIZE
+    [stored] = connector.tiers.saved
+    assert stored.key == key_of(TEXT[: 2 * SIZE]) and len(stored.blocks) == 2, "the blocks hold the tokens of the key"
 
 
 @pytest.mark.parametrize("ends", ["request_finished", "shutdown"])

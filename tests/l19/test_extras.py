@@ -30,6 +30,7 @@ def test_of_the_windows_that_come_the_last_ones_are_used(num_there):
     if num_there:
         serve(receiver, "before", TEXT[: num_there * SIZE])
     assert receiver.allocate("b", TEXT) == num_there * SIZE
+    assert ours.num_buffers(num_there, 6) == GROUPS * (6 - max(4, num_there)), "the others it shares, and has already"
     receiver.grow("b", 24, num_loaded=24)
     ours.write("b", num_there, 6, buffers)
     for group, row in list(enumerate(receiver.rows("b")))[1:]:
@@ -43,3 +44,12 @@ def test_a_worker_has_checkpoints_though_the_engine_has_none(ours, workers):
     """A state is read where a checkpoint is kept: a worker without any would have none to hand over."""
     config = worker_config(EngineConfig(max_track_slots=ours, enable_prefix_caching=False))
     assert (config.max_track_slots, config.enable_prefix_caching) == (workers, True)
+    assert config.scheduler_config.policy == "fcfs", "one prompt after another: none has a turn"
+
+
+def test_a_worker_only_computes_prompts():
+    """It guesses nothing, has no tiers and no workers or ranks of its own, whatever the engine has."""
+    more = dict(speculate=4, kv_host_bytes=10**6, kv_always=True, prefill_workers=2, handover_min_tokens=5)
+    asked = EngineConfig(num_blocks=9, block_size=8, kv_dtype="int8", **more)
+    assert worker_config(asked) == worker_config(EngineConfig(num_blocks=9, block_size=8, kv_dtype="int8"))
+    assert (worker_config(asked).speculate, worker_config(asked).prefill_workers) == (None, 0)

@@ -47,6 +47,21 @@ def test_a_prompt_is_asked_for_and_waits():
     assert found.num_tokens == 4 * SIZE, "four blocks have been asked for"
 
 
+def test_a_prompt_that_no_sender_can_compute_is_counted_once():
+    receiver = Receiver(num_senders=0)
+    for _ in range(2):
+        assert receiver.matched(TEXT) == NO_MATCH
+    assert receiver.connector.stats[0].events["fallbacks"] == 1
+
+
+@pytest.mark.parametrize(("length", "num_computed"), [(1, 0), (SIZE, 0), (4 * SIZE + 1, 4 * SIZE)])
+def test_a_prompt_without_a_whole_block_to_hand_over_is_not_asked_for(length, num_computed):
+    """Also where prompts of any length may be: `min_tokens` is 0."""
+    receiver = Receiver(min_tokens=0)
+    assert receiver.matched(TEXT[:length], num_computed=num_computed) == NO_MATCH
+    assert receiver.senders.sent == [] and not receiver.transfers.of_id
+
+
 @pytest.mark.task(5)
 def test_a_prompt_is_asked_for_once():
     receiver = Usable()

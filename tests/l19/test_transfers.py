@@ -126,6 +126,16 @@ def test_a_lost_sender_s_transfers_end_and_no_others():
 
 
 @pytest.mark.task(4)
+def test_a_lost_sender_leaves_nothing_to_compute_of_what_was_cancelled():
+    transfers, transfer = lent(num_filled=1, num_buffers=8)
+    whole = transfers.ask(1, 0, 2, 0)
+    transfers.fill(1, whole.id, 2)
+    transfers.cancel(transfer)
+    assert transfers.lose(1, "prefill worker 1 has ended") == 0, "one was cancelled, the other has arrived"
+    assert shown(transfers, transfer.buffers) == ["free"] * 4, "what it was owed is free"
+
+
+@pytest.mark.task(4)
 def test_a_cancelled_transfer_stays_known_until_it_ends():
     transfers, transfer = lent(num_filled=1)
     transfers.cancel(transfer)

@@ -1,0 +1,72 @@
+"""Lesson 19. torch's threads are divided among the receiver and its workers as long as these run, without processes."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mini_engine.errors import UserError
+from mini_engine.handover import prefill, workers
+from mini_engine.handover.protocol import unpacked
+from mini_engine.ranks.shared_block import SharedBlock
+
+
+class NoProcess:
+    """A worker's handle that starts nothing, or cannot."""
+
+    PULSE_BYTES = 64
+    fails = False
+
+    def __init__(self, number, seat, context):
+        if self.fails:
+            raise KeyboardInterrupt
+        self.number, self.seat = number, seat
+
+    def kill(self):
+        """There is nothing to kill."""
+
+
+@pytest.fixture
+def six_threads(monkeypatch):
+    monkeypatch.setattr(workers, "Handle", NoProcess)
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    yield
+    torch.set_num_threads(before)
+
+
+def start(num_workers):
+    return workers.PrefillWorkers(lambda: None, num_workers, SharedBlock(64), None, 4)
+
+
+@pytest.mark.parametrize(("num_workers", "each"), [(1, 3), (2, 2), (9, 1)])
+def test_threads_are_divided_while_workers_run_and_one_s_own_again_afterwards(six_threads, num_workers, each):
+    started = start(num_workers)
+    assert torch.get_num_threads() == each
+    assert [handle.seat.num_threads for handle in started.handles.values()] == [each] * num_workers
+    for _ in range(2):  # a second time it does nothing
+        started.close()
+        assert torch.get_num_threads() == 6
+
+
+def test_they_are_one_s_own_again_if_a_worker_cannot_start(six_threads, monkeypatch):
+    monkeypatch.setattr(NoProcess, "fails", True)
+    with pytest.raises(KeyboardInterrupt):
+        start(2)
+    assert torch.get_num_threads() == 6
+
+
+def test_a_worker_takes_its_share_of_the_threads_before_it_loads(monkeypatch):
+    seen, sent, before = [], [], torch.get_num_threads()
+    monkeypatch.setattr(prefill, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(prefill.signal, "signal", lambda *_: None)
+
+    def build(block, say):
+        seen.append(torch.get_num_threads())
+        raise UserError("no such checkpoint")
+
+    try:
+        prefill.work(prefill.Seat(build, None, None, 3), SimpleNamespace(send_bytes=sent.append))
+        assert seen == [3] and unpacked(*sent).why == "no such checkpoint"
+    finally:
+        torch.set_num_threads(before)
