@@ -15,7 +15,7 @@ import uvicorn
 
 from mini_engine.errors import UserError
 from mini_engine.server.app import ServerApp
-from mini_engine.server.connections import BACKLOG, AcceptErrors, room_for_connections
+from mini_engine.server.connections import BACKLOG, QUEUE, AcceptErrors, room_for_connections
 from mini_engine.server.guard import Guard, GuardedProtocol
 
 CUT_SECONDS = 1  # for requests still in flight when the grace is over
@@ -75,6 +75,8 @@ class DrainingServer(uvicorn.Server):
         """Start to listen."""
         asyncio.get_running_loop().set_exception_handler(AcceptErrors())
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUE)  # asyncio has made the queue as short as a turn's share
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn asks ten times a second whether to end."""
@@ -113,7 +115,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=QUEUE)
     except (OSError, OverflowError, TypeError) as error:  # TypeError: no host can have this name
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from error
