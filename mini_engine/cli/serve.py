@@ -163,6 +163,7 @@ def run(args: argparse.Namespace) -> int:
         with llm, EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics, args.step_seconds) as worker:
             metrics.watch(worker)
             app = create_app(worker, config, metrics)
+            app.prepare()
             gc.collect()
             gc.freeze()  # later collections search what requests leave, not all of torch: 0.1 s without a token
             with_workers = in_words(args.prefill_workers)

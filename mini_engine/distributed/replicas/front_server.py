@@ -41,6 +41,7 @@ def run(args: argparse.Namespace, config: ServerConfig) -> int:
     ):
         fleet = fleets.Fleet(args, fleet_config)
         app = fleet_app(fleet, tokenizer, config)
+        app.prepare()
         with restarting(fleet):
             if asked_to_end():
                 return 0
