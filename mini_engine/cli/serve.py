@@ -91,6 +91,12 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         help="close a connection whose client reads less than 16 KiB in this time (default: 60)",
     )
     parser.add_argument(
+        "--heartbeat-seconds",
+        type=whole_number(1),
+        metavar="N",
+        help="send a comment in a stream whenever it has been silent so long (default: never)",
+    )
+    parser.add_argument(
         "--max-connections", type=whole_number(1), default=1024, metavar="N", help="open at a time (default: 1024)"
     )
     parser.add_argument(
@@ -221,6 +227,7 @@ def server_config(args: argparse.Namespace) -> "ServerConfig":
         header_seconds=args.header_seconds,
         body_seconds=args.body_seconds,
         write_seconds=args.write_seconds,
+        heartbeat_seconds=args.heartbeat_seconds,
         max_connections=args.max_connections,
         allow_origins=tuple(args.allow_origin),
         allow_hosts=allowed_hosts(args.host, args.allow_host),

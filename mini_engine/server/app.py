@@ -105,7 +105,8 @@ class Service:
             except ClientGone:
                 return Response(status_code=CLIENT_CLOSED)
         answers = await self.submit(wanted)
-        return stream(reply(wanted, self.config.model_name, answers).chunks(), answers.close)
+        chunks = reply(wanted, self.config.model_name, answers).chunks()
+        return stream(chunks, answers.close, self.config.heartbeat_seconds)
 
     async def whole(self, reply: Replying, wanted: Sampling) -> str:
         """The body of a response that is not streamed."""
