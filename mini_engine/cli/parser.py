@@ -1,6 +1,7 @@
 """Lesson 0. Command lines that report a mistake in one line. Imports nothing heavy, so --help is quick."""
 
 import argparse
+import errno
 import io
 import json
 import math
@@ -8,6 +9,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what an output file, or the disk that it is on, may be
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -81,7 +84,9 @@ def guard(
     from mini_engine.errors import CacheFull, OutOfBlocks, UserError
 
     try:
-        return work(args)
+        code = work(args)
+        sys.stdout.flush()
+        return code
     except (UserError, CacheFull, OutOfBlocks) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
@@ -90,4 +95,10 @@ def guard(
         return 130
     except BrokenPipeError:  # the reader of our output is gone, as with `| head`, and Python flushes once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"{parser.prog}: cannot write the output: {error.strerror}", file=sys.stderr)
         return 1

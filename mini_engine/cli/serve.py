@@ -5,10 +5,12 @@ With replicas (lesson 13) or prefill workers (lesson 19), SIGHUP replaces these 
 
 import argparse
 import gc
+import importlib
 import ipaddress
 import logging
 import os
 import re
+import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -44,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `serve`."""
     add_engine_options(parser)
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
-    parser.add_argument("--port", type=whole_number(0), default=8000, metavar="N", help="default: 8000; 0: a free one")
+    parser.add_argument(
+        "--port", type=whole_number(0, 65535), default=8000, metavar="N", help="default: 8000; 0: a free one"
+    )
     parser.add_argument(
         "--model-name", metavar="NAME", help="what clients call the model (default: its folder's name, or the hub id)"
     )
@@ -99,6 +103,12 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
         help="close a connection whose client reads less than 16 KiB in this time (default: 60)",
     )
     parser.add_argument(
+        "--heartbeat-seconds",
+        type=whole_number(1),
+        metavar="N",
+        help="send a comment in a stream whenever it has been silent so long (default: never)",
+    )
+    parser.add_argument(
         "--max-connections", type=whole_number(1), default=1024, metavar="N", help="open at a time (default: 1024)"
     )
     parser.add_argument(
@@ -116,7 +126,7 @@ def add_key_option(parser: argparse.ArgumentParser) -> None:
         "--api-key",
         action="append",
         metavar="KEY",
-        help="repeatable; clients of different keys share no prefixes (default: $MINI_ENGINE_API_KEY)",
+        help="repeatable; clients of different keys share no prefixes (default: $MINI_ENGINE_API_KEY, as KEY,KEY,…)",
     )
 
 
@@ -146,41 +156,50 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: an option is invalid. EngineDead: the engine could not go on.
     """
-    try:
-        from mini_engine.server.app import create_app
-        from mini_engine.server.background import DrainingServer, listen, url_of
-        from mini_engine.server.ending import end_in_time
-        from mini_engine.server.metrics import Metrics
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("mini_engine"):
-            raise
-        raise UserError(f"{NEEDED} ({error.name} is missing)") from None
-    from mini_engine.engine.worker import EngineWorker
+    from mini_engine.server.listening import listen
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     config = server_config(args)
-    if not is_loopback(args.host) and not config.api_keys:
-        log.warning("%s can be reached from other machines, and all may use the model; set --api-key", args.host)
-    if args.replicas > 1:
-        from mini_engine.distributed.replicas import front_server
+    with listen(args.host, args.port) as listener:  # what is wrong with the address is told before torch is imported
+        if not is_loopback(args.host) and not config.api_keys:
+            log.warning("%s can be reached from other machines, and all may use the model; set --api-key", args.host)
+        try:
+            importlib.import_module("mini_engine.server.app")
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("mini_engine"):
+                raise
+            raise UserError(f"{NEEDED} ({error.name} is missing)") from None
+        if args.replicas > 1:
+            from mini_engine.distributed.replicas import front_server
 
-        return front_server.run(args, config)
-    with listen(args.host, args.port) as listener:
-        metrics = Metrics(config.model_name if args.vllm_metrics else None)
-        llm = load_llm(args, scheduler_config=scheduler_config(args))
-        with llm, EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics, args.step_seconds) as worker:
-            metrics.watch(worker)
-            app = create_app(worker, config, metrics)
-            gc.collect()
-            gc.freeze()  # later collections search what requests leave, not all of torch: 0.1 s without a token
-            with_workers = in_words(args.prefill_workers)
-            print(f"serving {config.model_name}{with_workers} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
-            server = DrainingServer(app, config.grace_seconds)
-            with handling_hangup(server, llm.engine, args.prefill_workers):
-                server.run([listener])
-            end_in_time(worker, server.seconds_left)
-            if worker.fault:
-                raise EngineDead(worker.fault)
+            return front_server.run(args, config, listener)
+        return serve_one(args, config, listener)
+
+
+def serve_one(args: argparse.Namespace, config: "ServerConfig", listener: socket.socket) -> int:
+    """Serve from one engine in this process."""
+    from mini_engine.engine.worker import EngineWorker
+    from mini_engine.server.app import create_app
+    from mini_engine.server.background import DrainingServer, url_of
+    from mini_engine.server.ending import end_in_time
+    from mini_engine.server.metrics import Metrics
+
+    metrics = Metrics(config.model_name if args.vllm_metrics else None)
+    llm = load_llm(args, scheduler_config=scheduler_config(args))
+    with llm, EngineWorker(llm.engine, llm.tokenizer, config.max_waiting, metrics, args.step_seconds) as worker:
+        metrics.watch(worker)
+        app = create_app(worker, config, metrics)
+        app.prepare()
+        gc.collect()
+        gc.freeze()  # later collections search what requests leave, not all of torch: 0.1 s without a token
+        with_workers = in_words(args.prefill_workers)
+        print(f"serving {config.model_name}{with_workers} at {url_of(listener)}/v1 (Ctrl-C ends it)", flush=True)
+        server = DrainingServer(app, config.grace_seconds)
+        with handling_hangup(server, llm.engine, args.prefill_workers):
+            server.run([listener])
+        end_in_time(worker, server.seconds_left)
+        if worker.fault:
+            raise EngineDead(worker.fault)
     return 0
 
 
@@ -228,6 +247,7 @@ def server_config(args: argparse.Namespace) -> "ServerConfig":
         header_seconds=args.header_seconds,
         body_seconds=args.body_seconds,
         write_seconds=args.write_seconds,
+        heartbeat_seconds=args.heartbeat_seconds,
         max_connections=args.max_connections,
         allow_origins=tuple(args.allow_origin),
         allow_hosts=allowed_hosts(args.host, args.allow_host),
@@ -247,7 +267,7 @@ def model_names(model: str | None, given: str | None) -> list[str]:
 
 
 def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the keys of the options, or else the one of the environment: also an empty one, which is refused later."""
+    """Return the keys of the options, or else those of the environment: also an empty one, which is refused later."""
     if args.api_key:
         return tuple(args.api_key)
-    return (os.environ["MINI_ENGINE_API_KEY"],) if "MINI_ENGINE_API_KEY" in os.environ else ()
+    return tuple(os.environ["MINI_ENGINE_API_KEY"].split(",")) if "MINI_ENGINE_API_KEY" in os.environ else ()

@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from mini_engine.engine.engine import Engine
@@ -43,7 +43,8 @@ class Restart:
         except (UserError, OSError) as error:
             log.error("prefill workers were not replaced, and those that run go on: %s", error)
         else:
-            print("replaced all prefill workers", flush=True)
+            with suppress(OSError):  # the output's disk may be full
+                print("replaced all prefill workers", flush=True)
         finally:
             self.running.release()
 

@@ -105,7 +105,8 @@ class Service:
             except ClientGone:
                 return Response(status_code=CLIENT_CLOSED)
         answers = await self.submit(wanted)
-        return stream(reply(wanted, self.config.model_name, answers).chunks(), answers.close)
+        chunks = reply(wanted, self.config.model_name, answers).chunks()
+        return stream(chunks, answers.close, self.config.heartbeat_seconds)
 
     async def whole(self, reply: Replying, wanted: Sampling) -> str:
         """The body of a response that is not streamed."""
@@ -191,11 +192,15 @@ class ServerApp:
         keyed = bool(service.config.api_keys)
         bodies = (CompletionRequest, ChatRequest, ResponsesRequest)
         describe(routes, bodies, lambda path: keyed and path.startswith(OURS))
-        self.config, self.worker = service.config, service.worker
+        self.routes, self.config, self.worker = routes, service.config, service.worker
         self.drain = routes.state.drain = Drain(routes)
         self.traffic = routes.state.traffic = Traffic()
         self.outermost = Counted(behind(self.drain, service.config), self.traffic)
         self.cut = partial(service.worker.end_all, "the server is shutting down")
+
+    def prepare(self) -> None:
+        """Build /openapi.json, which takes a third of a second: the first to ask for it would stall the others."""
+        self.routes.openapi()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What ASGI calls."""

@@ -13,10 +13,10 @@ from types import FrameType
 
 import uvicorn
 
-from mini_engine.errors import UserError
 from mini_engine.server.app import ServerApp
-from mini_engine.server.connections import BACKLOG, AcceptErrors, room_for_connections
+from mini_engine.server.connections import BACKLOG, QUEUE, AcceptErrors, room_for_connections
 from mini_engine.server.guard import Guard, GuardedProtocol
+from mini_engine.server.listening import listen, url_of
 
 CUT_SECONDS = 1  # for requests still in flight when the grace is over
 FAREWELL_SECONDS = 1  # from the engine's end to the server's: whatever asks for /health sees that it is no longer well
@@ -75,6 +75,8 @@ class DrainingServer(uvicorn.Server):
         """Start to listen."""
         asyncio.get_running_loop().set_exception_handler(AcceptErrors())
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUE)  # asyncio has made the queue as short as a turn's share
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn asks ten times a second whether to end."""
@@ -103,28 +105,6 @@ def draining_on_hangup(server: DrainingServer) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, without Nagle's algorithm, as are those that it accepts. Port 0 picks a free one.
-
-    Raises:
-        UserError: the address cannot be used.
-    """
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError, TypeError) as error:  # TypeError: no host can have this name
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from error
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it only on sockets of its own making
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """The address for clients."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextmanager

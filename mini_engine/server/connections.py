@@ -15,7 +15,8 @@ try:
 except ModuleNotFoundError:  # Windows has no such limit
     resource = None
 
-BACKLOG = 128  # connections that the system holds until they are accepted, and that one turn of the loop accepts
+QUEUE = 1024  # connections that the system holds until they are accepted; beyond that, their clients try again in 1 s
+BACKLOG = 16  # that one turn of the loop accepts: a burst of them leaves the open ones their turn
 OWN_FILES = 64  # descriptors for everything but connections, beyond those open now
 WANTED_FILES = 65536
 LOG_SECONDS = 1.0

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from mini_engine.engine.worker import EngineWorker
 
@@ -47,5 +48,6 @@ def release(worker: EngineWorker) -> None:
 
 def leave(code: int) -> None:
     """End the process at once."""
-    sys.stdout.flush()
+    with suppress(OSError):  # the disk may be full
+        sys.stdout.flush()
     os._exit(code)

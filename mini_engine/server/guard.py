@@ -29,6 +29,17 @@ LINGER_SECONDS = 1.0
 LINGER_BYTES = 2**16
 
 
+class WithoutWarnings(logging.Logger):
+    """uvicorn's logger without its warnings: one for each malformed request, and two for each that asks to upgrade."""
+
+    def __init__(self, name: str, parent: logging.Logger) -> None:
+        super().__init__(name)
+        self.parent = parent
+
+    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
+        """Say nothing: `Traffic` counts what is malformed, and a request that asks to upgrade is served without."""
+
+
 class Guard:
     """What the connections of one server share.
 
@@ -44,6 +55,7 @@ class Guard:
     def __init__(self, limits: ServerConfig, traffic: Traffic) -> None:
         self.limits, self.traffic = limits, traffic
         self.silent: dict[GuardedProtocol, None] = {}
+        self.logger = WithoutWarnings("uvicorn.error", logging.getLogger("uvicorn.error"))
         self.buffer = memoryview(bytearray(PIECE))
 
 
@@ -82,24 +94,13 @@ class Lingering:
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self.transport.abort)
 
 
-class WithoutWarnings(logging.Logger):
-    """uvicorn's logger without its warnings: one for each malformed request, and two for each that asks to upgrade."""
-
-    def __init__(self, name: str, parent: logging.Logger) -> None:
-        super().__init__(name)
-        self.parent = parent
-
-    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
-        """Say nothing: `Traffic` counts what is malformed, and a request that asks to upgrade is served without."""
-
-
 class GuardedProtocol(H11Protocol, asyncio.BufferedProtocol):
     """uvicorn's connection within the module's bounds. Being a BufferedProtocol bounds what it reads at a time."""
 
     def __init__(self, *args: Any, guard: Guard, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.guard, self.limits = guard, guard.limits
-        self.logger = WithoutWarnings(self.logger.name, self.logger)
+        self.logger = guard.logger
         self.header_timer: asyncio.TimerHandle | None = None
         self.write_timer: asyncio.TimerHandle | None = None
         self.num_received = 0  # bytes since the last response

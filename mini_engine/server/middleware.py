@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mini_engine.server.disconnect import has_gone
 from mini_engine.server.errors import RETRY, ApiError
 
 OURS = "/v1/"
@@ -176,7 +177,8 @@ class BodyLimit(Middleware):
         except ConnectionResetError:
             return
         else:
-            await self.app(scope, replay(body, receive), send)
+            if not await has_gone(receive):
+                await self.app(scope, replay(body, receive), send)
 
     async def read(self, receive: Receive) -> bytes:
         """The body. ApiError if it is too large, ConnectionResetError if the client goes."""

@@ -20,6 +20,7 @@ class ServerConfig:
     max_body_bytes: of one request, as it comes over the wire.
     header_seconds, body_seconds: for a request's headers and for its body to arrive.
     write_seconds: for a client to read another 16 KiB of an answer, if more of it waits than asyncio likes to hold.
+    heartbeat_seconds: of silence in a stream, after which a comment is sent; None sends none.
     max_connections: open at the same time; beyond that, the one that has been silent longest is closed. If none is
         silent, the client gets 503. The system's limit on files may allow fewer.
     allow_origins: web pages whose scripts may use the server (CORS); "*" is any.
@@ -38,6 +39,7 @@ class ServerConfig:
     header_seconds: float = 10.0
     body_seconds: float = 60.0
     write_seconds: float = 60.0
+    heartbeat_seconds: float | None = None
     max_connections: int = 1024
     allow_origins: tuple[str, ...] = ()
     allow_hosts: tuple[str, ...] = ()

@@ -4,17 +4,19 @@ The format is section 9.2 of the HTML standard: lines of `field: value`, and an 
 streams carry JSON in `data` and end with `data: [DONE]`, or with an error.
 """
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from mini_engine.server.disconnect import ClientGone, unless_gone
 from mini_engine.server.errors import ApiError
 from mini_engine.server.json_text import to_json
 
 DONE = "[DONE]"
+COMMENT = b": still here\n\n"  # a line that begins with a colon is nothing to a reader
 
 
 def event(data: str) -> bytes:
@@ -36,19 +38,26 @@ class EventStream(Response):
 
     Args:
         close: called at the end, even if `chunks` was never started and so has nothing that would close.
+        heartbeat: seconds of silence after which a comment is sent; None sends none.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[str, None], close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        chunks: AsyncGenerator[str, None],
+        close: Callable[[], None] = lambda: None,
+        heartbeat: float | None = None,
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.chunks, self.close = chunks, close
+        self.chunks, self.close, self.heartbeat = chunks, close, heartbeat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response; called by ASGI."""
         try:
-            await unless_gone(receive, self._send(send))
+            async with beating(send, self.heartbeat) as sending:
+                await unless_gone(receive, self._send(sending))
         except ClientGone:
             return
         finally:
@@ -64,3 +73,35 @@ class EventStream(Response):
         except ApiError as error:  # instead of [DONE]: what breaks off is not done
             last = to_json(error.body)
         await send({"type": "http.response.body", "body": event(last)})
+
+
+@asynccontextmanager
+async def beating(send: Send, seconds: float | None) -> AsyncIterator[Send]:
+    """Yield a `send` for a stream of events, in whose silences a comment is sent after so many seconds; None: never.
+
+    Some proxies close a connection on which nothing has come for a minute, while its request waits for its turn.
+    """
+    if seconds is None:
+        yield send
+        return
+    quiet, period = asyncio.Event(), seconds
+
+    async def sending(message: Message) -> None:
+        await send(message)
+        quiet.set()
+
+    async def beat() -> None:
+        await quiet.wait()  # the response has begun
+        while True:
+            quiet.clear()
+            try:
+                await asyncio.wait_for(quiet.wait(), period)
+            except TimeoutError:
+                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+
+    beats = asyncio.create_task(beat())
+    try:
+        yield sending
+    finally:
+        beats.cancel()
+        await asyncio.gather(beats, return_exceptions=True)

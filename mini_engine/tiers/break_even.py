@@ -15,6 +15,7 @@ from statistics import median
 from typing import NamedTuple, Protocol
 
 from mini_engine.kv.block_table import NULL_BLOCK
+from mini_engine.tiers.files import create
 
 PROBE_ROUNDS = 5
 
@@ -76,9 +77,11 @@ def measured_disk(directory: Path, num_bytes: int) -> Speed:
     """
     probe, num_bytes = directory / f"probe-{os.getpid()}.tmp", max(num_bytes, 2**20)
     try:
-        probe.write_bytes(bytes(num_bytes))
-        whole = median(seconds(lambda: read_cold(probe, num_bytes)) for _ in range(PROBE_ROUNDS))
-        first = median(seconds(lambda: read_cold(probe, 1)) for _ in range(PROBE_ROUNDS))
+        with create(probe) as file:
+            file.write(bytes(num_bytes))
+            file.flush()
+            whole = median(seconds(lambda: read_cold(probe, num_bytes)) for _ in range(PROBE_ROUNDS))
+            first = median(seconds(lambda: read_cold(probe, 1)) for _ in range(PROBE_ROUNDS))
     finally:
         probe.unlink(missing_ok=True)
     return Speed(num_bytes / max(whole - first, 1e-9), first)

@@ -9,12 +9,12 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from threading import Lock
 
 from mini_engine.kv.seams import TierStats
-from mini_engine.tiers.files import OWNERS_DIRECTORY, create, make_private, read_regular
+from mini_engine.tiers.files import OWNERS_DIRECTORY, create, is_abandoned, make_private, read_regular
 from mini_engine.tiers.keys import KEY_BYTES
 from mini_engine.tiers.outage import Outage
 from mini_engine.tiers.records import CRC, HEADER, BadRecord, Record, Wanted, unpack
@@ -22,7 +22,7 @@ from mini_engine.tiers.seal import NO_SEAL, Seal
 
 SUFFIX = ".kv"
 UNFINISHED = ".tmp"
-ABANDONED_SECONDS = 3600.0
+ABANDONED_SECONDS = 3600.0  # where the system cannot say whether a file is still being written
 UNTRUSTED = ("truncated", "version", "damaged", "foreign", "irregular")
 
 
@@ -36,7 +36,7 @@ class DiskTier:
         seal: makes and checks the tag behind each record. clock: returns seconds, for the time between tries.
 
     Attributes:
-        num_bytes: size of the files known to this process.
+        num_bytes: size of the records' files known to this process. num_unfinished: of files that are being written.
         counts: events by name: "hits", "misses", "written", "evicted", "dropped" (not written, in an outage),
             "failed writes", "failed reads", and each reason of a BadRecord.
 
@@ -68,7 +68,9 @@ class DiskTier:
     def scan(self) -> None:
         """Look up again which records the directory holds, oldest first; remove what a killed writer left behind."""
         found = sorted(self._files(), key=lambda entry: entry[0])
+        unfinished = sum(self._unfinished())
         with self.mutex:
+            self.num_unfinished = unfinished
             self.sizes: OrderedDict[bytes, int] = OrderedDict((key, size) for _, key, size in found)
             self.num_bytes = sum(self.sizes.values())
 
@@ -166,10 +168,10 @@ class DiskTier:
 
     def _make_room(self, num_bytes: int) -> None:
         """Remove the oldest records until `num_bytes` more fit. Other processes' records are counted first."""
-        if self.num_bytes + num_bytes <= self.max_bytes:
+        if self.num_bytes + self.num_unfinished + num_bytes <= self.max_bytes:
             return
         self.scan()
-        while self.sizes and self.num_bytes + num_bytes > self.max_bytes:
+        while self.sizes and self.num_bytes + self.num_unfinished + num_bytes > self.max_bytes:
             self._remove(next(iter(self.sizes)))
             self.counts["evicted"] += 1
 
@@ -183,15 +185,17 @@ class DiskTier:
 
     def _files(self) -> Iterator[tuple[float, bytes, int]]:
         """Yield (last use, key, size) of each record's file."""
-        for path in self.directory.glob("??/*"):
-            try:
-                found = path.lstat()
-            except OSError:
-                continue  # another process removed it
-            if path.suffix == UNFINISHED and time.time() - found.st_mtime > ABANDONED_SECONDS:
-                _unlink(path)
-            elif path.suffix == SUFFIX and (key := key_in(path.stem)):
+        for path in self.directory.glob(f"??/*{SUFFIX}"):
+            if (key := key_in(path.stem)) and (found := _status(path)):
                 yield found.st_mtime, key, found.st_size
+
+    def _unfinished(self) -> Iterator[int]:
+        """Remove what killed writers, or a killed measurement, left behind; yield the sizes of what stays."""
+        for path in chain(*(self.directory.glob(where + UNFINISHED) for where in ("*", "??/*"))):
+            if found := _status(path):
+                is_old = time.time() - found.st_mtime > ABANDONED_SECONDS
+                if not ((is_old or is_abandoned(path)) and _unlink(path)):
+                    yield found.st_size
 
 
 def key_in(name: str) -> bytes | None:
@@ -203,6 +207,13 @@ def key_in(name: str) -> bytes | None:
     return key if len(key) == KEY_BYTES else None
 
 
-def _unlink(path: Path) -> None:
+def _status(path: Path) -> os.stat_result | None:
+    with suppress(OSError):  # another process removed it
+        return path.lstat()
+
+
+def _unlink(path: Path) -> bool:
     with suppress(OSError):  # read-only, or open in another process on Windows: it stays
         path.unlink(missing_ok=True)
+        return True
+    return False

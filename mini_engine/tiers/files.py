@@ -7,8 +7,14 @@ other user from the start; Python's standard library can neither read nor set it
 import os
 import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None
 
 from mini_engine.errors import UserError
 from mini_engine.tiers.records import BadRecord
@@ -49,8 +55,28 @@ def check_private(path: Path, what: str, param: str) -> None:
 
 
 def create(path: Path) -> BinaryIO:
-    """Open a file for writing that only this user can read."""
-    return open(path, "wb", opener=lambda name, flags: os.open(name, flags | NO_LINKS, OWNERS_FILE))
+    """Open a file for writing that only this user can read. As long as it is open, it is not abandoned."""
+    return open(path, "wb", opener=_private_and_locked)
+
+
+def _private_and_locked(name: str, flags: int) -> int:
+    descriptor = os.open(name, flags | NO_LINKS, OWNERS_FILE)
+    if fcntl is not None:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether the process that created the file has ended, or closed it. False where the system cannot tell."""
+    if fcntl is None:
+        return True  # Windows removes no file that is open
+    try:
+        with open(path, "r+b", buffering=0, opener=_without_surprises) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def read_regular(path: Path, num_bytes: int) -> bytes:

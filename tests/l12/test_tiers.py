@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_engine.errors import UserError
+from mini_engine.tiers import disk
 from mini_engine.tiers.background import Background
 from mini_engine.tiers.disk import ABANDONED_SECONDS, DiskTier
+from mini_engine.tiers.files import create
 from mini_engine.tiers.host import HostTier
 from mini_engine.tiers.outage import MOST_FAILURES
 from mini_engine.tiers.records import Record, Wanted
@@ -181,10 +183,37 @@ def test_a_writer_killed_in_the_middle_leaves_whole_records_only(tmp_path):
         writer.send_signal(signal.SIGKILL)
     tier = DiskTier(tmp_path, 10**12)
     assert len(tier) >= 5 and not list(tier.verify()), "a name is given only to a file that is complete"
-    for path in tmp_path.glob("??/*.tmp"):
-        os.utime(path, (0, 0))
+    assert not list(tmp_path.glob("??/*.tmp")), "what the writer left is removed at the start"
+
+
+@pytest.mark.reference
+def test_what_killed_servers_left_is_swept_and_what_is_being_written_counts(tmp_path):
+    DiskTier(tmp_path, 10**6).put(record(1))
+    [folder] = tmp_path.glob("??")
+    for number, path in enumerate([folder / "a.1-2.tmp", tmp_path / "probe-7.tmp"]):
+        path.write_bytes(bytes(50_000 + number))
+    tier = DiskTier(tmp_path, 10**6)
+    assert not list(tmp_path.rglob("*.tmp")) and tier.num_unfinished == 0 and len(tier) == 1
+    with create(folder / "b.1-3.tmp") as file:  # another server, or another thread of this one
+        file.write(bytes(60_000))
+        file.flush()
+        tier.scan()
+        assert tier.num_unfinished == 60_000 and list(folder.glob("*.tmp"))
+        tier.max_bytes = tier.num_bytes + 60_000 + record(2).num_bytes - 1
+        assert tier.put(record(2)) and tier.counts["evicted"] == 1, "its bytes are on the disk, too"
     tier.scan()
-    assert ABANDONED_SECONDS and not list(tmp_path.glob("??/*.tmp")), "what the writer left is removed after an hour"
+    assert tier.num_unfinished == 0 and not list(folder.glob("*.tmp"))
+
+
+@pytest.mark.reference
+def test_where_files_cannot_be_locked_what_is_old_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "is_abandoned", lambda path: False)
+    tier = DiskTier(tmp_path, 10**6)
+    for name, seconds in (("new.tmp", time.time()), ("old.tmp", time.time() - ABANDONED_SECONDS - 60)):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (seconds, seconds))
+    tier.scan()
+    assert [path.name for path in tmp_path.glob("*.tmp")] == ["new.tmp"] and tier.num_unfinished == 100
 
 
 def test_a_full_queue_drops_and_never_waits():

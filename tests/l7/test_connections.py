@@ -1,5 +1,6 @@
 """Lesson 7. Connections: half a request is not kept for ever, one too many is told so, and /health goes on."""
 
+import asyncio
 import json
 import logging
 import socket
@@ -14,12 +15,15 @@ from types import SimpleNamespace
 import pytest
 
 from mini_engine.server import connections
+from mini_engine.server.background import DrainingServer, listen, url_of
+from mini_engine.server.bodies import BodyReader
 from mini_engine.server.connections import AcceptErrors, room_for_connections
 from mini_engine.server.guard import GuardedProtocol
-from tests.l7.service import PATIENCE, Service, raw_request
+from tests.l7.service import PATIENCE, Service, exchange, raw_request
 
 pytestmark = pytest.mark.reference  # no task is about this
 
+BURST = 60
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
@@ -132,6 +136,49 @@ def test_two_lengths_of_one_body_are_refused():
     with Service() as service, connect(service) as client:
         client.sendall(HEAD + both)
         assert read_all(client).startswith(b"HTTP/1.1 400"), "a proxy in front may believe the other one"
+
+
+# A burst
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("size", [0, 20_000], ids=["small", "in pieces"])
+def test_of_a_burst_that_asks_and_hangs_up_nothing_is_begun(stream, size, monkeypatch):
+    """Their ends arrive together with the requests: the server's loop, which is this one, waits meanwhile."""
+    body = {"prompt": [1, 2], "max_tokens": 50, "stream": stream, "user": "x" * size}
+    begun, ended = [], []
+    lost = GuardedProtocol.connection_lost
+    monkeypatch.setattr(GuardedProtocol, "connection_lost", lambda self, exc: ended.append(self) or lost(self, exc))
+
+    async def scene(service: Service, listener: socket.socket) -> int:
+        server = DrainingServer(service.app, PATIENCE)
+        serving = asyncio.create_task(server.serve([listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        read = BodyReader.read
+        monkeypatch.setattr(BodyReader, "read", lambda *given: begun.append(given) or read(*given))
+        for _ in range(BURST):
+            service.connect(body).close()
+        while len(ended) < BURST:
+            await asyncio.sleep(0.01)
+        assert not begun
+        status, _ = await exchange(service, body)
+        server.begin_drain()
+        await serving
+        return status
+
+    with Service() as service, listen("127.0.0.1", 0) as listener:
+        service.address = ("127.0.0.1", int(url_of(listener).rsplit(":", 1)[1]))
+        assert asyncio.run(asyncio.wait_for(scene(service, listener), PATIENCE)) == 200
+
+
+def test_a_burst_takes_turns_with_open_connections_and_finds_room_in_the_queue(monkeypatch):
+    lengths, listened = [], socket.socket.listen
+    monkeypatch.setattr(socket.socket, "listen", lambda self, size: lengths.append(size) or listened(self, size))
+    with Service() as service:
+        assert service.get("/health").status == 200
+    assert max(lengths) == lengths[-1] == connections.QUEUE >= 1024, "beyond the queue, clients try again in a second"
+    assert connections.BACKLOG in lengths and connections.BACKLOG <= 32, "what asyncio accepts in one turn of its loop"
 
 
 # The limit on open files

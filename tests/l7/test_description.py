@@ -1,11 +1,16 @@
 """Lesson 7. /openapi.json is true: bodies, answers, refusals, media types. Schemathesis looks for what is not."""
 
+import gc
 import subprocess
 import sys
 
 import pytest
 
+from mini_engine.cli import serve
+from mini_engine.cli.parser import OneLineParser
+from mini_engine.server import ending
 from mini_engine.server.answer_models import Chat, Completion, Error, ModelList, ResponseAnswer
+from mini_engine.server.background import DrainingServer
 from mini_engine.server.description import REFUSALS
 from tests.l7.service import Service
 
@@ -32,6 +37,18 @@ def server():
 @pytest.fixture(scope="module")
 def described(server: Service):
     return server.get("/openapi.json").body
+
+
+def test_the_command_builds_the_description_before_it_serves(monkeypatch):
+    """It takes a third of a second, in which the event loop would answer no one."""
+    served = []
+    monkeypatch.setattr(DrainingServer, "run", lambda self, sockets: served.append(self.app.routes.openapi_schema))
+    monkeypatch.setattr(ending, "end_in_time", lambda worker, seconds: worker.close())
+    parser = OneLineParser()
+    serve.add_arguments(parser)
+    assert serve.run(parser.parse_args(["--port", "0", "--num-blocks", "8"])) == 0
+    gc.unfreeze()
+    assert served[0] and "/v1/chat/completions" in served[0]["paths"]
 
 
 def test_every_route_says_what_it_takes_and_gives(described):

@@ -138,6 +138,35 @@ def test_a_port_that_is_taken_is_one_line(capsys):
     assert code == 2 and "127.0.0.1:" in errors and len(errors.splitlines()) == 1, errors
 
 
+@pytest.mark.parametrize("port", ["99999", "-1", "0x1f90"])
+def test_a_port_that_cannot_be_is_told_with_the_options(port, capsys):
+    parser = OneLineParser(prog="serve")
+    serve.add_arguments(parser)
+    with pytest.raises(SystemExit) as caught:
+        parser.parse_args(["--port", port])
+    errors = capsys.readouterr().err
+    assert caught.value.code == 2 and port in errors and len(errors.splitlines()) == 1
+
+
+def test_a_port_that_is_taken_is_told_before_torch_is_imported():
+    told = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr));"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, errors = Process("--port", port, before=told).end()
+    assert code == 2 and port in errors.splitlines()[0] and errors.splitlines()[1:] == ["False"], errors
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("command", ["serve --port 0 --num-blocks 8", "cache list {} --json", "generate Once"])
+def test_an_output_that_is_full_is_one_line(command, tmp_path):
+    argv = [sys.executable, "-m", "mini_engine", *command.format(tmp_path).split()]
+    tmp_path.chmod(0o700)
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, encoding="utf-8", timeout=PATIENCE, cwd=ROOT)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "No space left" in done.stderr, done.stderr
+
+
 def test_without_the_extra_it_says_how_to_install_it(tmp_path):
     (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError('no fastapi', name='fastapi')", encoding="utf-8")
     code, errors = run_to_the_end(PYTHONPATH=os.pathsep.join([str(tmp_path), path_with(ROOT)]))

@@ -169,6 +169,12 @@ def test_keys_come_from_the_options_or_else_from_the_environment(monkeypatch):
     monkeypatch.setenv("MINI_ENGINE_API_KEY", "of-the-environment")
     assert keys() == ("of-the-environment",)
     assert keys("--api-key", "one", "--api-key", "two") == ("one", "two")
+    monkeypatch.setenv("MINI_ENGINE_API_KEY", "k1,k2")
+    assert keys() == ("k1", "k2")
+    assert keys("--api-key", "k1,k2") == ("k1,k2",)
+    monkeypatch.setenv("MINI_ENGINE_API_KEY", "k1,")
+    with pytest.raises(UserError):
+        keys()
     monkeypatch.setenv("MINI_ENGINE_API_KEY", "")
     with pytest.raises(UserError):  # a variable that was meant to hold a key must not open the door
         keys()
@@ -178,6 +184,12 @@ def test_keys_come_from_the_options_or_else_from_the_environment(monkeypatch):
 def test_a_host_that_cannot_be_is_refused_in_one_sentence(host):
     with pytest.raises(UserError, match=f"{host}:0"):
         listen(host, 0)
+
+
+def test_an_empty_host_is_not_the_whole_network():
+    """As `--host "$HOST"` has it where the variable is not set."""
+    with pytest.raises(UserError):
+        listen("", 0)
 
 
 # Over real sockets

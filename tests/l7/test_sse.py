@@ -1,14 +1,16 @@
 """Lesson 7. Server-sent events: what is framed comes back out as it was, line breaks and all."""
 
 import asyncio
+import socket
+import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mini_engine.server.errors import ApiError
-from mini_engine.server.sse import EventStream, event
-from tests.l7.service import PATIENCE, read_events
+from mini_engine.server.sse import COMMENT, EventStream, event
+from tests.l7.service import PATIENCE, Service, raw_request, read_events
 
 
 @pytest.mark.task(1)
@@ -64,6 +66,44 @@ def test_a_stream_is_its_events_and_done():
     assert dict(start["headers"])[b"content-type"].startswith(b"text/event-stream")
     assert b"".join(body["body"] for body in bodies) == b"data: one\n\ndata: two\n\ndata: [DONE]\n\n"
     assert [body.get("more_body", False) for body in bodies] == [True, True, False]
+
+
+def test_a_silence_is_filled_with_comments_and_nothing_follows_the_end():
+    sent, two_comments = [], asyncio.Event()
+
+    async def chunks():
+        yield "one"
+        await two_comments.wait()
+        yield "two"
+
+    async def send(message):
+        sent.append(message)
+        if [one.get("body") for one in sent].count(COMMENT) == 2:
+            two_comments.set()
+
+    asyncio.run(asyncio.wait_for(EventStream(chunks(), heartbeat=0.001)({}, stays, send), PATIENCE))
+    start, first, *comments, _, _ = [message.get("body", "start") for message in sent]
+    assert (start, first) == ("start", event("one")) and set(comments) == {COMMENT}
+    assert sent[-1] == {"type": "http.response.body", "body": event("[DONE]")}
+    assert read_events(b"".join(message.get("body", b"") for message in sent).decode()) == ["one", "two", "[DONE]"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_a_stream_that_waits_for_its_first_token_is_kept_alive(path):
+    asked = {"/v1/completions": {"prompt": [1]}, "/v1/responses": {"input": "Hi", "max_output_tokens": 16}}
+    body = asked.get(path, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16}) | {"stream": True}
+    with Service(heartbeat_seconds=0.02) as service:
+        run, goes_on = service.engine.runner.run, threading.Event()
+        service.engine.runner.run = lambda chunks: goes_on.wait(PATIENCE) and run(chunks)
+        with socket.create_connection(service.address, PATIENCE) as client:
+            client.sendall(raw_request(body, path))
+            content = b""
+            while content.count(COMMENT) < 2:
+                content += client.recv(65536)
+            goes_on.set()
+            while piece := client.recv(65536):
+                content += piece
+        assert b"data: " in content.rpartition(COMMENT)[2]
 
 
 def test_a_stream_that_breaks_off_ends_with_its_error_and_is_not_done():

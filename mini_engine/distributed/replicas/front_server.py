@@ -6,9 +6,10 @@ SIGTERM or Ctrl-C drains, then ends. SIGHUP replaces all replicas, one after ano
 import argparse
 import logging
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 
 from mini_engine.distributed.replicas.cluster import Cluster
@@ -16,7 +17,7 @@ from mini_engine.distributed.replicas.service import ReplicaMetrics, ReplicaServ
 from mini_engine.errors import UserError
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.server.app import ServerApp
-from mini_engine.server.background import DrainingServer, listen, url_of
+from mini_engine.server.background import DrainingServer, url_of
 from mini_engine.server.server_config import ServerConfig
 from mini_engine.text.tokenizer import Tokenizer
 
@@ -28,19 +29,16 @@ NEEDED = (
 log = logging.getLogger(__name__)
 
 
-def run(args: argparse.Namespace, config: ServerConfig) -> int:
+def run(args: argparse.Namespace, config: ServerConfig, listener: socket.socket) -> int:
     """Serve until a signal arrives. Returns 0 once everything has drained or been cut off in time."""
     fleets = needs_ray()
     waiting = -(-config.max_waiting // args.replicas)
     fleet_config = fleets.FleetConfig(args.replicas, waiting, args.router, args.beta, config.grace_seconds)
     tokenizer = Tokenizer.load(args.model or POCKET_DIR)
-    with (
-        listen(args.host, args.port) as listener,
-        fleets.ray_running(args.replicas),
-        noting_sigterm() as asked_to_end,
-    ):
+    with fleets.ray_running(args.replicas), noting_sigterm() as asked_to_end:
         fleet = fleets.Fleet(args, fleet_config)
         app = fleet_app(fleet, tokenizer, config)
+        app.prepare()
         with restarting(fleet):
             if asked_to_end():
                 return 0
@@ -103,4 +101,5 @@ def restart(fleet) -> None:
     except Exception:
         log.exception("the replicas could not be replaced; those that run go on")
     else:
-        print(f"replaced {fleet.config.num_replicas} replicas", flush=True)
+        with suppress(OSError):  # the output's disk may be full
+            print(f"replaced {fleet.config.num_replicas} replicas", flush=True)
