@@ -17,7 +17,7 @@ from mini_engine.text.tokenizer import Tokenizer
 from tests.l7.service import Service, read_events, tokenizer
 from tests.l7.test_structured import BAD_SCHEMAS, TOO_LARGE
 
-pytestmark = pytest.mark.reference  # no task is about this
+pytestmark = [pytest.mark.reference, pytest.mark.ci]  # no task is about this
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Add."}], "temperature": 0, "max_tokens": 150}
@@ -85,6 +85,11 @@ PARTLY = {
     "types of no standard": ({"type": ["string", "date"]}, {}, None),
     "reference to elsewhere": ({"$ref": "https://example.com/x", "type": "string"}, "x", 5),
     "reference to nothing": ({"$ref": "#/$defs/none", "type": "string"}, "x", 5),
+    "reference within": (
+        {"type": "array", "prefixItems": [{"pattern": "(?!x)"}], "items": {"$ref": "#/properties/n"}},
+        ["s", 5],
+        ["s", 500],
+    ),
     "a number as a text": ({"type": "integer", "minimum": "5"}, 1, "x"),
 }  # fmt: skip
 
