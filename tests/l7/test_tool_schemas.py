@@ -8,11 +8,12 @@ import pytest
 pytest.importorskip("llguidance", reason="needs the extra 'server'")
 
 from mini_engine.engine.grammar import Grammar
+from mini_engine.server import grammars
 from mini_engine.server.grammars import GrammarCompiler
 from mini_engine.server.output_forms import OutputForm, call_prefix
 from mini_engine.server.schemas import named
 from mini_engine.server.tool_calls import CallReader
-from mini_engine.server.tool_schemas import of_object
+from mini_engine.server.tool_schemas import ANY_OBJECT, MAX_TRIALS, of_object, relaxations
 from mini_engine.text.tokenizer import Tokenizer
 from tests.l7.service import Service, read_events, tokenizer
 from tests.l7.test_structured import BAD_SCHEMAS, TOO_LARGE
@@ -124,6 +125,19 @@ def test_what_is_left_out_is_logged_once(compiler, caplog):
             of_tool(compiler, with_x({"type": "string", "pattern": "(?=z)"}))
     assert len(caplog.records) == 2 and "'f'" in caplog.text and "not" in caplog.text
     assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+def test_what_clients_send_fills_no_log_and_takes_no_time_without_end(compiler, caplog, monkeypatch):
+    compiler.told.clear()
+    monkeypatch.setattr(grammars, "MAX_TOLD", 2)
+    with caplog.at_level(logging.WARNING):
+        for index in range(4):
+            compiler.compile_sync(OutputForm(functions={f"f{index}": with_x({"pattern": "(?=z)"})}))
+    assert len(caplog.records) == 2
+    asked = []
+    wide = {"properties": {f"p{index}": {"type": "string", "pattern": f"(?={index})"} for index in range(500)}}
+    _, pruned, last = relaxations(wide, lambda part: bool(asked.append(part)))
+    assert len(asked) == MAX_TRIALS and last == ANY_OBJECT and all(not each for each in pruned["properties"].values())
 
 
 @pytest.mark.parametrize("stream", [False, True])
