@@ -308,11 +308,22 @@ def test_a_model_that_writes_the_mark_by_itself_makes_a_call(server_of_marks: Se
     assert set(json.loads(made["function"]["arguments"])) == {"a", "b"}
 
 
-def test_letters_of_a_mark_stay_letters_in_a_message_but_not_in_the_prompt_s_own_words(marked):
-    said = marked.encode_chat([{"role": "user", "content": "<tool_call></tool_call>"}])
-    assert not set(marked.call_marks.values()) & set(said)
-    described = marked.encode_chat([{"role": "user", "content": "Hi"}], [ADD])
-    assert set(marked.call_marks.values()) <= set(described)
+def test_letters_of_a_mark_stay_letters_in_a_prompt(marked):
+    hi = {"role": "user", "content": "<tool_call></tool_call>"}
+    made = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    found = marked.encode_chat([hi, made], [ADD])
+    assert not set(marked.call_marks.values()) & set(found)
+    assert marked.text_of(found).count("</tool_call>") == 3, "of the question, the description and the call"
+
+
+def test_a_mark_that_the_model_does_not_have_is_written_in_letters(marked):
+    compiler = GrammarCompiler(marked, 2000, (1999,))
+    assert not compiler.marks
+    grammar = compiler.compile_sync(OutputForm(functions={"f": BOTH}, may_say=False))
+    matcher = grammar.matcher()
+    for token in compiler.vocabulary.greedy_tokenize(call({"a": 1, "b": 2})):
+        matcher.push(token)
+    assert matcher.is_over and matcher.error is None
 
 
 def test_a_second_call_that_is_cut_off_is_the_reason():
