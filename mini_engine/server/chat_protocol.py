@@ -1,12 +1,13 @@
 """Lesson 7. The parts of a chat request: messages, tools, and the form that the answer must have."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mini_engine.errors import UserError
 from mini_engine.server.fields import Body, Flag, Shown, Text, in_one_sentence
+from mini_engine.server.output_forms import OutputForm
 from mini_engine.text.prompts import SILENT
 
 MAX_MESSAGES = 4096
@@ -143,20 +144,20 @@ class ResponseFormat(Body):
     schema: of type json_object, as llama.cpp and older clients have it.
     """
 
+    param: ClassVar[str] = "response_format"
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     object_schema: JsonObject = Field({"type": "object"}, alias="schema")
 
     @property
-    def schema_of_answer(self) -> JsonObject | None:
-        """The schema that the answer must fit; None for any text."""
+    def forms(self) -> list[OutputForm]:
+        """The one form that the answer must have; none for any text."""
         match self.type:
             case "text":
-                return None
+                return []
             case "json_object":
-                return self.object_schema
+                return [OutputForm(self.object_schema, param=self.param)]
         if self.json_schema is None:
-            raise UserError(
-                "response_format of type json_schema needs json_schema: {name, schema}", param="response_format"
-            )
-        return self.json_schema.content
+            raise UserError("response_format of type json_schema needs json_schema: {name, schema}", param=self.param)
+        return [OutputForm(self.json_schema.content, param=self.param)]

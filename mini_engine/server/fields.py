@@ -152,7 +152,7 @@ class Body(BaseModel):
             return data
         given = {key: value for key, value in data.items() if value is not None}
         unknown = next((key for key in given if key not in names), None)
-        kept = given if unknown is None or cls.model_config.get("extra") == "allow" else {*names, unknown}
+        kept = given if unknown is None else {*names, unknown}
         return {key: value for key, value in given.items() if key in kept}
 
     @classmethod

@@ -85,7 +85,7 @@ class GrammarCompiler:
 
     def tried(self, form: OutputForm) -> "LLMatcher":
         """Return the form compiled and rehearsed, or a matcher that has failed."""
-        compiled = self.matcher(form.grammar(self.tokenizer.call_marks))
+        compiled = self.matcher(form.grammar(self.marks))
         for opening in () if compiled.is_error() else form.openings:
             if (rehearsed := self.rehearsed(compiled, opening)).is_error():
                 return rehearsed
@@ -122,8 +122,8 @@ class GrammarCompiler:
     def rehearsed(self, compiled: "LLMatcher", opening: str) -> "LLMatcher":
         """Return a copy of the matcher, a few tokens into an answer that begins with `opening`."""
         matcher = compiled.deep_copy()
-        if OPEN in self.tokenizer.call_marks and opening.startswith(OPEN):
-            matcher.consume_token(self.tokenizer.call_marks[OPEN])
+        if OPEN in self.marks and opening.startswith(OPEN):
+            matcher.consume_token(self.marks[OPEN])
             opening = opening.removeprefix(OPEN)
         matcher.consume_tokens(self.vocabulary.greedy_tokenize(opening))
         for _ in range(REHEARSED):
@@ -138,6 +138,11 @@ class GrammarCompiler:
         if matcher.is_error():
             param = form.param if form.text_rule else "tools"  # tools alone have been relaxed
             raise UserError(f"the form asked for cannot be used: {reason_of(matcher)}", param=param)
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """The marks of a call that are control tokens which the model has."""
+        return {mark: index for mark, index in self.tokenizer.call_marks.items() if index < self.vocab_size}
 
     @functools.cached_property
     def vocabulary(self) -> "LLTokenizer":
@@ -163,7 +168,7 @@ class Vocabulary:
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         tokenizer = compiler.tokenizer
-        special = {*tokenizer.special_ids, *tokenizer.call_marks.values()}
+        special = {index for index in tokenizer.special_ids if index < compiler.vocab_size} | {*compiler.marks.values()}
         marked = [
             SPECIAL + token if index in special else token
             for index, token in enumerate(tokenizer.token_bytes[: compiler.vocab_size])

@@ -115,8 +115,7 @@ def as_json(schema: JsonObject, **more: bool) -> str:
 
 
 def as_regex(pattern: str) -> str:
-    """The rule for a text of which all fits a regular expression, with or without anchors at its ends."""
-    pattern = re.sub(r"^\^|(?<!\\)((?:\\\\)*)\$$", r"\1", pattern)
+    """The rule for a text of which all fits a regular expression."""
     escaped = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) > 1 else r"\/", pattern, flags=re.DOTALL)
     return "/" + escaped.replace("\n", r"\n").replace("\r", r"\r") + "/"
 

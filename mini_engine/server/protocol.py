@@ -288,8 +288,7 @@ class ChatRequest(Sampling):
     @property
     def form(self) -> OutputForm | None:
         """What response_format and its likes, tools and tool_choice ask for."""
-        schema = None if self.response_format is None else self.response_format.schema_of_answer
-        said = one_form([*([] if schema is None else [OutputForm(schema)]), *self.forms])
+        said = one_form([*(self.response_format.forms if self.response_format else []), *self.forms])
         functions = {tool.function.name: tool.function.parameters for tool in self.tools}
         if len(functions) < len(self.tools):
             raise UserError("two tools have the same name; give each its own", param="tools")

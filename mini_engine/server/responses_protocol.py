@@ -3,13 +3,12 @@
 A request is a chat by other names, so it becomes one.
 """
 
-from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, JsonSchema, few_pieces
+from mini_engine.server.chat_protocol import MAX_MESSAGES, MAX_PARTS, JsonSchema, ResponseFormat, few_pieces
 from mini_engine.server.fields import (
     Body,
     Flag,
@@ -22,7 +21,6 @@ from mini_engine.server.fields import (
     in_one_sentence,
     only,
 )
-from mini_engine.server.output_forms import OutputForm
 from mini_engine.server.protocol import ChatRequest
 
 MAX_LABELS = 16
@@ -58,6 +56,12 @@ class MessageItem(Body):
         return {"role": self.role, "content": "".join(texts)}
 
 
+class TextResponseFormat(ResponseFormat):
+    """The form of a chat's answer, asked for in `text`."""
+
+    param: ClassVar[str] = "text"
+
+
 class TextFormat(JsonSchema):
     """The form of the answer: any text, a JSON object, or JSON that fits `schema`."""
 
@@ -76,10 +80,10 @@ class TextFormat(JsonSchema):
         return self.model_dump(by_alias=True) if self.type == "json_schema" else {"type": self.type}
 
     @property
-    def as_response_format(self) -> JsonObject:
+    def in_chat(self) -> TextResponseFormat:
         """The same in a chat."""
         schema = {"json_schema": {"schema": self.content}} if self.type == "json_schema" else {}
-        return {"type": self.type, **schema}
+        return TextResponseFormat.model_validate({"type": self.type, **schema})
 
 
 class TextOptions(Body):
@@ -93,16 +97,6 @@ class ResponseStreamOptions(Body):
     """include_obfuscation: accepted and ignored."""
 
     include_obfuscation: Flag = False
-
-
-class ResponsesChat(ChatRequest):
-    """A chat whose form is asked for in `text`."""
-
-    @property
-    def form(self) -> OutputForm | None:
-        """The form, under that name."""
-        form = super().form
-        return None if form is None else replace(form, param="text")
 
 
 class ResponsesRequest(Body):
@@ -152,5 +146,5 @@ class ResponsesRequest(Body):
         turns += [{"role": "user", "content": given}] if isinstance(given, str) else [item.as_turn for item in given]
         same = {name: getattr(self, name) for name in ("model", "temperature", "top_p", "stream", "cache_salt")}
         told = {"messages": turns, "max_tokens": self.max_output_tokens}
-        form = (self.text or TextOptions()).format.as_response_format
-        return ResponsesChat.model_validate({**told, "response_format": form, **same})
+        form = (self.text or TextOptions()).format.in_chat
+        return ChatRequest.model_validate({**told, "response_format": form, **same})

@@ -12,7 +12,8 @@ MAX_CHARACTERS = 2**15
 MAX_VALUES = 2000
 MAX_DEPTH = 32
 NAMED = ("properties", "$defs", "definitions")  # keywords whose value holds schemas by name
-LISTED = ("anyOf", "oneOf", "prefixItems")  # in a list
+BRANCHED = ("anyOf", "oneOf")
+LISTED = (*BRANCHED, "prefixItems")  # in a list
 ALONE = ("items", "additionalProperties")  # one
 LITERAL = ("enum", "const", "default", "examples", "required")  # in a value, not in schemas
 NOTES = ("title", "description", "$comment", "default", "examples")  # say nothing about what fits
@@ -39,9 +40,11 @@ def closed(schema: JsonObject) -> JsonObject:
     """Forbid properties that the schema does not name, unless it says something about them.
 
     What fits the result fits the schema too. JSON Schema allows any further property where nothing is said, and a weak
-    model then invents one after another. Schemas that combine others by `allOf` are left as they are.
+    model then invents one after another. Schemas that combine others by `allOf`, or add properties to a `$ref`, are
+    left as they are.
     """
-    return schema if any("allOf" in each for each in subschemas(schema)) else _closed(schema)
+    combines = any("allOf" in each or {"$ref", "properties"} <= each.keys() for each in subschemas(schema))
+    return schema if combines else _closed(schema)
 
 
 def named(schema: Any) -> Any:
@@ -81,18 +84,32 @@ def subschemas(schema: Any) -> Iterator[JsonObject]:
             yield from subschemas(each)
 
 
-def _closed(schema: Any) -> Any:
+def _closed(schema: Any, adds: bool = False) -> Any:
+    """Close a schema. adds: its properties come in addition to those of the schema around it."""
     if not isinstance(schema, dict):
         return schema
+    has_more = adds or ("properties" in schema and any(map(has_properties, branches(schema))))
     found = {}
     for key, value in schema.items():
         if key in NAMED and isinstance(value, dict):
             value = {name: _closed(each) for name, each in value.items()}
         elif key in LISTED and isinstance(value, list):
-            value = [_closed(each) for each in value]
+            value = [_closed(each, has_more and key in BRANCHED) for each in value]
         elif key in ALONE:
             value = _closed(value)
         found[key] = value
-    if "properties" in schema and not any(key in schema for key in OPEN_ON_PURPOSE):
+    is_open = any(schema.get(key, False) is not False for key in OPEN_ON_PURPOSE)
+    if "properties" in schema and not has_more and not is_open:
         found["additionalProperties"] = False
     return found
+
+
+def branches(schema: JsonObject) -> list[Any]:
+    """The schemas of which an object fits one, besides this one."""
+    lists = (schema.get(key) for key in BRANCHED)
+    return [each for several in lists if isinstance(several, list) for each in several]
+
+
+def has_properties(schema: Any) -> bool:
+    """Whether a schema names properties."""
+    return isinstance(schema, dict) and "properties" in schema

@@ -203,14 +203,15 @@ class Tokenizer:
         template = self.tool_template if tools else self.chat_template
         stand_ins = StandIns(self.special_texts)
         try:
-            given = (as_expected(messages, template), tools, checked_variables(variables))
+            messages = as_expected(messages, template)
+            if not template.takes_calls:
+                messages = calls_as_text(messages)
+            if tools and not template.takes_tools:
+                messages, tools = tools_as_text(messages, tools), None
+            given = (messages, tools, checked_variables(variables))
             messages, tools, variables = map(stand_ins.hide, given)
         except RecursionError:
             raise UserError("a message is nested too deeply; flatten it", param="messages") from None
-        if not template.takes_calls:
-            messages = calls_as_text(messages)
-        if tools and not template.takes_tools:
-            messages, tools = tools_as_text(messages, tools), None
         text = template.render(messages, tools, variables)
         if not stand_ins.used:
             return self.encode(text)

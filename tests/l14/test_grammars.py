@@ -204,9 +204,26 @@ def test_a_limit_that_is_met_ahead_does_not_end_the_answer(compiler, tokenizer):
     assert matcher.error is not None, "this grammar has no limit behind the drafts, and the test shows nothing"
 
 
+@pytest.fixture(scope="module")
+def calls(compiler):
+    """A grammar of calls of two tools, one after the other."""
+    from mini_engine.server.output_forms import OutputForm
+
+    return compiler.compile_sync(
+        OutputForm(functions={"sell": SCHEMA["items"], "find": {}}, may_say=False, several=True)
+    )
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_json_has_the_same_tokens_with_guesses(grammar, tokenizer, temperature):
-    prompt = tokenizer.encode(f"The parts as JSON:\n{json.dumps(RECORDS)}\nThe parts as JSON:\n")
+@pytest.mark.parametrize("form", ["grammar", "calls"])
+def test_json_and_calls_have_the_same_tokens_with_guesses(form, request, tokenizer, temperature):
+    grammar = request.getfixturevalue(form)
+    text = json.dumps(RECORDS)
+    if form == "calls":
+        text = "".join(
+            f'<tool_call>\n{{"name": "sell", "arguments": {json.dumps(each)}}}\n</tool_call>\n' for each in RECORDS
+        )
+    prompt = tokenizer.encode(f"The parts as JSON:\n{text}\nThe parts as JSON:\n")
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=60, grammar=grammar, logprobs=1)
     (want, _), (found, accepted) = (
         spoken(build_engine(load_model(POCKET_DIR), num_blocks=128, speculate=speculate), params, prompt)

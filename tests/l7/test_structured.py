@@ -304,8 +304,14 @@ def test_objects_are_closed_at_every_depth_unless_they_say_otherwise():
     assert closed({"items": point}) == {"items": shut_point}
     for says in ({"additionalProperties": True}, {"patternProperties": {}}, {"unevaluatedProperties": True}):
         assert closed(point | says) == point | says, "the schema leaves it open on purpose"
-    combined = {"allOf": [point], "properties": {}}
-    assert closed(combined) == combined, "each part of allOf would forbid the properties of the others"
+    for combined in (
+        {"allOf": [point], "properties": {}},
+        {"$ref": "#/$defs/p", "properties": {}, "$defs": {"p": point}},
+    ):
+        assert closed(combined) == combined, "each part would forbid the properties of the others"
+    added = {"properties": {"k": point}, "required": ["k"], "anyOf": [point | {"required": ["x"]}, {"type": "null"}]}
+    assert closed(added) == added | {"properties": {"k": shut_point}}, "a branch adds to the properties around it"
+    assert closed(point | {"unevaluatedProperties": False})["additionalProperties"] is False
 
 
 def test_prompts_are_the_same_for_honest_messages_with_the_tools_in_the_system_message():

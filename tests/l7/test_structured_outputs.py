@@ -11,7 +11,7 @@ from mini_engine.server.output_forms import as_regex
 from tests.l7.service import Service, greedy, read_events, tokenizer
 from tests.l7.test_tool_schemas import ADD, INTEGER
 
-pytestmark = pytest.mark.reference  # no task is about this
+pytestmark = [pytest.mark.reference, pytest.mark.ci]  # no task is about this
 
 BODIES = {
     "/v1/completions": {"prompt": [5, 6, 7], "temperature": 0, "max_tokens": 60},

@@ -58,7 +58,7 @@ def prompt(server: Service, monkeypatch):
 
 TURNS = {
     "name": HI | {"name": "Ann"},
-    "a key of its own": {"mood": {"good": [1, None]}} | HI,
+    "keys of its own": {"mood": {"good": [1, None]}} | HI | {"more": 1, "and": "more"},
     "call": {"role": "assistant", "tool_calls": [CALL], "content": "", "refusal": None, "annotations": []},
     "result": {"role": "tool", "tool_call_id": "c1", "content": "3"},
     "thought": {"role": "assistant", "content": "Yes", "reasoning": "Hm."},

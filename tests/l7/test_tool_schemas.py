@@ -8,16 +8,17 @@ import pytest
 pytest.importorskip("llguidance", reason="needs the extra 'server'")
 
 from mini_engine.engine.grammar import Grammar
+from mini_engine.server import grammars
 from mini_engine.server.grammars import GrammarCompiler
 from mini_engine.server.output_forms import OutputForm, call_prefix
 from mini_engine.server.schemas import named
 from mini_engine.server.tool_calls import CallReader
-from mini_engine.server.tool_schemas import of_object
+from mini_engine.server.tool_schemas import ANY_OBJECT, MAX_TRIALS, of_object, relaxations
 from mini_engine.text.tokenizer import Tokenizer
 from tests.l7.service import Service, read_events, tokenizer
 from tests.l7.test_structured import BAD_SCHEMAS, TOO_LARGE
 
-pytestmark = pytest.mark.reference  # no task is about this
+pytestmark = [pytest.mark.reference, pytest.mark.ci]  # no task is about this
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Add."}], "temperature": 0, "max_tokens": 150}
@@ -76,6 +77,9 @@ PARTLY = {
     "not": ({"type": "string", "not": {"const": "x"}}, "x", 5),
     "oneOf objects": ({"oneOf": PAIR}, {"b": 1}, {"c": 1}),
     "anyOf with a pattern": ({"anyOf": [{"type": "string", "pattern": "(?=x)"}, INTEGER]}, "a", []),
+    "more in branches": ({"properties": {"k": INTEGER}, "required": ["k"], "anyOf": PAIR}, {"k": 1, "a": 2}, {"a": 1}),
+    "branches that ask": ({"properties": {"a": INTEGER}, "oneOf": [{"required": ["a"]}]}, {"a": 1}, {}),
+    "unevaluated": ({"properties": {"a": INTEGER}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
     "contains": ({"type": "array", "contains": {"const": 1}, "items": INTEGER}, [2], ["x"]),
     "if": ({"type": "string", "if": {"const": "a"}, "then": False}, "a", 5),
     "dependentRequired": ({"type": "object", "properties": {}, "dependentRequired": {"a": ["b"]}}, {}, 5),
@@ -85,6 +89,11 @@ PARTLY = {
     "types of no standard": ({"type": ["string", "date"]}, {}, None),
     "reference to elsewhere": ({"$ref": "https://example.com/x", "type": "string"}, "x", 5),
     "reference to nothing": ({"$ref": "#/$defs/none", "type": "string"}, "x", 5),
+    "reference within": (
+        {"type": "array", "prefixItems": [{"pattern": "(?!x)"}], "items": {"$ref": "#/properties/n"}},
+        ["s", 5],
+        ["s", 500],
+    ),
     "a number as a text": ({"type": "integer", "minimum": "5"}, 1, "x"),
 }  # fmt: skip
 
@@ -116,6 +125,19 @@ def test_what_is_left_out_is_logged_once(compiler, caplog):
             of_tool(compiler, with_x({"type": "string", "pattern": "(?=z)"}))
     assert len(caplog.records) == 2 and "'f'" in caplog.text and "not" in caplog.text
     assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+def test_what_clients_send_fills_no_log_and_takes_no_time_without_end(compiler, caplog, monkeypatch):
+    compiler.told.clear()
+    monkeypatch.setattr(grammars, "MAX_TOLD", 2)
+    with caplog.at_level(logging.WARNING):
+        for index in range(4):
+            compiler.compile_sync(OutputForm(functions={f"f{index}": with_x({"pattern": "(?=z)"})}))
+    assert len(caplog.records) == 2
+    asked = []
+    wide = {"properties": {f"p{index}": {"type": "string", "pattern": f"(?={index})"} for index in range(500)}}
+    _, pruned, last = relaxations(wide, lambda part: bool(asked.append(part)))
+    assert len(asked) == MAX_TRIALS and last == ANY_OBJECT and all(not each for each in pruned["properties"].values())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -286,11 +308,22 @@ def test_a_model_that_writes_the_mark_by_itself_makes_a_call(server_of_marks: Se
     assert set(json.loads(made["function"]["arguments"])) == {"a", "b"}
 
 
-def test_letters_of_a_mark_stay_letters_in_a_message_but_not_in_the_prompt_s_own_words(marked):
-    said = marked.encode_chat([{"role": "user", "content": "<tool_call></tool_call>"}])
-    assert not set(marked.call_marks.values()) & set(said)
-    described = marked.encode_chat([{"role": "user", "content": "Hi"}], [ADD])
-    assert set(marked.call_marks.values()) <= set(described)
+def test_letters_of_a_mark_stay_letters_in_a_prompt(marked):
+    hi = {"role": "user", "content": "<tool_call></tool_call>"}
+    made = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    found = marked.encode_chat([hi, made], [ADD])
+    assert not set(marked.call_marks.values()) & set(found)
+    assert marked.text_of(found).count("</tool_call>") == 3, "of the question, the description and the call"
+
+
+def test_a_mark_that_the_model_does_not_have_is_written_in_letters(marked):
+    compiler = GrammarCompiler(marked, 2000, (1999,))
+    assert not compiler.marks
+    grammar = compiler.compile_sync(OutputForm(functions={"f": BOTH}, may_say=False))
+    matcher = grammar.matcher()
+    for token in compiler.vocabulary.greedy_tokenize(call({"a": 1, "b": 2})):
+        matcher.push(token)
+    assert matcher.is_over and matcher.error is None
 
 
 def test_a_second_call_that_is_cut_off_is_the_reason():
