@@ -69,7 +69,6 @@ ROPE = {
 }
 TRAINED_ELSEWHERE = ("yarn", "llama3")  # these may be configured with the length after stretching
 END_TOKENS = validator({}, dict(eos_token_id=TOKEN_IDS))
-VOCABULARY = validator({}, dict(vocab_size=WIDTH))
 INDEX = validator(dict(weight_map=s.dict_schema(s.str_schema(), s.str_schema(min_length=1, max_length=255))), {})
 
 
@@ -161,11 +160,6 @@ def read_end_tokens(raw: Mapping[str, Any], path: Path) -> tuple[int, ...]:
     """Return the `eos_token_id` of config.json or generation_config.json: none, one, or several."""
     ids = check(END_TOKENS, raw, path).get("eos_token_id", [])
     return (ids,) if isinstance(ids, int) else tuple(ids)
-
-
-def read_vocab_size(raw: Mapping[str, Any], path: Path) -> int:
-    """Return the `vocab_size` of a config.json, whichever model it describes; 0 if it has none."""
-    return check(VOCABULARY, raw, path).get("vocab_size", 0)
 
 
 def read_weight_map(raw: Mapping[str, Any], path: Path) -> dict[str, str]:

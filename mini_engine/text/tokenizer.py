@@ -40,6 +40,17 @@ def bytes_of_token(token: str) -> bytes:
     return token.encode("utf-8")
 
 
+class TokenBytes(list[bytes]):
+    """The bytes of each id; b"" for an id beyond the last, since a model may have more rows than the tokenizer tokens.
+
+    Such rows fill up the embedding, and any of them may be drawn.
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the bytes of an id, or a slice as a plain list."""
+        return b"" if isinstance(index, int) and index >= len(self) else super().__getitem__(index)
+
+
 def open_backend(directory: Path) -> tokenizers.Tokenizer:
     """The tokenizer in a checkpoint directory's tokenizer.json.
 
@@ -110,14 +121,10 @@ class Tokenizer:
         known = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.special}
         self.backend.add_special_tokens([text for text in texts if text not in known])
 
-    def _bytes_by_id(self) -> list[bytes]:
-        """The bytes of every id that the tokenizer or the model has; b"" where the tokenizer has no such token."""
+    def _bytes_by_id(self) -> TokenBytes:
+        """The bytes of every id that the tokenizer has; b"" where it leaves one out."""
         ids = self.backend.get_vocab(with_added_tokens=True)
-        from mini_engine.checkpoint.config_schema import read_vocab_size
-
-        config = self.directory / "config.json"
-        rows = read_vocab_size(read_json(config), config) if config.is_file() else 0
-        token_bytes = [b""] * max(rows, 1 + max(ids.values(), default=-1))
+        token_bytes = TokenBytes([b""] * (1 + max(ids.values(), default=-1)))
         for token, index in ids.items():
             token_bytes[index] = bytes_of_token(token)
         return token_bytes
