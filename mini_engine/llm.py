@@ -168,8 +168,8 @@ class LLM:
         return Stream(self.engine, request, AnswerReader(request, self.tokenizer))
 
     def encode(self, prompt: object) -> list[int]:
-        """Return the token ids of a text; token ids are returned as they are. UserError for anything else."""
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else checked_ids(prompt)
+        """Return the token ids of a text to be continued; ids are returned as they are. UserError for anything else."""
+        return self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else checked_ids(prompt)
 
 
 class Stream:

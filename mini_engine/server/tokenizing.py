@@ -36,7 +36,7 @@ class PromptEncoder:
         if isinstance(prompt, Conversation):
             return await self._run(prompt, partial(self.tokenizer.encode_chat, prompt.messages, prompt.tools))
         if isinstance(prompt, str):
-            prompt = await self._run(prompt, partial(self.tokenizer.encode, prompt))
+            prompt = await self._run(prompt, partial(self.tokenizer.encode_prompt, prompt))
         if not prompt:
             raise UserError("the prompt is empty; give at least one token", param="prompt")
         return prompt

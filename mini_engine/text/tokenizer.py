@@ -139,8 +139,11 @@ class Tokenizer:
             raise UserError("this checkpoint has no chat template; use plain text instead of a conversation")
         return ChatTemplate(source, self.named_tokens)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Encode a text as it stands, without adding special tokens.
+
+        Args:
+            add_special: add those that tokenizer.json puts around a text, if it names any (`post_processor`).
 
         Raises:
             UserError: it is no text, or contains a lone surrogate, which is half a character and has no bytes.
@@ -151,7 +154,15 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise UserError(f"the text contains {text[error.start]!r}, half a character; remove it") from None
-        return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids  # `encode` keeps Python's lock
+        [found] = self.backend.encode_batch_fast([text], add_special_tokens=add_special)  # `encode` keeps Python's lock
+        return found.ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Encode a text to be continued, as transformers does: a checkpoint may begin each with a token of its own.
+
+        A chat template writes such tokens itself, so `encode_chat` adds none.
+        """
+        return self.encode(text, add_special=True)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """All of `token_ids` as text, control tokens included. Bytes that form no character become U+FFFD."""

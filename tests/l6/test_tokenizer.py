@@ -9,6 +9,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
 from mini_engine.errors import UserError
+from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 from tests.support import refused
@@ -201,6 +202,33 @@ def both(request, tmp_path_factory):
 def test_text_becomes_the_same_ids(both, text):
     ours, theirs = both
     assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_prompt_gets_the_special_tokens_that_the_file_puts_around_a_text(both, text):
+    ours, theirs = both
+    assert ours.encode_prompt(text) == theirs.encode(text)
+
+
+AROUND = [  # (post-processor, what it puts before a text, and after it)
+    (processors.TemplateProcessing("<|endoftext|> $A", special_tokens=[("<|endoftext|>", 2045)]), [2045], []),
+    (processors.BertProcessing(("<|im_end|>", 2047), ("<|endoftext|>", 2045)), [2045], [2047]),
+]
+
+
+@pytest.mark.parametrize(("processor", "before", "after"), AROUND)
+def test_a_post_processor_is_for_prompts_of_text_alone(tmp_path, processor, before, after):
+    pocket(tmp_path)
+    raw = RawTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    raw.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processor])
+    raw.save(str(tmp_path / "tokenizer.json"))
+    ours, plain = Tokenizer(tmp_path), Tokenizer(POCKET_DIR)
+    ids = plain.encode(TEXTS[0])
+    assert ours.encode_prompt(TEXTS[0]) == [*before, *ids, *after]
+    assert ours.encode_chat(CHATS[0]) == plain.encode_chat(CHATS[0]), "a template writes its own"
+    assert ours.encode(TEXTS[0]) == ids, "a text within something else gets none"
+    assert LLM.for_engine(None, ours).encode(TEXTS[0]) == [*before, *ids, *after]
+    assert LLM.for_engine(None, ours).encode(ids) == ids, "ids are taken as they are"
 
 
 @pytest.mark.parametrize("skip", [False, True])
