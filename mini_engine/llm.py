@@ -78,6 +78,7 @@ class LLM:
         place = POCKET_DIR if model is None else model
         tokenizer = tokenizer or Tokenizer.load(place)
         self._begin(build.open_engine(place, config, dtype, device), tokenizer)
+        tokenizer.warn_of_lost_end(self.engine.config.eos_token_ids)
 
     @classmethod
     def for_engine(cls, engine: Engine, tokenizer: Tokenizer) -> "LLM":

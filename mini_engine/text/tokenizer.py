@@ -4,7 +4,7 @@ Qwen3's vocabulary is byte-level: a token is a sequence of bytes, not of charact
 character. tokenizer.json spells each byte as one printable character (Radford et al. 2019, GPT-2).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import tokenizers
 
 from mini_engine.checkpoint.config import read_json
 from mini_engine.checkpoint.weights import resolve_checkpoint
-from mini_engine.errors import UserError, first_line
+from mini_engine.errors import UserError, first_line, warn_once
 from mini_engine.text.control_tokens import StandIns
 from mini_engine.text.tool_messages import tools_as_text
 
@@ -128,6 +128,20 @@ class Tokenizer:
         for token, index in ids.items():
             token_bytes[index] = bytes_of_token(token)
         return token_bytes
+
+    @property
+    def end_token_id(self) -> int | None:
+        """The id of the token that the tokenizer's files call the end of a text, if they name one that exists."""
+        return self.backend.token_to_id(self.named_tokens.get("eos_token", ""))
+
+    def warn_of_lost_end(self, eos_token_ids: Collection[int]) -> None:
+        """Warn if the token that ends a text here is not among those that end the model's answers."""
+        if self.end_token_id is not None and self.end_token_id not in eos_token_ids:
+            name = self.named_tokens["eos_token"]
+            warn_once(
+                f"{self.directory}: {name}, the tokenizer's eos_token, ends no answer, since the model's eos_token_id does "
+                f"not name {self.end_token_id}; as in transformers, answers go on behind it unless stop is {name!r}"
+            )
 
     @cached_property
     def chat_template(self) -> "ChatTemplate":
