@@ -7,6 +7,7 @@ llm.generate("The capital of France is", SamplingParams(max_tokens=20))[0].text
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +128,16 @@ class LLM:
 
         Args:
             prompts: text or token ids, or a list of these.
-            params: for all prompts, or one for each. None is `SamplingParams()`: temperature 1, 16 tokens, as in vLLM.
+            params: for all prompts, or one for each. None is `get_default_sampling_params()`: temperature 1, 16 tokens
+                and whatever the checkpoint suggests, as in vLLM. Parameters that are given are used as they are.
             progress: show a progress bar on a terminal and one line of figures at the end, both on stderr.
 
         Raises:
             UserError: a prompt or `params` is of the wrong type; nothing has run.
         """
         ids = [self.encode(prompt) for prompt in listed(prompts)]
-        return generate_all(self.engine, ids, default(params), progress, lambda r: WholeAnswer(r, self.tokenizer))
+        wanted = [self.default_params(len(each)) for each in ids] if params is None else params
+        return generate_all(self.engine, ids, wanted, progress, lambda r: WholeAnswer(r, self.tokenizer))
 
     def chat(
         self,
@@ -161,12 +164,25 @@ class LLM:
         Raises:
             UserError: the prompt or `params` is invalid; nothing has run.
         """
-        wanted = default(params)
-        if not isinstance(wanted, SamplingParams):
+        if not isinstance(params, SamplingParams | None):
             raise UserError(f"params is {shown(params)}; give SamplingParams", param="params")
         ids = self.tokenizer.encode_chat(checked_messages(prompt)) if is_conversation(prompt) else self.encode(prompt)
+        wanted = params or self.default_params(len(ids))
         request = self.engine.add_request(next(self._stream_ids), ids, wanted)
         return Stream(self.engine, request, AnswerReader(request, self.tokenizer))
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of a request that brings none: what the checkpoint's generation_config.json suggests.
+
+        Of that file temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens count; the name is vLLM's.
+        """
+        return SamplingParams(**self.engine.config.sampling.given)
+
+    def default_params(self, num_prompt_tokens: int) -> SamplingParams:
+        """Return the same for a prompt of this length: an answer is no longer than what fits behind it."""
+        suggested, manager = self.get_default_sampling_params(), self.engine.scheduler.manager
+        longest = min(self.engine.config.max_model_len, manager.num_usable_blocks * manager.block_size + 1)
+        return replace(suggested, max_tokens=max(1, min(suggested.max_tokens, longest - num_prompt_tokens)))
 
     def encode(self, prompt: object) -> list[int]:
         """Return the token ids of a text to be continued; ids are returned as they are. UserError for anything else."""
@@ -224,8 +240,3 @@ def check_loaded(model: CausalLM, dtype: str | torch.dtype, device: str | torch.
     for name, asked, has in (("dtype", dtype, model.dtype), ("device", device, model.device)):
         if asked != "auto" and str(asked) not in (str(has), str(has).removeprefix("torch.")):
             raise UserError(f"{name} is {shown(asked)}, but the model is loaded with {has}; leave it out", param=name)
-
-
-def default(params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams | Sequence[SamplingParams]:
-    """Return `params`, or the defaults for None."""
-    return SamplingParams() if params is None else params

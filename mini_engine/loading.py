@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mini_engine.checkpoint.config import DTYPES, Qwen3Config, read_json
+from mini_engine.checkpoint.config import DTYPES, Qwen3Config
+from mini_engine.checkpoint.json_files import read_json
 from mini_engine.checkpoint.stored import Stored
 from mini_engine.checkpoint.weights import load_model, resolve_checkpoint, stored_model
 from mini_engine.errors import UserError

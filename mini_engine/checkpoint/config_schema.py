@@ -69,6 +69,17 @@ ROPE = {
 }
 TRAINED_ELSEWHERE = ("yarn", "llama3")  # these may be configured with the length after stretching
 END_TOKENS = validator({}, dict(eos_token_id=TOKEN_IDS))
+SAMPLING = validator(
+    {},
+    dict(
+        temperature=s.float_schema(ge=0, le=100, allow_inf_nan=False),
+        top_k=s.int_schema(ge=-1),
+        top_p=s.float_schema(ge=0, le=1),
+        min_p=s.float_schema(ge=0, le=1),
+        repetition_penalty=s.float_schema(ge=0.01, le=100),
+        max_new_tokens=s.int_schema(ge=1),
+    ),
+)
 INDEX = validator(dict(weight_map=s.dict_schema(s.str_schema(), s.str_schema(min_length=1, max_length=255))), {})
 
 
@@ -160,6 +171,11 @@ def read_end_tokens(raw: Mapping[str, Any], path: Path) -> tuple[int, ...]:
     """Return the `eos_token_id` of config.json or generation_config.json: none, one, or several."""
     ids = check(END_TOKENS, raw, path).get("eos_token_id", [])
     return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def read_sampling(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return what a generation_config.json suggests for sampling; UserError if a value is out of range."""
+    return check(SAMPLING, raw, path)
 
 
 def read_weight_map(raw: Mapping[str, Any], path: Path) -> dict[str, str]:

@@ -16,7 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mini_engine.checkpoint.config import Qwen3Config, read_json
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.checkpoint.json_files import read_json
 from mini_engine.checkpoint.names import EMBEDDING, HEAD, Place, as_stored, place_parameters, unknown
 from mini_engine.errors import UserError, first_line, warn_once
 from mini_engine.model.qwen3 import Qwen3ForCausalLM

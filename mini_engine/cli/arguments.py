@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,23 +112,29 @@ def add_handover_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
-    """Add the options for choosing tokens and ending an answer. The default is greedy."""
+    """Add the options for choosing tokens and ending an answer. What is left out is the checkpoint's, or greedy."""
     parser.add_argument(
         "--max-tokens", type=whole_number(1), default=max_tokens, metavar="N", help="the longest answer"
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, which is greedy")
-    parser.add_argument("--top-k", type=whole_number(0), default=0, metavar="K", help="keep the K best tokens")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the best tokens that add up to P")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="0 is greedy (default: what generation_config.json says, as for top-k and top-p, or else 0)",
+    )
+    parser.add_argument("--top-k", type=whole_number(0), metavar="K", help="keep the K best tokens (default: all)")
+    parser.add_argument("--top-p", type=float, metavar="P", help="keep the best tokens that add up to P (default: 1)")
     parser.add_argument("--seed", type=whole_number(0), help="draw the same answer again with the same seed")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer here; repeatable")
 
 
-def sampling_params(args: argparse.Namespace):
-    """Return the SamplingParams that `args` asks for."""
-    from mini_engine.engine.sampling_params import SamplingParams
+def sampling_params(args: argparse.Namespace, suggested: Mapping[str, Any]):
+    """Return the SamplingParams that `args` asks for. suggested: by the checkpoint, for options that are left out."""
+    from mini_engine.engine.sampling_params import GREEDY, SamplingParams
 
     names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
-    return SamplingParams(**{name: getattr(args, name) for name in names})
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return SamplingParams(**{"temperature": GREEDY, **suggested, **given})
 
 
 def add_scheduler_options(parser: argparse.ArgumentParser) -> None:

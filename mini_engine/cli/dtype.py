@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mini_engine.checkpoint.config import read_json
+from mini_engine.checkpoint.json_files import read_json
 from mini_engine.checkpoint.shipped import FOLDERS, PACKAGE
 from mini_engine.checkpoint.weights import resolve_checkpoint
 

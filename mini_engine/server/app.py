@@ -119,8 +119,9 @@ class Service:
         grammar = ANYTHING if wanted.form is None else await self.grammar_of(wanted.form)
         prompts = [await self.prompts.encode(prompt) for prompt in wanted.prompts]
         self.check_prompt_logprobs(wanted, sum(map(len, prompts)))
+        most, suggested = self.limits.max_tokens, self.limits.sampling
         jobs = [
-            Job(prompt_ids, wanted.params(choice, self.limits.max_tokens - len(prompt_ids), grammar), wanted.cache_salt)
+            Job(prompt_ids, wanted.params(choice, most - len(prompt_ids), grammar, suggested), wanted.cache_salt)
             for prompt_ids in prompts
             for choice in range(wanted.n)
         ]

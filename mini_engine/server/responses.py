@@ -23,7 +23,7 @@ from mini_engine.server.sse import EventStream, event
 
 JsonObject = dict[str, Any]
 
-ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "tools")
+ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "tool_choice", "tools")
 INCOMPLETE = {"length": {"reason": "max_output_tokens"}}
 PLACE = {"output_index": 0, "content_index": 0}
 
@@ -51,7 +51,8 @@ class ResponsesReply:
             "object": "response",
             "created_at": int(time.time()),
             "model": model,
-            **asked.model_dump(include={*ECHOED, "top_p", "truncation"}),
+            **asked.model_dump(include={*ECHOED, "truncation"}),
+            **{name: getattr(answers.jobs[0].params, name) for name in ("temperature", "top_p")},
             "text": {"format": {"type": "text"}},
             "previous_response_id": None,
             "store": False,

@@ -104,5 +104,6 @@ class ResponsesRequest(Body):
         turns = [{"role": "system", "content": self.instructions}] if self.instructions else []
         given = self.input
         turns += [{"role": "user", "content": given}] if isinstance(given, str) else [item.as_turn for item in given]
-        same = {name: getattr(self, name) for name in ("model", "temperature", "top_p", "stream", "cache_salt")}
+        names = self.model_fields_set & {"model", "temperature", "top_p", "stream", "cache_salt"}
+        same = {name: getattr(self, name) for name in names}
         return ChatRequest.model_validate({"messages": turns, "max_tokens": self.max_output_tokens, **same})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from mini_engine.checkpoint.config import read_json
+from mini_engine.checkpoint.json_files import read_json
 from mini_engine.checkpoint.weights import resolve_checkpoint
 from mini_engine.errors import UserError, first_line, warn_once
 from mini_engine.text.control_tokens import StandIns
@@ -139,8 +139,8 @@ class Tokenizer:
         if self.end_token_id is not None and self.end_token_id not in eos_token_ids:
             name = self.named_tokens["eos_token"]
             warn_once(
-                f"{self.directory}: {name}, the tokenizer's eos_token, ends no answer, since the model's eos_token_id does "
-                f"not name {self.end_token_id}; as in transformers, answers go on behind it unless stop is {name!r}"
+                f"{self.directory}: {name}, the tokenizer's eos_token, ends no answer, since the model's eos_token_id "
+                f"does not name {self.end_token_id}; as in transformers, answers go on unless stop is {name!r}"
             )
 
     @cached_property

@@ -4,10 +4,20 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from mini_engine import LLM, SamplingParams
+from mini_engine.__main__ import main
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.checkpoint.generation import sampling_defaults
+from mini_engine.checkpoint.shipped import shipped_checkpoint
+from mini_engine.cli.arguments import add_sampling_options, sampling_params
+from mini_engine.cli.parser import OneLineParser
 from mini_engine.engine.request import FinishReason
+from mini_engine.loading import reader_of
 from mini_engine.pocket import POCKET_DIR
+from mini_engine.tiers.keys import config_digest
+from tests.support import hf_greedy
 
 pytestmark = pytest.mark.reference  # about files, not about a task
 
@@ -75,3 +85,117 @@ def test_what_was_held_back_is_shown_before_a_control_token_that_stops(endless):
     text = endless.tokenizer.decode(full[: full.index(END)])
     held = greedy(stop=[text[-3:] + "x", "<|im_end|>"])
     assert endless.chat(QUESTION, held, progress=False)[0].text == text, "the end may begin a stop string, and does not"
+
+
+# How answers are sampled.
+
+AUTHORS = dict(temperature=0.6, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.1, max_new_tokens=5)
+LAUGHTER = "ha ha ha ha ha"
+
+
+@pytest.fixture(scope="module")
+def advised(tmp_path_factory):
+    """The pocket model, whose authors say how to sample it."""
+    with opened(written(tmp_path_factory.mktemp("advised") / "model", **AUTHORS)) as llm:
+        yield llm
+
+
+def params_of(llm, call):
+    """Return the parameters of the request that a call made, once it has run."""
+    seen, add = [], llm.engine.add_request
+    llm.engine.add_request = lambda name, ids, params, *more: seen.append(params) or add(name, ids, params, *more)
+    try:
+        call()
+    finally:
+        del llm.engine.add_request
+    return seen
+
+
+@pytest.mark.parametrize("model", ["pocket", "pocket-hybrid", "pocket-windows", "pocket-latent"])
+def test_every_family_s_defaults_are_the_file_s(tmp_path, model):
+    shutil.copytree(shipped_checkpoint(model), tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(AUTHORS), encoding="utf-8")
+    read = reader_of(tmp_path / "model").shape(tmp_path / "model").sampling.given
+    assert read == {"max_tokens" if name == "max_new_tokens" else name: value for name, value in AUTHORS.items()}
+
+
+def test_requests_without_parameters_get_them(advised):
+    wanted = SamplingParams(0.6, 20, 0.95, 0.01, 1.1, max_tokens=5)
+    assert advised.get_default_sampling_params() == wanted
+    calls = [
+        lambda: advised.generate([LAUGHTER, "Hello"], progress=False),
+        lambda: advised.chat(QUESTION, progress=False),
+        lambda: list(advised.stream(LAUGHTER)),
+    ]
+    assert [params for call in calls for params in params_of(advised, call)] == [wanted] * 4
+
+
+def test_parameters_that_are_given_are_used_as_they_are(advised):
+    given = SamplingParams(max_tokens=3)
+    assert params_of(advised, lambda: advised.generate(LAUGHTER, given, progress=False)) == [given]
+    assert params_of(advised, lambda: list(advised.stream(LAUGHTER, given))) == [given]
+
+
+def test_a_suggested_length_does_not_make_a_prompt_too_long(tmp_path):
+    with opened(written(tmp_path / "model", max_new_tokens=32_768)) as llm:
+        assert llm.get_default_sampling_params().max_tokens == 32_768
+        [params] = params_of(llm, lambda: llm.stream([1] * 400).close())
+        assert params.max_tokens == 31 * 16 + 1 - 400, "what the pool holds, and one token whose KV nothing needs"
+
+
+def test_a_greedy_command_gives_hugging_face_s_tokens_with_the_file_s_penalty(tmp_path, capsys):
+    from transformers import AutoModelForCausalLM
+
+    directory = written(tmp_path / "model", repetition_penalty=1.1)
+    assert (
+        main(["generate", LAUGHTER, "--model", str(directory), "--dtype", "float32", "--max-tokens", "12", "--json"])
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    assert found["token_ids"] == hf_greedy(theirs, found["prompt_ids"], 12)
+    assert found["token_ids"][:4] == [573, 11, 878, 937]
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "wanted"),
+    [
+        ({}, [], SamplingParams(0.0)),
+        (AUTHORS, [], SamplingParams(0.6, 20, 0.95, 0.01, 1.1)),
+        (AUTHORS, ["--temperature", "0", "--top-k", "3"], SamplingParams(0.0, 3, 0.95, 0.01, 1.1)),
+    ],
+)
+def test_a_command_s_options_come_first_then_the_file_then_greedy(tmp_path, settings, options, wanted):
+    parser = OneLineParser()
+    add_sampling_options(parser, max_tokens=16)
+    suggested = sampling_defaults(written(tmp_path / "model", **settings)).given
+    assert sampling_params(parser.parse_args(options), suggested) == wanted
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        dict(temperature=-1),
+        dict(temperature="warm"),
+        dict(top_k=2.5),
+        dict(top_p=1.5),
+        dict(min_p=-0.1),
+        dict(repetition_penalty=0),
+        dict(max_new_tokens=0),
+        dict(temperature=float("nan")),
+    ],
+)
+def test_a_suggestion_that_is_out_of_range_is_left_out_with_one_line(tmp_path, capsys, bad):
+    found = sampling_defaults(written(tmp_path / "model", **AUTHORS | bad)).given
+    [name] = ["max_tokens" if name == "max_new_tokens" else name for name in bad]
+    said = capsys.readouterr().err
+    assert name not in found and len(found) == 5 and said.count("\n") == 1 and next(iter(bad)) in said
+
+
+def test_a_top_k_of_minus_one_is_off(tmp_path):
+    assert sampling_defaults(written(tmp_path / "model", top_k=-1)).given == {"top_k": 0}
+
+
+def test_kept_kv_does_not_depend_on_how_tokens_are_sampled(tmp_path):
+    configs = [Qwen3Config.from_dir(d) for d in (POCKET_DIR, written(tmp_path / "model", **AUTHORS))]
+    assert configs[0] != configs[1] and config_digest(configs[0]) == config_digest(configs[1])
