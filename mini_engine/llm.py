@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from mini_engine.checkpoint.weights import resolve_checkpoint
 from mini_engine.engine.answer import AnswerReader, TextDelta, WholeAnswer
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import Completion, generate_all
@@ -22,6 +23,7 @@ from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.pocket import POCKET_DIR
+from mini_engine.text.no_tokenizer import NoTokenizer
 from mini_engine.text.prompts import (
     Message,
     Prompt,
@@ -31,7 +33,7 @@ from mini_engine.text.prompts import (
     is_sequence,
     listed,
 )
-from mini_engine.text.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from mini_engine.values import shown
 
 
@@ -41,7 +43,7 @@ class LLM:
     Args:
         model: a checkpoint directory, a hub id such as "Qwen/Qwen3-0.6B", "pocket-hybrid" (lesson 11),
             "pocket-windows" (lesson 15) or "pocket-latent" (lesson 16), or a loaded model; None is the pocket model.
-        tokenizer: for a loaded model; a checkpoint has its own.
+        tokenizer: for a loaded model; a checkpoint has its own, or takes and gives token ids alone.
         dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
             tensor_parallel_size above 1 (lesson 18) and prefill_workers (lesson 19) start processes, which end with the
             LLM; a script that asks for them belongs under `if __name__ == "__main__":`.
@@ -77,7 +79,7 @@ class LLM:
             self._begin(build.build_engine(model, config), tokenizer)
             return
         place = POCKET_DIR if model is None else model
-        tokenizer = tokenizer or Tokenizer.load(place)
+        tokenizer = tokenizer or tokenizer_of(place)
         self._begin(build.open_engine(place, config, dtype, device), tokenizer)
         tokenizer.warn_of_lost_end(self.engine.config.eos_token_ids)
 
@@ -168,6 +170,7 @@ class LLM:
             raise UserError(f"params is {shown(params)}; give SamplingParams", param="params")
         ids = self.tokenizer.encode_chat(checked_messages(prompt)) if is_conversation(prompt) else self.encode(prompt)
         wanted = params or self.default_params(len(ids))
+        self.tokenizer.check_stops(wanted.stop)
         request = self.engine.add_request(next(self._stream_ids), ids, wanted)
         return Stream(self.engine, request, AnswerReader(request, self.tokenizer))
 
@@ -229,6 +232,12 @@ class Stream:
 
     def __del__(self) -> None:
         self.close()
+
+
+def tokenizer_of(path_or_hub_id: str | Path) -> Tokenizer:
+    """Return a checkpoint's tokenizer, or one without text if it has none: token ids need no other."""
+    directory = resolve_checkpoint(path_or_hub_id)
+    return Tokenizer(directory) if (directory / TOKENIZER_FILE).is_file() else NoTokenizer(directory)
 
 
 def check_loaded(model: CausalLM, dtype: str | torch.dtype, device: str | torch.device, config: EngineConfig) -> None:

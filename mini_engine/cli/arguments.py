@@ -167,6 +167,8 @@ def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
     from mini_engine.cli.dtype import chosen_dtype
     from mini_engine.engine_config import EngineConfig
     from mini_engine.llm import LLM
+    from mini_engine.pocket import POCKET_DIR
+    from mini_engine.text.tokenizer import Tokenizer
 
     config = EngineConfig(
         backend=args.backend,
@@ -190,7 +192,8 @@ def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
     dtype, why = chosen_dtype(args.model, args.dtype, args.device)
     if why:
         print(why, file=sys.stderr)
-    return LLM(args.model, dtype=dtype, device=args.device, config=config)
+    tokenizer = Tokenizer.load(POCKET_DIR if args.model is None else args.model)  # commands take and give text
+    return LLM(args.model, tokenizer=tokenizer, dtype=dtype, device=args.device, config=config)
 
 
 @contextmanager

@@ -42,6 +42,8 @@ class AnswerText:
     """
 
     def __init__(self, tokenizer: "Tokenizer", stops: Collection[str] = ()) -> None:
+        if stops:
+            tokenizer.check_stops(stops)
         self.detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
         self.checker = StopChecker(stops)
         self.marks = stopping_marks(tokenizer, self.checker.stops)

@@ -20,6 +20,8 @@ from mini_engine.text.tool_messages import tools_as_text
 if TYPE_CHECKING:  # Jinja is imported at the first conversation
     from mini_engine.text.chat_template import ChatTemplate
 
+TOKENIZER_FILE = "tokenizer.json"
+
 
 @cache
 def byte_of_character() -> dict[str, int]:
@@ -57,9 +59,9 @@ def open_backend(directory: Path) -> tokenizers.Tokenizer:
     Raises:
         UserError: there is none, it cannot be read, or it is not byte-level.
     """
-    path = directory / "tokenizer.json"
+    path = directory / TOKENIZER_FILE
     if not path.is_file():
-        raise UserError(f"{directory} has no tokenizer.json; give token ids, or a checkpoint that has one")
+        raise UserError(f"{directory} has no {TOKENIZER_FILE}; give a checkpoint that has one")
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more exact
@@ -115,6 +117,9 @@ class Tokenizer:
     def load(cls, path_or_hub_id: str | Path) -> "Tokenizer":
         """Load the tokenizer of a checkpoint directory or hub id; UserError if it has none."""
         return cls(resolve_checkpoint(path_or_hub_id))
+
+    def check_stops(self, stops: Collection[str]) -> None:
+        """Raise UserError if stop strings cannot be found. Here they can."""
 
     def _mark_special(self, texts: Sequence[str]) -> None:
         """Mark these tokens as special. In files that transformers wrote, tokenizer.json has marked them already."""

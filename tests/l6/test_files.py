@@ -14,10 +14,12 @@ from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.cli.arguments import add_sampling_options, sampling_params
 from mini_engine.cli.parser import OneLineParser
 from mini_engine.engine.request import FinishReason
+from mini_engine.errors import UserError
 from mini_engine.loading import reader_of
 from mini_engine.pocket import POCKET_DIR
+from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.tiers.keys import config_digest
-from tests.support import hf_greedy
+from tests.support import hf_greedy, refused
 
 pytestmark = pytest.mark.reference  # about files, not about a task
 
@@ -199,3 +201,52 @@ def test_a_top_k_of_minus_one_is_off(tmp_path):
 def test_kept_kv_does_not_depend_on_how_tokens_are_sampled(tmp_path):
     configs = [Qwen3Config.from_dir(d) for d in (POCKET_DIR, written(tmp_path / "model", **AUTHORS))]
     assert configs[0] != configs[1] and config_digest(configs[0]) == config_digest(configs[1])
+
+
+# A checkpoint without a tokenizer.
+
+
+@pytest.fixture(scope="module")
+def mute(tmp_path_factory):
+    """The pocket model without its tokenizer."""
+    directory = written(tmp_path_factory.mktemp("mute") / "model")
+    for path in directory.glob("token*"):
+        path.unlink()
+    with opened(directory) as llm:
+        yield llm
+
+
+def test_ids_go_in_and_ids_come_out(mute):
+    ids = Tokenizer(POCKET_DIR).encode(LAUGHTER)
+    with opened(POCKET_DIR) as speaking:
+        [wanted] = speaking.generate([ids], greedy(8, logprobs=2), progress=False)
+    [found] = mute.generate([ids], greedy(8, logprobs=2), progress=False)
+    assert (found.token_ids, found.logprobs, found.text) == (wanted.token_ids, wanted.logprobs, "")
+    deltas = list(mute.stream(ids, greedy(8)))
+    assert [token for delta in deltas for token in delta.token_ids] == found.token_ids
+
+
+@pytest.mark.parametrize(
+    ("ask", "param"),
+    [
+        (lambda llm: llm.generate("Hello", greedy()), "prompt"),
+        (lambda llm: llm.generate([[1, 2], "Hello"], greedy()), "prompt"),
+        (lambda llm: llm.encode("Hello"), "prompt"),
+        (lambda llm: llm.stream("Hello"), "prompt"),
+        (lambda llm: llm.chat(QUESTION), "messages"),
+        (lambda llm: llm.stream(QUESTION), "messages"),
+        (lambda llm: llm.generate([[1, 2]], greedy(stop="x")), "stop"),
+        (lambda llm: llm.stream([1, 2], greedy(stop="x")), "stop"),
+        (lambda llm: llm.tokenizer.decode([1, 2]), "token_ids"),
+    ],
+)
+def test_what_needs_text_is_refused_and_nothing_has_run(mute, ask, param):
+    with refused(UserError, "tokenizer.json") as caught:
+        ask(mute)
+    assert caught.value.param == param
+    assert not mute.engine.has_unfinished and mute.engine.scheduler.manager.blocks_by_state.held == 0
+
+
+def test_a_command_needs_text(mute, capsys):
+    assert main(["generate", "Hello", "--model", str(mute.tokenizer.directory)]) == 2
+    assert "tokenizer.json" in capsys.readouterr().err
