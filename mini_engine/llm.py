@@ -64,6 +64,7 @@ class LLM:
         **options: Any,
     ) -> None:
         from mini_engine import build  # the composition root, above all lessons; `for_engine` does without it
+        from mini_engine.loading import check_kind
 
         if config is not None and options:
             raise UserError(
@@ -79,6 +80,7 @@ class LLM:
             self._begin(build.build_engine(model, config), tokenizer)
             return
         place = POCKET_DIR if model is None else model
+        check_kind(place)  # a folder of another kind of model may well lack a tokenizer, but that is not what is wrong
         tokenizer = tokenizer or tokenizer_of(place)
         self._begin(build.open_engine(place, config, dtype, device), tokenizer)
         tokenizer.warn_of_lost_end(self.engine.config.eos_token_ids)

@@ -73,6 +73,12 @@ def reader_of(directory: Path) -> Reader:
     return Reader(Qwen3Config.from_dir, load_model, stored_model)
 
 
+def check_kind(path_or_hub_id: str | Path) -> None:
+    """Raise UserError unless a checkpoint's config.json describes a model that runs here. No tensor is read."""
+    directory = resolve_checkpoint(path_or_hub_id)
+    reader_of(directory).shape(directory)
+
+
 def as_device(device: str | torch.device) -> torch.device:
     """Return the device with this name; UserError if torch knows none."""
     try:

@@ -109,7 +109,10 @@ def read_shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         )
     if raw.get("model_type") != "qwen3":
         what = shown(raw.get("model_type"))
-        raise UserError(f"{path} describes a model of type {what}; this engine runs only dense 'qwen3' models")
+        raise UserError(
+            f"{path} describes a model of type {what}; this engine runs dense models of type 'qwen3', 'qwen3_5' or "
+            "'deepseek_v3'"
+        )
     if raw.get("quantization_config") is not None:
         raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
     config = check(CONFIG, raw, path)

@@ -167,8 +167,6 @@ def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
     from mini_engine.cli.dtype import chosen_dtype
     from mini_engine.engine_config import EngineConfig
     from mini_engine.llm import LLM
-    from mini_engine.pocket import POCKET_DIR
-    from mini_engine.text.tokenizer import Tokenizer
 
     config = EngineConfig(
         backend=args.backend,
@@ -192,8 +190,19 @@ def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
     dtype, why = chosen_dtype(args.model, args.dtype, args.device)
     if why:
         print(why, file=sys.stderr)
-    tokenizer = Tokenizer.load(POCKET_DIR if args.model is None else args.model)  # commands take and give text
+    tokenizer = tokenizer_of(args.model)
     return LLM(args.model, tokenizer=tokenizer, dtype=dtype, device=args.device, config=config)
+
+
+def tokenizer_of(model: str | None):
+    """Return the tokenizer of `--model`, of a kind that runs here: commands take and give text."""
+    from mini_engine.loading import check_kind
+    from mini_engine.pocket import POCKET_DIR
+    from mini_engine.text.tokenizer import Tokenizer
+
+    place = POCKET_DIR if model is None else model
+    check_kind(place)
+    return Tokenizer.load(place)
 
 
 @contextmanager

@@ -182,7 +182,7 @@ def test_weights_too_large_for_the_dtype_are_refused(base, tmp_path):
         load_model(tmp_path / "model", torch.float16)
 
 
-@pytest.mark.parametrize("model", ["m" * 5000, "a/" + "m" * 5000, "a\0b", 5])
+@pytest.mark.parametrize("model", ["m" * 5000, "a/" + "m" * 5000, "a\0b", 5, "", " "])
 def test_a_name_that_no_directory_can_have(model):
     with pytest.raises(UserError) as caught:
         resolve_checkpoint(model)

@@ -145,6 +145,7 @@ def test_a_suggested_length_does_not_make_a_prompt_too_long(tmp_path):
         assert params.max_tokens == 31 * 16 + 1 - 400, "what the pool holds, and one token whose KV nothing needs"
 
 
+@pytest.mark.ci
 def test_a_greedy_command_gives_hugging_face_s_tokens_with_the_file_s_penalty(tmp_path, capsys):
     from transformers import AutoModelForCausalLM
 
@@ -250,3 +251,39 @@ def test_what_needs_text_is_refused_and_nothing_has_run(mute, ask, param):
 def test_a_command_needs_text(mute, capsys):
     assert main(["generate", "Hello", "--model", str(mute.tokenizer.directory)]) == 2
     assert "tokenizer.json" in capsys.readouterr().err
+
+
+# A folder that is no checkpoint of ours.
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        ({"model_type": "llama"}, "config.json 'llama'"),
+        ({"model_type": "qwen3_5_moe", "text_config": {}}, "'qwen3_5_moe'"),
+        ({"_class_name": "Pipeline"}, "config.json None"),
+        (None, "config.json"),
+    ],
+)
+@pytest.mark.parametrize("tokenizer", [None, "{}"])
+def test_another_kind_of_folder_is_refused_for_what_it_is(tmp_path, capsys, config, values, tokenizer):
+    for name, text in (("config.json", config and json.dumps(config)), ("tokenizer.json", tokenizer)):
+        if text is not None:
+            (tmp_path / name).write_text(text, encoding="utf-8")
+    with refused(UserError, values) as caught:
+        LLM(tmp_path)
+    assert main(["generate", "Hello", "--model", str(tmp_path)]) == 2
+    assert str(caught.value) in capsys.readouterr().err
+    assert "tokenizer" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["model", "kv_cache_dir", "kv_cache_key_file"])
+def test_an_empty_name_is_not_the_working_directory(option):
+    with refused(UserError) as caught:
+        LLM(**{option: ""})
+    assert caught.value.param == option
+
+
+def test_an_empty_model_is_not_the_pocket_model(capsys):
+    assert main(["generate", "Hello", "--model", ""]) == 2
+    assert "''" in capsys.readouterr().err

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import ModuleType
 
+from mini_engine.cli.arguments import tokenizer_of
 from mini_engine.distributed.replicas.cluster import Cluster
 from mini_engine.distributed.replicas.service import ReplicaMetrics, ReplicaService
 from mini_engine.errors import UserError
-from mini_engine.pocket import POCKET_DIR
 from mini_engine.server.app import ServerApp
 from mini_engine.server.background import DrainingServer, listen, url_of
 from mini_engine.server.server_config import ServerConfig
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace, config: ServerConfig) -> int:
     fleets = needs_ray()
     waiting = -(-config.max_waiting // args.replicas)
     fleet_config = fleets.FleetConfig(args.replicas, waiting, args.router, args.beta, config.grace_seconds)
-    tokenizer = Tokenizer.load(args.model or POCKET_DIR)
+    tokenizer = tokenizer_of(args.model)
     with (
         listen(args.host, args.port) as listener,
         fleets.ray_running(args.replicas),
