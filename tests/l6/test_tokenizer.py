@@ -1,5 +1,6 @@
 """Lesson 6. The tokenizer without transformers: ids, text, marks and conversations are those of AutoTokenizer."""
 
+import codecs
 import json
 import shutil
 import threading
@@ -279,6 +280,12 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
 def test_a_file_that_is_no_tokenizer_is_refused(directory):
     (directory / "tokenizer.json").write_text("{}", encoding="utf-8")
     is_refused("tokenizer.json", Tokenizer, directory)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_byte_order_mark_as_powershell_writes_it_is_refused(directory, name):
+    (directory / name).write_bytes(codecs.BOM_UTF8 + (directory / name).read_bytes())
+    is_refused(name, Tokenizer, directory)
 
 
 def test_a_tokenizer_that_is_not_byte_level_is_refused(tmp_path):
