@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from mini_engine.checkpoint.json_files import read_json
 from mini_engine.checkpoint.weights import resolve_checkpoint
 from mini_engine.errors import UserError, first_line, warn_once
 from mini_engine.text.control_tokens import StandIns
+from mini_engine.text.special_tokens import added_tokens, read_tokenizer_config, special_tokens
 from mini_engine.text.tool_messages import tools_as_text
 
 if TYPE_CHECKING:  # Jinja is imported at the first conversation
@@ -73,24 +73,6 @@ def open_backend(directory: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """The special tokens in tokenizer_config.json: those with a name, such as `eos_token`, and the others."""
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    named = {name: entry for name, entry in config.items() if name.endswith("_token")}
-    if isinstance(extra, dict):
-        named, extra = named | extra, []
-    if not isinstance(extra, list):
-        raise UserError(f"tokenizer_config.json has extra special tokens of type {type(extra).__name__}; give a list")
-    texts = {name: _text_of(entry) for name, entry in named.items()}
-    return {name: text for name, text in texts.items() if text}, [text for text in map(_text_of, extra) if text]
-
-
-def _text_of(entry: Any) -> str | None:
-    """A special token's text: older files hold it as it is, or in an object beside its settings."""
-    text = entry.get("content") if isinstance(entry, dict) else entry
-    return text if isinstance(text, str) else None
-
-
 class Tokenizer:
     """What the engine needs of a checkpoint's tokenizer; the tokenizers library does the work.
 
@@ -104,9 +86,9 @@ class Tokenizer:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.backend = open_backend(directory)
-        path = directory / "tokenizer_config.json"
-        self.config = read_json(path) if path.is_file() else {}
+        self.config = read_tokenizer_config(directory)
         self.named_tokens, others = special_tokens(self.config)
+        self._add_missing(added_tokens(directory, self.config))
         self._mark_special([*self.named_tokens.values(), *others])
         added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
@@ -120,6 +102,13 @@ class Tokenizer:
 
     def check_stops(self, stops: Collection[str]) -> None:
         """Raise UserError if stop strings cannot be found. Here they can."""
+
+    def _add_missing(self, tokens: Sequence[tokenizers.AddedToken]) -> None:
+        """Add the tokens that tokenizer.json lacks. In files that transformers 5 wrote, it has them all."""
+        known = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        for token in tokens:
+            if token.content not in known:
+                self.backend.add_tokens([token])
 
     def _mark_special(self, texts: Sequence[str]) -> None:
         """Mark these tokens as special. In files that transformers wrote, tokenizer.json has marked them already."""

@@ -176,6 +176,25 @@ def marked_by_names_of_their_own(directory):
     (directory / "chat_template.jinja").write_text("{{ mark + messages[0].content }}", encoding="utf-8")
 
 
+def tokens_listed_in_the_config(directory):
+    """All tokens that were added, though tokenizer.json lacks two of them."""
+    marked_in_the_config_alone(directory)
+    flags = dict(lstrip=False, normalized=False, rstrip=False, single_word=False)
+    listed = {"302": ("<think>", False), "301": ("<|mark|>", True), "300": ("<|im_end|>", True)}
+    tokens = {index: {"content": text, "special": special} | flags for index, (text, special) in listed.items()}
+    edit_config(directory, added_tokens_decoder=tokens)
+
+
+def tokens_in_files_of_their_own(directory):
+    """As transformers once wrote: added tokens in one file, the names of the special ones in another."""
+    marked_in_the_config_alone(directory)
+    edit_config(directory, eos_token="gone", bos_token="gone", extra_special_tokens=["<|im_start|>"])
+    write_json(directory / "added_tokens.json", {"<think>": 302, "<|mark|>": 301})
+    flags = dict(lstrip=False, normalized=False, rstrip=False, single_word=False)
+    named = {"eos_token": {"content": "<|im_end|>"} | flags, "bos_token": "<|bos|>"}
+    write_json(directory / "special_tokens_map.json", named | {"extra_special_tokens": ["<|mark|>"]})
+
+
 WRITERS = [
     pocket,
     by_transformers,
@@ -186,6 +205,8 @@ WRITERS = [
     marked_in_the_config_alone,
     marked_under_the_old_name,
     marked_by_names_of_their_own,
+    tokens_listed_in_the_config,
+    tokens_in_files_of_their_own,
 ]
 
 
@@ -286,6 +307,21 @@ def test_a_file_that_is_no_tokenizer_is_refused(directory):
 def test_a_byte_order_mark_as_powershell_writes_it_is_refused(directory, name):
     (directory / name).write_bytes(codecs.BOM_UTF8 + (directory / name).read_bytes())
     is_refused(name, Tokenizer, directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"300": {}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"300": {"content": 5}}}),
+        ("added_tokens.json", {"<think>": "x"}),
+        ("added_tokens.json", {"<think>": None}),
+    ],
+)
+def test_added_tokens_that_cannot_be_read_are_refused(directory, name, content):
+    write_json(directory / name, content)
+    is_refused(str(directory), Tokenizer, directory)
 
 
 def test_a_tokenizer_that_is_not_byte_level_is_refused(tmp_path):
