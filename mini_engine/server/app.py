@@ -94,6 +94,7 @@ class Service:
             reply: makes the reply, of `wanted`, the model's name and the answers.
         """
         self.check_model(wanted.model)
+        wanted = wanted.advised(self.limits.sampling)
         wanted = wanted.model_copy(update={"cache_salt": namespace(request.scope.get(TENANT), wanted.cache_salt)})
         if wanted.stream_options is not None and not wanted.stream:
             raise ApiError(400, "stream_options is given without stream: true; give both", param="stream_options")
@@ -119,9 +120,8 @@ class Service:
         grammar = ANYTHING if wanted.form is None else await self.grammar_of(wanted.form)
         prompts = [await self.prompts.encode(prompt) for prompt in wanted.prompts]
         self.check_prompt_logprobs(wanted, sum(map(len, prompts)))
-        most, suggested = self.limits.max_tokens, self.limits.sampling
         jobs = [
-            Job(prompt_ids, wanted.params(choice, most - len(prompt_ids), grammar, suggested), wanted.cache_salt)
+            Job(prompt_ids, wanted.params(choice, self.limits.max_tokens - len(prompt_ids), grammar), wanted.cache_salt)
             for prompt_ids in prompts
             for choice in range(wanted.n)
         ]

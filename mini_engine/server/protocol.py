@@ -5,11 +5,11 @@ return_token_ids.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
-from mini_engine.checkpoint.generation import NO_DEFAULTS, SamplingDefaults
+from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from mini_engine.errors import UserError
@@ -112,6 +112,14 @@ class Sampling(Body):
     best_of: Annotated[Whole, only(1)] = 1
     skip_special_tokens: Annotated[Flag, only(True)] = True
     cache_salt: Text | None = None
+    _longest: int | None = PrivateAttr(None)  # of a chat's answer, as the checkpoint suggests
+
+    def advised(self, suggested: SamplingDefaults) -> Self:
+        """Return the same request with what the checkpoint suggests for what the client has left out."""
+        left_out = {n: value for n, value in suggested.given.items() if n in SHARED and n not in self.model_fields_set}
+        found = self.model_copy(update=left_out)
+        found._longest = suggested.max_tokens
+        return found
 
     @property
     def prompts(self) -> Sequence[Prompt]:
@@ -138,8 +146,8 @@ class Sampling(Body):
         """How many alternatives to report with each token; None for no logprobs."""
         raise NotImplementedError
 
-    def wanted_tokens(self, room: int, suggested: int | None) -> int:
-        """The longest answer, given that `room` tokens fit behind the prompt, and what the checkpoint suggests."""
+    def wanted_tokens(self, room: int) -> int:
+        """The longest answer, given that `room` tokens fit behind the prompt."""
         raise NotImplementedError
 
     @property
@@ -164,23 +172,19 @@ class Sampling(Body):
                 raise UserError(f"logit_bias has the key {key[:20]!r}; give token ids", param="logit_bias")
         return {int(key): bias for key, bias in self.logit_bias.items()}
 
-    def params(
-        self, choice: int, room: int, grammar: Grammar = ANYTHING, suggested: SamplingDefaults = NO_DEFAULTS
-    ) -> SamplingParams:
+    def params(self, choice: int, room: int, grammar: Grammar = ANYTHING) -> SamplingParams:
         """The engine's parameters for one of the n answers. With a seed, each choice gets its own: seed + choice.
 
         Args:
             room: tokens that fit behind the prompt.
             grammar: `form`, compiled.
-            suggested: by the checkpoint, for what the client has left out.
         """
-        left_out = {name: value for name, value in suggested.given.items() if name not in self.model_fields_set}
-        shared = {name: left_out.get(name, getattr(self, name)) for name in SHARED}
+        shared = {name: getattr(self, name) for name in SHARED}
         seed = None if self.seed is None else self.seed + choice if self.seed <= MAX_SEED - MAX_N else self.seed
         return SamplingParams(
             **shared,
             seed=seed,
-            max_tokens=self.wanted_tokens(room, suggested.max_tokens),
+            max_tokens=self.wanted_tokens(room),
             logprobs=self.wanted_logprobs,
             prompt_logprobs=self.wanted_prompt_logprobs,
             logit_bias=self.biases(),
@@ -239,8 +243,8 @@ class CompletionRequest(Sampling):
         """As many as for the answer, if the prompt is echoed."""
         return self.logprobs if self.echo else None
 
-    def wanted_tokens(self, room: int, suggested: int | None) -> int:
-        """`max_tokens`, or 16, as in vLLM whatever the checkpoint suggests."""
+    def wanted_tokens(self, room: int) -> int:
+        """`max_tokens`, or 16."""
         if self.only_echo:
             return 1
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
@@ -300,7 +304,7 @@ class ChatRequest(Sampling):
             raise UserError("top_logprobs is given without logprobs: true; give both", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def wanted_tokens(self, room: int, suggested: int | None) -> int:
+    def wanted_tokens(self, room: int) -> int:
         """`max_completion_tokens`, `max_tokens` as it used to be called, or what is suggested, or whatever fits."""
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise UserError(
@@ -308,4 +312,4 @@ class ChatRequest(Sampling):
                 param="max_tokens",
             )
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return max(1, room if suggested is None else min(room, suggested)) if given is None else given
+        return max(1, min(room, self._longest or room)) if given is None else given

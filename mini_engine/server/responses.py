@@ -23,7 +23,7 @@ from mini_engine.server.sse import EventStream, event
 
 JsonObject = dict[str, Any]
 
-ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "tool_choice", "tools")
+ECHOED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "tools")
 INCOMPLETE = {"length": {"reason": "max_output_tokens"}}
 PLACE = {"output_index": 0, "content_index": 0}
 
@@ -51,12 +51,13 @@ class ResponsesReply:
             "object": "response",
             "created_at": int(time.time()),
             "model": model,
-            **asked.model_dump(include={*ECHOED, "truncation"}),
-            **{name: getattr(answers.jobs[0].params, name) for name in ("temperature", "top_p")},
+            **asked.model_dump(include={*ECHOED, "top_p", "truncation"}),
             "text": {"format": {"type": "text"}},
             "previous_response_id": None,
             "store": False,
         }
+        used = answers.jobs[0].params
+        self.head |= {"temperature": used.temperature, "top_p": used.top_p}
 
     async def whole(self) -> str:
         """The complete response body, as JSON. ApiError if the answer fails."""

@@ -76,8 +76,8 @@ class ResponsesRequest(Body):
     model: Text | None = None
     instructions: Text | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
-    temperature: Annotated[Number, between("temperature")] = 1.0
-    top_p: Annotated[Number, between("top_p")] = 1.0
+    temperature: Annotated[Number, between("temperature")] | None = None
+    top_p: Annotated[Number, between("top_p")] | None = None
     stream: Flag = False
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
@@ -104,6 +104,5 @@ class ResponsesRequest(Body):
         turns = [{"role": "system", "content": self.instructions}] if self.instructions else []
         given = self.input
         turns += [{"role": "user", "content": given}] if isinstance(given, str) else [item.as_turn for item in given]
-        names = self.model_fields_set & {"model", "temperature", "top_p", "stream", "cache_salt"}
-        same = {name: getattr(self, name) for name in names}
+        same = {name: getattr(self, name) for name in ("model", "temperature", "top_p", "stream", "cache_salt")}
         return ChatRequest.model_validate({"messages": turns, "max_tokens": self.max_output_tokens, **same})

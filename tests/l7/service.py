@@ -115,7 +115,6 @@ class Service:
     Args:
         num_blocks: of 4 tokens each, the null block included.
         engine_options: more for `Engine.for_model`.
-        model: another one for the pocket's tokenizer.
         config: see ServerConfig.
     """
 
@@ -126,11 +125,10 @@ class Service:
         num_blocks: int = 513,
         scheduler_config: SchedulerConfig | None = None,
         engine_options: dict[str, Any] | None = None,
-        model: Qwen3ForCausalLM | None = None,
         **config: Any,
     ) -> None:
         options = {"num_blocks": num_blocks, "block_size": 4, "scheduler_config": scheduler_config}
-        self.engine = Engine.for_model(model or small_model(), **options | (engine_options or {}))
+        self.engine = Engine.for_model(small_model(), **options | (engine_options or {}))
         self.metrics = Metrics()
         self.config = ServerConfig("tiny", **config)
         self.worker = EngineWorker(self.engine, tokenizer(), self.config.max_waiting, self.metrics)

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from mini_engine.engine.scheduler import SchedulerConfig
 from tests.l7.service import Service, read_events, tokenizer
 from tests.support import random_model
 
@@ -19,8 +18,10 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 @pytest.fixture(scope="module")
 def server():
     model = random_model(vocab_size=TOKENS + 64, max_position_embeddings=512)
-    with Service(model=model, scheduler_config=SchedulerConfig()) as service:
-        yield service
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.l7.service.small_model", lambda: model)
+        with Service() as service:
+            yield service
 
 
 def test_a_completion_echoes_and_scores_them(server):

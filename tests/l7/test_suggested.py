@@ -3,7 +3,6 @@
 import pytest
 
 from mini_engine.checkpoint.generation import SamplingDefaults
-from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.server.protocol import ChatRequest
 from tests.l7.service import Service, tokenizer
 from tests.support import random_model
@@ -22,8 +21,10 @@ ALL = dict(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.
 def server():
     vocabulary = len(tokenizer().token_bytes)
     model = random_model(vocab_size=vocabulary, max_position_embeddings=512, sampling=SUGGESTED)
-    with Service(model=model, scheduler_config=SchedulerConfig()) as service:
-        yield service
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.l7.service.small_model", lambda: model)
+        with Service() as service:
+            yield service
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_a_response_s_parameters_count_one_by_one(asked, name):
 
 @pytest.mark.parametrize(("room", "longest"), [(3, 3), (100, 5)])
 def test_a_chat_is_no_longer_than_what_fits(room, longest):
-    assert ChatRequest.model_validate(CHAT).params(0, room, suggested=SUGGESTED).max_tokens == longest
+    assert ChatRequest.model_validate(CHAT).advised(SUGGESTED).params(0, room).max_tokens == longest
 
 
 def test_a_response_says_what_was_used(server):
