@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.errors import UserError
 from mini_engine.latents.latent_config import LatentConfig
@@ -174,3 +175,12 @@ def test_tensors_are_found_under_the_names_that_transformers_finds(tmp_path):
     save_file({name: tensor.clone() for name, tensor in other.items()}, tmp_path / "model" / "model.safetensors")
     ours = dict(load_latents(tmp_path / "model", torch.bfloat16).named_parameters())
     assert ours.keys() == plain.keys() and all(torch.equal(ours[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("model", ["pocket", "pocket-hybrid", "pocket-windows", "pocket-latent"])
+def test_every_family_reads_what_its_authors_would_sample_with(tmp_path, model):
+    shutil.copytree(shipped_checkpoint(model), tmp_path / "model")
+    authors = dict(temperature=0.6, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.1, max_new_tokens=5)
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(authors), encoding="utf-8")
+    authors["max_tokens"] = authors.pop("max_new_tokens")
+    assert read(tmp_path / "model").sampling.given == authors
