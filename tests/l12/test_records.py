@@ -143,7 +143,6 @@ def test_a_key_depends_on_everything_that_decides_the_bytes(field):
     assert IDENTITY.root() != other.root(), f"two models that differ in {field} must not share KV"
 
 
-@pytest.mark.task(2)
 @pytest.mark.reference
 def test_what_a_model_is_called_does_not_depend_on_how_it_is_sampled():
     plain = Qwen3Config(8, 8, 8, 1, 1, 1)
@@ -152,6 +151,7 @@ def test_what_a_model_is_called_does_not_depend_on_how_it_is_sampled():
     assert config_digest(sampled) == config_digest(plain) != config_digest(deeper)
 
 
+@pytest.mark.task(2)
 def test_a_root_knows_where_a_field_ends():
     one, other = Identity("ab", "c", "float32", 1, 16), Identity("a", "bc", "float32", 11, 6)
     assert one.root() != dataclasses.replace(one, block_size=11, layout=6).root(), (
