@@ -135,7 +135,7 @@ class EngineConfig:
     def _check_tiers(self) -> None:
         for name, what in (("kv_cache_dir", "directory"), ("kv_cache_key_file", "file")):
             path = getattr(self, name)
-            if path is not None and not isinstance(path, str | os.PathLike):
+            if path is not None and (path == "" or not isinstance(path, str | os.PathLike)):
                 raise UserError(f"{name} is {shown(path)}; name a {what}", param=name)
         for name in ("kv_disk_bytes", "kv_cache_key_file"):
             value = getattr(self, name)

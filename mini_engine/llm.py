@@ -9,11 +9,13 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from mini_engine.checkpoint.weights import resolve_checkpoint
 from mini_engine.engine.answer import AnswerReader, TextDelta, WholeAnswer
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.offline import Completion, generate_all
@@ -23,6 +25,7 @@ from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.pocket import POCKET_DIR
+from mini_engine.text.no_tokenizer import NoTokenizer
 from mini_engine.text.prompts import (
     Message,
     Prompt,
@@ -33,7 +36,7 @@ from mini_engine.text.prompts import (
     is_sequence,
     listed,
 )
-from mini_engine.text.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from mini_engine.values import shown
 
 Given = ParamSpec("Given")
@@ -59,7 +62,7 @@ class LLM:
     Args:
         model: a checkpoint directory, a hub id such as "Qwen/Qwen3-0.6B", "pocket-hybrid" (lesson 11),
             "pocket-windows" (lesson 15) or "pocket-latent" (lesson 16), or a loaded model; None is the pocket model.
-        tokenizer: for a loaded model; a checkpoint has its own.
+        tokenizer: for a loaded model; a checkpoint has its own, or takes and gives token ids alone.
         dtype, device: as in `build.load`; "auto" is float32 on the CPU and bfloat16 on a GPU.
             tensor_parallel_size above 1 (lesson 18) and prefill_workers (lesson 19) start processes, which end with the
             LLM; a script that asks for them belongs under `if __name__ == "__main__":`.
@@ -80,6 +83,7 @@ class LLM:
         **options: Any,
     ) -> None:
         from mini_engine import build  # the composition root, above all lessons; `for_engine` does without it
+        from mini_engine.loading import check_kind
 
         if config is not None and options:
             raise UserError(
@@ -95,8 +99,10 @@ class LLM:
             self._begin(build.build_engine(model, config), tokenizer)
             return
         place = POCKET_DIR if model is None else model
-        tokenizer = tokenizer or Tokenizer.load(place)
+        check_kind(place)  # a folder of another kind of model may well lack a tokenizer, but that is not what is wrong
+        tokenizer = tokenizer or tokenizer_of(place)
         self._begin(build.open_engine(place, config, dtype, device), tokenizer)
+        tokenizer.warn_of_lost_end(self.engine.config.eos_token_ids)
 
     @classmethod
     def for_engine(cls, engine: Engine, tokenizer: Tokenizer) -> "LLM":
@@ -148,14 +154,16 @@ class LLM:
 
         Args:
             prompts: text or token ids, or a list of these.
-            params: for all prompts, or one for each. None is `SamplingParams()`: temperature 1, 16 tokens, as in vLLM.
+            params: for all prompts, or one for each. None is `get_default_sampling_params()`: temperature 1, 16 tokens
+                and whatever the checkpoint suggests, as in vLLM. Parameters that are given are used as they are.
             progress: show a progress bar on a terminal and one line of figures at the end, both on stderr.
 
         Raises:
             UserError: a prompt or `params` is of the wrong type; nothing has run.
         """
         ids = [self.encode(prompt) for prompt in listed(prompts)]
-        return generate_all(self.engine, ids, default(params), progress, lambda r: WholeAnswer(r, self.tokenizer))
+        wanted = [self.default_params(len(each)) for each in ids] if params is None else params
+        return generate_all(self.engine, ids, wanted, progress, lambda r: WholeAnswer(r, self.tokenizer))
 
     @in_turn
     def chat(
@@ -200,11 +208,12 @@ class LLM:
         Raises:
             UserError: the prompt or `params` is invalid; nothing has run.
         """
-        wanted = default(params)
-        if not isinstance(wanted, SamplingParams):
+        if not isinstance(params, SamplingParams | None):
             raise UserError(f"params is {shown(params)}; give SamplingParams", param="params")
         is_chat = is_conversation(prompt)
         ids = self.encode_chat(prompt, tools, chat_template_kwargs) if is_chat else self.encode(prompt)
+        wanted = params or self.default_params(len(ids))
+        self.tokenizer.check_stops(wanted.stop)
         request = self.engine.add_request(next(self._stream_ids), ids, wanted)
         return Stream(self.engine, request, AnswerReader(request, self.tokenizer), self.turn)
 
@@ -213,10 +222,23 @@ class LLM:
         """Return the token ids of a conversation. UserError if it is none."""
         return self.tokenizer.encode_chat(checked_messages(conversation), checked_tools(tools), variables)
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of a request that brings none: what the checkpoint's generation_config.json suggests.
+
+        Of that file temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens count; the name is vLLM's.
+        """
+        return SamplingParams(**self.engine.config.sampling.given)
+
+    def default_params(self, num_prompt_tokens: int) -> SamplingParams:
+        """Return the same for a prompt of this length: an answer is no longer than what fits behind it."""
+        suggested, manager = self.get_default_sampling_params(), self.engine.scheduler.manager
+        longest = min(self.engine.config.max_model_len, manager.num_usable_blocks * manager.block_size + 1)
+        return replace(suggested, max_tokens=max(1, min(suggested.max_tokens, longest - num_prompt_tokens)))
+
     @in_turn
     def encode(self, prompt: object) -> list[int]:
-        """Return the token ids of a text; token ids are returned as they are. UserError for anything else."""
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else checked_ids(prompt)
+        """Return the token ids of a text to be continued; ids are returned as they are. UserError for anything else."""
+        return self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else checked_ids(prompt)
 
 
 class Stream:
@@ -267,6 +289,12 @@ class Stream:
         self.close()
 
 
+def tokenizer_of(path_or_hub_id: str | Path) -> Tokenizer:
+    """Return a checkpoint's tokenizer, or one without text if it has none: token ids need no other."""
+    directory = resolve_checkpoint(path_or_hub_id)
+    return Tokenizer(directory) if (directory / TOKENIZER_FILE).is_file() else NoTokenizer(directory)
+
+
 def check_loaded(model: CausalLM, dtype: str | torch.dtype, device: str | torch.device, config: EngineConfig) -> None:
     """Raise UserError if an option asks for something that is decided when a model is loaded."""
     if config.tensor_parallel_size > 1:
@@ -276,8 +304,3 @@ def check_loaded(model: CausalLM, dtype: str | torch.dtype, device: str | torch.
     for name, asked, has in (("dtype", dtype, model.dtype), ("device", device, model.device)):
         if asked != "auto" and str(asked) not in (str(has), str(has).removeprefix("torch.")):
             raise UserError(f"{name} is {shown(asked)}, but the model is loaded with {has}; leave it out", param=name)
-
-
-def default(params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams | Sequence[SamplingParams]:
-    """Return `params`, or the defaults for None."""
-    return SamplingParams() if params is None else params

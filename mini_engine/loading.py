@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mini_engine.checkpoint.config import DTYPES, Qwen3Config, read_json
+from mini_engine.checkpoint.config import DTYPES, Qwen3Config
+from mini_engine.checkpoint.json_files import read_json
 from mini_engine.checkpoint.stored import Stored
 from mini_engine.checkpoint.weights import load_model, resolve_checkpoint, stored_model
 from mini_engine.errors import UserError
@@ -70,6 +71,12 @@ def reader_of(directory: Path) -> Reader:
 
         return Reader(LatentConfig.from_dir, load_latents, stored_latents)
     return Reader(Qwen3Config.from_dir, load_model, stored_model)
+
+
+def check_kind(path_or_hub_id: str | Path) -> None:
+    """Raise UserError unless a checkpoint's config.json describes a model that runs here. No tensor is read."""
+    directory = resolve_checkpoint(path_or_hub_id)
+    reader_of(directory).shape(directory)
 
 
 def as_device(device: str | torch.device) -> torch.device:

@@ -78,7 +78,8 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor of the model described by the directory's config.json."""
     import torch
 
-    from mini_engine.checkpoint.config import Qwen3Config, read_json
+    from mini_engine.checkpoint.config import Qwen3Config
+    from mini_engine.checkpoint.json_files import read_json
     from mini_engine.hybrid.hybrid_config import HybridConfig
     from mini_engine.hybrid.model import HybridForCausalLM
     from mini_engine.model.qwen3 import Qwen3ForCausalLM

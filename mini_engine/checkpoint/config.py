@@ -5,7 +5,6 @@ files written by transformers 5 have `rope_parameters`. Both are read into the s
 the files may hold.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from mini_engine.checkpoint.generation import NO_DEFAULTS, SamplingDefaults, end_tokens, sampling_defaults
+from mini_engine.checkpoint.json_files import read_json
 from mini_engine.errors import TooLong, UserError, warn_once
 from mini_engine.values import shown
 
@@ -52,6 +53,7 @@ class Qwen3Config:
     has_states: whether some layers keep a state instead of K and V, as lesson 11's do.
     has_windows: whether some layers see only the last tokens, as lesson 15's do.
     has_latents: whether K and V are made of something smaller, which is cached in their place, as lesson 16's are.
+    sampling: what generation_config.json suggests to requests that say nothing of it; lessons 6 and 7 heed it.
     """
 
     has_states: ClassVar[bool] = False
@@ -72,6 +74,7 @@ class Qwen3Config:
     attention_bias: bool = False
     eos_token_ids: tuple[int, ...] = ()
     rope_scaling: RopeScaling = RopeScaling()
+    sampling: SamplingDefaults = NO_DEFAULTS
 
     @property
     def trained_length(self) -> int:
@@ -126,7 +129,7 @@ class Qwen3Config:
 
     @classmethod
     def from_dir(cls, directory: Path) -> "Qwen3Config":
-        """Read config.json of a checkpoint directory, and the end tokens of generation_config.json if it exists.
+        """Read config.json of a checkpoint directory, and what generation_config.json adds if it exists.
 
         As in transformers, a generation_config.json replaces the end tokens of config.json even if it names none, and
         an end token outside the vocabulary never comes, which is worth a warning and no error.
@@ -157,46 +160,13 @@ def read_settings(directory: Path, read: Callable[[dict, Path], dict[str, Any]])
         "rope_theta": rope["rope_theta"],
         "rope_scaling": RopeScaling(**fields_of(RopeScaling, rope)),
         "eos_token_ids": end_tokens(directory, ends | raw, settings["vocab_size"]),
+        "sampling": sampling_defaults(directory),
     }
 
 
 def fields_of(cls: type, values: dict) -> dict:
     """Return the entries of `values` that are fields of a dataclass."""
     return {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
-
-
-def read_json(path: Path) -> dict:
-    """Return the JSON object in `path`; raise a UserError that names the file if there is none."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; a checkpoint directory has one") from None
-    except RecursionError:
-        raise UserError(f"{path} cannot be read as JSON: it is nested too deeply") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise UserError(f"{path} holds a {type(data).__name__}, not a JSON object")
-    return data
-
-
-def end_tokens(directory: Path, raw: dict, vocab_size: int) -> tuple[int, ...]:
-    """Return the end tokens that are in the vocabulary, and warn of what is missing."""
-    from mini_engine.checkpoint.config_schema import read_end_tokens
-
-    path, other = directory / "config.json", directory / "generation_config.json"
-    ids = read_end_tokens(raw, path)
-    if other.is_file():
-        replaced, path = ids, other
-        ids = read_end_tokens(read_json(other), other)
-        if replaced and not ids:
-            warn_once(f"{other} names no eos_token_id, so answers end only at max_tokens, as in transformers")
-    known = tuple(token for token in ids if 0 <= token < vocab_size)
-    if strays := [shown(token) for token in ids if token not in known]:
-        warn_once(
-            f"{path} has eos_token_id {strays[0]}, which is not in the vocabulary of {vocab_size} and never comes"
-        )
-    return known
 
 
 def _warn_of_lost_theta(settings: dict, rope: dict, path: Path) -> None:

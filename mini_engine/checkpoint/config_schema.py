@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import SchemaValidator, ValidationError
 from pydantic_core import core_schema as s
 
-from mini_engine.errors import UserError
+from mini_engine.errors import UserError, warn_once
 from mini_engine.values import shown
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -60,16 +60,27 @@ TRAINED = dict(original_max_position_embeddings=POSITIONS)
 ATTENTION = dict(attention_factor=POSITIVE, mscale=FROM_ZERO, mscale_all_dim=FROM_ZERO)
 RAMP = dict(beta_fast=POSITIVE, beta_slow=POSITIVE, truncate=FLAG)
 BANDS = dict(low_freq_factor=POSITIVE, high_freq_factor=POSITIVE)
-ROPE = {
-    "default": validator({}, ROTATION),
-    "linear": validator(dict(factor=POSITIVE), ROTATION),
-    "dynamic": validator(dict(factor=POSITIVE), ROTATION),
-    "yarn": validator(dict(factor=POSITIVE), ROTATION | TRAINED | ATTENTION | RAMP),
-    "llama3": validator(dict(factor=POSITIVE) | BANDS, ROTATION | TRAINED),
+ROPE_FIELDS: dict[str, tuple[dict, dict]] = {  # required, optional
+    "default": ({}, ROTATION),
+    "linear": (dict(factor=POSITIVE), ROTATION),
+    "dynamic": (dict(factor=POSITIVE), ROTATION),
+    "yarn": (dict(factor=POSITIVE), ROTATION | TRAINED | ATTENTION | RAMP),
+    "llama3": (dict(factor=POSITIVE) | BANDS, ROTATION | TRAINED),
 }
+ROPE = {kind: validator(*fields) for kind, fields in ROPE_FIELDS.items()}
 TRAINED_ELSEWHERE = ("yarn", "llama3")  # these may be configured with the length after stretching
 END_TOKENS = validator({}, dict(eos_token_id=TOKEN_IDS))
-VOCABULARY = validator({}, dict(vocab_size=WIDTH))
+SAMPLING = validator(
+    {},
+    dict(
+        temperature=s.float_schema(ge=0, le=100, allow_inf_nan=False),
+        top_k=s.int_schema(ge=-1),
+        top_p=s.float_schema(ge=0, le=1),
+        min_p=s.float_schema(ge=0, le=1),
+        repetition_penalty=s.float_schema(ge=0.01, le=100),
+        max_new_tokens=s.int_schema(ge=1),
+    ),
+)
 INDEX = validator(dict(weight_map=s.dict_schema(s.str_schema(), s.str_schema(min_length=1, max_length=255))), {})
 
 
@@ -99,7 +110,10 @@ def read_shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         )
     if raw.get("model_type") != "qwen3":
         what = shown(raw.get("model_type"))
-        raise UserError(f"{path} describes a model of type {what}; this engine runs only dense 'qwen3' models")
+        raise UserError(
+            f"{path} describes a model of type {what}; this engine runs dense models of type 'qwen3', 'qwen3_5' or "
+            "'deepseek_v3'"
+        )
     if raw.get("quantization_config") is not None:
         raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
     config = check(CONFIG, raw, path)
@@ -151,6 +165,9 @@ def read_rope(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise UserError(f"{path} uses RoPE of type {shown(kind)}; this engine supports {', '.join(ROPE)}")
     if nested := next((name for name, value in given.items() if isinstance(value, dict)), None):
         raise UserError(f"{path} has RoPE settings of its own for {shown(nested)}; all layers must share them")
+    known = {"rope_type", "type"}.union(*ROPE_FIELDS[kind])
+    if unknown := [name for name, value in given.items() if name not in known and value is not None]:
+        warn_once(f"{path} has {key}.{unknown[0]}, which RoPE of type {kind!r} does not know; it is not read")
     settings = {"rope_theta": config.get("rope_theta", 10_000.0)} | check(ROPE[kind], given, path, f"{key}.")
     if kind in TRAINED_ELSEWHERE and "original_max_position_embeddings" in config:
         settings["original_max_position_embeddings"] = config["original_max_position_embeddings"]
@@ -163,9 +180,9 @@ def read_end_tokens(raw: Mapping[str, Any], path: Path) -> tuple[int, ...]:
     return (ids,) if isinstance(ids, int) else tuple(ids)
 
 
-def read_vocab_size(raw: Mapping[str, Any], path: Path) -> int:
-    """Return the `vocab_size` of a config.json, whichever model it describes; 0 if it has none."""
-    return check(VOCABULARY, raw, path).get("vocab_size", 0)
+def read_sampling(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return what a generation_config.json suggests for sampling; UserError if a value is out of range."""
+    return check(SAMPLING, raw, path)
 
 
 def read_weight_map(raw: Mapping[str, Any], path: Path) -> dict[str, str]:

@@ -16,12 +16,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mini_engine.checkpoint.config import Qwen3Config, read_json
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.checkpoint.json_files import read_json
+from mini_engine.checkpoint.names import EMBEDDING, HEAD, Place, as_stored, place_parameters, unknown
 from mini_engine.errors import UserError, first_line, warn_once
 from mini_engine.model.qwen3 import Qwen3ForCausalLM
 
 PIECE_BYTES = 16 * 2**20
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 FILE_DTYPES = ("F64", "F32", "F16", "BF16")
 INDEX_NAME = "model.safetensors.index.json"
 Model = TypeVar("Model", bound=Qwen3ForCausalLM)
@@ -68,10 +69,13 @@ class Stored(Generic[Model]):
     """A checkpoint directory. All of its tensors have been checked; none has been read.
 
     Args:
-        kind: makes the model. config: its shape. ignored: tensors with one of these prefixes are left out.
+        kind: makes the model. config: its shape.
+        renamed: turns a stored name into the one it has in most checkpoints; for a family that has names of its own.
+        ignored: tensors with one of these prefixes are left out without a word, others that the model lacks with one.
 
     Attributes:
         config: its head is untied if the files hold a head that differs from the embedding.
+        places: where each parameter is stored, by its name in the model.
         shapes: of each parameter of the whole model, by name.
 
     Raises:
@@ -79,16 +83,25 @@ class Stored(Generic[Model]):
     """
 
     def __init__(
-        self, kind: Callable[[Any], Model], config: Qwen3Config, directory: Path, ignored: tuple[str, ...] = ()
+        self,
+        kind: Callable[[Any], Model],
+        config: Qwen3Config,
+        directory: Path,
+        renamed: Callable[[str], str] = as_stored,
+        ignored: tuple[str, ...] = (),
     ) -> None:
         self.kind = kind
-        self.sources = {name: path for name, path in _find_tensors(directory).items() if not name.startswith(ignored)}
-        _check_layers(directory, config, self.sources)
-        self.config = _without_false_tie(directory, config, self.sources)
+        found = _find_tensors(directory)
+        _check_layers(directory, config, found)
+        self.places = place_parameters(found, config.tie_word_embeddings, renamed)
+        self.config = _without_false_tie(directory, config, self.places)
         with torch.device("meta"):
             whole = kind(self.config)
-        _check_tensors(directory, whole, self.sources)
         self.shapes = {name: tuple(parameter.shape) for name, parameter in whole.named_parameters()}
+        _check_tensors(directory, self.shapes, self.places)
+        known = [place.name for name, place in self.places.items() if name in self.shapes or name == HEAD]
+        if extra := unknown(found, known, ignored):
+            warn_once(f"{directory} also holds {_some(extra)}, which this model does not have and does without")
 
     def load(self, dtype: torch.dtype, device: str | torch.device = "cpu", cut: Cut = WHOLE) -> Model:
         """Return the model with its weights, ready for inference; of the parts that `cut` names, if it names any.
@@ -107,7 +120,7 @@ class Stored(Generic[Model]):
     def pieces(self, name: str, dtype: torch.dtype) -> Iterator[Tensor]:
         """Yield the parameter `name` in this dtype, some rows at a time."""
         for rows in self._divided([range(self.shapes[name][0])], name, dtype):
-            yield _read(self.sources[name], name, rows).to(dtype)
+            yield _read(self.places[name], rows).to(dtype)
 
     def _divided(self, rows: Iterable[range], name: str, dtype: torch.dtype) -> Iterator[range]:
         """Divide ranges of rows into pieces of at most PIECE_BYTES, or one row if that is larger."""
@@ -123,21 +136,21 @@ class Stored(Generic[Model]):
         """
         at, total = 0, torch.zeros((), device=target.device)
         for rows in self._divided(part.rows, name, target.dtype):
-            piece = target[at : at + len(rows)].copy_(_read(self.sources[name], name, rows, part.columns))
+            piece = target[at : at + len(rows)].copy_(_read(self.places[name], rows, part.columns))
             total += piece.sum()  # in the piece's own dtype: on a CPU bfloat16 is ten times slower otherwise
             at += len(rows)
         target[at:].zero_()
         if not total.isfinite() and not target.isfinite().all():
             raise UserError(
-                f"{self.sources[name]} has NaN or Inf in {name} as {target.dtype}; "
+                f"{self.places[name].path} has NaN or Inf in {name} as {target.dtype}; "
                 "the checkpoint is damaged, or needs float32"
             )
 
 
-def _read(path: Path, name: str, rows: range, columns: range | None = None) -> Tensor:
+def _read(place: Place, rows: range, columns: range | None = None) -> Tensor:
     """Return these rows of a stored tensor: a view of the file, which stays mapped as long as the view is in use."""
-    with _open(path) as file:
-        stored, these = file.get_slice(name), slice(rows.start, rows.stop)
+    with _open(place.path) as file:
+        stored, these = file.get_slice(place.name), slice(rows.start, rows.stop)
         return stored[these] if columns is None else stored[these, columns.start : columns.stop]
 
 
@@ -154,24 +167,31 @@ def _open(path: Path):
 
 
 def _find_tensors(directory: Path) -> dict[str, Path]:
-    """Map each tensor's name to its file: from the header of a single file or, where there is none, from the index."""
+    """Map each stored tensor to its file: the single one or, where there is none, those that the index names.
+
+    What lies where is read from the files themselves, as in transformers; the index only says which there are.
+    """
     path, index = directory / "model.safetensors", directory / INDEX_NAME
     if path.is_file():
-        with _open(path) as file:
-            return dict.fromkeys(file.keys(), path)
-    if not index.is_file():
+        files = [path.name]
+    elif not index.is_file():
         raise UserError(f"{directory} holds neither model.safetensors nor {INDEX_NAME}")
-    from mini_engine.checkpoint.config_schema import read_weight_map  # its library is needed only here
+    else:
+        from mini_engine.checkpoint.config_schema import read_weight_map  # its library is needed only here
 
-    files = read_weight_map(read_json(index), index)
-    if missing := sorted(file for file in set(files.values()) if not (directory / file).is_file()):
+        files = sorted(set(read_weight_map(read_json(index), index).values()))
+    if missing := [file for file in files if not (directory / file).is_file()]:
         raise UserError(f"{index} names {_some(missing)}, which is not in {directory}")
-    return {name: directory / file for name, file in files.items()}
+    found: dict[str, Path] = {}
+    for each in files:
+        with _open(directory / each) as file:
+            found |= dict.fromkeys(file.keys(), directory / each)
+    return found
 
 
-def _check_layers(directory: Path, config: Qwen3Config, sources: Iterable[str]) -> None:
+def _check_layers(directory: Path, config: Qwen3Config, names: Iterable[str]) -> None:
     """Check that the files hold as many layers as config.json asks for, before a model of that depth is built."""
-    held = {found[1] for found in (re.match(r"model\.layers\.(\d+)\.", name) for name in sources) if found}
+    held = {found[1] for found in (re.search(r"(?:^|\.)layers\.(\d+)\.", name) for name in names) if found}
     if config.num_hidden_layers > len(held):
         raise UserError(
             f"{directory / 'config.json'} has num_hidden_layers = {config.num_hidden_layers}, "
@@ -179,15 +199,16 @@ def _check_layers(directory: Path, config: Qwen3Config, sources: Iterable[str]) 
         )
 
 
-def _without_false_tie(directory: Path, config: Qwen3Config, sources: dict[str, Path]) -> Qwen3Config:
+def _without_false_tie(directory: Path, config: Qwen3Config, places: dict[str, Place]) -> Qwen3Config:
     """Return the config with an untied head if the files hold a head that differs from the embedding.
 
     transformers trusts the files too, with a warning. A head that equals the embedding is tied, as config.json says.
     """
-    if not config.tie_word_embeddings or HEAD not in sources or EMBEDDING not in sources:
+    if not config.tie_word_embeddings or HEAD not in places or EMBEDDING not in places:
         return config
-    with _open(sources[HEAD]) as one, _open(sources[EMBEDDING]) as other:
-        if _equal(one.get_slice(HEAD), other.get_slice(EMBEDDING)):
+    head, embedding = places[HEAD], places[EMBEDDING]
+    with _open(head.path) as one, _open(embedding.path) as other:
+        if _equal(one.get_slice(head.name), other.get_slice(embedding.name)):
             return config
     warn_once(
         f"{directory} has a head that differs from its embedding, so tie_word_embeddings in config.json is ignored"
@@ -204,22 +225,16 @@ def _equal(one: Any, other: Any) -> bool:
     return all(torch.equal(one[at : at + step], other[at : at + step]) for at in range(0, rows, step))
 
 
-def _check_tensors(directory: Path, model: Qwen3ForCausalLM, sources: dict[str, Path]) -> None:
-    """Check that the files hold every tensor of the model, in its shape, and no others, before any byte is copied."""
-    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    spare = {HEAD} if model.config.tie_word_embeddings else set()
-    if missing := [name for name in wanted if name not in sources]:
+def _check_tensors(directory: Path, wanted: dict[str, tuple[int, ...]], places: dict[str, Place]) -> None:
+    """Check that the files hold every tensor of the model, in its shape, before any byte is copied."""
+    if missing := [name for name in wanted if name not in places]:
         raise UserError(f"{directory} lacks {_some(missing)}; its config.json describes another model")
-    if extra := sorted(name for name in sources if name not in wanted and name not in spare):
-        raise UserError(f"{directory} also holds {_some(extra)}, which a model of this config does not have")
     shapes, dtypes = {}, {}
-    for path in dict.fromkeys(sources.values()):
+    for path in dict.fromkeys(places[name].path for name in wanted):
         with _open(path) as file:
-            for name in [name for name in file.keys() if sources.get(name) == path]:
-                header = file.get_slice(name)
+            for name in [name for name in wanted if places[name].path == path]:
+                header = file.get_slice(places[name].name)
                 shapes[name], dtypes[name] = tuple(header.get_shape()), header.get_dtype()
-    if missing_tensors := [name for name in wanted if name not in shapes]:
-        raise UserError(f"{directory / INDEX_NAME} lists {_some(missing_tensors)}, but the shard does not contain it")
     if wrong_shape := [f"{n} {list(shapes[n])}, not {list(wanted[n])}" for n in wanted if shapes[n] != wanted[n]]:
         raise UserError(f"{directory} has the wrong shape for {_some(wrong_shape)}")
     if wrong_dtype := [f"{n} of type {dtypes[n]}" for n in wanted if dtypes[n] not in FILE_DTYPES]:

@@ -52,7 +52,7 @@ def check_place(dtype: torch.dtype, device: str | torch.device) -> None:
 
 def resolve_checkpoint(path_or_hub_id: str | Path) -> Path:
     """Return the local directory of a checkpoint; a hub id is downloaded first, the shipped models have short names."""
-    if not isinstance(path_or_hub_id, str | Path):
+    if not isinstance(path_or_hub_id, str | Path) or path_or_hub_id == "":  # Path("") is the working directory
         raise UserError(f"the model is {shown(path_or_hub_id)}; give a checkpoint directory or a hub id", param="model")
     path, name = Path(path_or_hub_id), _shortened(str(path_or_hub_id))
     try:

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,15 +112,18 @@ def add_handover_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
-    """Add the options for choosing tokens and ending an answer. The default is greedy."""
+    """Add the options for choosing tokens and ending an answer. What is left out is the checkpoint's, or greedy."""
     parser.add_argument(
         "--max-tokens", type=whole_number(1), default=max_tokens, metavar="N", help="the longest answer"
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, which is greedy")
     parser.add_argument(
-        "--top-k", type=whole_number(-1), default=0, metavar="K", help="keep the K best tokens (default: all)"
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="0 is greedy (default: what generation_config.json says, as for top-k and top-p, or else 0)",
     )
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the best tokens that add up to P")
+    parser.add_argument("--top-k", type=whole_number(-1), metavar="K", help="keep the K best tokens (default: all)")
+    parser.add_argument("--top-p", type=float, metavar="P", help="keep the best tokens that add up to P (default: 1)")
     parser.add_argument(
         "--seed", type=whole_number(-(2**63)), metavar="N", help="draw the same answer again with the same seed"
     )
@@ -139,12 +142,13 @@ def add_template_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def sampling_params(args: argparse.Namespace):
-    """Return the SamplingParams that `args` asks for."""
-    from mini_engine.engine.sampling_params import SamplingParams
+def sampling_params(args: argparse.Namespace, suggested: Mapping[str, Any]):
+    """Return the SamplingParams that `args` asks for. suggested: by the checkpoint, for options that are left out."""
+    from mini_engine.engine.sampling_params import GREEDY, SamplingParams
 
     names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
-    return SamplingParams(**{name: getattr(args, name) for name in names})
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return SamplingParams(**{"temperature": GREEDY, **suggested, **given})
 
 
 def add_scheduler_options(parser: argparse.ArgumentParser) -> None:
@@ -200,7 +204,19 @@ def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
     dtype, why = chosen_dtype(args.model, args.dtype, args.device)
     if why:
         print(why, file=sys.stderr)
-    return LLM(args.model, dtype=dtype, device=args.device, config=config)
+    tokenizer = tokenizer_of(args.model)
+    return LLM(args.model, tokenizer=tokenizer, dtype=dtype, device=args.device, config=config)
+
+
+def tokenizer_of(model: str | None):
+    """Return the tokenizer of `--model`, of a kind that runs here: commands take and give text."""
+    from mini_engine.loading import check_kind
+    from mini_engine.pocket import POCKET_DIR
+    from mini_engine.text.tokenizer import Tokenizer
+
+    place = POCKET_DIR if model is None else model
+    check_kind(place)
+    return Tokenizer.load(place)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mini_engine.checkpoint.config import read_json
+from mini_engine.checkpoint.json_files import read_json
 from mini_engine.checkpoint.shipped import FOLDERS, PACKAGE
 from mini_engine.checkpoint.weights import resolve_checkpoint
 
@@ -37,10 +37,11 @@ def chosen_dtype(model: str | None, dtype: str, device: str) -> tuple[str, str]:
 
 
 def stored_dtype(directory: Path) -> str | None:
-    """Return the dtype that a checkpoint's config.json names, in either of the two places in use."""
-    config = read_json(directory / "config.json")
-    config = config.get("text_config", config)
-    return config.get("dtype", config.get("torch_dtype"))
+    """Return the dtype that a checkpoint's config.json names, in any of the places in use."""
+    outer = read_json(directory / "config.json")
+    inner = outer.get("text_config")  # beside a vision tower's
+    places = [inner, outer] if isinstance(inner, dict) else [outer]
+    return next((found for each in places for name in ("dtype", "torch_dtype") if (found := each.get(name))), None)
 
 
 def multiplies_bfloat16() -> bool:

@@ -34,19 +34,27 @@ class AnswerText:
     """The detokenizer and the stop strings of one answer.
 
     Args:
-        stops: strings that end the answer. Neither they nor any text after them is shown.
+        stops: strings that end the answer. Neither they nor any text after them is shown. A control token, which is
+            never shown, ends the answer if its text holds one of them.
 
     Attributes:
         stop: the stop string that ended the answer, or None.
     """
 
     def __init__(self, tokenizer: "Tokenizer", stops: Collection[str] = ()) -> None:
+        if stops:
+            tokenizer.check_stops(stops)
         self.detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
         self.checker = StopChecker(stops)
+        self.marks = stopping_marks(tokenizer, self.checker.stops)
         self.stop: str | None = None
 
     def push(self, token_id: int) -> str:
         """Return the text that this token allows to be shown. Sets `stop` if a stop string ended the answer."""
+        if token_id in self.marks:
+            shown = self.finish()
+            self.stop = self.stop or self.marks[token_id]
+            return shown
         shown, self.stop = self.checker.push(self.detokenizer.push(token_id))
         return shown
 
@@ -60,6 +68,14 @@ class AnswerText:
             return ""
         shown, self.stop = self.checker.push(self.detokenizer.finish())
         return shown if self.stop is not None else shown + self.checker.finish()
+
+
+def stopping_marks(tokenizer: "Tokenizer", stops: Collection[str]) -> dict[int, str]:
+    """Return the control tokens whose text holds a stop string, by their ids, with the string."""
+    if not stops:
+        return {}
+    texts = {index: tokenizer.token_bytes[index].decode("utf-8", "replace") for index in tokenizer.special_ids}
+    return {index: stop for index, text in texts.items() for stop in stops if stop in text}
 
 
 class AnswerReader:

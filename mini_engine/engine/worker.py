@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mini_engine.checkpoint.generation import NO_DEFAULTS, SamplingDefaults
 from mini_engine.engine.answer import AnswerReader, TextDelta
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.jobs import Answers, Job
@@ -55,6 +56,7 @@ class ModelLimits(NamedTuple):
     max_model_len: positions of the model.
     max_tokens: the longest prompt and answer together that both the model and the pool can take.
     num_blocks, block_size: blocks of the pool, and slots in each.
+    sampling: what the checkpoint suggests to requests that say nothing of it.
     """
 
     vocab_size: int
@@ -63,6 +65,7 @@ class ModelLimits(NamedTuple):
     max_tokens: int
     num_blocks: int
     block_size: int
+    sampling: SamplingDefaults = NO_DEFAULTS
 
 
 class Observer:
@@ -125,7 +128,8 @@ class EngineWorker:
         num_blocks, block_size = manager.num_usable_blocks, manager.block_size
         longest = min(config.max_model_len, num_blocks * block_size + 1)
         ends = tuple(config.eos_token_ids)
-        return ModelLimits(config.vocab_size, ends, config.max_model_len, longest, num_blocks, block_size)
+        sizes = config.max_model_len, longest, num_blocks, block_size
+        return ModelLimits(config.vocab_size, ends, *sizes, config.sampling)
 
     @property
     def num_running(self) -> int:

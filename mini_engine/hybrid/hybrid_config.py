@@ -11,7 +11,9 @@ from typing import ClassVar
 
 import torch
 
-from mini_engine.checkpoint.config import Qwen3Config, end_tokens, fields_of, read_json
+from mini_engine.checkpoint.config import Qwen3Config, fields_of
+from mini_engine.checkpoint.generation import end_tokens, sampling_defaults
+from mini_engine.checkpoint.json_files import read_json
 from mini_engine.hybrid.layer_types import FULL, LINEAR
 
 
@@ -75,7 +77,7 @@ class HybridConfig(Qwen3Config):
 
     @classmethod
     def from_dir(cls, directory: Path) -> "HybridConfig":
-        """Read config.json of a checkpoint directory, and the end tokens of generation_config.json if it exists.
+        """Read config.json of a checkpoint directory, and what generation_config.json adds if it exists.
 
         Raises:
             UserError: it is not a dense hybrid text model, or a value is missing or impossible.
@@ -86,4 +88,5 @@ class HybridConfig(Qwen3Config):
         text = text_settings(read_json(path), path)
         settings = read_hybrid(text, path, defaults={field.name: field.default for field in dataclasses.fields(cls)})
         settings["eos_token_ids"] = end_tokens(directory, text, settings["vocab_size"])
+        settings["sampling"] = sampling_defaults(directory)
         return cls(**fields_of(cls, settings))

@@ -42,10 +42,10 @@ PARTS = validator({}, dict(text_config=OBJECT))
 
 
 def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the settings of the text model, which the file may nest in `text_config`.
+    """Return the settings of the text model, which the file may nest in `text_config`, beside a vision tower's.
 
     Raises:
-        UserError: the checkpoint has experts or a vision tower, is quantized, or is of another family.
+        UserError: the checkpoint has experts, is quantized, or is of another family.
     """
     kind, where = raw.get("model_type"), path.parent
     text = check(PARTS, raw, path).get("text_config") or {}
@@ -53,11 +53,8 @@ def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise UserError(f"{where} holds a mixture of experts ({shown(kind)}); lesson 11 runs only dense hybrid models")
     if kind not in MODEL_TYPES:
         raise UserError(f"{where} holds a model of type {shown(kind)}; lesson 11 runs dense 'qwen3_5_text' models")
-    if raw.get("vision_config") is not None:
-        raise UserError(
-            f"{where} has a vision tower ('vision_config'); lesson 11 runs text models, so give a checkpoint of type "
-            "'qwen3_5_text'"
-        )
+    if raw.get("vision_config") is not None and not text:
+        raise UserError(f"{path} has a vision_config, but no text_config; lesson 11 runs the text model alone")
     settings = {"eos_token_id": raw.get("eos_token_id"), **text} if text else dict(raw)
     if raw.get("quantization_config") is not None or settings.get("quantization_config") is not None:
         raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")

@@ -9,7 +9,7 @@ from mini_engine.checkpoint.weights import check_place, resolve_checkpoint
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.model import HybridForCausalLM
 
-PREDICTION_HEADS = "mtp."  # multi-token prediction, which transformers leaves out too
+NOT_OF_THE_TEXT = ("mtp.", "model.visual.", "visual.")  # prediction heads and the vision tower
 
 
 def load_hybrid(
@@ -26,4 +26,11 @@ def load_hybrid(
 
 def stored_hybrid(directory: Path) -> Stored[HybridForCausalLM]:
     """Return the checked tensors of a dense hybrid checkpoint. UserError: the checkpoint cannot be used."""
-    return Stored(HybridForCausalLM, HybridConfig.from_dir(directory), directory, ignored=(PREDICTION_HEADS,))
+    return Stored(HybridForCausalLM, HybridConfig.from_dir(directory), directory, text_name, NOT_OF_THE_TEXT)
+
+
+def text_name(stored: str) -> str:
+    """Return a tensor's name in a text model; beside a vision tower it begins with "model.language_model."."""
+    bare = stored.removeprefix("model.")
+    inner = bare.removeprefix("language_model.")
+    return stored if inner == bare else f"model.{inner}"

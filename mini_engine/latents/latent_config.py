@@ -52,7 +52,7 @@ class LatentConfig(Qwen3Config):
 
     @classmethod
     def from_dir(cls, directory: Path) -> "LatentConfig":
-        """Read config.json of a checkpoint directory, and the end tokens of generation_config.json if it exists.
+        """Read config.json of a checkpoint directory, and what generation_config.json adds if it exists.
 
         Raises:
             UserError: it has experts, is of another family, or a value is missing or impossible.

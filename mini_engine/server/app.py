@@ -95,6 +95,7 @@ class Service:
             reply: makes the reply, of `wanted`, the model's name and the answers.
         """
         self.check_model(wanted.model)
+        wanted = wanted.advised(self.limits.sampling)
         wanted = wanted.model_copy(update={"cache_salt": namespace(request.scope.get(TENANT), wanted.cache_salt)})
         if wanted.stream_options is not None and not wanted.stream:
             raise ApiError(400, "stream_options is given without stream: true; give both", param="stream_options")

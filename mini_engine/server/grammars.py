@@ -154,7 +154,7 @@ class GrammarCompiler:
     @property
     def end_token_id(self) -> int:
         """The token that ends an answer: the model's, or the tokenizer's, or else the last of its control tokens."""
-        named = self.tokenizer.backend.token_to_id(self.tokenizer.named_tokens.get("eos_token", ""))
+        named = self.tokenizer.end_token_id
         found = [*self.eos_token_ids, *([] if named is None else [named]), *sorted(self.tokenizer.special_ids)[-1:]]
         if not found:
             raise UserError("this checkpoint has no end token, so no structured output can end")

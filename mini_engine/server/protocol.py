@@ -6,10 +6,11 @@ return_token_ids, include_stop_str_in_output, structured_outputs.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
+from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine.grammar import ANYTHING, Grammar
 from mini_engine.engine.sampling_params import FRESH_SEED, MAX_LOGPROBS, MAX_SEED, MIN_SEED, SamplingParams
 from mini_engine.errors import UserError
@@ -120,6 +121,14 @@ class Sampling(Guided):
     skip_special_tokens: Annotated[Flag, only(True)] = True
     cache_salt: Text | None = None
     request_id: Text | None = None
+    _longest: int | None = PrivateAttr(None)  # of a chat's answer, as the checkpoint suggests
+
+    def advised(self, suggested: SamplingDefaults) -> Self:
+        """Return the same request with what the checkpoint suggests for what the client has left out."""
+        left_out = {n: value for n, value in suggested.given.items() if n in SHARED and n not in self.model_fields_set}
+        found = self.model_copy(update=left_out)
+        found._longest = suggested.max_tokens
+        return found
 
     @property
     def prompts(self) -> Sequence[Prompt]:
@@ -314,11 +323,11 @@ class ChatRequest(Sampling):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def wanted_tokens(self, room: int) -> int:
-        """`max_completion_tokens`, `max_tokens` as it used to be called, or whatever fits."""
+        """`max_completion_tokens`, `max_tokens` as it used to be called, or what is suggested, or whatever fits."""
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise UserError(
                 "max_tokens and max_completion_tokens are two names for the same thing; give one of them",
                 param="max_tokens",
             )
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return max(1, room) if given is None else given
+        return max(1, min(room, self._longest or room)) if given is None else given

@@ -57,6 +57,8 @@ class ResponsesReply:
             "previous_response_id": None,
             "store": False,
         }
+        used = answers.jobs[0].params
+        self.head |= {"temperature": used.temperature, "top_p": used.top_p}
 
     async def whole(self) -> str:
         """The complete response body, as JSON. ApiError if the answer fails."""

@@ -114,8 +114,8 @@ class ResponsesRequest(Body):
     model: Text | None = None
     instructions: Text | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
-    temperature: Annotated[Number, between("temperature")] = 1.0
-    top_p: Annotated[Number, between("top_p")] = 1.0
+    temperature: Annotated[Number, between("temperature")] | None = None
+    top_p: Annotated[Number, between("top_p")] | None = None
     stream: Flag = False
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None

@@ -41,7 +41,7 @@ class PromptEncoder:
             work = partial(self.tokenizer.encode_chat, messages, tools, {**self.variables, **variables})
             return await self._run(prompt, work)
         if isinstance(prompt, str):
-            prompt = await self._run(prompt, partial(self.tokenizer.encode, prompt))
+            prompt = await self._run(prompt, partial(self.tokenizer.encode_prompt, prompt))
         if not prompt:
             raise UserError("the prompt is empty; give at least one token", param="prompt")
         return prompt

@@ -4,23 +4,25 @@ Qwen3's vocabulary is byte-level: a token is a sequence of bytes, not of charact
 character. tokenizer.json spells each byte as one printable character (Radford et al. 2019, GPT-2).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from mini_engine.checkpoint.config import read_json
 from mini_engine.checkpoint.weights import resolve_checkpoint
-from mini_engine.errors import UserError, first_line
+from mini_engine.errors import UserError, first_line, warn_once
 from mini_engine.text.chat_messages import as_expected
 from mini_engine.text.control_tokens import StandIns
 from mini_engine.text.prompts import checked_variables
+from mini_engine.text.special_tokens import added_tokens, read_tokenizer_config, special_tokens
 from mini_engine.text.tool_messages import CALL_MARKS, calls_as_text, tools_as_text
 
 if TYPE_CHECKING:  # Jinja is imported at the first conversation
     from mini_engine.text.chat_template import ChatTemplate
+
+TOKENIZER_FILE = "tokenizer.json"
 
 
 @cache
@@ -42,15 +44,26 @@ def bytes_of_token(token: str) -> bytes:
     return token.encode("utf-8")
 
 
+class TokenBytes(list[bytes]):
+    """The bytes of each id; b"" for an id beyond the last, since a model may have more rows than the tokenizer tokens.
+
+    Such rows fill up the embedding, and any of them may be drawn.
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the bytes of an id, or a slice as a plain list."""
+        return b"" if isinstance(index, int) and index >= len(self) else super().__getitem__(index)
+
+
 def open_backend(directory: Path) -> tokenizers.Tokenizer:
     """The tokenizer in a checkpoint directory's tokenizer.json.
 
     Raises:
         UserError: there is none, it cannot be read, or it is not byte-level.
     """
-    path = directory / "tokenizer.json"
+    path = directory / TOKENIZER_FILE
     if not path.is_file():
-        raise UserError(f"{directory} has no tokenizer.json; give token ids, or a checkpoint that has one")
+        raise UserError(f"{directory} has no {TOKENIZER_FILE}; give a checkpoint that has one")
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more exact
@@ -60,24 +73,6 @@ def open_backend(directory: Path) -> tokenizers.Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
-
-
-def special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """The special tokens in tokenizer_config.json: those with a name, such as `eos_token`, and the others."""
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    named = {name: entry for name, entry in config.items() if name.endswith("_token")}
-    if isinstance(extra, dict):
-        named, extra = named | extra, []
-    if not isinstance(extra, list):
-        raise UserError(f"tokenizer_config.json has extra special tokens of type {type(extra).__name__}; give a list")
-    texts = {name: _text_of(entry) for name, entry in named.items()}
-    return {name: text for name, text in texts.items() if text}, [text for text in map(_text_of, extra) if text]
-
-
-def _text_of(entry: Any) -> str | None:
-    """A special token's text: older files hold it as it is, or in an object beside its settings."""
-    text = entry.get("content") if isinstance(entry, dict) else entry
-    return text if isinstance(text, str) else None
 
 
 class Tokenizer:
@@ -95,9 +90,9 @@ class Tokenizer:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.backend = open_backend(directory)
-        path = directory / "tokenizer_config.json"
-        self.config = read_json(path) if path.is_file() else {}
+        self.config = read_tokenizer_config(directory)
         self.named_tokens, others = special_tokens(self.config)
+        self._add_missing(added_tokens(directory, self.config))
         self._mark_special([*self.named_tokens.values(), *others])
         added = self.backend.get_added_tokens_decoder()
         special = {token.content: index for index, token in added.items() if token.special}
@@ -111,22 +106,42 @@ class Tokenizer:
         """Load the tokenizer of a checkpoint directory or hub id; UserError if it has none."""
         return cls(resolve_checkpoint(path_or_hub_id))
 
+    def check_stops(self, stops: Collection[str]) -> None:
+        """Raise UserError if stop strings cannot be found. Here they can."""
+
+    def _add_missing(self, tokens: Sequence[tokenizers.AddedToken]) -> None:
+        """Add the tokens that tokenizer.json lacks. In files that transformers 5 wrote, it has them all."""
+        known = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        for token in tokens:
+            if token.content not in known:
+                self.backend.add_tokens([token])
+
     def _mark_special(self, texts: Sequence[str]) -> None:
         """Mark these tokens as special. In files that transformers wrote, tokenizer.json has marked them already."""
         known = {token.content for token in self.backend.get_added_tokens_decoder().values() if token.special}
         self.backend.add_special_tokens([text for text in texts if text not in known])
 
-    def _bytes_by_id(self) -> list[bytes]:
-        """The bytes of every id that the tokenizer or the model has; b"" where the tokenizer has no such token."""
+    def _bytes_by_id(self) -> TokenBytes:
+        """The bytes of every id that the tokenizer has; b"" where it leaves one out."""
         ids = self.backend.get_vocab(with_added_tokens=True)
-        from mini_engine.checkpoint.config_schema import read_vocab_size
-
-        config = self.directory / "config.json"
-        rows = read_vocab_size(read_json(config), config) if config.is_file() else 0
-        token_bytes = [b""] * max(rows, 1 + max(ids.values(), default=-1))
+        token_bytes = TokenBytes([b""] * (1 + max(ids.values(), default=-1)))
         for token, index in ids.items():
             token_bytes[index] = bytes_of_token(token)
         return token_bytes
+
+    @property
+    def end_token_id(self) -> int | None:
+        """The id of the token that the tokenizer's files call the end of a text, if they name one that exists."""
+        return self.backend.token_to_id(self.named_tokens.get("eos_token", ""))
+
+    def warn_of_lost_end(self, eos_token_ids: Collection[int]) -> None:
+        """Warn if the token that ends a text here is not among those that end the model's answers."""
+        if self.end_token_id is not None and self.end_token_id not in eos_token_ids:
+            name = self.named_tokens["eos_token"]
+            warn_once(
+                f"{self.directory}: {name}, the tokenizer's eos_token, ends no answer, since the model's eos_token_id "
+                f"does not name {self.end_token_id}; as in transformers, answers go on unless stop is {name!r}"
+            )
 
     @cached_property
     def template_sources(self) -> dict[str, str]:
@@ -152,8 +167,11 @@ class Tokenizer:
             raise UserError("this checkpoint has no chat template; use plain text instead of a conversation")
         return ChatTemplate(source, self.named_tokens)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Encode a text as it stands, without adding special tokens.
+
+        Args:
+            add_special: add those that tokenizer.json puts around a text, if it names any (`post_processor`).
 
         Raises:
             UserError: it is no text, or contains a lone surrogate, which is half a character and has no bytes.
@@ -164,7 +182,15 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise UserError(f"the text contains {text[error.start]!r}, half a character; remove it") from None
-        return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids  # `encode` keeps Python's lock
+        [found] = self.backend.encode_batch_fast([text], add_special_tokens=add_special)  # `encode` keeps Python's lock
+        return found.ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Encode a text to be continued, as transformers does: a checkpoint may begin each with a token of its own.
+
+        A chat template writes such tokens itself, so `encode_chat` adds none.
+        """
+        return self.encode(text, add_special=True)
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """All of `token_ids` as text, control tokens included. Bytes that form no character become U+FFFD."""

@@ -52,5 +52,6 @@ def chain(parent: bytes, tokens: bytes | memoryview, width: int) -> Iterator[byt
 
 
 def config_digest(config: Any) -> str:
-    """Return the sha256 of a model's configuration, a dataclass."""
-    return hashlib.sha256(json.dumps(asdict(config), sort_keys=True, default=str).encode()).hexdigest()
+    """Return the sha256 of a model's configuration, a dataclass. How to sample has no part in K and V."""
+    shape = {name: value for name, value in asdict(config).items() if name != "sampling"}
+    return hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode()).hexdigest()

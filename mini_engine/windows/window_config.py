@@ -25,7 +25,7 @@ class WindowConfig(Qwen3Config):
 
     @classmethod
     def from_dir(cls, directory: Path) -> "WindowConfig":
-        """Read config.json of a checkpoint directory, and the end tokens of generation_config.json if it exists.
+        """Read config.json of a checkpoint directory, and what generation_config.json adds if it exists.
 
         Raises:
             UserError: a file is missing or malformed, or describes a model that cannot run here.

@@ -1,5 +1,6 @@
 """Lesson 0. Broken checkpoints: each is refused in one sentence that names place and value, with exit code 2."""
 
+import codecs
 import json
 import math
 import shutil
@@ -68,6 +69,45 @@ def shard(place):
     return change
 
 
+def with_bom(name):
+    """PowerShell 5 puts a byte order mark at the beginning of what it writes as UTF-8."""
+
+    def change(directory):
+        path = directory / name
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+
+    return change
+
+
+def header(change, in_shard=False):
+    """Change the header of the safetensors file: a JSON object behind its length. `change` may return other bytes."""
+
+    def rewrite(directory):
+        if in_shard:
+            shard("a.safetensors")(directory)
+        path = directory / ("a.safetensors" if in_shard else "model.safetensors")
+        data = path.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        entries = json.loads(data[8:end])
+        changed = change(entries)
+        text = json.dumps(entries).encode() if changed is None else changed
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+    return rewrite
+
+
+def raw(directory, at, data):
+    """Overwrite some bytes of the safetensors file."""
+    path = directory / "model.safetensors"
+    held = bytearray(path.read_bytes())
+    held[at : at + len(data)] = data
+    path.write_bytes(held)
+
+
+def tensor(name, **changes):
+    return header(lambda entries: entries[name].update(changes))
+
+
 # what is broken: (how, words that the sentence must have)
 NUMBERS = {
     "rope_theta 0": (config(rope_parameters=None, rope_theta=0), ["rope_theta = 0"]),
@@ -122,13 +162,31 @@ FILES = {
     "shard on another share": (shard("..\\a.safetensors"), ["outside"]),
     "weight_map list": (lambda d: (shard("a")(d), file(INDEX, '{"weight_map": [1]}')(d)), ["weight_map = [1]"]),
 }
+MARKS = {f"a BOM in {name}": (with_bom(name), [name]) for name in ("config.json", "generation_config.json")} | {
+    "a BOM in the index": (lambda d: (shard("a.safetensors")(d), with_bom(INDEX)(d)), [INDEX])
+}
+NORM = "model.norm.weight"
+HEADERS = {
+    "cut off": (header(lambda entries: json.dumps(entries).encode()[:-9]), ["model.safetensors"]),
+    "cut off in a shard": (header(lambda entries: json.dumps(entries).encode()[:-9], in_shard=True), ["a.safetensors"]),
+    "longer than the file": (lambda d: raw(d, 0, (2**40).to_bytes(8, "little")), ["model.safetensors"]),
+    "longer than any": (lambda d: raw(d, 0, b"\xff" * 8), ["model.safetensors"]),
+    "no object": (header(lambda entries: b"[1, 2]"), ["model.safetensors"]),
+    "no UTF-8": (header(lambda entries: b"\xff" * 64), ["model.safetensors"]),
+    "beyond the data": (tensor(NORM, data_offsets=[0, 2**40]), ["model.safetensors"]),
+    "backwards": (tensor(NORM, data_offsets=[192, 0]), ["model.safetensors"]),
+    "another shape": (tensor(NORM, shape=[49]), ["model.safetensors"]),
+    "a dtype of its own": (tensor(NORM, dtype="F128"), ["model.safetensors"]),
+    "a pointer of Git LFS": (file("model.safetensors", "version https://git-lfs.github.com/spec/v1\n"), ["model.safe"]),
+}
 WEIGHTS = {
     "NaN in a norm": (spoiled("model.norm.weight", math.nan), ["model.norm.weight"]),
     "Inf in a matrix": (spoiled("model.layers.1.mlp.up_proj.weight", math.inf), ["layers.1.mlp.up_proj.weight"]),
     "both infinities": (spoiled("lm_head.weight", -math.inf), ["lm_head.weight"]),
     "int8": (tensors(lambda t: t.update({"model.norm.weight": torch.ones(48, dtype=torch.int8)})), ["I8"]),
 }
-CASES = NUMBERS | ROPES | OTHER_MODELS | END_TOKENS | FILES | WEIGHTS
+HEADERS = {f"a header: {case}": how for case, how in HEADERS.items()}
+CASES = NUMBERS | ROPES | OTHER_MODELS | END_TOKENS | FILES | MARKS | HEADERS | WEIGHTS
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +240,7 @@ def test_weights_too_large_for_the_dtype_are_refused(base, tmp_path):
         load_model(tmp_path / "model", torch.float16)
 
 
-@pytest.mark.parametrize("model", ["m" * 5000, "a/" + "m" * 5000, "a\0b", 5])
+@pytest.mark.parametrize("model", ["m" * 5000, "a/" + "m" * 5000, "a\0b", 5, "", " "])
 def test_a_name_that_no_directory_can_have(model):
     with pytest.raises(UserError) as caught:
         resolve_checkpoint(model)

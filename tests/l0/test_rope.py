@@ -38,6 +38,8 @@ CASES = {
     "yarn, length at the top level": new(**YARN) | dict(original_max_position_embeddings=50),
     "yarn, no length": dict(max_position_embeddings=TRAINED) | old(rope_type="yarn", factor=4.0),
     "yarn, attention_factor": new(**YARN, attention_factor=1.7),
+    "yarn, attn_factor": new(**YARN, attn_factor=0.8782488562869419),  # as in DeepSeek-R1-0528-Qwen3-8B
+    "yarn, both factors": new(**YARN, attention_factor=1.7, attn_factor=0.5),
     "yarn, beta": new(**YARN, beta_fast=2.5, beta_slow=0.3),
     "yarn, not truncated": new(**YARN, beta_fast=2.5, beta_slow=0.3, truncate=False),
     "yarn, mscale": new(**YARN, mscale=0.7, mscale_all_dim=1.3),
@@ -111,6 +113,13 @@ def test_a_theta_that_rope_scaling_replaces_is_worth_a_warning(base, tmp_path, c
     assert said.count("\n") == 1 and "rope_theta is 10000" in said, f"one line must say which theta counts: {said!r}"
     load_model(edited(base, tmp_path / "other", new(**YARN)))
     assert capsys.readouterr().err == "", "a config without a contradiction is loaded in silence"
+
+
+@pytest.mark.parametrize("layout", [new, old])
+def test_a_setting_that_rope_does_not_know_is_worth_a_warning(base, tmp_path, capsys, layout):
+    load_model(edited(base, tmp_path / "model", layout(**YARN, attn_factor=0.878)))
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "attn_factor" in said, "transformers warns of it too, and does not read it"
 
 
 def test_half_precision_keeps_the_frequencies_in_float32(base, tmp_path):

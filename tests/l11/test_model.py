@@ -78,7 +78,6 @@ BROKEN = {  # (changes, words that the sentence must have)
     "a number of experts": ({"num_experts": 8}, ["experts"]),
     "experts within": ({"model_type": "qwen3_5", "text_config": {"num_experts": 8}}, ["experts"]),
     "qwen3_next": ({"model_type": "qwen3_next"}, ["experts"]),
-    "a vision tower": ({"model_type": "qwen3_5", "vision_config": {"depth": 2}}, ["vision"]),
     "another family": ({"model_type": "llama"}, ["'llama'"]),
     "a family that is a list": ({"model_type": ["qwen3_5"]}, ["['qwen3_5']"]),
     "quantized": ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config"]),

@@ -5,14 +5,19 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.checkpoint.weights import load_model
 from mini_engine.errors import UserError
 from mini_engine.latents.latent_config import LatentConfig
+from mini_engine.latents.weights import load_latents
 from mini_engine.loading import load, reader_of
+from mini_engine.pocket_latent import POCKET_LATENT_DIR
 from tests.support import refused
 
 pytestmark = pytest.mark.reference
+EMBEDDING = "model.embed_tokens.weight"
 BASE = dict(
     model_type="deepseek_v3",
     vocab_size=160,
@@ -160,3 +165,22 @@ def test_a_shape_that_does_not_fit_the_weights_is_refused(tmp_path, name):
     with refused(UserError) as caught:
         reader_of(tmp_path)[1](tmp_path)
     assert any(part in str(caught.value) for part in ("q_", "kv_", "o_proj")), "it names a tensor"
+
+
+def test_tensors_are_found_under_the_names_that_transformers_finds(tmp_path):
+    shutil.copytree(POCKET_LATENT_DIR, tmp_path / "model")
+    plain = load_file(tmp_path / "model" / "model.safetensors")
+    other = {"lm_head.weight" if n == EMBEDDING else n.removeprefix("model."): t for n, t in plain.items()}
+    other |= {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)}
+    save_file({name: tensor.clone() for name, tensor in other.items()}, tmp_path / "model" / "model.safetensors")
+    ours = dict(load_latents(tmp_path / "model", torch.bfloat16).named_parameters())
+    assert ours.keys() == plain.keys() and all(torch.equal(ours[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("model", ["pocket", "pocket-hybrid", "pocket-windows", "pocket-latent"])
+def test_every_family_reads_what_its_authors_would_sample_with(tmp_path, model):
+    shutil.copytree(shipped_checkpoint(model), tmp_path / "model")
+    authors = dict(temperature=0.6, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.1, max_new_tokens=5)
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(authors), encoding="utf-8")
+    authors["max_tokens"] = authors.pop("max_new_tokens")
+    assert read(tmp_path / "model").sampling.given == authors

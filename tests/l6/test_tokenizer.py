@@ -1,5 +1,6 @@
 """Lesson 6. The tokenizer without transformers: ids, text, marks and conversations are those of AutoTokenizer."""
 
+import codecs
 import json
 import shutil
 import threading
@@ -9,6 +10,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
 from mini_engine.errors import UserError
+from mini_engine.llm import LLM
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.text.tokenizer import Tokenizer
 from tests.support import refused
@@ -174,6 +176,25 @@ def marked_by_names_of_their_own(directory):
     (directory / "chat_template.jinja").write_text("{{ mark + messages[0].content }}", encoding="utf-8")
 
 
+def tokens_listed_in_the_config(directory):
+    """All tokens that were added, though tokenizer.json lacks two of them."""
+    marked_in_the_config_alone(directory)
+    flags = dict(lstrip=False, normalized=False, rstrip=False, single_word=False)
+    listed = {"302": ("<think>", False), "301": ("<|mark|>", True), "300": ("<|im_end|>", True)}
+    tokens = {index: {"content": text, "special": special} | flags for index, (text, special) in listed.items()}
+    edit_config(directory, added_tokens_decoder=tokens)
+
+
+def tokens_in_files_of_their_own(directory):
+    """As transformers once wrote: added tokens in one file, the names of the special ones in another."""
+    marked_in_the_config_alone(directory)
+    edit_config(directory, eos_token="gone", bos_token="gone", extra_special_tokens=["<|im_start|>"])
+    write_json(directory / "added_tokens.json", {"<think>": 302, "<|mark|>": 301})
+    flags = dict(lstrip=False, normalized=False, rstrip=False, single_word=False)
+    named = {"eos_token": {"content": "<|im_end|>"} | flags, "bos_token": "<|bos|>"}
+    write_json(directory / "special_tokens_map.json", named | {"extra_special_tokens": ["<|mark|>"]})
+
+
 WRITERS = [
     pocket,
     by_transformers,
@@ -184,6 +205,8 @@ WRITERS = [
     marked_in_the_config_alone,
     marked_under_the_old_name,
     marked_by_names_of_their_own,
+    tokens_listed_in_the_config,
+    tokens_in_files_of_their_own,
 ]
 
 
@@ -201,6 +224,33 @@ def both(request, tmp_path_factory):
 def test_text_becomes_the_same_ids(both, text):
     ours, theirs = both
     assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_prompt_gets_the_special_tokens_that_the_file_puts_around_a_text(both, text):
+    ours, theirs = both
+    assert ours.encode_prompt(text) == theirs.encode(text)
+
+
+AROUND = [  # (post-processor, what it puts before a text, and after it)
+    (processors.TemplateProcessing("<|endoftext|> $A", special_tokens=[("<|endoftext|>", 2045)]), [2045], []),
+    (processors.BertProcessing(("<|im_end|>", 2047), ("<|endoftext|>", 2045)), [2045], [2047]),
+]
+
+
+@pytest.mark.parametrize(("processor", "before", "after"), AROUND)
+def test_a_post_processor_is_for_prompts_of_text_alone(tmp_path, processor, before, after):
+    pocket(tmp_path)
+    raw = RawTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    raw.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processor])
+    raw.save(str(tmp_path / "tokenizer.json"))
+    ours, plain = Tokenizer(tmp_path), Tokenizer(POCKET_DIR)
+    ids = plain.encode(TEXTS[0])
+    assert ours.encode_prompt(TEXTS[0]) == [*before, *ids, *after]
+    assert ours.encode_chat(CHATS[0]) == plain.encode_chat(CHATS[0]), "a template writes its own"
+    assert ours.encode(TEXTS[0]) == ids, "a text within something else gets none"
+    assert LLM.for_engine(None, ours).encode(TEXTS[0]) == [*before, *ids, *after]
+    assert LLM.for_engine(None, ours).encode(ids) == ids, "ids are taken as they are"
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -251,6 +301,27 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
 def test_a_file_that_is_no_tokenizer_is_refused(directory):
     (directory / "tokenizer.json").write_text("{}", encoding="utf-8")
     is_refused("tokenizer.json", Tokenizer, directory)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_byte_order_mark_as_powershell_writes_it_is_refused(directory, name):
+    (directory / name).write_bytes(codecs.BOM_UTF8 + (directory / name).read_bytes())
+    is_refused(name, Tokenizer, directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "a"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"300": {}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"300": {"content": 5}}}),
+        ("added_tokens.json", {"<think>": "x"}),
+        ("added_tokens.json", {"<think>": None}),
+    ],
+)
+def test_added_tokens_that_cannot_be_read_are_refused(directory, name, content):
+    write_json(directory / name, content)
+    is_refused(str(directory), Tokenizer, directory)
 
 
 def test_a_tokenizer_that_is_not_byte_level_is_refused(tmp_path):

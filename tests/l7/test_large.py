@@ -69,7 +69,7 @@ def test_health_is_answered_while_a_text_is_tokenized(server: Service, monkeypat
         assert leave.wait(PATIENCE), "/health did not come through"
         return [1, 2]
 
-    monkeypatch.setattr(server.worker.tokenizer, "encode", slow)
+    monkeypatch.setattr(server.worker.tokenizer, "encode_prompt", slow)
     asking = threading.Thread(target=server.post, args=("/v1/completions", {"prompt": "Once", "max_tokens": 1}))
     asking.start()
     try:

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import ModuleType
 
+from mini_engine.cli.arguments import tokenizer_of
 from mini_engine.distributed.replicas.cluster import Cluster
 from mini_engine.distributed.replicas.service import ReplicaMetrics, ReplicaService
 from mini_engine.errors import UserError
-from mini_engine.pocket import POCKET_DIR
 from mini_engine.server.app import ServerApp
 from mini_engine.server.background import DrainingServer, url_of
 from mini_engine.server.server_config import ServerConfig
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace, config: ServerConfig, listener: socket.socket)
     fleets = needs_ray()
     waiting = -(-config.max_waiting // args.replicas)
     fleet_config = fleets.FleetConfig(args.replicas, waiting, args.router, args.beta, config.grace_seconds)
-    tokenizer = Tokenizer.load(args.model or POCKET_DIR)
+    tokenizer = tokenizer_of(args.model)
     with fleets.ray_running(args.replicas), noting_sigterm() as asked_to_end:
         fleet = fleets.Fleet(args, fleet_config)
         app = fleet_app(fleet, tokenizer, config)

@@ -1,0 +1,54 @@
+"""Lesson 0. Which parameter a stored tensor is: checkpoints of one family name their tensors in several ways.
+
+A file may leave out "model." or have it once more, hold the tied head in place of the embedding, or hold more than the
+text model needs. transformers finds and ignores the same.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+RECOMPUTED = re.compile(r"rotary_emb\.inv_freq$")  # older files store RoPE's frequencies, which follow from config.json
+
+
+class Place(NamedTuple):
+    """Where a parameter is stored: the file, and the tensor's name in it."""
+
+    path: Path
+    name: str
+
+
+def as_stored(name: str) -> str:
+    """Return the name of a stored tensor as it is."""
+    return name
+
+
+def parameter_of(name: str) -> str:
+    """Return the parameter that a stored tensor of this name is; "model." may be missing or there once too often."""
+    bare = name.removeprefix("model.")
+    return bare if bare == HEAD or bare.startswith("model.") else f"model.{bare}"
+
+
+def place_parameters(
+    found: Mapping[str, Path], is_tied: bool, renamed: Callable[[str], str] = as_stored
+) -> dict[str, Place]:
+    """Map each parameter to its place.
+
+    Args:
+        found: the file of each stored tensor. is_tied: a head alone is the embedding, too.
+        renamed: the names of a family that has others of its own.
+    """
+    places: dict[str, Place] = {}
+    for name in sorted(found):  # as in transformers: of two names for one parameter, the first counts
+        places.setdefault(parameter_of(renamed(name)), Place(found[name], name))
+    if is_tied and EMBEDDING not in places and HEAD in places:
+        places[EMBEDDING] = places.pop(HEAD)
+    return places
+
+
+def unknown(names: Iterable[str], known: Iterable[str], ignored: tuple[str, ...]) -> list[str]:
+    """Return the stored tensors that are worth a warning: neither known nor recomputed, with no ignored prefix."""
+    known = set(known)
+    return sorted(n for n in names if n not in known and not n.startswith(ignored) and not RECOMPUTED.search(n))

@@ -1,0 +1,130 @@
+"""Lesson 11. A hybrid beside a vision tower: nested config, other names, tensors that the text model does without."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mini_engine import LLM, SamplingParams
+from mini_engine.errors import UserError
+from mini_engine.hybrid.hybrid_config import HybridConfig
+from mini_engine.hybrid.weights import load_hybrid
+from mini_engine.pocket_hybrid import POCKET_HYBRID_DIR
+from tests.support import hf_greedy, refused
+
+pytestmark = pytest.mark.reference  # about files, not about a task
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+VISION = dict(depth=1, hidden_size=32, num_heads=2, intermediate_size=32, out_hidden_size=192)
+ROTATION = dict(mrope_interleaved=True, mrope_section=[3, 3, 2])  # three positions of an image; of text they are equal
+PROMPT = [297, 364, 276, 1316, 266]
+
+
+def inner(name: str) -> str:
+    return name.replace("model.", "model.language_model.", 1)
+
+
+def renamed(change):
+    return lambda tensors: {change(name): tensor for name, tensor in tensors.items()}
+
+
+def with_others(tensors):
+    others = ("model.visual.blocks.0.x", "visual.x", "mtp.layers.0.x", "mtp.norm.weight")
+    return tensors | dict.fromkeys(others, torch.ones(2))
+
+
+def nested(config):
+    """Return the config of a checkpoint that has a vision tower."""
+    text = config | {"rope_parameters": config["rope_parameters"] | ROTATION}
+    return {"model_type": "qwen3_5", "text_config": text, "vision_config": VISION, "image_token_id": 5}
+
+
+def same(found):
+    return found
+
+
+LAYOUTS = {  # (config, tensors)
+    "all of it": (nested, lambda tensors: with_others(renamed(inner)(tensors))),
+    "the config alone": (nested, same),
+    "the names alone": (same, renamed(inner)),
+    "the others alone": (same, with_others),
+    "the head alone": (nested, renamed(lambda name: HEAD if name == EMBEDDING else inner(name))),
+    "the head within": (nested, renamed(lambda name: inner(f"model.{HEAD}" if name == EMBEDDING else name))),
+    "without model.": (same, renamed(lambda name: name.removeprefix("model."))),
+}
+
+
+def written(directory, config=same, tensors=same):
+    """Copy the pocket hybrid, with its files changed."""
+    shutil.copytree(POCKET_HYBRID_DIR, directory)
+    path = directory / "config.json"
+    path.write_text(json.dumps(config(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+    weights = directory / "model.safetensors"
+    if tensors is not same:
+        save_file({name: tensor.clone() for name, tensor in tensors(load_file(weights)).items()}, weights)
+    return directory
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_is_the_same_text_model(tmp_path, capsys, layout):
+    config, tensors = LAYOUTS[layout]
+    ours, plain = (load_hybrid(d) for d in (written(tmp_path / "model", config, tensors), POCKET_HYBRID_DIR))
+    assert ours.config == plain.config
+    plain = dict(plain.named_parameters())
+    assert [n for n, weight in ours.named_parameters() if not torch.equal(weight, plain.pop(n))] == [] == list(plain)
+    assert capsys.readouterr().err == "", "what belongs to the family is no reason for a warning"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", ["all of it", pytest.param("the head within", marks=pytest.mark.ci)])
+def test_its_tokens_are_hugging_face_s(tmp_path, layout):
+    from transformers import AutoModelForCausalLM
+
+    directory = written(tmp_path / "model", *LAYOUTS[layout])
+    theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    with LLM(directory, num_blocks=16) as llm:
+        [ours] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=8), progress=False)
+    assert ours.token_ids == hf_greedy(theirs, PROMPT, 8)
+
+
+def test_whether_the_head_is_tied_is_said_by_the_text_s_part(tmp_path):
+    def outside(config):
+        return {"tie_word_embeddings": True} | nested({n: v for n, v in config.items() if n != "tie_word_embeddings"})
+
+    with refused(UserError, HEAD):
+        load_hybrid(written(tmp_path / "model", outside))
+
+
+def test_a_vision_tower_without_a_text_model_is_refused(tmp_path):
+    with refused(UserError, "vision_config text_config"):
+        HybridConfig.from_dir(written(tmp_path / "model", lambda config: config | {"vision_config": VISION}))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "values"),
+    [
+        (renamed(lambda name: f"base.{name}"), "embed_tokens.weight"),
+        (lambda t: with_others({n: v for n, v in t.items() if ".layers.7." not in n}), "num_hidden_layers 8 7"),
+        (lambda t: with_others({n: v for n, v in t.items() if n != "model.norm.weight"}), "model.norm.weight"),
+        (lambda t: with_others({n: v for n, v in t.items() if n != EMBEDDING}), EMBEDDING),
+    ],
+)
+def test_a_text_model_that_is_not_whole_is_refused(tmp_path, tensors, values):
+    with refused(UserError, values):
+        load_hybrid(written(tmp_path / "model", tensors=tensors))
+
+
+def test_a_row_of_a_padded_embedding_has_no_text_and_harms_no_neighbour(tmp_path):
+    def padded(tensors):
+        embedding = tensors[EMBEDDING]
+        return tensors | {EMBEDDING: torch.cat([embedding, embedding.new_zeros(64, embedding.shape[1])])}
+
+    directory = written(tmp_path / "model", lambda config: nested(config | {"vocab_size": 2112}), padded)
+    with LLM(directory, num_blocks=16) as llm:
+        params = [SamplingParams(logit_bias={2100: 100}), SamplingParams(temperature=0)]
+        spare, other = llm.generate(["The", "Hello"], params, progress=False)
+        alone = llm.generate("Hello", params[1], progress=False)[0]
+    assert (set(spare.token_ids), spare.text) == ({2100}, "")
+    assert other.token_ids == alone.token_ids and other.error is None

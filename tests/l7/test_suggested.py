@@ -1,0 +1,83 @@
+"""Lesson 7. What the checkpoint suggests for sampling holds for what a client leaves out, on each route."""
+
+import pytest
+
+from mini_engine.checkpoint.generation import SamplingDefaults
+from mini_engine.server.protocol import ChatRequest
+from tests.l7.service import Service, tokenizer
+from tests.support import random_model
+
+pytestmark = pytest.mark.reference  # no task is about this
+
+SUGGESTED = SamplingDefaults(0.6, 20, 0.95, 0.01, 1.1, max_tokens=5)
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+BODIES = {"/v1/completions": {"prompt": "Hi"}, "/v1/chat/completions": CHAT, "/v1/responses": {"input": "Hi"}}
+LENGTHS = {"/v1/completions": 16, "/v1/chat/completions": 5, "/v1/responses": 5}  # OpenAI's 16, or the suggested one
+NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+ALL = dict(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+
+
+@pytest.fixture(scope="module")
+def server():
+    vocabulary = len(tokenizer().token_bytes)
+    model = random_model(vocab_size=vocabulary, max_position_embeddings=512, sampling=SUGGESTED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.l7.service.small_model", lambda: model)
+        with Service() as service:
+            yield service
+
+
+@pytest.fixture
+def asked(server, monkeypatch):
+    """Post a body; return the parameters that the engine is given."""
+    seen, add = [], server.engine.add_request
+
+    def noting(name, ids, params, *more, **others):
+        seen.append(params)
+        return add(name, ids, params, *more, **others)
+
+    monkeypatch.setattr(server.engine, "add_request", noting)
+
+    def ask(route, **body):
+        assert server.post(route, BODIES[route] | body).status == 200
+        return seen.pop()
+
+    return ask
+
+
+def of(params):
+    return {name: getattr(params, name) for name in NAMES}
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_what_is_left_out_is_the_checkpoint_s(asked, route):
+    params = asked(route)
+    assert of(params) == {name: getattr(SUGGESTED, name) for name in NAMES}
+    assert params.max_tokens == LENGTHS[route]
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_null_is_left_out(asked, route):
+    assert asked(route, temperature=None).temperature == SUGGESTED.temperature
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+def test_what_is_given_counts_even_if_it_is_the_usual_default(asked, route):
+    params = asked(route, **ALL, max_tokens=7)
+    assert of(params) == ALL and params.max_tokens == 7
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p"])
+def test_a_response_s_parameters_count_one_by_one(asked, name):
+    params = asked("/v1/responses", **{name: 1.0})
+    assert of(params) == {each: getattr(SUGGESTED, each) for each in NAMES} | {name: 1.0}
+
+
+@pytest.mark.parametrize(("room", "longest"), [(3, 3), (100, 5)])
+def test_a_chat_is_no_longer_than_what_fits(room, longest):
+    assert ChatRequest.model_validate(CHAT).advised(SUGGESTED).params(0, room).max_tokens == longest
+
+
+def test_a_response_says_what_was_used(server):
+    answer = server.post("/v1/responses", BODIES["/v1/responses"] | {"top_p": 0.5}).body
+    assert (answer["temperature"], answer["top_p"]) == (SUGGESTED.temperature, 0.5)
