@@ -140,7 +140,7 @@ def sample_together(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     chosen = choose(logits, rows)
     token_ids = chosen.tolist()
     if max(token_ids, default=0) >= logits.shape[-1] or not (logits.gather(1, chosen[:, None]) > NEVER).all():
-        raise ValueError("the model's logits hold NaN, so no token can be chosen")
+        raise ValueError("the model's logits are no numbers, so no token can be chosen")
     return [Sampled(*pair) for pair in zip(token_ids, logprobs(logits, rows, token_ids), strict=True)]
 
 
