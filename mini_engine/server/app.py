@@ -251,7 +251,8 @@ def add_answers(app: FastAPI, service: Service) -> None:
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         wanted = await service.bodies.read(request, ChatRequest)
-        shape = ToolChatFormat() if wanted.form is not None and wanted.form.functions else ChatFormat()
+        form = wanted.form
+        shape = ToolChatFormat(form.may_say) if form is not None and form.functions else ChatFormat()
         return await service.answer(partial(Reply, shape), wanted, request)
 
     @app.post("/v1/responses", responses=gives(ResponseAnswer, TYPED), openapi_extra=takes(ResponsesRequest))

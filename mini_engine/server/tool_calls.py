@@ -14,22 +14,33 @@ BEGIN = re.compile(re.escape(OPEN) + r'\n\{"name": ("(?:[^"\\]|\\.)*"), "argumen
 
 
 class ToolChatFormat(ChatFormat):
-    """`/v1/chat/completions` with tools: what the model writes as calls is told apart from its text."""
+    """`/v1/chat/completions` with tools: what the model writes as calls is told apart from its text.
+
+    Args:
+        may_say: the answer may be text; otherwise what is no call is the beginning of one that was cut off.
+    """
+
+    def __init__(self, may_say: bool = True) -> None:
+        super().__init__()
+        self.may_say = may_say
 
     def reader(self) -> "CallReader":
         """A reader for one choice."""
-        return CallReader()
+        return CallReader(self.may_say)
 
 
 class CallReader:
     """Splits one answer into text and calls. Text that may be the beginning of a call is held back.
 
+    Args:
+        may_say: text is shown.
+
     Attributes:
         text: what is not a call. calls: those begun so far; their arguments are JSON in a text.
     """
 
-    def __init__(self) -> None:
-        self.text = ""
+    def __init__(self, may_say: bool = True) -> None:
+        self.may_say, self.text = may_say, ""
         self.calls: list[JsonObject] = []
         self._rest = ""
         self._in_call = self._is_cut = False
@@ -65,6 +76,7 @@ class CallReader:
         elif ended and not self._in_call:
             self._is_cut = begins_a_call(self._rest)
             said, self._rest = said + ("" if cut else self._rest), ""
+        said = said if self.may_say else ""
         self.text += said
         return {"delta": ({"content": said} if said else {}) | ({"tool_calls": changes} if changes else {})}
 

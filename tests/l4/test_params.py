@@ -74,6 +74,7 @@ def test_the_ends_of_every_range_are_accepted(values):
         ({"stop_token_ids": "stop"}, "'stop'"),
         ({"stop_token_ids": 7}, "7"),
         ({"ignore_eos": "yes"}, "'yes' True False"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output 1 True False"),
     ],
 )
 def test_an_invalid_value_is_refused_with_its_name_and_what_is_allowed(given, values):

@@ -68,6 +68,15 @@ def test_a_stop_string_ends_the_answer_and_is_not_shown(llm):
     assert deltas[-1].finish_reason == FinishReason.STOP
 
 
+@pytest.mark.parametrize("length", [1, 6])
+def test_a_stop_string_is_shown_if_asked_for_and_nothing_behind_it(llm, length):
+    full = answer(llm, PROMPT, greedy())
+    stop = full[6 : 6 + length]
+    params, shown = greedy(stop=[stop], include_stop_str_in_output=True), full[: full.index(stop)] + stop
+    assert answer(llm, PROMPT, params) == shown
+    assert "".join(delta.text for delta in llm.stream(PROMPT, params)) == shown
+
+
 @pytest.mark.parametrize("spare", [0, 1, 5])
 def test_whole_answers_and_streams_agree_why_an_answer_ended(llm, spare):
     ids = llm.generate(PROMPT, greedy(), progress=False)[0].token_ids

@@ -256,6 +256,7 @@ def test_a_stop_string_inside_a_call_is_the_reason(server: Service, stop):
     calls = found["message"].get("tool_calls", [])
     arguments = "".join(each["function"]["arguments"] for each in calls)
     assert found["finish_reason"] == reason
+    assert not found["message"]["content"], "how calls are written is no answer"
     assert not arguments if whole is None else set(json.loads(arguments)) == {"a", "b"} if whole else arguments
     assert streamed(server, body) == (arguments, reason, found["message"]["content"] or "")
 
