@@ -3,8 +3,8 @@
     python -m scripts.pages.handover_figures            # write the page
     python -m scripts.pages.handover_figures --check    # write nothing; exit 1 if the page does not fit the kept run
 
-A prompt that is handed over causes one long gap. The more gaps it lasts, the further out in the tail that one is, so the
-tables have p99.9 and the largest beside p99.
+A prompt that is handed over causes one long gap. The more gaps it lasts, the further out in the tail that one is, so
+the tables have p99.9 and the largest beside p99.
 """
 
 import json
