@@ -5,9 +5,12 @@ figures are looked for, with their units, and never the words around them.
 """
 
 import json
+import math
 import re
 from functools import cache
 from importlib.metadata import version
+from itertools import pairwise
+from statistics import fmean
 
 from scripts import ROOT
 from scripts.bench.allocator import placements
@@ -167,6 +170,51 @@ def test_lesson_9_s_table_of_engines_is_the_kept_run():
     for row in kept("l9_speed/peers.json"):
         loads.setdefault(row["load"], []).append(three_digits(row["tokens/s"]))
     gives("l9_speed", *map(" | ".join, loads.values()))
+
+
+def methods() -> dict[str, dict[int, dict[str, float]]]:
+    """Return the rows of lesson 17's kept run, by method and bits."""
+    kept_run = json.loads((LESSONS / "l17_bits" / "methods.json").read_text(encoding="utf-8"))
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for row in kept_run["more"]:
+        found.setdefault(row["what"], {})[row["bits"]] = row
+    return found
+
+
+def mean_kl(row: dict[str, float]) -> float:
+    return fmean(row[f"KL, seed {seed}"] for seed in range(3))
+
+
+@pytest.mark.parametrize(
+    ("method", "digits"), [("plain", 2), ("plain, groups of 32", 2), ("keys by channel", 3), ("rotated", 3)]
+)
+def test_lesson_17_s_table_of_methods_is_the_kept_run(method, digits):
+    row = methods()[method][4]
+    gives(
+        "l17_bits", " | ".join([f"{row['bits stored']:g}", *(f"{row[f'KL, seed {n}']:.{digits}f}" for n in range(3))])
+    )
+
+
+def test_what_rotation_groups_and_a_bit_gain_is_what_lesson_17_says():
+    found = methods()
+    plain, turned, groups = (found[name] for name in ("plain", "rotated", "rotated, groups of 32"))
+
+    def plain_bits(divergence: float) -> float:
+        """Return how many bits plain rounding has to store for that KL, on the chart's line."""
+        for few, many in pairwise(plain.values()):
+            if mean_kl(few) >= divergence >= mean_kl(many):
+                part = math.log(mean_kl(few) / divergence) / math.log(mean_kl(few) / mean_kl(many))
+                return few["bits stored"] + part * (many["bits stored"] - few["bits stored"])
+        raise AssertionError(divergence)
+
+    gains = [plain_bits(mean_kl(turned[bits])) - turned[bits]["bits stored"] for bits in (3, 4, 5, 6)]
+    gives("l17_bits", f"{min(gains):.1f} to {max(gains):.2f} bits")
+    few, many = (mean_kl(plain[bits]) / mean_kl(plain[bits + 1]) for bits in (2, 4))
+    gives("l17_bits", f"{few:.1f} times", f"{many:.1f} between")
+    straight = [mean_kl(rows[5]) / mean_kl(rows[6]) for name, rows in found.items() if name != "plain"]
+    assert min(straight) > 3.5 and max(straight) < 4.5, "from five bits on a bit makes KL four times smaller"
+    half = [mean_kl(turned[bits]) / mean_kl(groups[bits]) for bits in (4, 5, 6)]
+    assert min(half) > 1.7 and max(half) < 2.1, "half a bit stored, half a bit gained: about two times"
 
 
 @pytest.mark.parametrize("file", ["serving.json", "serving-limits.json"])
