@@ -1,1 +1,1 @@
-"""Lesson 17. Compressed K and V: a pool of int8 rows that carry their scale, and the kernels that read them."""
+"""Lesson 17. Compressed K and V: pools of int8 and int4 rows that carry their scales, and kernels that read them."""

@@ -6,7 +6,8 @@
 
 The pool has as many tensors as group 0 has layers. So a block of one group has the same bytes as a block of any other,
 and a block that one group frees can be the next one of another. The layers with a window are cut into groups of that
-size; the last one may be smaller, and then wastes the rest of its blocks. vLLM groups layers in the same way.
+size; the last one may be smaller, and then wastes the rest of its blocks. vLLM deals them out: of n groups, each has
+every n-th layer.
 """
 
 from collections.abc import Sequence

@@ -168,7 +168,7 @@ def taken(engine: Engine, threads: int, args: Namespace, pause: float, number: i
 
 
 def row(name: str, turns: list[Turn]) -> Row:
-    """Return a way's row: gaps of all turns; the range of the p99 over turns."""
+    """Return a way's row: gaps of all turns, how many for each prompt, and the range of the p99 over turns."""
     gaps = [1e3 * gap for turn in turns for gap in turn.gaps]
     idle = [1e3 * gap for turn in turns for gap in turn.idle]
     tails = [1e3 * percentile(turn.gaps, 99) for turn in turns]
@@ -180,7 +180,9 @@ def row(name: str, turns: list[Turn]) -> Row:
         "p99 ms": median(tails),
         "from": min(tails),
         "to": max(tails),
+        "p99.9 ms": percentile(gaps, 99.9),
         "max ms": max(gaps),
+        "gaps a prompt": len(gaps) / len(firsts),
         "first s": median(firsts),
         "tokens/s": 1e3 * ANSWERS * len(gaps) / sum(gaps),
     }

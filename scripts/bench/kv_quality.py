@@ -70,6 +70,23 @@ class PlainInt4KvPool(KvPool):
         super().set_kv(layer, slot_mapping, to_16_levels(k), to_16_levels(v))
 
 
+class Fp8KvPool(KvPool):
+    """The other 8 bits: K and V rounded to float8_e4m3fn, with a scale for each token and head, as int8 has."""
+
+    direct = False
+
+    def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """As in lesson 3, rounded first."""
+        super().set_kv(layer, slot_mapping, to_fp8(k), to_fp8(v))
+
+
+def to_fp8(x: Tensor) -> Tensor:
+    """Return x `[..., D]` with each vector rounded to the levels of float8_e4m3fn, in x's dtype."""
+    largest = x.abs().amax(dim=-1, keepdim=True)
+    scale = (largest / torch.finfo(torch.float8_e4m3fn).max).clamp_min(torch.finfo(x.dtype).tiny)
+    return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
+
+
 def to_16_levels(x: Tensor) -> Tensor:
     """Return x `[..., D]` with each vector rounded to 16 evenly spaced numbers, in x's dtype."""
     least, largest = x.aminmax(dim=-1, keepdim=True)
@@ -81,7 +98,7 @@ def pools(model: Qwen3ForCausalLM, num_blocks: int) -> dict[str, KvPool]:
     """Return a pool of each kind for a model, read by torch's kernels."""
     config, plain = model.config, load_kernel("torch", model.device, model.dtype)
     usual = (config, num_blocks, BLOCK_SIZE, plain, model.dtype, model.device)
-    found: dict[str, KvPool] = {"full": KvPool(*usual), "plain int4": PlainInt4KvPool(*usual)}
+    found: dict[str, KvPool] = {"full": KvPool(*usual), "plain int4": PlainInt4KvPool(*usual), "fp8": Fp8KvPool(*usual)}
     for name, rows in FORMATS.items():
         kernel = row_kernels.load_kernel("torch", model.device, model.dtype, rows)
         found[name] = RowKvPool(rows, config, num_blocks, BLOCK_SIZE, kernel, model.device)

@@ -49,11 +49,11 @@ class Timing:
         return {unit: self.median * scale, "best": self.best * scale, "± %": self.spread * 100}
 
 
-def percentile(values: list[float], part: int) -> float:
-    """Return the value below which `part` percent of the values lie; of one value, that value."""
+def percentile(values: list[float], part: float) -> float:
+    """Return the value below which `part` percent of the values lie, to a tenth; of one value, that value."""
     if len(values) == 1:
         return values[0]
-    return statistics.quantiles(values, n=100, method="inclusive")[part - 1]
+    return statistics.quantiles(values, n=1000, method="inclusive")[round(10 * part) - 1]
 
 
 def clock_of(args: Namespace) -> Clock:

@@ -32,7 +32,10 @@ PROMPTS = (1024, 4096, 16_384, 65_536)
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model's K and V need. num_full: how many of its layers see everything, spread evenly."""
+    """What a model's K and V need.
+
+    num_full: how many of its layers see everything, spread evenly. longest: tokens of its longest text.
+    """
 
     name: str
     num_layers: int
@@ -40,6 +43,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     window: int
+    longest: int = 131_072
     block_size: int = 16
 
     @property
@@ -81,8 +85,8 @@ class Shape:
 MODELS = (
     Shape("Gemma 3 27B", 62, 10, 16, 128, 1024),
     Shape("gpt-oss-20b", 24, 12, 8, 64, 128),
-    Shape("OLMo 3 7B", 32, 8, 32, 128, 4096),
-    Shape("Mistral 7B v0.1", 32, 0, 8, 128, 4096),
+    Shape("OLMo 3 7B", 32, 8, 32, 128, 4096, 65_536),
+    Shape("Mistral 7B v0.1", 32, 0, 8, 128, 4096, 32_768),
 )
 
 
@@ -139,11 +143,10 @@ def sequence_bytes(shape: Shape, length: int) -> int:
 
 def model_rows(quick: bool) -> list[dict[str, Any]]:
     """Return, for each public model, the memory of one long sequence, and how many fit in POOL."""
-    length = 8192 if quick else 131_072
     rows = []
     for shape in MODELS:
-        length_here = min(length, 32_768) if "Mistral" in shape.name else length
-        full, windowed = sequence_bytes(shape.without_windows, length_here), sequence_bytes(shape, length_here)
+        length = 8192 if quick else shape.longest
+        full, windowed = sequence_bytes(shape.without_windows, length), sequence_bytes(shape, length)
         rows.append(
             {
                 "case": shape.name,
@@ -151,7 +154,7 @@ def model_rows(quick: bool) -> list[dict[str, Any]]:
                 "windows": shape.num_layers - shape.num_full,
                 "W": shape.window,
                 "groups": 1 + shape.num_groups,
-                "tokens": length_here,
+                "tokens": length,
                 "all kept GiB": full / GIB,
                 "in groups GiB": windowed / GIB,
                 f"fit in {POOL // GIB} GiB": POOL // full,

@@ -124,9 +124,9 @@ GAINS = (
     ),
     Gain(
         "l19_handover",
-        "p99 gap of answers\nbeside a long prompt",
-        r"in one step each \| [\d.]+ ms \| \d+ ms \| \*\*(\d+) ms",
-        r"by a prefill worker \| [\d.]+ ms \| \d+ ms \| \*\*(\d+) ms",
+        "largest gap of answers\nbeside a long prompt",
+        r"in one step each(?: \| [\d,.]+ ms){4} \| \*\*([\d,]+) ms",
+        r"by a prefill worker(?: \| [\d,.]+ ms){4} \| \*\*([\d,]+) ms",
         "ms",
     ),
 )

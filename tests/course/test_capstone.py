@@ -16,7 +16,7 @@ from lessons._course.places import Places
 ROOT = Places.find().root
 PAGE = Page.read(ROOT / "lessons" / "capstone.md")
 TRACKS = {"Core": {0, 1, 2, 3, 4, 5, 6, 7, 8}, "Speed": {3, 8, 9, 10, 14}, "Models": {3, 11, 14, 15, 16}}
-TRACKS |= {"Memory": {12, 17}, "Machines": {13, 18}}
+TRACKS |= {"Memory": {12, 17}, "Machines": {13, 18, 19}}
 MOST_LINES = 30
 THREAD = re.compile(r"\[(?:vllm-project/router )?#(\d+)\]\(https://github\.com/([\w-]+/[\w-]+)/(?:issues|pull)/(\d+)\)")
 PROJECTS = {"vllm-project/vllm", "vllm-project/router", "sgl-project/sglang"}

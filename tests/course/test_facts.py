@@ -5,24 +5,32 @@ figures are looked for, with their units, and never the words around them.
 """
 
 import json
+import math
 import re
 from functools import cache
 from importlib.metadata import version
+from itertools import pairwise
+from statistics import fmean
 
 from scripts import ROOT
 from scripts.bench.allocator import placements
 from scripts.bench.parallel import weight_bytes
+from scripts.bench.windows_counts import GIB, MODELS, POOL, sequence_bytes
 from scripts.make_random_qwen3 import SHAPES
 
 import pytest
 import torch
-from transformers import AutoTokenizer, DynamicCache
+from transformers import AutoTokenizer, DeepseekV3Config, DynamicCache, QuantizedCache
 
 from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.hybrid.delta_rule import recurrent_step
+from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.ranks.shard import bytes_per_step, gathered_bytes_per_step
+from mini_engine.speculation.adapt import share_of_rows
+from mini_engine.speculation.options import Speculation
 from mini_engine.tiers.records import CRC, HEADER
+from mini_engine.windows.kept import KeptWindows
 
 LESSONS = ROOT / "lessons"
 SMALL = Qwen3Config(**SHAPES["0.6B"])
@@ -164,6 +172,51 @@ def test_lesson_9_s_table_of_engines_is_the_kept_run():
     gives("l9_speed", *map(" | ".join, loads.values()))
 
 
+def methods() -> dict[str, dict[int, dict[str, float]]]:
+    """Return the rows of lesson 17's kept run, by method and bits."""
+    kept_run = json.loads((LESSONS / "l17_bits" / "methods.json").read_text(encoding="utf-8"))
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for row in kept_run["more"]:
+        found.setdefault(row["what"], {})[row["bits"]] = row
+    return found
+
+
+def mean_kl(row: dict[str, float]) -> float:
+    return fmean(row[f"KL, seed {seed}"] for seed in range(3))
+
+
+@pytest.mark.parametrize(
+    ("method", "digits"), [("plain", 2), ("plain, groups of 32", 2), ("keys by channel", 3), ("rotated", 3)]
+)
+def test_lesson_17_s_table_of_methods_is_the_kept_run(method, digits):
+    row = methods()[method][4]
+    gives(
+        "l17_bits", " | ".join([f"{row['bits stored']:g}", *(f"{row[f'KL, seed {n}']:.{digits}f}" for n in range(3))])
+    )
+
+
+def test_what_rotation_groups_and_a_bit_gain_is_what_lesson_17_says():
+    found = methods()
+    plain, turned, groups = (found[name] for name in ("plain", "rotated", "rotated, groups of 32"))
+
+    def plain_bits(divergence: float) -> float:
+        """Return how many bits plain rounding has to store for that KL, on the chart's line."""
+        for few, many in pairwise(plain.values()):
+            if mean_kl(few) >= divergence >= mean_kl(many):
+                part = math.log(mean_kl(few) / divergence) / math.log(mean_kl(few) / mean_kl(many))
+                return few["bits stored"] + part * (many["bits stored"] - few["bits stored"])
+        raise AssertionError(divergence)
+
+    gains = [plain_bits(mean_kl(turned[bits])) - turned[bits]["bits stored"] for bits in (3, 4, 5, 6)]
+    gives("l17_bits", f"{min(gains):.1f} to {max(gains):.2f} bits")
+    few, many = (mean_kl(plain[bits]) / mean_kl(plain[bits + 1]) for bits in (2, 4))
+    gives("l17_bits", f"{few:.1f} times", f"{many:.1f} between")
+    straight = [mean_kl(rows[5]) / mean_kl(rows[6]) for name, rows in found.items() if name != "plain"]
+    assert min(straight) > 3.5 and max(straight) < 4.5, "from five bits on a bit makes KL four times smaller"
+    half = [mean_kl(turned[bits]) / mean_kl(groups[bits]) for bits in (4, 5, 6)]
+    assert min(half) > 1.7 and max(half) < 2.1, "half a bit stored, half a bit gained: about two times"
+
+
 @pytest.mark.parametrize("file", ["serving.json", "serving-limits.json"])
 def test_lesson_7_s_tables_of_servers_are_the_kept_runs(file):
     rows = kept(f"l7_server/{file}")
@@ -175,3 +228,85 @@ def test_lesson_7_s_tables_of_servers_are_the_kept_runs(file):
             cells.append(" / ".join(f"{row[key]:,.0f}" for row in beside))
         cells.append(" / ".join(f"{row['good a second']:.2f}" for row in beside))
         gives("l7_server", " | ".join(cells))
+
+
+def test_lesson_9_s_rounds_range_as_in_the_kept_run():
+    ours = [row for row in kept("l9_speed/peers.json") if row["engine"] == "ours"]
+    one, eight, *others = ours
+    over = one["% of memory"] * one["highest"] / one["tokens/s"]
+    gives("l9_speed", f"{one['lowest']:.1f} to {one['highest']:.1f} tokens/s", f"{over:.0f} % of it")
+    under = one["% of memory"] * one["lowest"] / one["tokens/s"]
+    assert f"{under:.0f} to {over:.0f} %" in (LESSONS / "seen-on.md").read_text(encoding="utf-8")
+    gives("l9_speed", f"from {eight['lowest']:.0f} to {eight['highest']:.0f}")
+    most = max(abs(row[end] / row["tokens/s"] - 1) for row in others for end in ("lowest", "highest"))
+    gives("l9_speed", f"{most:.0%} of the median".replace("%", " %"))
+
+
+def test_the_longest_gaps_on_the_pages_of_figures_are_lesson_19_s():
+    first, *_, last = kept("l19_handover/handover.json")
+    figures = f"{first['max ms']:,.0f} and {last['max ms']:.0f} ms"
+    for path in ("README.md", "ladder/README.md"):
+        assert figures in (LESSONS / path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("first_s", "gap_ms", "met"), [(2, 200, "chunks of 128"), (4, 100, "hand-over")])
+def test_each_pair_of_lesson_19_s_targets_is_met_by_one_way(first_s, gap_ms, met):
+    rows = kept("l19_handover/handover.json")
+    assert [row["prompts"] for row in rows if row["first s"] < first_s and row["p99 ms"] < gap_ms] == [met]
+    gives("l19_handover", f"{first_s} s and", f"{gap_ms} ms")
+
+
+# ---------------------------------------------------------------- on paper
+
+
+def test_what_a_cache_of_windows_can_hold_and_find_nothing_is_what_lesson_15_says():
+    kept_windows = KeptWindows(RefCountedAllocator(64, 16), window=64, num_groups=1)
+
+    def found(held: set[int]) -> int:
+        kept_windows.companions = dict.fromkeys(held, (0,))
+        return kept_windows.num_usable(range(62))
+
+    held = {block for block in range(62) if block % 4}
+    assert found(held) == 0 and all(found(held | {block}) for block in range(0, 62, 4)), "no larger one finds nothing"
+    assert found(set(range(58))) == 58, "without the last four, all before them are found"
+    gives("l15_windows", f"{len(held)} blocks", f"{len(held) / 62:.0%}".replace("%", " %"))
+
+
+def test_olmo_3_s_longest_text_takes_what_lesson_15_says():
+    shape = next(shape for shape in MODELS if shape.name == "OLMo 3 7B")
+    full, windows = (sequence_bytes(one, shape.longest) for one in (shape.without_windows, shape))
+    sizes = f"{full / GIB:.0f} | {windows / GIB:.1f} | {POOL // full} → {POOL // windows}"
+    gives("l15_windows", f"{shape.longest:,} | {sizes}")
+
+
+def test_gemma_4_s_layers_with_windows_hold_ten_elevenths_of_its_bytes():
+    windows, full = 50 * 16 * 256, 10 * 4 * 512
+    assert (windows / (windows + full), 50 / 60) == (10 / 11, 5 / 6)
+    gives("l15_windows", "50 of 60", "16 heads of 256", "4 of 512")
+
+
+def test_a_step_has_as_many_drafts_as_lesson_14_says():
+    gives("l14_speculation", f"{share_of_rows(Speculation().max_rows, 1)} drafts")
+
+
+def test_a_row_of_logits_for_every_rank_is_as_large_as_lesson_18_says():
+    gives("l18_ranks", f"{2 * SMALL.vocab_size / 2**10:.0f} KiB")
+
+
+def test_a_latent_in_8_bits_is_as_large_as_lesson_16_says():
+    rank, rope = DeepseekV3Config().kv_lora_rank, DeepseekV3Config().qk_rope_head_dim
+    gives("l16_latents", f"{rank + 4 * rank // 128 + 2 * rope} bytes", "1,152")
+    assert 2 * (rank + rope) == 1152
+
+
+def test_what_is_left_to_send_and_how_many_of_each_are_as_lesson_19_says():
+    token, link, prefill = 2**18, 50e9, 2 * 32.8e9 * 2000 / (0.5 * 989e12)
+    gives("l19_handover", f"{512e3 * token / link:.1f} ms", f"{512e3 * token / 64 / link:.2f} ms")
+    handed, finished = 1 / prefill, 32 / (500 * 25e-3)
+    gives("l19_handover", f"{handed:.1f} a second", f"{finished:.1f} a second")
+    assert abs(2 * handed / (3 * finished) - 1) < 0.05, "two prefill GPUs keep three decode GPUs busy"
+
+
+def test_the_caches_of_fewer_bits_in_transformers_are_those_of_lesson_17():
+    with pytest.raises(ValueError, match="nbits"):  # fp8 is there, and has no number of bits to choose
+        QuantizedCache("fp8", DeepseekV3Config(), nbits=8)

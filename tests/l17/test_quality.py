@@ -62,5 +62,5 @@ def test_every_pool_is_on_the_models_device():
     """A device without memory stands in for a GPU."""
     model = load_model(POCKET_DIR).to("meta")
     assert {name: pool.device.type for name, pool in pools(model, 4).items()} == dict.fromkeys(
-        ("full", "plain int4", "int8", "int4"), "meta"
+        ("full", "plain int4", "fp8", "int8", "int4"), "meta"
     )
