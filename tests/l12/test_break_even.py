@@ -1,10 +1,11 @@
 """Lesson 12. Bringing back is chosen when it is faster, tier by tier, and never past a block that is missing."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from mini_engine.tiers import break_even
+from mini_engine.tiers import break_even, opening
 from mini_engine.tiers.break_even import BreakEven, Speed, measured_copy, measured_disk, measured_rate
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.store import ALWAYS, BlockStore, MinTokens, Prefix
@@ -225,3 +226,21 @@ def test_a_disk_has_the_latency_of_one_byte_and_the_bandwidth_of_the_rest(clock,
         assert max(sizes) == probe, "a few bytes say nothing about a disk: the probe has at least 1 MiB"
         assert speed.latency == 0.25, "what one byte takes is waiting"
         assert speed.bandwidth == pytest.approx(2**20, rel=1e-3), "bytes a second, without the waiting"
+
+
+def test_what_comes_back_with_any_number_of_blocks_is_part_of_the_latency(monkeypatch, tmp_path):
+    """A state of 600 bytes, at 1,000 and 100 bytes a second; blocks of 8 tokens and 80 bytes."""
+    monkeypatch.setattr(opening, "measured_copy", lambda blocks: Speed(1000.0, 0.0))
+    monkeypatch.setattr(opening, "measured_disk", lambda directory, num_bytes: Speed(100.0, 0.25))
+    found = opening.break_evens(5.0, tmp_path, SimpleNamespace(payload_bytes=80), 8, 600)
+    assert found == {"host": BreakEven(5.0, 10, 1000.0, 0.6), "disk": BreakEven(5.0, 10, 100.0, 6.25)}
+
+
+@pytest.mark.parametrize("directory", [None, "refuses"])
+def test_a_disk_that_is_not_there_or_cannot_be_written_is_not_measured(monkeypatch, directory):
+    def refuse(directory, num_bytes):
+        raise PermissionError
+
+    monkeypatch.setattr(opening, "measured_copy", lambda blocks: Speed(1000.0, 0.0))
+    monkeypatch.setattr(opening, "measured_disk", refuse)
+    assert list(opening.break_evens(5.0, directory, SimpleNamespace(payload_bytes=80), 8, 0)) == ["host"]
