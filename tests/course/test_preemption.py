@@ -93,7 +93,7 @@ class World:
 
 @each_family
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), places=st.integers(1, PLACES))
 def test_the_first_request_always_gets_on_so_all_end(family, policy, seed, places):
     world = World(family, random.Random(seed), policy, places)

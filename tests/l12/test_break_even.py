@@ -1,13 +1,18 @@
 """Lesson 12. Bringing back is chosen when it is faster, tier by tier, and never past a block that is missing."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from mini_engine.tiers import break_even
+from mini_engine.engine_config import EngineConfig
+from mini_engine.tiers import break_even, opening
 from mini_engine.tiers.break_even import BreakEven, Speed, measured_copy, measured_disk, measured_rate
+from mini_engine.tiers.companions import CompanionMaker
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.store import ALWAYS, BlockStore, MinTokens, Prefix
+from mini_engine.tiers.tiers import MAX_WAITING
+from tests.l12.cells import Cells
 
 FAST = BreakEven(prefill_rate=400.0, bytes_per_token=1000, bandwidth=800_000.0, latency=0.1)  # 2 x the rate of prefill
 
@@ -225,3 +230,29 @@ def test_a_disk_has_the_latency_of_one_byte_and_the_bandwidth_of_the_rest(clock,
         assert max(sizes) == probe, "a few bytes say nothing about a disk: the probe has at least 1 MiB"
         assert speed.latency == 0.25, "what one byte takes is waiting"
         assert speed.bandwidth == pytest.approx(2**20, rel=1e-3), "bytes a second, without the waiting"
+
+
+def test_what_comes_back_with_any_number_of_blocks_is_part_of_the_latency(monkeypatch, tmp_path):
+    """A state of 600 bytes, at 1,000 and 100 bytes a second; blocks of 8 tokens and 80 bytes."""
+    monkeypatch.setattr(opening, "measured_copy", lambda blocks: Speed(1000.0, 0.0))
+    monkeypatch.setattr(opening, "measured_disk", lambda directory, num_bytes: Speed(100.0, 0.25))
+    found = opening.break_evens(5.0, tmp_path, SimpleNamespace(payload_bytes=80), 8, 600)
+    assert found == {"host": BreakEven(5.0, 10, 1000.0, 0.6), "disk": BreakEven(5.0, 10, 100.0, 6.25)}
+
+
+@pytest.mark.parametrize("directory", [None, "refuses"])
+def test_a_disk_that_is_not_there_or_cannot_be_written_is_not_measured(monkeypatch, directory):
+    def refuse(directory, num_bytes):
+        raise PermissionError
+
+    monkeypatch.setattr(opening, "measured_copy", lambda blocks: Speed(1000.0, 0.0))
+    monkeypatch.setattr(opening, "measured_disk", refuse)
+    assert list(opening.break_evens(5.0, directory, SimpleNamespace(payload_bytes=80), 8, 0)) == ["host"]
+
+
+def test_the_writer_has_room_for_all_that_a_block_brings():
+    """With three records a block, as many blocks may wait as with one."""
+    config = EngineConfig(kv_always=True, kv_host_bytes=10**6)
+    store = opening.open_tiers(config, Identity("w", "c", "f", 4), Cells(), CompanionMaker(num_each=3), lambda n: None)
+    assert store.tiers.writer.items.maxsize == 3 * MAX_WAITING
+    store.tiers.close()

@@ -159,3 +159,12 @@ def test_under_pressure_windows_do_not_vanish_before_the_texts_that_they_serve()
     found = [kv.findable(text) for text in texts]
     assert found[-1] == 40 and sum(length > 0 for length in found) >= 3, f"hits of {found} tokens in a full pool"
     assert sum(kv.blocks_by_state) == 60
+
+
+def test_the_next_turn_of_a_chat_begins_behind_the_answer_though_all_spare_companions_are_gone():
+    kv, tokens = Windows(num_groups=2), list(range(40))
+    kv.allocate("a", tokens[:10])
+    compute(kv, "a", tokens)
+    kv.free("a", tokens)
+    kv.kept.trim(99)
+    assert kv.findable(tokens) == 40, "where an answer ends is a place"

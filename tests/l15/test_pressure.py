@@ -16,11 +16,14 @@ NUM_PROMPTS = 25
 
 
 def texts_of(kv):
-    """Return the tokens of each text that the tree holds, from the beginning to a leaf."""
+    """Return the tokens of each text that the tree holds, from the beginning to a leaf, but for running requests' own.
+
+    Those are in use, found or not: of their windows, what nothing reads is the last that the pool gives up.
+    """
     texts, leaves = [], [kv.tree.root]
     for node in leaves:
         leaves += node.children.values()
-        if not node.children and node.parent is not None:
+        if node.is_evictable:
             key = b"".join(bytes(part.key) for part in reversed(list(node.path())))
             texts.append(
                 [int.from_bytes(key[at : at + TOKEN_BYTES], "little") for at in range(0, len(key), TOKEN_BYTES)]
@@ -66,19 +69,20 @@ def pressed(shape):
 
 
 def ask(kv, chance, name, running):
-    """Serve a prompt, or begin one that keeps its blocks, until there is no room; then end all that are running."""
+    """Serve a request, or one that keeps its blocks, until there is no room; then end all that are running."""
     tokens = FAMILIES[chance.randrange(3)][: chance.randrange(1, 90)] + chance.choices(range(3), k=chance.randrange(4))
     if chance.random() < 0.1:
         kv.tree.evict(chance.randrange(1, 6))
-    if kv.cost(tokens, len(tokens)).num_blocks > kv.num_free_blocks:
+    prompt = tokens[: chance.randint(1, len(tokens))]  # what is behind it is an answer
+    if kv.cost(prompt, len(tokens)).num_blocks > kv.num_free_blocks:
         while running:
             kv.free(*running.pop())
-    elif chance.random() < 0.2:
-        kv.allocate(name, tokens)
+    else:
+        kv.allocate(name, prompt)
         compute(kv, name, tokens)
         running.append((name, tokens))
-    else:
-        serve(kv, name, tokens)
+        if chance.random() < 0.8:
+            kv.free(*running.pop())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mini_engine.quantized.formats import FORMATS
 from mini_engine.quantized.rotation import hadamard, rotate
 
 WIDTHS = [1, 2, 4, 16, 64, 128, 256]
@@ -96,3 +97,11 @@ def test_vectors_in_half_precision_are_rotated_in_float32_and_rounded_once(dtype
     got = rotate(x)
     assert got.dtype == dtype
     assert torch.equal(got, rotate(x.float()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", FORMATS.values(), ids=FORMATS.keys())
+def test_a_row_is_rounded_once_whatever_its_vector_s_dtype(rows, dtype):
+    """A rotated vector has more digits than the vector had: rounding it to its dtype first would lose them."""
+    x = some(50, 96).to(dtype)
+    assert torch.equal(rows.write(x), rows.write(x.float()))

@@ -125,7 +125,6 @@ def test_a_lost_sender_s_transfers_end_and_no_others():
     assert transfer.error == "prefill worker 1 has ended", "why it is not whole"
 
 
-@pytest.mark.task(4)
 def test_a_lost_sender_leaves_nothing_to_compute_of_what_was_cancelled():
     transfers, transfer = lent(num_filled=1, num_buffers=8)
     whole = transfers.ask(1, 0, 2, 0)
