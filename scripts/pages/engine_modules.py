@@ -45,6 +45,7 @@ LAYERS = (
             "engine.jobs",
             "engine.worker",
             "engine.mailbox",
+            "engine.open_answer",
             "engine.turns",
             "engine.engine",
             "tiers.opening",

@@ -158,7 +158,7 @@ def test_a_port_that_is_taken_is_told_before_torch_is_imported():
 
 @pytest.mark.ci
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
-@pytest.mark.parametrize("command", ["serve --port 0 --num-blocks 8", "cache list {} --json", "generate Once"])
+@pytest.mark.parametrize("command", ["serve --port 0 --num-blocks 8", "cache list {} --json"])
 def test_an_output_that_is_full_is_one_line(command, tmp_path):
     argv = [sys.executable, "-m", "mini_engine", *command.format(tmp_path).split()]
     tmp_path.chmod(0o700)

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given, settings
@@ -95,7 +96,8 @@ def test_a_stream_that_waits_for_its_first_token_is_kept_alive(path):
     with Service(heartbeat_seconds=0.02) as service:
         run, goes_on = service.engine.runner.run, threading.Event()
         service.engine.runner.run = lambda chunks: goes_on.wait(PATIENCE) and run(chunks)
-        with socket.create_connection(service.address, PATIENCE) as client:
+        with socket.create_connection(service.address, PATIENCE) as client, ExitStack() as at_last:
+            at_last.callback(goes_on.set)
             client.sendall(raw_request(body, path))
             content = b""
             while content.count(COMMENT) < 2:
