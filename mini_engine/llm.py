@@ -98,7 +98,7 @@ class LLM:
                 raise UserError("a loaded model needs its tokenizer; give LLM(model, tokenizer)", param="tokenizer")
             self._begin(build.build_engine(model, config), tokenizer)
             return
-        place = POCKET_DIR if model is None else model
+        place = resolve_checkpoint(POCKET_DIR if model is None else model)  # once: a hub id is asked for
         check_kind(place)  # a folder of another kind of model may well lack a tokenizer, but that is not what is wrong
         tokenizer = tokenizer or tokenizer_of(place)
         self._begin(build.open_engine(place, config, dtype, device), tokenizer)
@@ -289,9 +289,8 @@ class Stream:
         self.close()
 
 
-def tokenizer_of(path_or_hub_id: str | Path) -> Tokenizer:
+def tokenizer_of(directory: Path) -> Tokenizer:
     """Return a checkpoint's tokenizer, or one without text if it has none: token ids need no other."""
-    directory = resolve_checkpoint(path_or_hub_id)
     return Tokenizer(directory) if (directory / TOKENIZER_FILE).is_file() else NoTokenizer(directory)
 
 

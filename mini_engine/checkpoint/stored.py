@@ -71,7 +71,7 @@ class Stored(Generic[Model]):
     Args:
         kind: makes the model. config: its shape.
         renamed: turns a stored name into the one it has in most checkpoints; for a family that has names of its own.
-        ignored: tensors with one of these prefixes are left out without a word, others that the model lacks with one.
+        ignored: tensors with these prefixes are left out silently; any other that the model lacks is worth a warning.
 
     Attributes:
         config: its head is untied if the files hold a head that differs from the embedding.

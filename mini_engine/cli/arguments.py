@@ -201,22 +201,23 @@ def load_llm(args: argparse.Namespace, scheduler_config: Any = None):
         handover_min_tokens=args.handover_min_tokens,
         speculate=args.speculate,
     )
+    tokenizer = tokenizer_of(args.model)
     dtype, why = chosen_dtype(args.model, args.dtype, args.device)
     if why:
         print(why, file=sys.stderr)
-    tokenizer = tokenizer_of(args.model)
-    return LLM(args.model, tokenizer=tokenizer, dtype=dtype, device=args.device, config=config)
+    return LLM(tokenizer.directory, tokenizer=tokenizer, dtype=dtype, device=args.device, config=config)
 
 
 def tokenizer_of(model: str | None):
     """Return the tokenizer of `--model`, of a kind that runs here: commands take and give text."""
+    from mini_engine.checkpoint.weights import resolve_checkpoint
     from mini_engine.loading import check_kind
     from mini_engine.pocket import POCKET_DIR
     from mini_engine.text.tokenizer import Tokenizer
 
-    place = POCKET_DIR if model is None else model
-    check_kind(place)
-    return Tokenizer.load(place)
+    directory = resolve_checkpoint(POCKET_DIR if model is None else model)
+    check_kind(directory)
+    return Tokenizer(directory)
 
 
 @contextmanager

@@ -95,6 +95,8 @@ LAYERS = (
         (
             "checkpoint.config",
             "checkpoint.config_schema",
+            "checkpoint.generation",
+            "checkpoint.json_files",
             "errors",
             "values",
             "native_build",
