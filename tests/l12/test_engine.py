@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from mini_engine.__main__ import main
 from mini_engine.build import build_engine
@@ -12,6 +13,7 @@ from mini_engine.errors import UserError
 from mini_engine.loading import load
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.tiers.compact import compact, shrink
+from mini_engine.tiers.opening import digest_of
 
 PROMPTS = [[(7 * i * start + i) % 500 + 20 for i in range(40)] for start in (1, 2, 3)]
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -163,3 +165,13 @@ def test_the_cache_command_needs_a_directory(tmp_path, capsys):
 def told(capsys, action, folder, *options, code=0):
     assert main(["cache", action, str(folder), *options, "--json"]) == code
     return json.loads(capsys.readouterr().out)
+
+
+def test_weights_of_the_same_bytes_and_another_dtype_or_name_are_other_weights():
+    zeros = torch.zeros(4)
+    digests = [
+        digest_of([(name, (4,), dtype, [zeros])])
+        for name, dtype in (("a", torch.float32), ("b", torch.float32), ("a", torch.int32))
+    ]
+    assert len(set(digests)) == 3
+    assert digest_of([("a", (4,), torch.float32, [zeros[:1], zeros[1:]])]) == digests[0], "in pieces or whole"

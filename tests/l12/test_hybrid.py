@@ -21,7 +21,7 @@ from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.keys import Identity
 from mini_engine.tiers.records import Kind
 from mini_engine.tiers.states import StateRecords
-from mini_engine.tiers.store import BlockStore
+from mini_engine.tiers.store import BlockStore, Prefix
 from mini_engine.tiers.tiers import Tiers
 from tests.l11.ledger import Ledger
 from tests.l11.models import ask, check_nothing_is_lost, drain, greedy, hybrid
@@ -190,6 +190,22 @@ def test_a_state_that_has_seen_more_tokens_is_not_saved_with_a_block():
     assert kinds.count(Kind.KV) == 3, "all whole blocks are saved when the request ends"
     assert kinds.count(Kind.STATE) == states, "the state has seen 13 tokens by then; the block ends after 12"
     machine.teardown()
+
+
+@pytest.mark.parametrize(("hosted", "is_new"), [(False, True), (True, False)])
+def test_a_state_that_only_the_disk_has_is_saved_for_host_memory(hosted, is_new):
+    class OnDisk(Tiers):
+        def __contains__(self, key):
+            return True
+
+    tiers, ledger = OnDisk.of_size(None, 10**6, 0), Ledger(1)
+    records = StateRecords(tiers, LedgerBytes(ledger), lambda name: [1])
+    prefix = Prefix(b"root", bytes(4 * SIZE), 4 * SIZE)
+    ledger.seen[1] = (0,) * SIZE
+    if hosted:
+        tiers.put(records.new("a", prefix, 0, 1, True)[0][1])
+    assert bool(records.new("a", prefix, 0, 1, True)) == is_new
+    tiers.close()
 
 
 def test_a_state_that_comes_back_is_a_checkpoint_again():

@@ -402,3 +402,24 @@ def test_what_goes_with_a_block_is_handed_over_right_behind_it(monkeypatch):
     world.store.save(prefix, [1, 2, 3], 0, more)
     assert put == [prefix.keys[1], b"state", prefix.keys[2], prefix.keys[3], b"state"]
     world.tiers.close()
+
+
+def test_what_no_tier_can_have_is_not_missing_there():
+    """A namespace without bytes to hash has no keys: only the pool knows its texts."""
+    world, namespace = World(), object()
+    for name in ("a", "b"):
+        world.begin(name, list(range(3 * SIZE)), namespace)
+        world.end(name)
+    assert world.manager.prefixes.stats.found_tokens == 2 * SIZE
+    assert world.tiers.num_missing == 0
+    world.tiers.close()
+
+
+def test_records_behind_one_that_turns_out_to_be_missing_are_not_used():
+    world = World()
+    prefix = world.store.prefix(key_of(list(range(4 * SIZE))), None, SIZE * TOKEN_BYTES)
+    world.store.save(prefix, [1, 2, 3, 4], 0)
+    wanted = world.store.wanted(prefix, 0, 4)
+    del world.tiers.host.records[prefix.keys[3]]  # since it was wanted
+    assert [record.key for record in world.store.find(wanted, read_disk=True)] == prefix.keys[1:3]
+    world.tiers.close()

@@ -345,3 +345,10 @@ def test_without_a_disk_there_is_only_the_host_tier():
     tiers.put(record(1))
     assert tiers.get(wanted(1)) and not tiers.prefetch([wanted(2)])
     tiers.close()
+
+
+@pytest.mark.parametrize("reason", ["truncated", "version", "damaged", "foreign", "irregular"])
+def test_every_record_that_cannot_be_trusted_counts_as_damaged(tmp_path, reason):
+    disk = DiskTier(tmp_path, 10**6)
+    disk.counts[reason] += 2
+    assert disk.stats()[0].events["damaged"] == 2

@@ -1,11 +1,14 @@
 """Lesson 15. The plan of a step: the same positions and lengths in all groups, other blocks."""
 
+from array import array
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mini_engine.kv.block_tensor import ForwardMeta
+from mini_engine.windows.plan import window_tables
 from mini_engine.windows.store import GroupedMeta, with_groups
 
 SIZE = 4
@@ -82,3 +85,14 @@ def test_a_sequence_without_tokens_moves_no_other():
     assert got.slot_mapping[1].tolist() == expected, (
         "the last three tokens are the third sequence's: the second has none"
     )
+
+
+def test_each_group_s_table_has_its_own_row_of_each_request():
+    tables = {"a": ([0, 5], [0, 6]), "b": ([7], [8])}
+    chunks = [SimpleNamespace(request=SimpleNamespace(id=name)) for name in tables]
+
+    def tables_of(name):
+        return SimpleNamespace(rows=[array("i", row) for row in tables[name]])
+
+    found = [table.tolist() for table in window_tables(chunks, tables_of, 2)]
+    assert found == [[[0, 5], [7, 0]], [[0, 6], [8, 0]]]

@@ -2,6 +2,7 @@
 
 from mini_engine.tiers.tiers import Tiers
 from tests.l15.cells import connected, served
+from tests.l15.ledger import compute
 
 TEXT = list(range(42))
 
@@ -31,4 +32,15 @@ def test_windows_come_back_behind_those_that_the_request_has():
         "12 tokens from a tier for b, which c finds in the tree, and 4 more"
     )
     kv.check_reads("c", TEXT, 16, 16)
+    tiers.close()
+
+
+def test_a_text_without_keys_stays_out_of_the_tiers():
+    """A namespace that has no bytes to hash shares nothing, and has no keys."""
+    tiers = Tiers.of_size(None, 10**7, 0)
+    kv = connected(tiers)
+    kv.allocate("a", TEXT, object())
+    compute(kv, "a", TEXT)
+    kv.free("a", TEXT)
+    assert len(tiers.host) == 0
     tiers.close()
