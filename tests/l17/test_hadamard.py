@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_engine.quantized.formats import FORMATS
+from mini_engine.quantized.formats import FORMATS, INT4, INT8
 from mini_engine.quantized.rotation import hadamard, rotate
 
 WIDTHS = [1, 2, 4, 16, 64, 128, 256]
@@ -105,3 +105,11 @@ def test_a_row_is_rounded_once_whatever_its_vector_s_dtype(rows, dtype):
     """A rotated vector has more digits than the vector had: rounding it to its dtype first would lose them."""
     x = some(50, 96).to(dtype)
     assert torch.equal(rows.write(x), rows.write(x.float()))
+
+
+def test_int4_rows_are_of_rotated_vectors_and_int8_rows_are_not():
+    """Four bits have no levels to spare for one large channel; the product with a rotated query stays what it was."""
+    x = some(50, 96)
+    assert torch.equal(INT8.write(x), INT8.pack(x)) and torch.equal(INT4.write(x), INT4.pack(rotate(x)))
+    for rows, near in ((INT8, 0.03), (INT4, 0.6)):
+        assert (rows.read(rows.write(x), 96, torch.float32) - x).abs().max() < near, "read rotates back"

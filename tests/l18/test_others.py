@@ -50,3 +50,15 @@ def test_of_ranks_that_end_at_once_the_killed_one_is_named():
     """The others say that a connection broke, which is true, and not the cause."""
     ended = others((FAILED, "connection closed by peer"), (KILLED, ""), (FAILED, "connection closed by peer"))
     assert ended.ending_of([1, 2, 3]) == "rank 2 of 4 has ended (killed by SIGTERM)"
+
+
+def test_the_first_loss_is_the_one_that_is_told_and_ends_all_waiting():
+    """The ends of the others follow from it."""
+    view, killed, interrupted = others((KILLED, ""), (KILLED, "")), [], []
+    view.place.transport = SimpleNamespace(interrupt=lambda: interrupted.append(True))
+    for process in view.processes:
+        process.kill = lambda: killed.append(True)
+    view.lose("rank 2 was killed")
+    assert (len(killed), len(interrupted)) == (2, 1), "all ranks are ended, and this one waits for none of them"
+    view.lose("rank 1 has ended, too")
+    assert view.lost == "rank 2 was killed"

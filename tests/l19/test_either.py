@@ -6,7 +6,7 @@ from mini_engine.handover.either import EitherConnector
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.radix_node import key_of
-from mini_engine.kv.seams import NOTHING, Matched, NoConnector
+from mini_engine.kv.seams import NOTHING, Matched, NoConnector, Stored
 from tests.l12.cells import BLOCKS, SIZE, digests
 from tests.l19.parts import Receiver
 
@@ -98,3 +98,10 @@ def test_both_are_told_of_an_end_though_one_of_them_fails(ends, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         getattr(connector, ends)(*what)
     assert told == [True]
+
+
+def test_what_a_worker_brought_is_forgotten_with_its_request():
+    _, connector = either(0, 0)
+    connector.brought["a"] = connector.brought["b"] = Stored(b"", None, (), 0)
+    connector.request_finished("a")
+    assert list(connector.brought) == ["b"]

@@ -1,6 +1,7 @@
 """Lesson 19. The receiver asks once, waits in the queue and not in a step, and uses what has arrived."""
 
 import gc
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -425,3 +426,24 @@ def test_requests_are_not_kept_alive():
     world.requests.clear()
     gc.collect()
     assert len(world.connector.requests) == 0
+
+
+@pytest.mark.parametrize(("num_filled", "cancelled"), [(0, 1), (2, 1), (4, 0)])
+def test_what_ends_while_it_waits_is_counted_unless_all_has_arrived(num_filled, cancelled):
+    receiver, request = Receiver(), Waiting("a", None, TEXT)
+    receiver.connector.request_added(request)
+    receiver.matched(TEXT)
+    [transfer] = receiver.transfers.of_id.values()
+    receiver.fill(transfer, num_filled, tokens=TEXT)
+    receiver.connector.request_finished("a")
+    assert receiver.connector.stats[0].events["cancelled"] == cancelled
+    assert [type(message) for message in receiver.senders.sent] == [Ask, *[Cancel] * cancelled]
+
+
+@dataclass
+class Waiting:
+    """A request, as a connector sees it."""
+
+    id: str
+    namespace: str | None
+    token_ids: list[int]

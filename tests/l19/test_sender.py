@@ -202,3 +202,13 @@ def test_a_sender_finds_and_loads_nothing():
     sender = Sender()
     assert sender.connector.get_num_new_matched_tokens(TEXT, None, 0, True) == NO_MATCH
     assert sender.connector.start_load_kv("7", TEXT, None, 0, True).num_tokens == 0
+
+
+def test_a_state_is_copied_at_once_if_the_cache_had_the_whole_prompt():
+    """Nothing of it is computed any more, so no chunk will end there."""
+    sender = Sender(extras=StateOfText())
+    sender.extras.states["7"] = 99
+    sender.begin(TEXT, 0, 2, [3, 4, 5])
+    table = SimpleNamespace(blocks=sender.compute(TEXT, 2))
+    sender.connector.update_state_after_alloc("7", table, 2 * SIZE)
+    assert sender.buffer(5) == [99] * SIZE and filled(sender) == [3]

@@ -173,3 +173,11 @@ def test_a_whole_transfer_s_buffers_are_not_the_sender_s_any_more():
     transfers.take(transfer)
     with must_raise(BrokenProtocol, "free buffers cannot be filled"):
         transfers.buffers.happen(Event.FILL, transfer.buffers)
+
+
+def test_a_whole_transfer_is_the_sender_s_until_it_says_that_it_has_ended():
+    """The sender still computes the token behind the prompt, so it is not idle."""
+    transfers, transfer = lent(num_filled=4)
+    assert transfer.is_whole and transfers.num_open(1) == 1
+    transfers.end(1, transfer.id)
+    assert transfers.num_open(1) == 0
