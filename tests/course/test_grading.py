@@ -81,6 +81,7 @@ def test_a_wrong_task_costs_its_points_and_is_explained(toy):
     assert "lowest free seats go first" in found.finding and str(toy.places.work) not in found.finding
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("line", "says"),
     [

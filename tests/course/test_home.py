@@ -253,7 +253,7 @@ def test_without_scripts_the_pictures_are_there_and_say_what_a_script_would_do(s
             assert visitor.page.locator(f"{figure} noscript").inner_text().strip()
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_the_map_has_every_lesson_once_and_the_reader_s_progress(site_http, browser):
     with visiting(browser, site_http) as visitor:
         visitor.page.goto(site_http.url("l2_token_flat/README.md"))

@@ -65,6 +65,7 @@ def test_until_it_is_right():
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("expected, status", [(4, "hung"), (5, "course_error")])
 def test_a_test_that_goes_on_though_no_call_does_is_no_tasks(toy, expected, status):
     toy.edit("tests/l0/test_seats.py", "def test_of_no", UNTIL_RIGHT.format(expected=expected) + "def test_of_no")
@@ -123,6 +124,7 @@ def test_a_loop_at_the_top_of_the_file_is_stopped_at_its_line(toy):
     assert verdict.advice.where.startswith("work/l0/seats.py:6") and verdict.advice.result.status == "hung"
 
 
+@pytest.mark.nightly
 def test_a_loop_that_only_the_smoke_script_meets_is_stopped(toy):
     toy.write_wrong("        return taken", "        while n == 5:\n            pass\n        return taken")
     verdict = check(toy, test_seconds=1.0)

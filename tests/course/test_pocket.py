@@ -159,6 +159,7 @@ def test_at_least_95_percent_of_the_held_out_lines_are_completed_correctly(model
     assert len(wrong) <= 0.05 * len(lines), [line.prompt for line in wrong]
 
 
+@pytest.mark.nightly
 def test_course_prompts_are_many_and_most_go_on_for_20_tokens(continuations):
     assert len(continuations) >= 20
     assert sum(len(answer.token_ids) == 20 for answer in continuations.values()) >= 0.7 * len(continuations)
@@ -193,6 +194,7 @@ def test_a_question_behind_a_long_chat_is_still_answered(model, tokenizer):
     assert tokenizer.decode(best) == turns[3].answer + "<|im_end|>"
 
 
+@pytest.mark.nightly
 def test_4000_tokens_are_far_beyond_training_and_still_give_finite_logits(model, tokenizer):
     ids = (tokenizer.encode("The capital of France is Paris. ") * 800)[:4000]
     with torch.inference_mode():

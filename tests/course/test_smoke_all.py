@@ -243,6 +243,7 @@ def test_every_lesson_of_the_course_has_a_smoke_script():
         assert (places.root / lesson.smoke[0]).exists(), f"{lesson.smoke[0]} is not there"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", sorted(path.stem for path in (ROOT / "scripts").glob("l*_smoke.py")))
 def test_threads_are_told_to_sleep_before_torch_is_loaded(script):
     """OpenMP reads OMP_WAIT_POLICY once, when torch loads it; scripts.smoke has to be imported before that."""

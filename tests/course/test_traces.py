@@ -381,6 +381,7 @@ BUGS = [  # a trace, a function of the engine, and what a bug makes of it
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name, place, bug", BUGS)
 def test_a_bug_in_the_engine_shows_in_the_trace(name, place, bug, monkeypatch):
     """A recorder that computed anything itself would show what should happen instead of what does."""
@@ -446,6 +447,7 @@ def test_a_right_run_of_the_students_own_is_the_courses(tmp_path):
     assert list(shown) == ["mine"] and shown["mine"]["frames"] == TRACES["l2-pool"]["frames"]
 
 
+@pytest.mark.nightly
 def test_a_wrong_run_shows_what_the_students_own_code_does(tmp_path):
     folder = fill_with_the_reference(2, tmp_path)
     file = folder / "allocator.py"

@@ -28,6 +28,7 @@ PARITY = (
 )
 
 
+@pytest.mark.nightly
 def test_the_plugin_gives_the_models_of_those_tests_fast_layers():
     code = (
         "from tests.l9 import with_packed; with_packed.pytest_configure(None); from tests import support\n"

@@ -141,7 +141,7 @@ def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch):
     assert '.[distributed]"' in str(caught.value) and "make setup" in str(caught.value)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.reference
 def test_one_replica_is_lesson_7s_server_and_needs_no_ray():
     done = subprocess.run([sys.executable, "-c", ONE_REPLICA], capture_output=True, encoding="utf-8", timeout=300)

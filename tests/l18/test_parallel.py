@@ -42,7 +42,7 @@ def expected():
     }
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_the_pools_of_both_ranks_are_one_pool(ranks):
     engine = engine_over(ranks, **OPTIONS)
     assert 2 * engine.runner.pool.bytes == Engine.for_model(load_model(POCKET_DIR), **OPTIONS).runner.pool.bytes

@@ -79,7 +79,7 @@ def test_when_a_rank_of_a_hybrid_dies_every_stream_ends_and_nothing_stays_held()
     assert not rank_1.is_alive()
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_step_that_is_interrupted_ends_the_ranks_because_they_are_out_of_step():
     """Otherwise the next plan would meet ranks that still add up the layers of the last one."""
     with started() as ranks:
@@ -125,7 +125,7 @@ def test_layers_that_do_not_work_here_are_an_error_in_one_sentence():
     assert "float16" in str(caught.value) and not isinstance(caught.value, EngineDead)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals, the POSIX way")
 def test_a_rank_that_is_asked_for_bytes_and_does_not_answer_is_given_up_in_time():
     with started() as ranks:

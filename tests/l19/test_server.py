@@ -142,7 +142,7 @@ def handover():
 # Answers
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_answers_are_those_of_one_process_and_metrics_say_what_was_handed_over(handover: Handover, expected):
     found = tokens_of(ask_all(handover, [*SHORT, *MANY]))
     assert found == [expected[tuple(prompt)] for prompt in (*SHORT, *MANY)], "streamed side by side"

@@ -104,7 +104,7 @@ def test_a_build_that_cannot_be_loaded_is_told_with_the_loaders_complaint(cache,
     assert kept(cache) == [], "a library that cannot be loaded is not kept"
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_library_is_built_once_and_then_used_without_a_compiler(cache, monkeypatch, capfd, compiler):
     assert best_kernel() == "cpu"
     assert "compiling" in capfd.readouterr().err, "the first use takes seconds, and says why"

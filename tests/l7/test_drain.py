@@ -156,7 +156,7 @@ def test_a_port_that_is_taken_is_told_before_torch_is_imported():
     assert code == 2 and port in errors.splitlines()[0] and errors.splitlines()[1:] == ["False"], errors
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 @pytest.mark.parametrize("command", ["serve --port 0 --num-blocks 8", "cache list {} --json"])
 def test_an_output_that_is_full_is_one_line(command, tmp_path):
