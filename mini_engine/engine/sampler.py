@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mini_engine.engine import masks, processors
 from mini_engine.engine.grammar import ANYTHING
-from mini_engine.engine.processors import NEVER
 from mini_engine.engine.sampled import NO_TOKEN, Sampled, TokenLogprobs
 from mini_engine.engine.sampling_params import SampleRow, SamplingParams
 
@@ -139,7 +138,7 @@ def sample_together(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     """Choose the next token of every row. Raises whatever comes up, if that is impossible for one of them."""
     chosen = choose(logits, rows)
     token_ids = chosen.tolist()
-    if max(token_ids, default=0) >= logits.shape[-1] or not (logits.gather(1, chosen[:, None]) > NEVER).all():
+    if max(token_ids, default=0) >= logits.shape[-1] or not logits.gather(1, chosen[:, None]).isfinite().all():
         raise ValueError("the model's logits are no numbers, so no token can be chosen")
     return [Sampled(*pair) for pair in zip(token_ids, logprobs(logits, rows, token_ids), strict=True)]
 

@@ -37,6 +37,7 @@ DELTA_NETS = dict(
     layer_types=s.list_schema(s.literal_schema([FULL, LINEAR])),
 )
 CONFIG = validator(SHAPE, SETTINGS | LENGTHS | ROTATION | DELTA_NETS)
+TIED = "tie_word_embeddings"
 ROPE = validator({}, ROTATION)
 PARTS = validator({}, dict(text_config=OBJECT))
 
@@ -56,6 +57,8 @@ def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if raw.get("vision_config") is not None and not text:
         raise UserError(f"{path} has a vision_config, but no text_config; lesson 11 runs the text model alone")
     settings = {"eos_token_id": raw.get("eos_token_id"), **text} if text else dict(raw)
+    if raw.get(TIED) and not settings.get(TIED):  # a model with a vision tower is tied by its own setting
+        settings[TIED] = raw[TIED]
     if raw.get("quantization_config") is not None or settings.get("quantization_config") is not None:
         raise UserError(f"{path} has a quantization_config; this engine runs only weights that are not quantized")
     return settings

@@ -41,6 +41,16 @@ def nested(config):
     return {"model_type": "qwen3_5", "text_config": text, "vision_config": VISION, "image_token_id": 5}
 
 
+def tied_outside(inside):
+    """Return a change of the config: the head is the embedding, says the outer part; the inner one says `inside`."""
+
+    def change(config):
+        text = {name: value for name, value in config.items() if name != "tie_word_embeddings"}
+        return nested(text | inside) | {"tie_word_embeddings": True}
+
+    return change
+
+
 def same(found):
     return found
 
@@ -48,6 +58,8 @@ def same(found):
 LAYOUTS = {  # (config, tensors)
     "all of it": (nested, lambda tensors: with_others(renamed(inner)(tensors))),
     "the config alone": (nested, same),
+    "tied outside": (tied_outside({}), same),
+    "tied outside, not within": (tied_outside({"tie_word_embeddings": False}), renamed(inner)),
     "the names alone": (same, renamed(inner)),
     "the others alone": (same, with_others),
     "the head alone": (nested, renamed(lambda name: HEAD if name == EMBEDDING else inner(name))),
@@ -89,12 +101,13 @@ def test_its_tokens_are_hugging_face_s(tmp_path, layout):
     assert ours.token_ids == hf_greedy(theirs, PROMPT, 8)
 
 
-def test_whether_the_head_is_tied_is_said_by_the_text_s_part(tmp_path):
-    def outside(config):
-        return {"tie_word_embeddings": True} | nested({n: v for n, v in config.items() if n != "tie_word_embeddings"})
+@pytest.mark.parametrize("outside", [{}, {"tie_word_embeddings": False}])
+def test_a_head_that_neither_part_ties_must_be_there(tmp_path, outside):
+    def config(found):
+        return nested({**found, "tie_word_embeddings": False}) | outside
 
     with refused(UserError, HEAD):
-        load_hybrid(written(tmp_path / "model", outside))
+        load_hybrid(written(tmp_path / "model", config))
 
 
 def test_a_vision_tower_without_a_text_model_is_refused(tmp_path):

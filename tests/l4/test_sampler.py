@@ -283,6 +283,8 @@ BROKEN = {
     "one NaN": lambda logits: logits[2:3, 7:8].fill_(math.nan),
     "nothing but NaN": lambda logits: logits[2:3].fill_(math.nan),
     "no token at all": lambda logits: logits[2:3].fill_(NEVER),
+    "nothing but infinity": lambda logits: logits[2:3].fill_(math.inf),
+    "one infinity": lambda logits: logits[2:3, 7:8].fill_(math.inf),
 }
 
 
