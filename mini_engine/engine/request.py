@@ -134,6 +134,14 @@ class Request:
         return self.num_computed_tokens < max(len(self.prompt_ids), len(self.token_ids) - 1)
 
     @property
+    def has_caught_up(self) -> bool:
+        """Whether it has got as far as when it was last preempted; one that never was has.
+
+        If a request were preempted again before that, each time, it would never get on.
+        """
+        return self.num_preemptions == 0 or not self.is_prefilling
+
+    @property
     def max_kv_tokens(self) -> int:
         """The most tokens that can need KV: the last token of an answer is sampled but never fed."""
         return len(self.prompt_ids) + self.params.max_tokens - 1

@@ -30,19 +30,11 @@ def give_place(scheduler: Scheduler) -> int:
     if config.policy != "priority" or config.reserve_answers or not waiting or len(running) < config.max_num_seqs:
         return 0
     new = waiting[0]
-    last = next((one for one in reversed(running) if one.priority > new.priority and can_give_way(one)), None)
+    last = next((one for one in reversed(running) if one.priority > new.priority and one.has_caught_up), None)
     if last is None or not fits_instead(scheduler, new, last):
         return 0
     scheduler.preempt(last)
     return 1
-
-
-def can_give_way(request: Request) -> bool:
-    """Whether a running request has got further than when it was last preempted.
-
-    As long as it computes its old tokens again it keeps its place: if it lost them each time, it would never get on.
-    """
-    return not (request.num_preemptions and request.is_prefilling)
 
 
 def fits_instead(scheduler: Scheduler, new: Request, last: Request) -> bool:

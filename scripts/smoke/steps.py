@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from mini_engine.engine.engine import Engine, StepResult
 from mini_engine.engine.request import Request
-from mini_engine.engine.turns import can_give_way
 
 PREEMPT_EVERY = 3  # steps
 MOST_IDLE = 100_000  # steps that compute nothing: they wait for another process, which takes a millisecond or more
@@ -52,6 +51,6 @@ def most_steps(requests: dict[str, Request]) -> int:
 
 def take_back(engine: Engine) -> None:
     """Preempt the newest running request that has got further than when it was last preempted."""
-    newest = next((request for request in reversed(engine.scheduler.running) if can_give_way(request)), None)
+    newest = next((request for request in reversed(engine.scheduler.running) if request.has_caught_up), None)
     if newest is not None:
         engine.scheduler.preempt(newest)
