@@ -9,6 +9,7 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 
+from mini_engine.errors import UserError
 from mini_engine.server import bodies
 from mini_engine.server.errors import ApiError, as_api_error
 from mini_engine.server.fields import Ids, StopIds
@@ -38,6 +39,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"enum": list(range(450))}}}
 CALLS = {"role": "assistant", "tool_calls": [CALL] * 100}
 MANY = range(60_000)
+LONG_TEXT = '{"a": [' + "[]," * 250_000 + "1]}"
 NULLS = {f"k{i}": None for i in range(12)}
 DEAR = {  # what is dear to look at, although a server takes bodies of this size
     "biases of a wrong kind": (ChatRequest, {"messages": [HI], "logit_bias": {str(i): "x" for i in MANY}}),
@@ -53,6 +55,8 @@ DEAR = {  # what is dear to look at, although a server takes bodies of this size
     "marks": (ChatRequest, {"messages": [HI | {"cache_control": {"a": [1] * 10}}] * 4000}),
     "tools": (ChatRequest, {"messages": [HI], "tools": [TOOL] * 128}),
     "modalities of a wrong kind": (ChatRequest, {"messages": [HI], "modalities": [1] * 60_000}),
+    "a schema as a text": (CompletionRequest, {"prompt": "x", "guided_json": LONG_TEXT}),
+    "the same by its new name": (ChatRequest, {"messages": [HI], "structured_outputs": {"json": LONG_TEXT}}),
     "labels": (ResponsesRequest, {"input": "x", "metadata": {str(i): 1 for i in MANY}}),
     "turns": (ResponsesRequest, {"input": [HI] * 4095}),
     "items": (ResponsesRequest, {"input": [{"role": "user", "content": [ITEM] * 3}] * 4000}),
@@ -109,14 +113,23 @@ def test_no_body_within_the_limits_takes_the_tenth_of_a_second_within_which_heal
 
 
 def processor_seconds(data: bytes, model) -> float:
-    """What it takes to read a body and to find the prompts in it."""
+    """What it takes to read a body and to find the prompts and the form in it."""
     began = time.thread_time()
     try:
         asked = bodies.parsed(data, model)
-        list((asked.as_chat if isinstance(asked, ResponsesRequest) else asked).prompts)
-    except RequestValidationError as error:
+        asked = asked.as_chat if isinstance(asked, ResponsesRequest) else asked
+        assert asked.prompts and (asked.form is None or asked.form.functions)
+    except (RequestValidationError, UserError) as error:
         as_api_error(error)
     return time.thread_time() - began
+
+
+@pytest.mark.parametrize("asked", [{"guided_json": "{}"}, {"structured_outputs": {"json": "{}"}}])
+def test_a_schema_that_comes_as_a_text_is_read_once(asked, monkeypatch):
+    read, loads = [], json.loads
+    monkeypatch.setattr(json, "loads", lambda text: read.append(text) or loads(text))
+    wanted = ChatRequest.model_validate({"messages": [HI], **asked})
+    assert [wanted.form.schema, wanted.form.schema, read] == [{}, {}, ["{}"]]
 
 
 def test_pieces_of_all_messages_are_counted_together(server: Service):
