@@ -187,6 +187,17 @@ class Sampling(Guided):
             return self.seed
         return (self.seed + choice) % (MAX_SEED + 1)
 
+    def params_of_all(self, rooms: Sequence[int], grammar: Grammar = ANYTHING) -> list[SamplingParams]:
+        """The engine's parameters for n answers to each prompt; what is the same in all is checked once.
+
+        Args:
+            rooms: for each prompt, tokens that fit behind it. grammar: `form`, compiled.
+        """
+        shared = self.params(0, rooms[0], grammar)
+        return [
+            shared.of_one(self.seed_of(choice), self.wanted_tokens(room)) for room in rooms for choice in range(self.n)
+        ]
+
     def params(self, choice: int, room: int, grammar: Grammar = ANYTHING) -> SamplingParams:
         """The engine's parameters for one of the n answers.
 

@@ -9,6 +9,7 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 
+from mini_engine.engine import sampling_params
 from mini_engine.errors import UserError
 from mini_engine.server import bodies
 from mini_engine.server.errors import ApiError, as_api_error
@@ -130,6 +131,27 @@ def test_a_schema_that_comes_as_a_text_is_read_once(asked, monkeypatch):
     monkeypatch.setattr(json, "loads", lambda text: read.append(text) or loads(text))
     wanted = ChatRequest.model_validate({"messages": [HI], **asked})
     assert [wanted.form.schema, wanted.form.schema, read] == [{}, {}, ["{}"]]
+
+
+def test_what_all_answers_share_is_checked_once(monkeypatch):
+    """64 prompts with 1,024 biases and stop ids each make a small body; checking them 64 times takes a while."""
+    checked, count = [], sampling_params._count
+    monkeypatch.setattr(
+        sampling_params, "_count", lambda name, *rest, **more: checked.append(name) or count(name, *rest, **more)
+    )
+    asked = {"prompt": ["x"] * 64, "n": 2, "seed": 7, "logit_bias": {"5": 1}, "stop_token_ids": [6], "max_tokens": 3}
+    found = CompletionRequest.model_validate(asked).params_of_all([9] * 64)
+    assert len(found) == 128 and [each.seed for each in found[:3]] == [7, 8, 7]
+    assert {(each.max_tokens, each.stop_token_ids, *each.logit_bias) for each in found} == {(3, (6,), 5)}
+    assert [checked.count(name) for name in ("a stop token id", "a token id in logit_bias")] == [1, 1]
+
+
+def test_each_answer_of_a_chat_has_the_room_behind_its_prompt():
+    wanted = ChatRequest.model_validate({"messages": [HI], "n": 2, "min_tokens": 4})
+    assert [each.max_tokens for each in wanted.params_of_all([9, 5])] == [9, 9, 5, 5]
+    with pytest.raises(UserError) as caught:
+        wanted.params_of_all([9, 3])
+    assert caught.value.param == "min_tokens"
 
 
 def test_pieces_of_all_messages_are_counted_together(server: Service):
