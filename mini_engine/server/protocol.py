@@ -6,6 +6,7 @@ return_token_ids, include_stop_str_in_output, structured_outputs.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr
@@ -130,7 +131,11 @@ class Sampling(Guided):
         found._longest = suggested.max_tokens
         return found
 
-    @property
+    def prepare(self) -> None:
+        """Find the prompts: thousands of messages take a while."""
+        _ = self.prompts
+
+    @cached_property
     def prompts(self) -> Sequence[Prompt]:
         """What to answer: texts, token ids or conversations."""
         raise NotImplementedError
@@ -241,8 +246,8 @@ class CompletionRequest(Sampling):
     echo: Flag = False
     suffix: Annotated[Text, only("")] = ""
 
-    @property
-    def prompts(self) -> Sequence[str | list[int]]:
+    @cached_property
+    def prompts(self) -> Sequence[Prompt]:
         """One or several, each a text or ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
@@ -298,8 +303,8 @@ class ChatRequest(Sampling):
     reasoning_effort: Text | None = None
     verbosity: Text | None = None
 
-    @property
-    def prompts(self) -> Sequence[Conversation]:
+    @cached_property
+    def prompts(self) -> Sequence[Prompt]:
         """The one conversation. Tools that may not be called are not described."""
         tools = [] if self.tool_choice == "none" else [tool.for_template for tool in self.tools]
         messages = [message.for_template for message in self.messages]

@@ -9,9 +9,11 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 
+from mini_engine.checkpoint.generation import SamplingDefaults
 from mini_engine.engine import sampling_params
 from mini_engine.errors import UserError
 from mini_engine.server import bodies
+from mini_engine.server.chat_protocol import Message
 from mini_engine.server.errors import ApiError, as_api_error
 from mini_engine.server.fields import Ids, StopIds
 from mini_engine.server.protocol import ChatRequest, CompletionRequest
@@ -131,6 +133,20 @@ def test_a_schema_that_comes_as_a_text_is_read_once(asked, monkeypatch):
     monkeypatch.setattr(json, "loads", lambda text: read.append(text) or loads(text))
     wanted = ChatRequest.model_validate({"messages": [HI], **asked})
     assert [wanted.form.schema, wanted.form.schema, read] == [{}, {}, ["{}"]]
+
+
+@pytest.mark.parametrize("model", [ChatRequest, ResponsesRequest])
+def test_messages_are_written_for_the_template_once_where_the_body_is_read(model, monkeypatch):
+    """Not on the event loop, and not again for a copy of the request with what the checkpoint suggests."""
+    written, theirs = [], Message.for_template.fget
+    monkeypatch.setattr(Message, "for_template", property(lambda turn: written.append(turn.role) or theirs(turn)))
+    name = "input" if model is ResponsesRequest else "messages"
+    asked = bodies.parsed(json.dumps({name: [HI] * 3}).encode(), model)
+    assert written == ["user"] * 3
+    asked = asked.as_chat if isinstance(asked, ResponsesRequest) else asked
+    wanted = asked.advised(SamplingDefaults(top_k=5)).model_copy(update={"cache_salt": "x"})
+    assert (wanted.top_k, wanted.prompts) == (5, [([HI] * 3, [], {})])
+    assert written == ["user"] * 3
 
 
 def test_what_all_answers_share_is_checked_once(monkeypatch):
