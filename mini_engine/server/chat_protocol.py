@@ -45,7 +45,7 @@ class FunctionCall(Body):
     model_config = ConfigDict(extra="allow")
 
     name: Name
-    arguments: Text | JsonObject = ""
+    arguments: Annotated[Text | JsonObject, in_one_sentence("give an object, or JSON in a text")] = ""
 
 
 class ToolCall(Body):

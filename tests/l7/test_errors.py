@@ -231,6 +231,15 @@ def test_what_does_not_fit_the_context_has_openai_s_code(server: Service, path, 
     assert (found.status, found.body["error"]["code"]) == (400, "context_length_exceeded"), found
 
 
+@pytest.mark.parametrize("arguments", [[1], 7, True])
+def test_what_is_wrong_is_named_as_the_client_knows_it(server: Service, arguments):
+    call = {"function": {"name": "f", "arguments": arguments}}
+    found = server.post("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert (found.status, found.body["error"]["param"]) == (400, "messages")
+    path, _, _ = found.body["error"]["message"].partition(": ")
+    assert path == "messages.0.tool_calls.0.function.arguments"
+
+
 HI, WIDE = CHAT["messages"][-1], "y" * 150_000
 UNSEEN = {
     "a variable": {"chat_template_kwargs": {"x": WIDE}},
