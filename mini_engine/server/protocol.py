@@ -24,6 +24,7 @@ from mini_engine.server.chat_protocol import (
     Tool,
     ToolChoice,
     few_pieces,
+    few_values,
 )
 from mini_engine.server.fields import (
     MAX_IDS,
@@ -289,7 +290,9 @@ class ChatRequest(Sampling):
     Accepted only with a value that changes nothing: modalities, and vLLM's echo.
     """
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), few_pieces]
+    messages: Annotated[
+        list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), few_values, few_pieces
+    ]
     max_completion_tokens: Whole | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None

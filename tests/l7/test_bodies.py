@@ -177,6 +177,15 @@ def test_pieces_of_all_messages_are_counted_together(server: Service):
         assert (found.status, found.body["error"]["param"]) == (400, "messages"), found
 
 
+@pytest.mark.parametrize("sizes", [[70_000], [40_000, 40_000]])
+def test_values_in_the_arguments_of_all_calls_are_counted_before_they_are_read(sizes):
+    calls = [CALL | {"function": {"name": "f", "arguments": "[" + "[]," * size + "1]"}} for size in sizes]
+    body = json.dumps({"messages": [{"role": "assistant", "tool_calls": [call]} for call in calls]}).encode()
+    with pytest.raises(RequestValidationError) as caught:
+        bodies.parsed(body, ChatRequest)
+    assert as_api_error(caught.value).param == "messages"
+
+
 @pytest.mark.parametrize("model", [CompletionRequest, ChatRequest, ResponsesRequest])
 def test_whatever_may_hold_many_values_is_left_early(model):
     """A list at its first wrong entry, a dict before its first one if it has too many."""
