@@ -3,6 +3,7 @@
 Values are checked once, on construction, so a running batch never meets an invalid one.
 """
 
+import copy
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,9 +93,7 @@ class SamplingParams:
         for name, allowed in NUMBERS.items():
             self._set(name, _number(name, getattr(self, name), allowed))
         self._set("top_k", max(0, _count("top_k", self.top_k, -1, None, "0 and -1 keep every token")))
-        self._set("max_tokens", _count("max_tokens", self.max_tokens, 1, None, "an answer has at least one token"))
-        self._set("min_tokens", _count("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens"))
-        self._set("seed", _seed(self.seed))
+        self._set_own(self.seed, self.max_tokens)
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
                 self._set(name, _count(name, value, 0, MAX_LOGPROBS, "leave it out for none"))
@@ -105,6 +104,17 @@ class SamplingParams:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the only way to set a frozen field
+
+    def _set_own(self, seed: object, max_tokens: object) -> None:
+        self._set("max_tokens", _count("max_tokens", max_tokens, 1, None, "an answer has at least one token"))
+        self._set("min_tokens", _count("min_tokens", self.min_tokens, 0, self.max_tokens, "at most max_tokens"))
+        self._set("seed", _seed(seed))
+
+    def of_one(self, seed: int | None, max_tokens: int) -> "SamplingParams":
+        """Return the parameters of one of several answers. What they share has been checked, so only these two are."""
+        found = copy.copy(self)
+        found._set_own(seed, max_tokens)
+        return found
 
     @property
     def is_greedy(self) -> bool:

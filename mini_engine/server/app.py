@@ -129,11 +129,9 @@ class Service:
         """The jobs of a request: n for each prompt."""
         prompts = [await self.prompts.encode(prompt) for prompt in wanted.prompts]
         self.check_prompt_logprobs(wanted, sum(map(len, prompts)))
-        return [
-            Job(prompt_ids, wanted.params(choice, self.limits.max_tokens - len(prompt_ids), grammar), wanted.cache_salt)
-            for prompt_ids in prompts
-            for choice in range(wanted.n)
-        ]
+        params = wanted.params_of_all([self.limits.max_tokens - len(ids) for ids in prompts], grammar)
+        owners = [ids for ids in prompts for _ in range(wanted.n)]
+        return [Job(ids, each, wanted.cache_salt) for ids, each in zip(owners, params, strict=True)]
 
     def check_prompt_logprobs(self, wanted: Sampling, num_tokens: int) -> None:
         """Refuse log probabilities of so many prompt tokens that the response would be tens of megabytes."""

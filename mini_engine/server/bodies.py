@@ -13,15 +13,16 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from mini_engine.server.errors import ApiError
+from mini_engine.server.fields import Body
 
 MAX_VALUES = 2**16
 SMALL = 2**14  # bytes
 HALF = re.compile("[\ud800-\udfff]")  # JSON can spell half of a character beyond U+FFFF; no text contains it
 
-Wanted = TypeVar("Wanted", bound=BaseModel)
+Wanted = TypeVar("Wanted", bound=Body)
 
 
 class BodyReader:
@@ -48,7 +49,7 @@ class BodyReader:
 
 
 def parsed(data: bytes, model: type[Wanted]) -> Wanted:
-    """Parse and check a body."""
+    """Parse, check and prepare a body."""
     if num_values(data) > MAX_VALUES:
         raise ApiError(400, f"the body has more than {MAX_VALUES} values; send several requests")
     try:
@@ -62,10 +63,12 @@ def parsed(data: bytes, model: type[Wanted]) -> Wanted:
     if rb"\ud" in data.lower() and has_half_a_name(content):
         raise ApiError(400, "a name in the body holds half a character, a lone surrogate; remove it")
     try:
-        return model.model_validate(content)
+        found = model.model_validate(content)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in found]) from None
+        wrongs = error.errors(include_url=False, include_input=False)
+        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in wrongs]) from None
+    found.prepare()
+    return found
 
 
 def has_half_a_name(content: Any) -> bool:

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mini_engine.errors import UserError
+from mini_engine.server.bodies import MAX_VALUES, num_values
 from mini_engine.server.fields import Body, Flag, Shown, Text, in_one_sentence
 from mini_engine.server.output_forms import OutputForm
 from mini_engine.text.prompts import SILENT
@@ -45,7 +46,7 @@ class FunctionCall(Body):
     model_config = ConfigDict(extra="allow")
 
     name: Name
-    arguments: Text | JsonObject = ""
+    arguments: Annotated[Text | JsonObject, in_one_sentence("give an object, or JSON in a text")] = ""
 
 
 class ToolCall(Body):
@@ -89,6 +90,17 @@ class Message(Shown):
         if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError("tool_calls", "only a message of the assistant can have tool_calls")
         return self
+
+
+@AfterValidator
+def few_values(messages: list[Message]) -> list[Message]:
+    """Refuse calls whose arguments, as texts, hold more values together than a body may: templates get them parsed."""
+    given = [call.function.arguments for message in messages for call in message.tool_calls]
+    if sum(num_values(each.encode()) for each in given if isinstance(each, str)) > MAX_VALUES:
+        raise PydanticCustomError(
+            "too_long", "the calls' arguments have more than {most} values together", {"most": MAX_VALUES}
+        )
+    return messages
 
 
 class Function(Shown):

@@ -155,6 +155,9 @@ class Body(BaseModel):
         kept = given if unknown is None else {*names, unknown}
         return {key: value for key, value in given.items() if key in kept}
 
+    def prepare(self) -> None:
+        """Find out once what takes a while. The reader of bodies calls it, off the event loop for a large body."""
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonObject:
         found = handler(core)

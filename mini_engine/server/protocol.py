@@ -6,6 +6,7 @@ return_token_ids, include_stop_str_in_output, structured_outputs.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr
@@ -23,6 +24,7 @@ from mini_engine.server.chat_protocol import (
     Tool,
     ToolChoice,
     few_pieces,
+    few_values,
 )
 from mini_engine.server.fields import (
     MAX_IDS,
@@ -130,7 +132,11 @@ class Sampling(Guided):
         found._longest = suggested.max_tokens
         return found
 
-    @property
+    def prepare(self) -> None:
+        """Find the prompts: thousands of messages take a while."""
+        _ = self.prompts
+
+    @cached_property
     def prompts(self) -> Sequence[Prompt]:
         """What to answer: texts, token ids or conversations."""
         raise NotImplementedError
@@ -187,6 +193,17 @@ class Sampling(Guided):
             return self.seed
         return (self.seed + choice) % (MAX_SEED + 1)
 
+    def params_of_all(self, rooms: Sequence[int], grammar: Grammar = ANYTHING) -> list[SamplingParams]:
+        """The engine's parameters for n answers to each prompt; what is the same in all is checked once.
+
+        Args:
+            rooms: for each prompt, tokens that fit behind it. grammar: `form`, compiled.
+        """
+        shared = self.params(0, rooms[0], grammar)
+        return [
+            shared.of_one(self.seed_of(choice), self.wanted_tokens(room)) for room in rooms for choice in range(self.n)
+        ]
+
     def params(self, choice: int, room: int, grammar: Grammar = ANYTHING) -> SamplingParams:
         """The engine's parameters for one of the n answers.
 
@@ -230,8 +247,8 @@ class CompletionRequest(Sampling):
     echo: Flag = False
     suffix: Annotated[Text, only("")] = ""
 
-    @property
-    def prompts(self) -> Sequence[str | list[int]]:
+    @cached_property
+    def prompts(self) -> Sequence[Prompt]:
         """One or several, each a text or ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
@@ -273,7 +290,9 @@ class ChatRequest(Sampling):
     Accepted only with a value that changes nothing: modalities, and vLLM's echo.
     """
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), few_pieces]
+    messages: Annotated[
+        list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), few_values, few_pieces
+    ]
     max_completion_tokens: Whole | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -287,8 +306,8 @@ class ChatRequest(Sampling):
     reasoning_effort: Text | None = None
     verbosity: Text | None = None
 
-    @property
-    def prompts(self) -> Sequence[Conversation]:
+    @cached_property
+    def prompts(self) -> Sequence[Prompt]:
         """The one conversation. Tools that may not be called are not described."""
         tools = [] if self.tool_choice == "none" else [tool.for_template for tool in self.tools]
         messages = [message.for_template for message in self.messages]

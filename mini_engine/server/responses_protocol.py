@@ -3,6 +3,7 @@
 A request is a chat by other names, so it becomes one.
 """
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -138,7 +139,11 @@ class ResponsesRequest(Body):
     cache_salt: Text | None = None
     truncation: Annotated[Text, only("disabled")] = "disabled"
 
-    @property
+    def prepare(self) -> None:
+        """Make a chat of it."""
+        self.as_chat.prepare()
+
+    @cached_property
     def as_chat(self) -> ChatRequest:
         """The same request as a chat."""
         turns = [{"role": "system", "content": self.instructions}] if self.instructions else []

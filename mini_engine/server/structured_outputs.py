@@ -3,17 +3,38 @@
 import json
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from mini_engine.errors import UserError
-from mini_engine.server.fields import Body, Flag, JsonObject, Text, in_one_sentence, only
+from mini_engine.server.fields import Body, Flag, JsonObject, Text, in_one_sentence, of_whole_characters, only
 from mini_engine.server.output_forms import OutputForm
+from mini_engine.server.schemas import MAX_CHARACTERS
 
 MAX_CHOICES = 1024
+MAX_WRITTEN = 4 * MAX_CHARACTERS  # characters of a schema that comes as a text, which may be indented
 UNKNOWN = "this server knows no grammars of clients; use json, regex or choice"
 
-Schema = Annotated[JsonObject | Text, in_one_sentence("give a JSON schema, as an object or as a text")]
+
+def from_text(schema: Any) -> Any:
+    """Read a schema that came as a text. A long one is refused unread, since json keeps Python's lock."""
+    if not isinstance(schema, str):
+        return schema
+    if (size := len(of_whole_characters(schema))) > MAX_WRITTEN:
+        raise PydanticCustomError(
+            "too_long", "the JSON schema has {size} characters, more than {most}", {"size": size, "most": MAX_WRITTEN}
+        )
+    try:
+        return json.loads(schema)
+    except (ValueError, RecursionError):
+        return None  # no object
+
+
+Schema = Annotated[
+    JsonObject,
+    in_one_sentence('give a JSON schema such as {"type": …}, as an object or as a text'),
+    BeforeValidator(from_text, json_schema_input_type=JsonObject | Text),
+]
 Choices = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
 
 
@@ -45,7 +66,7 @@ class StructuredOutputs(Body):
         if self.json_object:
             return OutputForm({"type": "object"}, param=param)
         if self.content is not None:
-            return OutputForm(schema_of(self.content, param), param=param)
+            return OutputForm(self.content, param=param)
         return OutputForm(regex=self.regex, choices=tuple(self.choice or ()), param=param)
 
 
@@ -60,22 +81,15 @@ class Guided(Body):
     @property
     def forms(self) -> list[OutputForm]:
         """The forms that these parameters ask for: at most one can be had."""
-        given = {"json": self.guided_json, "regex": self.guided_regex, "choice": self.guided_choice}
-        older = [(f"guided_{kind}", {kind: value}) for kind, value in given.items() if value is not None]
-        found = [StructuredOutputs.model_validate(content).form(param) for param, content in older]
         newer = self.structured_outputs
-        return found if newer is None else [newer.form("structured_outputs"), *found]
-
-
-def schema_of(content: JsonObject | str, param: str) -> JsonObject:
-    """A JSON schema, which may come as a text. UserError if that is no object in JSON."""
-    try:
-        schema = json.loads(content) if isinstance(content, str) else content
-    except (ValueError, RecursionError):
-        schema = None
-    if not isinstance(schema, dict):
-        raise UserError(f'{param} has a JSON schema that is no object; give one such as {{"type": …}}', param=param)
-    return schema
+        found = [] if newer is None else [newer.form("structured_outputs")]
+        if self.guided_json is not None:
+            found.append(OutputForm(self.guided_json, param="guided_json"))
+        if self.guided_regex is not None:
+            found.append(OutputForm(regex=self.guided_regex, param="guided_regex"))
+        if self.guided_choice is not None:
+            found.append(OutputForm(choices=tuple(self.guided_choice), param="guided_choice"))
+        return found
 
 
 def one_form(forms: list[OutputForm]) -> OutputForm | None:

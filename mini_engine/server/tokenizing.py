@@ -6,7 +6,6 @@ The tokenizer gives Python's lock back while it works (`Tokenizer.encode`), so t
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from mini_engine.engine.worker import ModelLimits
@@ -38,32 +37,22 @@ class PromptEncoder:
         """
         if isinstance(prompt, Conversation):
             messages, tools, variables = prompt
-            work = partial(self.tokenizer.encode_chat, messages, tools, {**self.variables, **variables})
-            return await self._run(prompt, work)
+            given = messages, tools, {**self.variables, **variables}
+            return await self._run(self.tokenizer.encode_chat, *given, self.check)
         if isinstance(prompt, str):
-            prompt = await self._run(prompt, partial(self.tokenizer.encode_prompt, prompt))
+            self.check(prompt)
+            prompt = await self._run(self.tokenizer.encode_prompt, prompt)
         if not prompt:
             raise UserError("the prompt is empty; give at least one token", param="prompt")
         return prompt
 
-    async def _run(self, prompt: Prompt, work: Callable[[], list[int]]) -> list[int]:
-        if (size := num_bytes(prompt)) > self.max_bytes:
+    def check(self, text: str) -> None:
+        """Raise TooLong if this text can never fit, however long its tokens are."""
+        if (size := len(text.encode("utf-8", errors="surrogatepass"))) > self.max_bytes:
             raise TooLong(
                 f"the prompt has {size} bytes of text, too many for the model's "
                 f"{self.limits.max_model_len} positions; shorten it"
             )
-        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
-
-def num_bytes(value: Any) -> int:
-    """The bytes of all text in what JSON can hold, names included, as UTF-8."""
-    size, left = 0, [value]
-    while left:
-        match left.pop():
-            case str() as text:
-                size += len(text.encode("utf-8", errors="surrogatepass"))
-            case dict() as several:
-                left += [*several, *several.values()]
-            case list() | tuple() as several:
-                left += several
-    return size
+    async def _run(self, work: Callable[..., list[int]], *given: Any) -> list[int]:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work, *given)

@@ -5,10 +5,13 @@ request has ended: the totals agree once all have.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.samples import Sample
+
+from mini_engine.engine.request import FinishReason
 
 OURS, THEIRS = "mini_engine_", "vllm:"
 NAMES = {
@@ -31,6 +34,7 @@ NAMES = {
 }
 SEARCHED = {"prompt_tokens": "prefix_cache_queries", "cached_prompt_tokens": "prefix_cache_hits"}  # in the prefix cache
 LABELS = {"finish_reason": "finished_reason"}
+REASONS = {("finished_reason", FinishReason.GRAMMAR.value): FinishReason.ERROR.value}  # vLLM has no word for it
 
 
 class VllmNames(Collector):
@@ -57,15 +61,16 @@ class VllmNames(Collector):
     def renamed(self, family: Metric, name: str) -> Metric:
         """Return a copy of a family under another name."""
         found = Metric(name, family.documentation, family.type)
-        found.samples = [
+        found.samples = merged(
             sample._replace(name=name + sample.name.removeprefix(family.name), labels=self.relabelled(sample))
             for sample in family.samples
-        ]
+        )
         return found
 
     def relabelled(self, sample: Sample) -> dict[str, str]:
         """Return a sample's labels by vLLM's names."""
-        return self.labels | {LABELS.get(label, label): value for label, value in sample.labels.items()}
+        found = {LABELS.get(label, label): value for label, value in sample.labels.items()}
+        return self.labels | {label: REASONS.get((label, value), value) for label, value in found.items()}
 
     def usage(self, blocks: Metric) -> Metric:
         """Return which part of the pool requests hold: what is only cached can be evicted at any time."""
@@ -74,3 +79,15 @@ class VllmNames(Collector):
         found = GaugeMetricFamily(name, "Held blocks / blocks of the pool, from 0 to 1.", labels=[*self.labels])
         found.add_metric([*self.labels.values()], numbers["held"] / sum(numbers.values()))
         return found
+
+
+def merged(samples: Iterable[Sample]) -> list[Sample]:
+    """Return samples of which no two have the same name and labels: their values are added, times are the first."""
+    found: dict[Any, Sample] = {}
+    for sample in samples:
+        key = sample.name, *sample.labels.items()
+        if key in found:
+            values = found[key].value, sample.value
+            sample = sample._replace(value=min(values) if sample.name.endswith("_created") else sum(values))
+        found[key] = sample
+    return list(found.values())

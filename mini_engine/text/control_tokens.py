@@ -50,12 +50,13 @@ class StandIns:
         """
         token_ids, at = [], 0
         for found in self.pattern.finditer(text):
-            token_ids += encode_plain(self._show(text[at : found.start()]))
+            token_ids += encode_plain(self.show(text[at : found.start()]))
             token_ids += encode(found.group())
             at = found.end()
-        return token_ids + encode_plain(self._show(text[at:]))
+        return token_ids + encode_plain(self.show(text[at:]))
 
-    def _show(self, text: str) -> str:
-        for original, stand_in in self.stand_in.items():
+    def show(self, text: str) -> str:
+        """Return a text with the letters of the control tokens again."""
+        for original, stand_in in self.stand_in.items() if self.used else ():
             text = text.replace(stand_in, original)
         return text

@@ -4,7 +4,7 @@ Qwen3's vocabulary is byte-level: a token is a sequence of bytes, not of charact
 character. tokenizer.json spells each byte as one printable character (Radford et al. 2019, GPT-2).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,6 +213,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        check: Callable[[str], None] = lambda text: None,
     ) -> list[int]:
         """Encode a conversation with the checkpoint's chat template, up to the start of the assistant's reply.
 
@@ -222,6 +223,7 @@ class Tokenizer:
             messages: dicts with `role` (system, user, assistant, tool) and `content`; `tool_calls` as in OpenAI's API.
             tools: functions that the assistant may call, in OpenAI's form.
             variables: more names for the template, such as `enable_thinking`.
+            check: raises UserError if what the template wrote need not be encoded.
 
         Raises:
             UserError: the checkpoint has no chat template, or the template refuses these messages.
@@ -239,6 +241,5 @@ class Tokenizer:
         except RecursionError:
             raise UserError("a message is nested too deeply; flatten it", param="messages") from None
         text = template.render(messages, tools, variables)
-        if not stand_ins.used:
-            return self.encode(text)
-        return stand_ins.encode(text, self.encode, self.encode_plain)
+        check(stand_ins.show(text))
+        return stand_ins.encode(text, self.encode, self.encode_plain) if stand_ins.used else self.encode(text)

@@ -9,7 +9,11 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 
+from mini_engine.checkpoint.generation import SamplingDefaults
+from mini_engine.engine import sampling_params
+from mini_engine.errors import UserError
 from mini_engine.server import bodies
+from mini_engine.server.chat_protocol import Message
 from mini_engine.server.errors import ApiError, as_api_error
 from mini_engine.server.fields import Ids, StopIds
 from mini_engine.server.protocol import ChatRequest, CompletionRequest
@@ -38,6 +42,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"enum": list(range(450))}}}
 CALLS = {"role": "assistant", "tool_calls": [CALL] * 100}
 MANY = range(60_000)
+LONG_TEXT = '{"a": [' + "[]," * 250_000 + "1]}"
 NULLS = {f"k{i}": None for i in range(12)}
 DEAR = {  # what is dear to look at, although a server takes bodies of this size
     "biases of a wrong kind": (ChatRequest, {"messages": [HI], "logit_bias": {str(i): "x" for i in MANY}}),
@@ -53,6 +58,8 @@ DEAR = {  # what is dear to look at, although a server takes bodies of this size
     "marks": (ChatRequest, {"messages": [HI | {"cache_control": {"a": [1] * 10}}] * 4000}),
     "tools": (ChatRequest, {"messages": [HI], "tools": [TOOL] * 128}),
     "modalities of a wrong kind": (ChatRequest, {"messages": [HI], "modalities": [1] * 60_000}),
+    "a schema as a text": (CompletionRequest, {"prompt": "x", "guided_json": LONG_TEXT}),
+    "the same by its new name": (ChatRequest, {"messages": [HI], "structured_outputs": {"json": LONG_TEXT}}),
     "labels": (ResponsesRequest, {"input": "x", "metadata": {str(i): 1 for i in MANY}}),
     "turns": (ResponsesRequest, {"input": [HI] * 4095}),
     "items": (ResponsesRequest, {"input": [{"role": "user", "content": [ITEM] * 3}] * 4000}),
@@ -109,14 +116,58 @@ def test_no_body_within_the_limits_takes_the_tenth_of_a_second_within_which_heal
 
 
 def processor_seconds(data: bytes, model) -> float:
-    """What it takes to read a body and to find the prompts in it."""
+    """What it takes to read a body and to find the prompts and the form in it."""
     began = time.thread_time()
     try:
         asked = bodies.parsed(data, model)
-        list((asked.as_chat if isinstance(asked, ResponsesRequest) else asked).prompts)
-    except RequestValidationError as error:
+        asked = asked.as_chat if isinstance(asked, ResponsesRequest) else asked
+        assert asked.prompts and (asked.form is None or asked.form.functions)
+    except (RequestValidationError, UserError) as error:
         as_api_error(error)
     return time.thread_time() - began
+
+
+@pytest.mark.parametrize("asked", [{"guided_json": "{}"}, {"structured_outputs": {"json": "{}"}}])
+def test_a_schema_that_comes_as_a_text_is_read_once(asked, monkeypatch):
+    read, loads = [], json.loads
+    monkeypatch.setattr(json, "loads", lambda text: read.append(text) or loads(text))
+    wanted = ChatRequest.model_validate({"messages": [HI], **asked})
+    assert [wanted.form.schema, wanted.form.schema, read] == [{}, {}, ["{}"]]
+
+
+@pytest.mark.parametrize("model", [ChatRequest, ResponsesRequest])
+def test_messages_are_written_for_the_template_once_where_the_body_is_read(model, monkeypatch):
+    """Not on the event loop, and not again for a copy of the request with what the checkpoint suggests."""
+    written, theirs = [], Message.for_template.fget
+    monkeypatch.setattr(Message, "for_template", property(lambda turn: written.append(turn.role) or theirs(turn)))
+    name = "input" if model is ResponsesRequest else "messages"
+    asked = bodies.parsed(json.dumps({name: [HI] * 3}).encode(), model)
+    assert written == ["user"] * 3
+    asked = asked.as_chat if isinstance(asked, ResponsesRequest) else asked
+    wanted = asked.advised(SamplingDefaults(top_k=5)).model_copy(update={"cache_salt": "x"})
+    assert (wanted.top_k, wanted.prompts) == (5, [([HI] * 3, [], {})])
+    assert written == ["user"] * 3
+
+
+def test_what_all_answers_share_is_checked_once(monkeypatch):
+    """64 prompts with 1,024 biases and stop ids each make a small body; checking them 64 times takes a while."""
+    checked, count = [], sampling_params._count
+    monkeypatch.setattr(
+        sampling_params, "_count", lambda name, *rest, **more: checked.append(name) or count(name, *rest, **more)
+    )
+    asked = {"prompt": ["x"] * 64, "n": 2, "seed": 7, "logit_bias": {"5": 1}, "stop_token_ids": [6], "max_tokens": 3}
+    found = CompletionRequest.model_validate(asked).params_of_all([9] * 64)
+    assert len(found) == 128 and [each.seed for each in found[:3]] == [7, 8, 7]
+    assert {(each.max_tokens, each.stop_token_ids, *each.logit_bias) for each in found} == {(3, (6,), 5)}
+    assert [checked.count(name) for name in ("a stop token id", "a token id in logit_bias")] == [1, 1]
+
+
+def test_each_answer_of_a_chat_has_the_room_behind_its_prompt():
+    wanted = ChatRequest.model_validate({"messages": [HI], "n": 2, "min_tokens": 4})
+    assert [each.max_tokens for each in wanted.params_of_all([9, 5])] == [9, 9, 5, 5]
+    with pytest.raises(UserError) as caught:
+        wanted.params_of_all([9, 3])
+    assert caught.value.param == "min_tokens"
 
 
 def test_pieces_of_all_messages_are_counted_together(server: Service):
@@ -124,6 +175,15 @@ def test_pieces_of_all_messages_are_counted_together(server: Service):
     for messages in ([asked] * 21, [asked] * 20 + [CALLS]):
         found = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
         assert (found.status, found.body["error"]["param"]) == (400, "messages"), found
+
+
+@pytest.mark.parametrize("sizes", [[70_000], [40_000, 40_000]])
+def test_values_in_the_arguments_of_all_calls_are_counted_before_they_are_read(sizes):
+    calls = [CALL | {"function": {"name": "f", "arguments": "[" + "[]," * size + "1]"}} for size in sizes]
+    body = json.dumps({"messages": [{"role": "assistant", "tool_calls": [call]} for call in calls]}).encode()
+    with pytest.raises(RequestValidationError) as caught:
+        bodies.parsed(body, ChatRequest)
+    assert as_api_error(caught.value).param == "messages"
 
 
 @pytest.mark.parametrize("model", [CompletionRequest, ChatRequest, ResponsesRequest])

@@ -231,6 +231,40 @@ def test_what_does_not_fit_the_context_has_openai_s_code(server: Service, path, 
     assert (found.status, found.body["error"]["code"]) == (400, "context_length_exceeded"), found
 
 
+@pytest.mark.parametrize("arguments", [[1], 7, True])
+def test_what_is_wrong_is_named_as_the_client_knows_it(server: Service, arguments):
+    call = {"function": {"name": "f", "arguments": arguments}}
+    found = server.post("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert (found.status, found.body["error"]["param"]) == (400, "messages")
+    path, _, _ = found.body["error"]["message"].partition(": ")
+    assert path == "messages.0.tool_calls.0.function.arguments"
+
+
+HI, WIDE = CHAT["messages"][-1], "y" * 150_000
+UNSEEN = {
+    "a variable": {"chat_template_kwargs": {"x": WIDE}},
+    "a key": {"messages": [HI | {"x": WIDE}]},
+    "a thought": {"messages": [HI, {"role": "assistant", "content": "x", "reasoning_content": WIDE}, HI]},
+    "a tool": {"tools": [{"type": "function", "function": {"name": "f", "description": WIDE}}], "tool_choice": "none"},
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_the_template_does_not_write_takes_no_room(server: Service, name):
+    assert server.post("/v1/chat/completions", CHAT | UNSEEN[name]).status == 200
+
+
+def test_a_prompt_that_can_never_fit_is_not_tokenized(server: Service, monkeypatch):
+    monkeypatch.setattr(server.worker.tokenizer, "encode_plain", None)
+    monkeypatch.setattr(server.worker.tokenizer, "encode", None)
+    for path, body in [
+        ("/v1/completions", {"prompt": LONG_TEXT}),
+        ("/v1/chat/completions", {"messages": [HI | {"content": LONG_TEXT}]}),
+        ("/v1/chat/completions", {"messages": [HI | {"content": "<|im_end|>" + LONG_TEXT}]}),
+    ]:
+        assert server.post(path, body).body["error"]["code"] == "context_length_exceeded"
+
+
 def test_what_does_not_fit_the_pool_has_it_too():
     with Service(num_blocks=9) as service:
         found = service.post("/v1/completions", {"prompt": [5] * 20, "max_tokens": 16})

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.server.metrics import Metrics
 from tests.l6.test_cli import imported_by
 from tests.l7.service import LONG, Service, exchange, flat, greedy, read_answer, their_model, tokenizer
 from tests.support import hf_greedy
@@ -282,6 +283,18 @@ def test_dashboards_made_for_vllm_find_its_names():
     assert "\nmini_engine_new_tokens_total 5.0\n" in text, "its own names stay"
     families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
     assert len(families) == len(set(families)), "each family once"
+
+
+@pytest.mark.reference
+def test_reasons_that_vllm_does_not_have_count_as_errors():
+    metrics = Metrics("tiny")
+    for reason in ("grammar", "error", "grammar", "stop"):
+        metrics.ends.labels(reason).inc()
+    lines = metrics.text().decode().splitlines()
+    found = [line for line in lines if line.startswith("vllm:request_success_total")]
+    labels = 'engine="0",finished_reason="{}",model_name="tiny"'.format
+    wanted = {"error": 3.0, "stop": 1.0}
+    assert sorted(found) == [f"vllm:request_success_total{{{labels(name)}}} {wanted[name]}" for name in sorted(wanted)]
 
 
 @pytest.mark.reference

@@ -96,6 +96,7 @@ WRONG = {
     "choices of another kind": ({"guided_choice": [1]}, "guided_choice"),
     "too many choices": ({"guided_choice": ["a"] * 1025}, "guided_choice"),
     "no JSON": ({"guided_json": "{"}, "guided_json"),
+    "a long text": ({"guided_json": '{"const": "' + "x" * 200_000 + '"}'}, "guided_json"),
     "no schema": ({"structured_outputs": {"json": "5"}}, "structured_outputs"),
     "strict": ({"guided_json": {"not": {}}}, "guided_json"),
     "too deep": ({"guided_json": json.loads('{"items": ' * 40 + "{}" + "}" * 40)}, "guided_json"),
