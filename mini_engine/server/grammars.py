@@ -18,7 +18,7 @@ from mini_engine.engine.grammar import Grammar
 from mini_engine.errors import UserError
 from mini_engine.server.matchers import CompiledGrammar, reason_of
 from mini_engine.server.output_forms import LENIENT, OPEN, OutputForm, as_json
-from mini_engine.server.tool_schemas import ANY_OBJECT, JsonObject, relaxations
+from mini_engine.server.tool_schemas import ANY_OBJECT, JsonObject, of_object, relaxations
 from mini_engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class GrammarCompiler:
             raise UserError("structured output and tools need llguidance: pip install 'kv-course[server]'") from None
         compiled = self.tried(form)
         if compiled.is_error() and form.functions:
-            functions = {name: self.relaxed(name, schema) for name, schema in form.functions.items()}
+            functions = {name: self.relaxed(name, of_object(schema)) for name, schema in form.functions.items()}
             form = replace(form, functions=functions)
             compiled = self.tried(form)
         self.check(compiled, form)

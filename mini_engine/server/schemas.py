@@ -17,7 +17,8 @@ LISTED = (*BRANCHED, "prefixItems")  # in a list
 ALONE = ("items", "additionalProperties")  # one
 LITERAL = ("enum", "const", "default", "examples", "required")  # in a value, not in schemas
 NOTES = ("title", "description", "$comment", "default", "examples")  # say nothing about what fits
-OPEN_ON_PURPOSE = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+ADDING = ("then", "else", "dependentSchemas")  # may name more properties
+OPEN_ON_PURPOSE = ("additionalProperties", "unevaluatedProperties", "patternProperties", *ADDING)
 
 
 def check_schema(schema: JsonObject, param: str) -> None:

@@ -8,12 +8,13 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mini_engine.server.schemas import NOTES
+
 JsonObject = dict[str, Any]
 
 ANY_OBJECT: JsonObject = {"type": "object"}
 NO_ARGUMENTS: JsonObject = {"type": "object", "properties": {}}
-OF_OBJECTS = {"properties", "patternProperties", "additionalProperties", "propertyNames", "required", "minProperties"}
-COMBINED = {"$ref", "anyOf", "oneOf", "allOf"}
+OTHER_TYPES = {"null", "boolean", "integer", "number", "string", "array"}
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")  # keywords whose value holds schemas by name
 IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
 ALONE = ("items", "additionalProperties")
@@ -21,10 +22,14 @@ MAX_TRIALS = 100
 
 
 def of_object(schema: JsonObject) -> JsonObject:
-    """Return the schema if it is one of objects, as one of nothing else; without arguments for any other."""
-    kind = schema.get("type", "object" if schema.keys() & (OF_OBJECTS | COMBINED) else None)
-    is_object = kind == "object" or (isinstance(kind, list) and "object" in kind)
-    return schema | {"type": "object"} if is_object else NO_ARGUMENTS
+    """Return the schema as one of objects; without arguments if it says nothing, or is known to be of something else.
+
+    A type that JSON Schema does not know, such as Gemini's OBJECT, says nothing about the rest.
+    """
+    kind = schema.get("type")
+    kinds = [each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)]
+    is_other = bool(kinds) and OTHER_TYPES.issuperset(kinds)
+    return NO_ARGUMENTS if is_other or schema.keys() <= {*NOTES} else schema | {"type": "object"}
 
 
 def relaxations(schema: JsonObject, works: Callable[[JsonObject], bool]) -> Iterator[JsonObject]:
@@ -66,7 +71,8 @@ class Pruner:
                 found[key] = self.pruned(value)
             elif self.leads_somewhere(value) if key == "$ref" else self.holds(base | {key: value}):
                 found[key] = value
-        return found
+        is_closed = "$ref" in found or "$ref" not in schema
+        return found if is_closed else {"additionalProperties": True, **found}  # as it may have named others
 
     def holds(self, schema: JsonObject) -> bool:
         """Whether this works alone."""

@@ -182,7 +182,30 @@ def test_arguments_are_objects_whatever_the_schema_says(compiler, parameters):
 
 def test_a_schema_that_says_nothing_has_no_arguments():
     assert of_object({}) == of_object({"type": "null"}) == {"type": "object", "properties": {}}
+    assert of_object({"description": "nothing"}) == of_object({"type": ["string", "null"]}) == of_object({})
     assert of_object(BOTH) == BOTH and of_object({"$ref": "#"}) == {"$ref": "#", "type": "object"}
+
+
+ADDS_B = {"properties": {"b": INTEGER}, "required": ["b"]}
+NOT_UNDERSTOOD = {
+    "far away": {"$ref": "https://e.com/x.json"},
+    "nowhere": {"$ref": "#/nope"},
+    "far away, with properties": {"type": "object", "properties": {}, "$ref": "https://e.com/x.json"},
+    "one of all": {"allOf": [{"$ref": "https://e.com/x.json"}]},
+    "if": {"if": {"required": ["a"]}, "then": ADDS_B},
+    "if, with properties": {"type": "object", "properties": {}, "if": {"required": ["a"]}, "else": ADDS_B},
+    "dependent": {"properties": {}, "dependentSchemas": {"a": ADDS_B}},
+    "Gemini's": {"type": "OBJECT", "properties": {"b": {"type": "INTEGER"}}, "required": ["b"]},
+    "a type of no kind": {"type": 5},
+}
+
+
+@pytest.mark.parametrize("name", NOT_UNDERSTOOD)
+def test_what_is_not_understood_leaves_room_for_arguments(compiler, name):
+    grammar = of_tool(compiler, NOT_UNDERSTOOD[name])
+    assert takes(compiler, grammar, call({"b": 1}))
+    assert takes(compiler, grammar, call({})) is ("b" not in NOT_UNDERSTOOD[name].get("required", ())), "if known"
+    assert not any(takes(compiler, grammar, call(value)) for value in (None, 5, "x", []))
 
 
 @pytest.mark.parametrize("parameters", [{}, {"type": "null"}, {"properties": {"a": INTEGER}}], ids=json.dumps)
