@@ -68,7 +68,7 @@ class GrammarCompiler:
 
     def compile_sync(self, form: OutputForm) -> Grammar:
         """Compile in this thread."""
-        form.check()
+        form = self.bounded(form)
         try:
             import llguidance  # noqa: F401
         except ModuleNotFoundError:
@@ -82,6 +82,13 @@ class GrammarCompiler:
         for warning in compiled.get_grammar_warnings():
             self.tell(f"of a tool's parameters, not all is enforced: {warning}")
         return CompiledGrammar(compiled)
+
+    def bounded(self, form: OutputForm) -> OutputForm:
+        """Return a form of which all is small enough to be compiled; UserError if the text's own schema is not."""
+        found = form.bounded()
+        for name in [name for name, schema in found.functions.items() if schema is ANY_OBJECT]:
+            self.tell(f"the parameters of tool {name!r} are too large to be enforced; any object is taken")
+        return found
 
     def tried(self, form: OutputForm) -> "LLMatcher":
         """Return the form compiled and rehearsed, or a matcher that has failed."""

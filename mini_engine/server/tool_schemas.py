@@ -5,17 +5,17 @@ cannot be enforced is left out, and arguments are an object whatever the schema 
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mini_engine.server.schemas import NOTES
+from mini_engine.errors import UserError
+from mini_engine.server.schemas import BY_NAME, NOTES, check_parts, check_schema, without_notes
 
 JsonObject = dict[str, Any]
 
 ANY_OBJECT: JsonObject = {"type": "object"}
 NO_ARGUMENTS: JsonObject = {"type": "object", "properties": {}}
 OTHER_TYPES = {"null", "boolean", "integer", "number", "string", "array"}
-BY_NAME = ("properties", "patternProperties", "$defs", "definitions")  # keywords whose value holds schemas by name
 IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
 ALONE = ("items", "additionalProperties")
 MAX_TRIALS = 100
@@ -30,6 +30,33 @@ def of_object(schema: JsonObject) -> JsonObject:
     kinds = [each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)]
     is_other = bool(kinds) and OTHER_TYPES.issuperset(kinds)
     return NO_ARGUMENTS if is_other or schema.keys() <= {*NOTES} else schema | {"type": "object"}
+
+
+def bounded(functions: Mapping[str, JsonObject], room: int) -> dict[str, JsonObject]:
+    """Return the schemas of functions, without notes; any object for those that are too large to be compiled.
+
+    Args:
+        room: characters that all of them may have together, beyond those of any object.
+    """
+    found = {}
+    for name, schema in functions.items():
+        small = small_enough(schema)
+        size = len(json.dumps(small)) - len(json.dumps(ANY_OBJECT))
+        fits = size <= room
+        found[name] = small if fits else ANY_OBJECT
+        room -= size if fits else 0
+    return found
+
+
+def small_enough(schema: JsonObject) -> JsonObject:
+    """Return a schema without notes; any object if it is too large."""
+    try:
+        check_parts(schema, "tools", skipped=NOTES)
+        small = without_notes(schema)
+        check_schema(small, "tools")
+    except UserError:
+        return ANY_OBJECT
+    return small
 
 
 def relaxations(schema: JsonObject, works: Callable[[JsonObject], bool]) -> Iterator[JsonObject]:
