@@ -78,6 +78,10 @@ class GrammarCompiler:
             functions = {name: self.relaxed(name, of_object(schema)) for name, schema in form.functions.items()}
             form = replace(form, functions=functions)
             compiled = self.tried(form)
+        if compiled.is_error() and form.functions:
+            form = replace(form, functions=dict.fromkeys(form.functions, ANY_OBJECT))
+            compiled = self.tried(form)
+            self.tell("some tools are too much together: their arguments are enforced only as any objects")
         self.check(compiled, form)
         for warning in compiled.get_grammar_warnings():
             self.tell(f"of a tool's parameters, not all is enforced: {warning}")

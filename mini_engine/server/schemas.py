@@ -31,7 +31,8 @@ def check_schema(schema: JsonObject, param: str) -> None:
 
 def check_parts(schema: JsonObject, param: str, skipped: Collection[str] = ()) -> None:
     """Raise UserError if the schema is too deep, or of too many parts. `skipped`: keywords that do not count."""
-    left, count = [(schema, 1, False)], 0
+    left: list[tuple[Any, int, bool]] = [(schema, 1, False)]
+    count = 0
     while left:
         value, depth, by_name = left.pop()
         count += 1

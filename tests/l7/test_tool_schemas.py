@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -177,6 +178,21 @@ def test_tools_that_are_too_large_together_are_enforced_as_far_as_there_is_room(
     with pytest.raises(UserError) as refused:
         OutputForm(choices=("x" * 70_000,), param="guided_choice", functions={"f": each}).bounded()
     assert refused.value.param == "guided_choice"
+
+
+def test_tools_that_fit_one_by_one_and_not_together_are_any_objects(compiler, monkeypatch, caplog):
+    monkeypatch.setitem(grammars.LIMITS, "initial_lexer_fuel", 6000)
+    numbers = {f"k{i}": {"type": "integer", "minimum": -131 * i - 17, "maximum": 123456 + 77 * i} for i in range(8)}
+    each = {"type": "object", "properties": numbers, "required": [*numbers]}
+    assert not takes(compiler, of_tool(compiler, each), call({}))
+    compiler.told.clear()
+    several = OutputForm(functions=dict.fromkeys("abcdef", each), may_say=False)
+    with caplog.at_level(logging.WARNING):
+        grammar = compiler.compile_sync(several)
+    assert takes(compiler, grammar, call({"x": 1})) and len(caplog.records) == 1
+    with pytest.raises(UserError) as refused:
+        compiler.compile_sync(replace(several, schema={"not": {}}, may_say=True))
+    assert refused.value.param == "response_format"
 
 
 @pytest.mark.parametrize("stream", [False, True])
