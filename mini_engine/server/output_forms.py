@@ -125,8 +125,14 @@ def as_json(schema: JsonObject, **more: bool) -> str:
 
 def as_regex(pattern: str) -> str:
     """The rule for a text of which all fits a regular expression."""
-    escaped = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) > 1 else r"\/", pattern, flags=re.DOTALL)
-    return "/" + escaped.replace("\n", r"\n").replace("\r", r"\r") + "/"
+    return "/" + re.sub(r"\\.|[/\n\r]", _in_a_rule, pattern, flags=re.DOTALL) + "/"
+
+
+def _in_a_rule(found: re.Match[str]) -> str:
+    """A character as a rule has it, which is one line; where a backslash means nothing to Python, there is none."""
+    last = found[0][-1]
+    plain = last in "<>" or not last.isascii()
+    return {"/": r"\/", "\n": r"\n", "\r": r"\r"}.get(last, last if plain else found[0])
 
 
 def as_arguments(schema: JsonObject) -> str:

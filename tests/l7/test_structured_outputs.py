@@ -119,7 +119,11 @@ def test_two_names_for_a_chat_s_form_are_refused(server: Service):
     assert server.post(CHAT, body | {"response_format": {"type": "text"}}).status == 200
 
 
-@pytest.mark.parametrize("pattern", ["a/b", r"a\/b", r"a\\/b", "^a$", r"a\$", r"a\\$", "[/]", "a\nb", "^a|b$", "(^a$)"])
+PATTERNS = ["a/b", r"a\/b", r"a\\/b", "^a$", r"a\$", r"a\\$", "[/]", "a\nb", "^a|b$", "(^a$)"]
+ESCAPED = ["a\\\nb", "[\\\r]", "\\\\\n", r"\<a\>", "\\é"]  # characters that need no backslash and have one
+
+
+@pytest.mark.parametrize("pattern", [*PATTERNS, *ESCAPED])
 def test_an_expression_means_what_it_means_to_python(server: Service, pattern):
     assert "\n" not in as_regex(pattern)
     text = text_of(server.post("/v1/completions", BODIES["/v1/completions"] | {"guided_regex": pattern}))
