@@ -57,6 +57,18 @@ FORMS = {
     "guided_regex": ({"guided_regex": "a|bc"}, ["a", "bc"].__contains__),
     "guided_choice": ({"guided_choice": ["yes", "no"]}, ["yes", "no"].__contains__),
     "no whitespace": ({"structured_outputs": {"json": DIGIT, "disable_any_whitespace": True}}, fits_digit),
+    "of other backends": (
+        {
+            "structured_outputs": {"json": DIGIT, "whitespace_pattern": " ?", "disable_fallback": False},
+            "guided_decoding_backend": "outlines",
+            "guided_whitespace_pattern": " ?",
+        },
+        fits_digit,
+    ),
+    "response_format": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": DIGIT}}},
+        fits_digit,
+    ),
     "null": ({"structured_outputs": {"json": DIGIT, "regex": None, "grammar": None}, "guided_json": None}, fits_digit),
 }
 
