@@ -4,7 +4,7 @@ A template is a small Jinja program in the checkpoint. It may come from anyone, 
 settings, functions and extensions that transformers gives it: both render the same text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +99,17 @@ def dumps_messages(program: nodes.Node) -> bool:
 
 def joins(program: nodes.Node, name: str) -> bool:
     """Whether a program adds a value of this name to a text, and neither filters nor tests it anywhere."""
-    sides = (side for add in program.find_all(nodes.Add) for side in (add.left, add.right))
-    asked = (each.node for each in program.find_all((nodes.Filter, nodes.Test)))
-    return any(is_named(side, name) for side in sides) and not any(is_named(value, name) for value in asked)
+    names = {name}  # and those of variables that hold it
+    for each in program.find_all(nodes.Assign):
+        if isinstance(each.target, nodes.Name) and holds_one(each.node, names):
+            names.add(each.target.name)
+    added = any(holds_one(add.left, names) or holds_one(add.right, names) for add in program.find_all(nodes.Add))
+    return added and not any(holds_one(each.node, names) for each in program.find_all((nodes.Filter, nodes.Test)))
+
+
+def holds_one(value: nodes.Node | None, names: Collection[str]) -> bool:
+    """Whether a value in a program is a variable, an attribute or an item of one of these names."""
+    return any(is_named(value, name) for name in names)
 
 
 def find_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:

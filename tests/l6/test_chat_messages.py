@@ -176,11 +176,26 @@ def test_tools_are_shown_as_they_are_given(both):
         assert all(json.dumps(tool) in text.replace('\\"', '"') for tool in (ADD, odd))
 
 
-def test_a_template_that_joins_arguments_to_a_text_gets_a_text(pair):
+JOINING = [
+    "{{ '<' + c['function']['arguments'] + '>' }}",
+    "{% set args = c['function']['arguments'] %}{{ '<' + args + '>' }}",
+    "{% set f = c.function %}{% set args = f.arguments %}{% set more = args %}{{ '<' + more }}{{ '>' }}",
+]
+
+
+@pytest.mark.parametrize("joining", JOINING)
+def test_a_template_that_joins_arguments_to_a_text_gets_a_text(pair, joining):
     """As DeepSeek's does: transformers raises TypeError there if it is given objects."""
-    ours, _ = pair("{% for m in messages %}{% for c in m.tool_calls %}{{ '<' + c['function']['arguments'] + '>' }}"
-                        "{% endfor %}{% endfor %}")  # fmt: skip
+    ours, _ = pair(f"{{% for m in messages %}}{{% for c in m.tool_calls %}}{joining}{{% endfor %}}{{% endfor %}}")
     assert ours.encode_chat(CHATS["a call"]) == ours.encode('<{"a": 1, "b": [2, "é"]}>')
+
+
+def test_a_template_that_stores_arguments_and_asks_what_they_are_gets_objects(pair):
+    ours, theirs = pair(
+        "{% for m in messages %}{% for c in m.tool_calls %}{% set args = c.function.arguments %}"
+        "{% if args is string %}{{ '<' + args }}{% else %}{{ args | tojson }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    assert ours.encode_chat(CHATS["a call"]) == expected(theirs, CHATS["a call"])
 
 
 def test_a_developer_is_the_system_to_a_template_that_knows_none(pair):
