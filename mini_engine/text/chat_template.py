@@ -5,6 +5,7 @@ settings, functions and extensions that transformers gives it: both render the s
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mini_engine.errors import UserError
 from mini_engine.text.template_functions import sandbox
 
 FOLDER = "additional_chat_templates"
+PROBE = "system-words"
 ABOUT_CALLS = {"tool_calls", "tool_call_id", "tool"}
 
 
@@ -50,6 +52,14 @@ class ChatTemplate:
         self.takes_text = joins(program, "arguments")
         self.takes_parts = self.takes_all or any(is_named(loop.iter, "content") for loop in program.find_all(nodes.For))
         self.takes_developer = self.takes_all or "developer" in words
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """It shows what a system message says; some refuse the role, as Gemma's does, or leave it out."""
+        try:
+            return PROBE in self.render([{"role": "system", "content": PROBE}, {"role": "user", "content": "Hi"}])
+        except UserError:
+            return False
 
     def render(
         self,
