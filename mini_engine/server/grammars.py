@@ -18,7 +18,7 @@ from mini_engine.engine.grammar import Grammar
 from mini_engine.errors import UserError
 from mini_engine.server.matchers import CompiledGrammar, reason_of
 from mini_engine.server.output_forms import LENIENT, OPEN, OutputForm, as_json
-from mini_engine.server.tool_schemas import ANY_OBJECT, JsonObject, relaxations
+from mini_engine.server.tool_schemas import ANY_OBJECT, JsonObject, of_object, relaxations
 from mini_engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -68,20 +68,31 @@ class GrammarCompiler:
 
     def compile_sync(self, form: OutputForm) -> Grammar:
         """Compile in this thread."""
-        form.check()
+        form = self.bounded(form)
         try:
             import llguidance  # noqa: F401
         except ModuleNotFoundError:
             raise UserError("structured output and tools need llguidance: pip install 'kv-course[server]'") from None
         compiled = self.tried(form)
         if compiled.is_error() and form.functions:
-            functions = {name: self.relaxed(name, schema) for name, schema in form.functions.items()}
+            functions = {name: self.relaxed(name, of_object(schema)) for name, schema in form.functions.items()}
             form = replace(form, functions=functions)
             compiled = self.tried(form)
+        if compiled.is_error() and form.functions:
+            form = replace(form, functions=dict.fromkeys(form.functions, ANY_OBJECT))
+            compiled = self.tried(form)
+            self.tell("some tools are too much together: their arguments are enforced only as any objects")
         self.check(compiled, form)
         for warning in compiled.get_grammar_warnings():
             self.tell(f"of a tool's parameters, not all is enforced: {warning}")
         return CompiledGrammar(compiled)
+
+    def bounded(self, form: OutputForm) -> OutputForm:
+        """Return a form of which all is small enough to be compiled; UserError if the text's own schema is not."""
+        found = form.bounded()
+        for name in [name for name, schema in found.functions.items() if schema is ANY_OBJECT]:
+            self.tell(f"the parameters of tool {name!r} are too large to be enforced; any object is taken")
+        return found
 
     def tried(self, form: OutputForm) -> "LLMatcher":
         """Return the form compiled and rehearsed, or a matcher that has failed."""

@@ -13,12 +13,12 @@ writing spaces until its tokens run out.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mini_engine.errors import UserError
 from mini_engine.server.schemas import check_schema, closed, named
-from mini_engine.server.tool_schemas import of_object
+from mini_engine.server.tool_schemas import ANY_OBJECT, bounded, of_object
 from mini_engine.text.tool_messages import CALL_MARKS
 
 JsonObject = dict[str, Any]
@@ -60,13 +60,22 @@ class OutputForm:
 
     def check(self) -> None:
         """Raise UserError if a schema is too large to be compiled in a moment."""
-        schemas = {"tools": list(self.functions.values()), self.param: [self.schema] if self.schema else []}
-        for param, several in schemas.items():
-            for schema in several:
-                check_schema(schema, param)
-        size = len(json.dumps([*schemas.values(), self.regex, self.choices]))
-        if size > MAX_TOGETHER:
+        if self.schema is not None:
+            check_schema(self.schema, self.param)
+        schemas = [self.schema, self.regex, self.choices, [*self.functions.values()]]
+        if (size := len(json.dumps(schemas))) > MAX_TOGETHER:
             raise UserError(f"the schemas have {size} characters together, more than {MAX_TOGETHER}", param=self.param)
+
+    def bounded(self) -> "OutputForm":
+        """Return the same form, with any object for the arguments of functions whose schemas are too large.
+
+        Raises:
+            UserError: the text's own schema is too large.
+        """
+        least = replace(self, functions=dict.fromkeys(self.functions, ANY_OBJECT))
+        least.check()
+        room = MAX_TOGETHER - len(json.dumps([self.schema, self.regex, self.choices, [*least.functions.values()]]))
+        return replace(self, functions=bounded(self.functions, room))
 
     @property
     def text_rule(self) -> str:
@@ -116,8 +125,14 @@ def as_json(schema: JsonObject, **more: bool) -> str:
 
 def as_regex(pattern: str) -> str:
     """The rule for a text of which all fits a regular expression."""
-    escaped = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) > 1 else r"\/", pattern, flags=re.DOTALL)
-    return "/" + escaped.replace("\n", r"\n").replace("\r", r"\r") + "/"
+    return "/" + re.sub(r"\\.|[/\n\r]", _in_a_rule, pattern, flags=re.DOTALL) + "/"
+
+
+def _in_a_rule(found: re.Match[str]) -> str:
+    """A character as a rule has it, which is one line; where a backslash means nothing to Python, there is none."""
+    last = found[0][-1]
+    plain = last in "<>" or not last.isascii()
+    return {"/": r"\/", "\n": r"\n", "\r": r"\r"}.get(last, last if plain else found[0])
 
 
 def as_arguments(schema: JsonObject) -> str:

@@ -85,7 +85,8 @@ class StreamOptions(Body):
 class Sampling(Guided):
     """What completions and chats have in common.
 
-    Accepted and ignored, since they change no answer: user, metadata, safety_identifier, prompt_cache_key, request_id.
+    Accepted and ignored, since they change no answer: user, metadata, safety_identifier, prompt_cache_key, request_id,
+    reasoning_effort, verbosity (the model decides).
     Accepted only with a value that changes nothing: store, service_tier, best_of, skip_special_tokens (vLLM's name).
 
     cache_salt: share prefixes only with requests of the same salt (lesson 8); the name is vLLM's.
@@ -123,6 +124,9 @@ class Sampling(Guided):
     skip_special_tokens: Annotated[Flag, only(True)] = True
     cache_salt: Text | None = None
     request_id: Text | None = None
+    reasoning_effort: Text | None = None
+    verbosity: Text | None = None
+    response_format: ResponseFormat | None = None
     _longest: int | None = PrivateAttr(None)  # of a chat's answer, as the checkpoint suggests
 
     def advised(self, suggested: SamplingDefaults) -> Self:
@@ -144,7 +148,7 @@ class Sampling(Guided):
     @property
     def form(self) -> OutputForm | None:
         """The form that the answer must have; None for any text."""
-        return one_form(self.forms)
+        return one_form([*(self.response_format.forms if self.response_format else []), *self.forms])
 
     @property
     def include_usage(self) -> bool:
@@ -286,7 +290,6 @@ class ChatRequest(Sampling):
     """POST /v1/chat/completions: a conversation to answer.
 
     chat_template_kwargs: more names for the template, such as enable_thinking; the name is vLLM's.
-    Accepted and ignored: reasoning_effort and verbosity; the model decides.
     Accepted only with a value that changes nothing: modalities, and vLLM's echo.
     """
 
@@ -296,15 +299,12 @@ class ChatRequest(Sampling):
     max_completion_tokens: Whole | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field([])
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Flag = True
     modalities: Annotated[list[Text], Field(fail_fast=True), only(["text"])] = Field(["text"])
     echo: Annotated[Flag, only(False)] = False
     chat_template_kwargs: JsonObject = Field({})
-    reasoning_effort: Text | None = None
-    verbosity: Text | None = None
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:
@@ -316,11 +316,11 @@ class ChatRequest(Sampling):
     @property
     def form(self) -> OutputForm | None:
         """What response_format and its likes, tools and tool_choice ask for."""
-        said = one_form([*(self.response_format.forms if self.response_format else []), *self.forms])
+        said = super().form
         functions = {tool.function.name: tool.function.parameters for tool in self.tools}
         if len(functions) < len(self.tools):
             raise UserError("two tools have the same name; give each its own", param="tools")
-        choice = self.tool_choice or ("auto" if functions else "none")
+        choice = "none" if self.tool_choice in ("auto", None) and not functions else self.tool_choice or "auto"
         if not isinstance(choice, str):
             if choice.function.name not in functions:
                 raise UserError(
@@ -337,7 +337,7 @@ class ChatRequest(Sampling):
     @property
     def wanted_logprobs(self) -> int | None:
         """`logprobs` says whether, `top_logprobs` how many."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise UserError("top_logprobs is given without logprobs: true; give both", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 

@@ -94,6 +94,14 @@ class TextOptions(Body):
     verbosity: Text = "medium"
 
 
+class Reasoning(Body):
+    """How much to think, and what to tell of it. Accepted and ignored: the model decides, and nothing is summarized."""
+
+    effort: Text | None = None
+    summary: Text | None = None
+    generate_summary: Text | None = None
+
+
 class ResponseStreamOptions(Body):
     """include_obfuscation: accepted and ignored."""
 
@@ -103,7 +111,8 @@ class ResponseStreamOptions(Body):
 class ResponsesRequest(Body):
     """POST /v1/responses: a conversation to answer.
 
-    Accepted and ignored: store (nothing is), metadata, user, safety_identifier, prompt_cache_key, parallel_tool_calls.
+    Accepted and ignored: store (nothing is), metadata, user, safety_identifier, prompt_cache_key, parallel_tool_calls,
+    request_id, reasoning, reasoning_effort, verbosity.
     Accepted only with a value that changes nothing: the rest from `background` on.
     """
 
@@ -127,6 +136,10 @@ class ResponsesRequest(Body):
     user: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
+    request_id: Text | None = None
+    reasoning: Reasoning | None = None
+    reasoning_effort: Text | None = None
+    verbosity: Text | None = None
     parallel_tool_calls: Flag = True
     background: Annotated[Flag, only(False)] = False
     conversation: Annotated[Any, only(None, sentence=SEND_ALL)] = None

@@ -1,7 +1,7 @@
 """Lesson 7. JSON schemas from clients: bounded before they are compiled, and closed where they leave it open."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from mini_engine.errors import UserError
@@ -12,28 +12,52 @@ MAX_CHARACTERS = 2**15
 MAX_VALUES = 2000
 MAX_DEPTH = 32
 NAMED = ("properties", "$defs", "definitions")  # keywords whose value holds schemas by name
+BY_NAME = (*NAMED, "patternProperties", "dependentSchemas")
 BRANCHED = ("anyOf", "oneOf")
 LISTED = (*BRANCHED, "prefixItems")  # in a list
 ALONE = ("items", "additionalProperties")  # one
 LITERAL = ("enum", "const", "default", "examples", "required")  # in a value, not in schemas
 NOTES = ("title", "description", "$comment", "default", "examples")  # say nothing about what fits
-OPEN_ON_PURPOSE = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+ADDING = ("then", "else", "dependentSchemas")  # may name more properties
+OPEN_ON_PURPOSE = ("additionalProperties", "unevaluatedProperties", "patternProperties", *ADDING)
 
 
 def check_schema(schema: JsonObject, param: str) -> None:
     """Raise UserError if the schema is too long, too deep, or of too many parts. `param`: where it was given."""
-    left, count = [(schema, 1)], 0
+    check_parts(schema, param)
+    if (size := len(json.dumps(schema))) > MAX_CHARACTERS:
+        raise UserError(f"a JSON schema has {size} characters, more than {MAX_CHARACTERS}", param=param)
+
+
+def check_parts(schema: JsonObject, param: str, skipped: Collection[str] = ()) -> None:
+    """Raise UserError if the schema is too deep, or of too many parts. `skipped`: keywords that do not count."""
+    left: list[tuple[Any, int, bool]] = [(schema, 1, False)]
+    count = 0
     while left:
-        value, depth = left.pop()
+        value, depth, by_name = left.pop()
         count += 1
         if depth > MAX_DEPTH:
             raise UserError(f"a JSON schema is nested deeper than {MAX_DEPTH}; flatten it", param=param)
         if count > MAX_VALUES:
             raise UserError(f"a JSON schema has more than {MAX_VALUES} values; shorten it", param=param)
-        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        left += [(child, depth + 1) for child in children]
-    if (size := len(json.dumps(schema))) > MAX_CHARACTERS:
-        raise UserError(f"a JSON schema has {size} characters, more than {MAX_CHARACTERS}", param=param)
+        if isinstance(value, dict):
+            counted = value.items() if by_name else ((key, each) for key, each in value.items() if key not in skipped)
+            left += [(each, depth + 1, not by_name and key in BY_NAME) for key, each in counted]
+        elif isinstance(value, list):
+            left += [(each, depth + 1, False) for each in value]
+
+
+def without_notes(schema: Any) -> Any:
+    """Return the schema without what it says to its readers alone."""
+    if isinstance(schema, list):
+        return [without_notes(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if key not in NOTES}
+    for key in kept.keys() - {*LITERAL}:
+        value, by_name = kept[key], key in BY_NAME and isinstance(kept[key], dict)
+        kept[key] = {n: without_notes(each) for n, each in value.items()} if by_name else without_notes(value)
+    return kept
 
 
 def closed(schema: JsonObject) -> JsonObject:

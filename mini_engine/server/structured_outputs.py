@@ -41,7 +41,8 @@ Choices = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=M
 class StructuredOutputs(Body):
     """vLLM's `structured_outputs`: one of json, json_object, regex and choice.
 
-    Accepted and ignored: disable_any_whitespace, disable_additional_properties; both are so here.
+    Accepted and ignored: disable_any_whitespace, disable_additional_properties, both of which are so here;
+    whitespace_pattern; disable_fallback, since there is no other backend.
     """
 
     content: Schema | None = Field(None, alias="json")
@@ -50,6 +51,8 @@ class StructuredOutputs(Body):
     choice: Choices | None = None
     disable_any_whitespace: Flag = False
     disable_additional_properties: Flag = False
+    disable_fallback: Flag = False
+    whitespace_pattern: Text | None = None
     grammar: Annotated[Any, only(None, sentence=UNKNOWN)] = None
     structural_tag: Annotated[Any, only(None, sentence=UNKNOWN)] = None
 
@@ -71,12 +74,17 @@ class StructuredOutputs(Body):
 
 
 class Guided(Body):
-    """Parameters of completions and chats: `structured_outputs`, and its older names."""
+    """Parameters of completions and chats: `structured_outputs`, and its older names.
+
+    Accepted and ignored: guided_decoding_backend, guided_whitespace_pattern.
+    """
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
+    guided_decoding_backend: Text | None = None
+    guided_whitespace_pattern: Text | None = None
 
     @property
     def forms(self) -> list[OutputForm]:

@@ -5,26 +5,58 @@ cannot be enforced is left out, and arguments are an object whatever the schema 
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from mini_engine.errors import UserError
+from mini_engine.server.schemas import BY_NAME, NOTES, check_parts, check_schema, without_notes
 
 JsonObject = dict[str, Any]
 
 ANY_OBJECT: JsonObject = {"type": "object"}
 NO_ARGUMENTS: JsonObject = {"type": "object", "properties": {}}
-OF_OBJECTS = {"properties", "patternProperties", "additionalProperties", "propertyNames", "required", "minProperties"}
-COMBINED = {"$ref", "anyOf", "oneOf", "allOf"}
-BY_NAME = ("properties", "patternProperties", "$defs", "definitions")  # keywords whose value holds schemas by name
+OTHER_TYPES = {"null", "boolean", "integer", "number", "string", "array"}
 IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
 ALONE = ("items", "additionalProperties")
 MAX_TRIALS = 100
 
 
 def of_object(schema: JsonObject) -> JsonObject:
-    """Return the schema if it is one of objects, as one of nothing else; without arguments for any other."""
-    kind = schema.get("type", "object" if schema.keys() & (OF_OBJECTS | COMBINED) else None)
-    is_object = kind == "object" or (isinstance(kind, list) and "object" in kind)
-    return schema | {"type": "object"} if is_object else NO_ARGUMENTS
+    """Return the schema as one of objects; without arguments if it says nothing, or is known to be of something else.
+
+    A type that JSON Schema does not know, such as Gemini's OBJECT, says nothing about the rest.
+    """
+    kind = schema.get("type")
+    kinds = [each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)]
+    is_other = bool(kinds) and OTHER_TYPES.issuperset(kinds)
+    return NO_ARGUMENTS if is_other or schema.keys() <= {*NOTES} else schema | {"type": "object"}
+
+
+def bounded(functions: Mapping[str, JsonObject], room: int) -> dict[str, JsonObject]:
+    """Return the schemas of functions, without notes; any object for those that are too large to be compiled.
+
+    Args:
+        room: characters that all of them may have together, beyond those of any object.
+    """
+    found = {}
+    for name, schema in functions.items():
+        small = small_enough(schema)
+        size = len(json.dumps(small)) - len(json.dumps(ANY_OBJECT))
+        fits = size <= room
+        found[name] = small if fits else ANY_OBJECT
+        room -= size if fits else 0
+    return found
+
+
+def small_enough(schema: JsonObject) -> JsonObject:
+    """Return a schema without notes; any object if it is too large."""
+    try:
+        check_parts(schema, "tools", skipped=NOTES)
+        small = without_notes(schema)
+        check_schema(small, "tools")
+    except UserError:
+        return ANY_OBJECT
+    return small
 
 
 def relaxations(schema: JsonObject, works: Callable[[JsonObject], bool]) -> Iterator[JsonObject]:
@@ -66,7 +98,8 @@ class Pruner:
                 found[key] = self.pruned(value)
             elif self.leads_somewhere(value) if key == "$ref" else self.holds(base | {key: value}):
                 found[key] = value
-        return found
+        is_closed = "$ref" in found or "$ref" not in schema
+        return found if is_closed else {"additionalProperties": True, **found}  # as it may have named others
 
     def holds(self, schema: JsonObject) -> bool:
         """Whether this works alone."""

@@ -4,7 +4,8 @@ A template is a small Jinja program in the checkpoint. It may come from anyone, 
 settings, functions and extensions that transformers gives it: both render the same text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mini_engine.errors import UserError
 from mini_engine.text.template_functions import sandbox
 
 FOLDER = "additional_chat_templates"
+PROBE = "system-words"
 ABOUT_CALLS = {"tool_calls", "tool_call_id", "tool"}
 
 
@@ -50,6 +52,14 @@ class ChatTemplate:
         self.takes_text = joins(program, "arguments")
         self.takes_parts = self.takes_all or any(is_named(loop.iter, "content") for loop in program.find_all(nodes.For))
         self.takes_developer = self.takes_all or "developer" in words
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """It shows what a system message says; some refuse the role, as Gemma's does, or leave it out."""
+        try:
+            return PROBE in self.render([{"role": "system", "content": PROBE}, {"role": "user", "content": "Hi"}])
+        except UserError:
+            return False
 
     def render(
         self,
@@ -99,9 +109,17 @@ def dumps_messages(program: nodes.Node) -> bool:
 
 def joins(program: nodes.Node, name: str) -> bool:
     """Whether a program adds a value of this name to a text, and neither filters nor tests it anywhere."""
-    sides = (side for add in program.find_all(nodes.Add) for side in (add.left, add.right))
-    asked = (each.node for each in program.find_all((nodes.Filter, nodes.Test)))
-    return any(is_named(side, name) for side in sides) and not any(is_named(value, name) for value in asked)
+    names = {name}  # and those of variables that hold it
+    for each in program.find_all(nodes.Assign):
+        if isinstance(each.target, nodes.Name) and holds_one(each.node, names):
+            names.add(each.target.name)
+    added = any(holds_one(add.left, names) or holds_one(add.right, names) for add in program.find_all(nodes.Add))
+    return added and not any(holds_one(each.node, names) for each in program.find_all((nodes.Filter, nodes.Test)))
+
+
+def holds_one(value: nodes.Node | None, names: Collection[str]) -> bool:
+    """Whether a value in a program is a variable, an attribute or an item of one of these names."""
+    return any(is_named(value, name) for name in names)
 
 
 def find_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:

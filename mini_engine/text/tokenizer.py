@@ -235,7 +235,7 @@ class Tokenizer:
             if not template.takes_calls:
                 messages = calls_as_text(messages)
             if tools and not template.takes_tools:
-                messages, tools = tools_as_text(messages, tools), None
+                messages, tools = tools_as_text(messages, tools, template.takes_system), None
             given = (messages, tools, checked_variables(variables))
             messages, tools, variables = map(stand_ins.hide, given)
         except RecursionError:

@@ -1,5 +1,7 @@
 """Lesson 6. Tools in a conversation whose chat template knows none: they are described in the system message.
 
+Where the template takes no system message, the first one of the user tells of them.
+
 The form is Hermes', which Qwen's own templates use: tools as JSON inside <tools>, a call inside <tool_call>, and its
 result inside <tool_response>, in a user's turn.
 """
@@ -23,13 +25,22 @@ To call one, write its name and arguments as JSON:
 </tool_call>"""
 
 
-def tools_as_text(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
-    """Return the messages with the tools in the system message."""
+def tools_as_text(messages: Sequence[Message], tools: Sequence[Message], takes_system: bool) -> list[Message]:
+    """Return the messages with the tools in the system message, or in the user's first for want of one.
+
+    Args:
+        takes_system: the template takes a system message.
+    """
     about = ABOUT_TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     if messages and messages[0].get("role") == "system":
         first = messages[0]
         return [{**first, "content": f"{text_of(first['content'])}\n\n{about}"}, *messages[1:]]
-    return [{"role": "system", "content": about}, *messages]
+    at = next((index for index, message in enumerate(messages) if message.get("role") == "user"), None)
+    if at is None or takes_system:
+        return [{"role": "system", "content": about}, *messages]
+    asked = messages[at]
+    told = {**asked, "content": f"{about}\n\n{text_of(asked['content'])}"}
+    return [*messages[:at], told, *messages[at + 1 :]]
 
 
 def calls_as_text(messages: Sequence[Message]) -> list[Message]:

@@ -176,11 +176,48 @@ def test_tools_are_shown_as_they_are_given(both):
         assert all(json.dumps(tool) in text.replace('\\"', '"') for tool in (ADD, odd))
 
 
-def test_a_template_that_joins_arguments_to_a_text_gets_a_text(pair):
+JOINING = [
+    "{{ '<' + c['function']['arguments'] + '>' }}",
+    "{% set args = c['function']['arguments'] %}{{ '<' + args + '>' }}",
+    "{% set f = c.function %}{% set args = f.arguments %}{% set more = args %}{{ '<' + more }}{{ '>' }}",
+]
+
+
+@pytest.mark.parametrize("joining", JOINING)
+def test_a_template_that_joins_arguments_to_a_text_gets_a_text(pair, joining):
     """As DeepSeek's does: transformers raises TypeError there if it is given objects."""
-    ours, _ = pair("{% for m in messages %}{% for c in m.tool_calls %}{{ '<' + c['function']['arguments'] + '>' }}"
-                        "{% endfor %}{% endfor %}")  # fmt: skip
+    ours, _ = pair(f"{{% for m in messages %}}{{% for c in m.tool_calls %}}{joining}{{% endfor %}}{{% endfor %}}")
     assert ours.encode_chat(CHATS["a call"]) == ours.encode('<{"a": 1, "b": [2, "é"]}>')
+
+
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + TURNS
+SILENT = "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [REFUSING, SILENT, TURNS])
+def test_tools_are_told_in_a_turn_that_the_template_takes(pair, template):
+    ours, _ = pair(template)
+    found = ours.text_of(ours.encode_chat([HI, RESULT], [ADD]))
+    teller = "<system>" if template == TURNS else "<user>"
+    assert found.startswith(teller) and found.count("Adds.") == 1 and found.count("<user>Hi") == (teller == "<system>")
+    assert found.index("Adds.") < found.index("Hi") < found.index("<tool_response>")
+    parts = ours.encode_chat([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, RESULT], [ADD])
+    assert ours.text_of(parts) == found
+
+
+def test_a_system_message_of_the_client_s_own_is_still_refused(pair):
+    ours, _ = pair(REFUSING)
+    with pytest.raises(UserError):
+        ours.encode_chat([{"role": "system", "content": "Be brief."}, HI], [ADD])
+
+
+def test_a_template_that_stores_arguments_and_asks_what_they_are_gets_objects(pair):
+    ours, theirs = pair(
+        "{% for m in messages %}{% for c in m.tool_calls %}{% set args = c.function.arguments %}"
+        "{% if args is string %}{{ '<' + args }}{% else %}{{ args | tojson }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    assert ours.encode_chat(CHATS["a call"]) == expected(theirs, CHATS["a call"])
 
 
 def test_a_developer_is_the_system_to_a_template_that_knows_none(pair):

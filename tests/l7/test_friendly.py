@@ -23,12 +23,14 @@ PATHS = {
 NEUTRAL = {
     "logit_bias": {}, "store": False, "metadata": {"run": "7"}, "service_tier": "auto", "user": "me", "n": 1,
     "presence_penalty": 0, "frequency_penalty": 0, "stop": [], "seed": 3, "safety_identifier": "x", "request_id": "r7",
+    "reasoning_effort": "high", "verbosity": "low", "response_format": {"type": "text"},
+    "guided_decoding_backend": "xgrammar", "guided_whitespace_pattern": r"\s*",
 }  # fmt: skip
 NEUTRAL_OF = {
     "/v1/completions": {"best_of": 1, "echo": False, "suffix": "", "logprobs": None},
     "/v1/chat/completions": {
-        "parallel_tool_calls": True, "tools": [], "tool_choice": "none", "response_format": {"type": "text"},
-        "modalities": ["text"], "logprobs": False, "reasoning_effort": "high", "verbosity": "low",
+        "parallel_tool_calls": True, "tools": [], "tool_choice": "auto", "modalities": ["text"], "logprobs": False,
+        "top_logprobs": 0,
     },
 }  # fmt: skip
 LOUD = {

@@ -172,6 +172,10 @@ NEUTRAL = {
     "service_tier": "auto",
     "stream_options": {"include_obfuscation": True},
     "user": "me",
+    "reasoning": {"effort": "low", "summary": "auto", "generate_summary": None},
+    "reasoning_effort": "minimal",
+    "verbosity": "low",
+    "request_id": "r7",
 }
 
 
@@ -186,7 +190,7 @@ def test_what_changes_nothing_is_accepted(server: Service, name):
         ({"previous_response_id": "resp_1"}, "keeps no responses"),
         ({"conversation": {"id": "conv_1"}}, "keeps no responses"),
         ({"tools": [{"type": "web_search"}]}, "/v1/chat/completions"),
-        ({"reasoning": {"effort": "high"}}, "'reasoning'"),
+        ({"reasoning": {"speed": "high"}}, "reasoning.speed"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "schema"),
         ({"background": True}, "only False"),

@@ -57,6 +57,18 @@ FORMS = {
     "guided_regex": ({"guided_regex": "a|bc"}, ["a", "bc"].__contains__),
     "guided_choice": ({"guided_choice": ["yes", "no"]}, ["yes", "no"].__contains__),
     "no whitespace": ({"structured_outputs": {"json": DIGIT, "disable_any_whitespace": True}}, fits_digit),
+    "of other backends": (
+        {
+            "structured_outputs": {"json": DIGIT, "whitespace_pattern": " ?", "disable_fallback": False},
+            "guided_decoding_backend": "outlines",
+            "guided_whitespace_pattern": " ?",
+        },
+        fits_digit,
+    ),
+    "response_format": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": DIGIT}}},
+        fits_digit,
+    ),
     "null": ({"structured_outputs": {"json": DIGIT, "regex": None, "grammar": None}, "guided_json": None}, fits_digit),
 }
 
@@ -120,7 +132,11 @@ def test_two_names_for_a_chat_s_form_are_refused(server: Service):
     assert server.post(CHAT, body | {"response_format": {"type": "text"}}).status == 200
 
 
-@pytest.mark.parametrize("pattern", ["a/b", r"a\/b", r"a\\/b", "^a$", r"a\$", r"a\\$", "[/]", "a\nb", "^a|b$", "(^a$)"])
+PATTERNS = ["a/b", r"a\/b", r"a\\/b", "^a$", r"a\$", r"a\\$", "[/]", "a\nb", "^a|b$", "(^a$)"]
+ESCAPED = ["a\\\nb", "[\\\r]", "\\\\\n", r"\<a\>", "\\é"]  # characters that need no backslash and have one
+
+
+@pytest.mark.parametrize("pattern", [*PATTERNS, *ESCAPED])
 def test_an_expression_means_what_it_means_to_python(server: Service, pattern):
     assert "\n" not in as_regex(pattern)
     text = text_of(server.post("/v1/completions", BODIES["/v1/completions"] | {"guided_regex": pattern}))

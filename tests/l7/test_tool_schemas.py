@@ -2,12 +2,14 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("llguidance", reason="needs the extra 'server'")
 
 from mini_engine.engine.grammar import Grammar
+from mini_engine.errors import UserError
 from mini_engine.server import grammars
 from mini_engine.server.grammars import GrammarCompiler
 from mini_engine.server.output_forms import OutputForm, call_prefix
@@ -16,7 +18,7 @@ from mini_engine.server.tool_calls import CallReader
 from mini_engine.server.tool_schemas import ANY_OBJECT, MAX_TRIALS, of_object, relaxations
 from mini_engine.text.tokenizer import Tokenizer
 from tests.l7.service import Service, read_events, tokenizer
-from tests.l7.test_structured import BAD_SCHEMAS, TOO_LARGE
+from tests.l7.test_structured import BAD_SCHEMAS, nested
 
 pytestmark = [pytest.mark.reference, pytest.mark.ci]  # no task is about this
 
@@ -107,10 +109,7 @@ def test_what_cannot_be_enforced_is_left_out_and_the_rest_is_not(compiler, name)
     assert wrong is None or not takes(compiler, grammar, call({"x": wrong, "n": 7})), "what is known of it is enforced"
 
 
-NEVER = [name for name in BAD_SCHEMAS if name not in TOO_LARGE]
-
-
-@pytest.mark.parametrize("name", NEVER)
+@pytest.mark.parametrize("name", BAD_SCHEMAS)
 def test_a_schema_that_cannot_be_used_still_asks_for_an_object(compiler, name):
     grammar = of_tool(compiler, BAD_SCHEMAS[name])
     assert takes(compiler, grammar, call({}))
@@ -138,6 +137,62 @@ def test_what_clients_send_fills_no_log_and_takes_no_time_without_end(compiler, 
     wide = {"properties": {f"p{index}": {"type": "string", "pattern": f"(?={index})"} for index in range(500)}}
     _, pruned, last = relaxations(wide, lambda part: bool(asked.append(part)))
     assert len(asked) == MAX_TRIALS and last == ANY_OBJECT and all(not each for each in pruned["properties"].values())
+
+
+NOTED = with_x(INTEGER) | {"description": "d" * 9000, "title": "T", "examples": [{"x": 1}] * 2500}
+LARGE = {
+    "deep": nested(20),
+    "deep in a value": {"enum": [nested(400)]},
+    "many values": {"enum": list(range(2500))},
+    "long": {"properties": {"x": {"const": "x" * 40_000}}},
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_is_too_large_to_be_compiled_is_any_object_and_logged_once(compiler, caplog, name):
+    compiler.told.clear()
+    form = OutputForm(functions={"g": NOTED, "f": LARGE[name]}, may_say=False)
+    with caplog.at_level(logging.WARNING):
+        grammar, _ = compiler.compile_sync(form), compiler.compile_sync(form)
+    assert takes(compiler, grammar, call({"anything": [None]})) and not takes(compiler, grammar, call(5))
+    assert len(caplog.records) == 1 and "'f'" in caplog.text
+
+
+def test_what_is_said_to_readers_is_not_compiled():
+    people = {
+        "properties": {"title": NOTED, "default": NOTED},
+        "required": ["title"],
+        "description": {"a": nested(900)},
+    }
+    form = OutputForm(functions={f"f{index}": people for index in range(50)})
+    bare = {"properties": {"title": with_x(INTEGER), "default": with_x(INTEGER)}, "required": ["title"]}
+    assert [*form.bounded().functions.values()] == [bare] * 50
+    assert form.bounded().bounded() == form.bounded(), "a server bounds a form, and so does its replica"
+
+
+def test_tools_that_are_too_large_together_are_enforced_as_far_as_there_is_room():
+    each = {"properties": {"x": {"const": "x" * 20_000}}}
+    found = OutputForm(functions={f"f{index}": each for index in range(128)}).bounded()
+    found.check()
+    assert [*found.functions.values()] == [each] * 3 + [ANY_OBJECT] * 125
+    with pytest.raises(UserError) as refused:
+        OutputForm(choices=("x" * 70_000,), param="guided_choice", functions={"f": each}).bounded()
+    assert refused.value.param == "guided_choice"
+
+
+def test_tools_that_fit_one_by_one_and_not_together_are_any_objects(compiler, monkeypatch, caplog):
+    monkeypatch.setitem(grammars.LIMITS, "initial_lexer_fuel", 6000)
+    numbers = {f"k{i}": {"type": "integer", "minimum": -131 * i - 17, "maximum": 123456 + 77 * i} for i in range(8)}
+    each = {"type": "object", "properties": numbers, "required": [*numbers]}
+    assert not takes(compiler, of_tool(compiler, each), call({}))
+    compiler.told.clear()
+    several = OutputForm(functions=dict.fromkeys("abcdef", each), may_say=False)
+    with caplog.at_level(logging.WARNING):
+        grammar = compiler.compile_sync(several)
+    assert takes(compiler, grammar, call({"x": 1})) and len(caplog.records) == 1
+    with pytest.raises(UserError) as refused:
+        compiler.compile_sync(replace(several, schema={"not": {}}, may_say=True))
+    assert refused.value.param == "response_format"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -182,7 +237,30 @@ def test_arguments_are_objects_whatever_the_schema_says(compiler, parameters):
 
 def test_a_schema_that_says_nothing_has_no_arguments():
     assert of_object({}) == of_object({"type": "null"}) == {"type": "object", "properties": {}}
+    assert of_object({"description": "nothing"}) == of_object({"type": ["string", "null"]}) == of_object({})
     assert of_object(BOTH) == BOTH and of_object({"$ref": "#"}) == {"$ref": "#", "type": "object"}
+
+
+ADDS_B = {"properties": {"b": INTEGER}, "required": ["b"]}
+NOT_UNDERSTOOD = {
+    "far away": {"$ref": "https://e.com/x.json"},
+    "nowhere": {"$ref": "#/nope"},
+    "far away, with properties": {"type": "object", "properties": {}, "$ref": "https://e.com/x.json"},
+    "one of all": {"allOf": [{"$ref": "https://e.com/x.json"}]},
+    "if": {"if": {"required": ["a"]}, "then": ADDS_B},
+    "if, with properties": {"type": "object", "properties": {}, "if": {"required": ["a"]}, "else": ADDS_B},
+    "dependent": {"properties": {}, "dependentSchemas": {"a": ADDS_B}},
+    "Gemini's": {"type": "OBJECT", "properties": {"b": {"type": "INTEGER"}}, "required": ["b"]},
+    "a type of no kind": {"type": 5},
+}
+
+
+@pytest.mark.parametrize("name", NOT_UNDERSTOOD)
+def test_what_is_not_understood_leaves_room_for_arguments(compiler, name):
+    grammar = of_tool(compiler, NOT_UNDERSTOOD[name])
+    assert takes(compiler, grammar, call({"b": 1}))
+    assert takes(compiler, grammar, call({})) is ("b" not in NOT_UNDERSTOOD[name].get("required", ())), "if known"
+    assert not any(takes(compiler, grammar, call(value)) for value in (None, 5, "x", []))
 
 
 @pytest.mark.parametrize("parameters", [{}, {"type": "null"}, {"properties": {"a": INTEGER}}], ids=json.dumps)

@@ -114,7 +114,7 @@ class ReplicaService(Service):
 
     async def grammar_of(self, form: OutputForm) -> Grammar:
         """The form itself: the replica compiles it."""
-        return FormGrammar(form)
+        return FormGrammar(await asyncio.to_thread(self.grammars.bounded, form))
 
     async def health(self) -> JSONResponse:
         """Report how many replicas are alive, as last known; 503 if none is, or if that is long ago."""
