@@ -1,7 +1,7 @@
 """Course machinery. The composition root: a checkpoint and options in, an engine out.
 
-Each part is made once, in order, and handed to what needs it: layers, pools, memories, prefix cache, connector,
-drafting, scheduler, runner, engine.
+Each part is made once, in order, and handed to what needs it: layers, pools, connector, coordinator,
+scheduler, runner, decoding, engine.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,13 +19,14 @@ from mini_engine.engine.scheduler import Scheduler
 from mini_engine.engine.storage import Storage, plain_storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import OutOfBlocks, UserError
-from mini_engine.kv.manager import KvCacheManager, blocks_in_budget
-from mini_engine.kv.seams import NO_CONNECTOR, KvConnector
+from mini_engine.kv.cache_coordinator import coordinated
+from mini_engine.kv.connector import NO_CONNECTOR, KvConnector
+from mini_engine.kv.manager import blocks_in_budget
 from mini_engine.loading import as_dtype, load, reader_of
 from mini_engine.model.causal_lm import CausalLM
 from mini_engine.parts import (
     connecting,
-    drafting_of,
+    decoding_of,
     identity_of,
     identity_of_stored,
     pool_maker,
@@ -116,17 +117,16 @@ def assemble(
     """
     storage = storage_of(model, config, pools)
     runner = runner_of(model, storage, config, pools.group, capture)
-    manager = KvCacheManager(
+    manager = coordinated(
         storage.kv.num_blocks,
         config.block_size,
         storage.copy,
         prefixes=storage.prefixes,
-        memories=storage.memories,
+        memory=storage.memory,
         connector=connect(storage),
     )
-    drafting = drafting_of(config, manager)
-    scheduler = Scheduler(manager, config.scheduler_config, storage.memories, drafting)
-    return Engine(model.config, scheduler, runner, manager.connector.request_added)
+    scheduler = Scheduler(manager, config.scheduler_config)
+    return Engine(model.config, scheduler, runner, decoding_of(config, manager))
 
 
 def storage_of(model: Any, config: EngineConfig, pools: Pools) -> Storage:

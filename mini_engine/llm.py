@@ -130,7 +130,7 @@ class LLM:
         if engine is not None:
             with ExitStack() as parts:  # the last one is called first
                 parts.callback(engine.runner.close)
-                parts.callback(engine.scheduler.manager.connector.shutdown)
+                parts.callback(engine.scheduler.manager.coordinator.close)
                 for request_id in list(engine.scheduler.requests):
                     engine.abort(request_id)
 

@@ -14,17 +14,19 @@ from typing import Any
 import torch
 
 from mini_engine.checkpoint.stored import Stored
+from mini_engine.engine.decoding import Decoding
 from mini_engine.engine.pools import Pools
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import Group, ModelRunner, Runner
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import NO_DRAFTS, Chunk, Drafting
+from mini_engine.engine.scheduler import Chunk
 from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError
+from mini_engine.kv.cache_coordinator import cache_of
+from mini_engine.kv.connector import NO_CONNECTOR, KvConnector
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.pool_maker import PoolMaker
-from mini_engine.kv.seams import NO_CONNECTOR, KvConnector
 
 
 def pool_maker(has_latents: bool, config: EngineConfig) -> Callable[..., PoolMaker]:
@@ -177,13 +179,13 @@ def prober(model: Any, storage: Storage, group: Group) -> Callable[[int], None]:
     return prefill
 
 
-def drafting_of(config: EngineConfig, manager: KvCacheManager) -> Drafting:
+def decoding_of(config: EngineConfig, manager: KvCacheManager) -> Decoding:
     """Return lesson 14's part that guesses, or the one that guesses nothing."""
     if config.speculate is None:
-        return NO_DRAFTS
-    from mini_engine.speculation.speculator import drafting_of
+        return Decoding()
+    from mini_engine.speculation.speculator import speculator_of
 
-    return drafting_of(config.speculate, manager.prefixes.tree)
+    return speculator_of(config.speculate, cache_of(manager).prefixes.tree)
 
 
 def runner_of(model: Any, storage: Storage, config: EngineConfig, group: Group, capture: Any) -> Runner:

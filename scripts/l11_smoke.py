@@ -23,6 +23,7 @@ from mini_engine.hybrid.device import hybrid_device_kv
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.hybrid.store import HybridKv
+from mini_engine.kv.cache_coordinator import cache_of
 
 ALONE = "alone"
 MAX_NUM_SEQS = 4
@@ -61,7 +62,7 @@ def cached(model, prompts, args) -> Outcome:
     """Run the prompts twice: the second time every prompt longer than a block begins with a checkpoint's state."""
     engine = make_engine(model, prompts, args)
     answers(engine, prompts, args)
-    found = engine.scheduler.manager.prefixes.stats
+    found = cache_of(engine.scheduler.manager).prefixes.stats
     before = found.found_tokens
     outputs = answers(engine, prompts, args, name="again")
     return outcome(engine, outputs).exercising(found.found_tokens > before, "no prompt found a checkpoint")
@@ -110,7 +111,7 @@ def make_engine(model, prompts, args, chunk=512, **options) -> Engine:
 def outcome(engine: Engine, outputs) -> Outcome:
     """Return the answers, the memory, and what is wrong: slots or checkpoints that were lost."""
     manager, pool = engine.scheduler.manager, engine.runner.pool
-    [memory] = engine.scheduler.memories
+    memory = cache_of(engine.scheduler.manager).memory
     assert isinstance(pool, HybridKv) and isinstance(memory, StateMemory)  # a hybrid has no others
     states = memory.states
     lost = [f"{manager.blocks_by_state.held} blocks are still held"] if manager.blocks_by_state.held else []

@@ -22,6 +22,7 @@ from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.loading import load
 from mini_engine.tiers.compact import compact, shrink
 from mini_engine.tiers.connector import TierConnector
@@ -42,7 +43,7 @@ def from_host(model, prompts, args) -> Outcome:
     """Run all prompts, evict everything to the host tier, and run them again."""
     engine = tiered(model, args, pool_for(prompts, args), None)
     drained(engine, prompts, args)
-    engine.scheduler.manager.prefixes.clear()
+    cache_of(engine.scheduler.manager).prefixes.clear()
     return restored(engine, drained(engine, prompts, args))
 
 
@@ -83,7 +84,7 @@ def swapped(model, prompts, args) -> Outcome:
     prompts_alone = sum(len(ids) // args.block_size + 1 for ids in prompts)  # no room for the answers
     engine = tiered(model, args, 1 + max(largest, prompts_alone), None, SchedulerConfig(watermark=0.0))
     scheduler = engine.scheduler
-    manager, tree = scheduler.manager, scheduler.manager.prefixes.tree
+    manager, tree = scheduler.manager, cache_of(scheduler.manager).prefixes.tree
     free = manager.free
 
     def free_and_forget(request_id: str, computed_ids=()) -> None:
@@ -109,7 +110,7 @@ def compacted(model, prompts, args) -> Outcome:
         return result
 
     drained(engine, prompts[::-1], args)  # leaves the first blocks to prefixes that are evicted next
-    tree = manager.prefixes.tree
+    tree = cache_of(manager).prefixes.tree
     tree.evict(tree.num_evictable // 2)
     engine.step = step_and_compact
     outcome = drained(engine, prompts, args)
@@ -148,7 +149,7 @@ def blocks_of(engine: Engine) -> KvPool:
 
 def store_of(engine: Engine) -> BlockStore:
     """Return the tiers behind the engine's pool."""
-    connector = engine.scheduler.manager.connector
+    connector = cache_of(engine.scheduler.manager).connector
     assert isinstance(connector, TierConnector)  # `tiered` makes no other
     return connector.block_store
 

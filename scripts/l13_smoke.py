@@ -17,7 +17,7 @@ from mini_engine.cli.parser import whole_number
 from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
 from mini_engine.distributed.routing.retry import ReplicaLost, with_retries
 from mini_engine.engine.engine import Engine
-from mini_engine.kv.prefix_cache import PrefixCache, caching_manager
+from mini_engine.kv.cache_coordinator import cache_of, caching_manager
 
 
 class Replicas:
@@ -89,9 +89,7 @@ def retried(model, prompts, args) -> Outcome:
 
 def found_tokens(engine: Engine) -> int:
     """Return how many prompt tokens the engine's tree has had."""
-    manager = engine.scheduler.manager
-    assert isinstance(manager.prefixes, PrefixCache)  # no engine here has another
-    return manager.prefixes.stats.found_tokens
+    return cache_of(engine.scheduler.manager).prefixes.stats.found_tokens
 
 
 def options_for(prompts, args) -> dict:

@@ -16,6 +16,7 @@ from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.windows.groups import num_window_groups, places_of
 from mini_engine.windows.memory import WindowMemory
 
@@ -64,7 +65,7 @@ def cached(model, prompts, args) -> Outcome:
     """Run the prompts twice: the second time every prompt longer than a block begins behind its last window."""
     engine = make_engine(model, prompts, args)
     answers(engine, prompts, args)
-    stats = engine.scheduler.manager.prefixes.stats
+    stats = cache_of(engine.scheduler.manager).prefixes.stats
     before = stats.found_tokens
     outputs = answers(engine, prompts, args, name="again")
     return outcome(engine, outputs).exercising(stats.found_tokens > before, "no prompt found its window")
@@ -75,10 +76,10 @@ def tombstones(model, prompts, args) -> Outcome:
     engine = make_engine(model, prompts, args)
     answers(engine, prompts, args)
     manager, longest = engine.scheduler.manager, max(prompts, key=len)
-    blocks = manager.prefixes.tree.prefix(longest)
+    blocks = cache_of(manager).prefixes.tree.prefix(longest)
     for block in blocks[len(blocks) // 2 :]:
         memory_of(engine).kept.drop(block)
-    found = manager.prefixes.peek(longest, None, {}).num_tokens
+    found = cache_of(manager).prefixes.peek(longest, None, {}).num_tokens
     outputs = answers(engine, prompts, args, name="again")
     is_shorter = 0 < found < len(blocks) * args.block_size
     return outcome(engine, outputs).exercising(is_shorter, "no hit became shorter")
@@ -132,7 +133,7 @@ def make_engine(model, prompts, args, chunk=512, backend="reference", **options)
 
 def memory_of(engine: Engine) -> WindowMemory:
     """Return the memory of a model with windows."""
-    [memory] = engine.scheduler.memories
+    memory = cache_of(engine.scheduler.manager).memory
     assert isinstance(memory, WindowMemory)
     return memory
 

@@ -24,6 +24,7 @@ from mini_engine.gpu.kv_pool import KvPool
 from mini_engine.gpu.loop import generate_on_device
 from mini_engine.gpu.req_to_token import ReqToTokenPool
 from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.latents import reading, store
 from mini_engine.latents.device import latent_device_kv
 from mini_engine.latents.kernels import load_kernel
@@ -70,7 +71,7 @@ def cached(model, prompts, args) -> Outcome:
     """Run the prompts twice: the second time every whole block of a prompt is there."""
     engine = make_engine(model, prompts, args)
     answers(engine, prompts, args)
-    found = engine.scheduler.manager.prefixes.stats
+    found = cache_of(engine.scheduler.manager).prefixes.stats
     before = found.found_tokens
     outputs = answers(engine, prompts, args, name="again")
     return outcome(engine, outputs).exercising(found.found_tokens > before, "no prompt found a prefix")
@@ -91,7 +92,7 @@ def from_host(model, prompts, args) -> Outcome:
     """Run all prompts, forget what the pool caches, and run them again."""
     engine = make_engine(model, prompts, args, kv_host_bytes=LARGE, kv_always=True)
     answers(engine, prompts, args)
-    engine.scheduler.manager.prefixes.clear()
+    cache_of(engine.scheduler.manager).prefixes.clear()
     return restored(engine, answers(engine, prompts, args, name="again"))
 
 
@@ -177,7 +178,7 @@ def make_engine(model, prompts, args, chunk=512, **options) -> Engine:
 
 def tiers_of(engine: Engine) -> BlockStore:
     """Return the tiers behind the engine's pool."""
-    connector = engine.scheduler.manager.connector
+    connector = cache_of(engine.scheduler.manager).connector
     assert isinstance(connector, TierConnector)
     return connector.block_store
 

@@ -16,6 +16,7 @@ from mini_engine.build import build_engine
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.tiers.connector import TierConnector
 
 ALONE = "float32"
@@ -76,7 +77,7 @@ def cached(model, prompts, args, **options) -> Outcome:
     """Run the prompts twice: the second time every whole block of a prompt is there."""
     engine = make_engine(model, prompts, args, **options)
     answers(engine, prompts, args)
-    found = engine.scheduler.manager.prefixes.stats
+    found = cache_of(engine.scheduler.manager).prefixes.stats
     before = found.found_tokens
     outputs = answers(engine, prompts, args, name="again")
     return outcome(engine, outputs).exercising(found.found_tokens > before, "no prompt found a prefix")
@@ -86,9 +87,9 @@ def from_host(model, prompts, args, **options) -> Outcome:
     """Run all prompts, forget what the pool caches, and run them again."""
     engine = make_engine(model, prompts, args, kv_host_bytes=LARGE, kv_always=True, **options)
     answers(engine, prompts, args)
-    engine.scheduler.manager.prefixes.clear()
+    cache_of(engine.scheduler.manager).prefixes.clear()
     done = outcome(engine, answers(engine, prompts, args, name="again"))
-    connector = engine.scheduler.manager.connector
+    connector = cache_of(engine.scheduler.manager).connector
     assert isinstance(connector, TierConnector)
     done.kv["restored_tokens"] = connector.block_store.traffic.restored_tokens
     return done.exercising(done.kv["restored_tokens"], "no token came back from a tier")

@@ -21,6 +21,7 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.gpu.graphs import no_graph
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.parts import identity_of
 from mini_engine.ranks.processes import Ranks
 from mini_engine.tiers.connector import TierConnector
@@ -77,7 +78,7 @@ class Paths:
         """Run the prompts twice: the second time every whole block of a prompt is there."""
         engine = self.engine(model, prompts, args)
         answers(engine, prompts, args)
-        stats = engine.scheduler.manager.prefixes.stats
+        stats = cache_of(engine.scheduler.manager).prefixes.stats
         before = stats.found_tokens
         outputs = answers(engine, prompts, args, name="again")
         return outcome(engine, outputs).exercising(stats.found_tokens > before, "no prompt found a prefix")
@@ -116,7 +117,7 @@ class Paths:
         """Run all prompts, forget what the pools cache, and run them again with what host memory has."""
         engine = self.engine(model, prompts, args, kv_host_bytes=LARGE, kv_always=True)
         answers(engine, prompts, args)
-        engine.scheduler.manager.prefixes.clear()
+        cache_of(engine.scheduler.manager).prefixes.clear()
         return restored(engine, answers(engine, prompts, args, name="again"))
 
     def disk(self, model, prompts, args) -> Outcome:
@@ -134,7 +135,7 @@ class Paths:
 
 def tiers_of(engine: Engine) -> BlockStore:
     """Return the tiers behind the engine's pool."""
-    connector = engine.scheduler.manager.connector
+    connector = cache_of(engine.scheduler.manager).connector
     assert isinstance(connector, TierConnector)
     return connector.block_store
 

@@ -24,6 +24,7 @@ from mini_engine.engine_config import EngineConfig
 from mini_engine.handover.either import EitherConnector
 from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.handover.stage import State
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.tiers.connector import TierConnector
 
 ALONE = "alone"
@@ -48,7 +49,7 @@ class Paths:
             config = EngineConfig(prefill_workers=1, **options_for(prompts, args, **options))
             engine = self.opened[name] = open_engine(args.model, config, args.dtype, args.device)
             self.stack.callback(engine.runner.close)
-            self.stack.callback(engine.scheduler.manager.connector.shutdown)
+            self.stack.callback(cache_of(engine.scheduler.manager).connector.shutdown)
         return self.opened[name]
 
     def plain(self, prompts, args) -> Engine:
@@ -91,11 +92,11 @@ class Paths:
         run = Run(self.plain(prompts, args), args, "cached")
         run.answers(prompts)
         manager, brought = run.engine.scheduler.manager, run.event("tokens")
-        before = manager.prefixes.stats.found_tokens
+        before = cache_of(manager).prefixes.stats.found_tokens
         again = run.answers(prompts)
-        found = manager.prefixes.stats.found_tokens - before - (run.event("tokens") - brought)
+        found = cache_of(manager).prefixes.stats.found_tokens - before - (run.event("tokens") - brought)
         brought = run.event("tokens")
-        manager.prefixes.clear()
+        cache_of(manager).prefixes.clear()
         done = run.outcome(run.answers(prompts))
         done.faults += ["the second answers differ from the third"] if again != done.outputs else []
         done.exercising(found > 0, "no prompt found a prefix here")
@@ -129,11 +130,11 @@ class Paths:
     def host(self, model, prompts, args) -> Outcome:
         """Run all prompts, forget what the pool caches, and run them again with what host memory has."""
         run = Run(self.small(prompts, args), args, "host")
-        connector = run.engine.scheduler.manager.connector
+        connector = cache_of(run.engine.scheduler.manager).connector
         assert isinstance(connector, EitherConnector) and isinstance(connector.tiers, TierConnector)
         traffic = connector.tiers.block_store.traffic
         run.answers(prompts)
-        run.engine.scheduler.manager.prefixes.clear()
+        cache_of(run.engine.scheduler.manager).prefixes.clear()
         brought, restored = run.event("tokens"), traffic.restored_tokens
         done = run.outcome(run.answers(prompts))
         done.kv["restored_tokens"] = traffic.restored_tokens - restored
@@ -176,7 +177,7 @@ class Run:
 
     def __init__(self, engine: Engine, args, name: str) -> None:
         self.engine, self.args, self.name = engine, args, name
-        connector = engine.scheduler.manager.connector
+        connector = cache_of(engine.scheduler.manager).connector
         receiving = connector.workers if isinstance(connector, EitherConnector) else connector
         assert isinstance(receiving, ReceivingConnector)
         self.receiving = receiving

@@ -14,7 +14,7 @@ from scripts.smoke.steps import run_out
 from mini_engine.cli.parser import guard
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.kv.prefix_cache import PrefixCache, caching_manager
+from mini_engine.kv.cache_coordinator import cache_of, caching_manager
 
 COMMON_BLOCKS = 5
 
@@ -39,14 +39,14 @@ class Scenario:
 
     def figures(self) -> dict:
         manager = self.engine.scheduler.manager
-        assert isinstance(manager.prefixes, PrefixCache)  # `begin` makes no other
-        stats, blocks = manager.prefixes.stats, manager.blocks_by_state
+        prefixes, blocks = cache_of(manager).prefixes, manager.blocks_by_state
+        stats = prefixes.stats
         return {
             "requests": len(self.requests),
             "prompt_tokens": stats.asked_tokens,
             "found_tokens": stats.found_tokens,
             "hit_rate": round(stats.hit_rate, 3),
-            "evicted_blocks": manager.prefixes.tree.num_evicted,
+            "evicted_blocks": prefixes.tree.num_evicted,
             "blocks": manager.num_usable_blocks,
             "held_at_end": blocks.held,
         }

@@ -11,19 +11,19 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import NamedTuple
 
 import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.engine.decoding import Decoding
 from mini_engine.engine.prompt_logprobs import take_prompt_rows
 from mini_engine.engine.request import Ending, FinishReason, Request
 from mini_engine.engine.runner import ModelRunner, Runner
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampler import sample
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import NO_DRAFTS, Chunk, Drafting, Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
 from mini_engine.engine.stats import StepStats
 from mini_engine.errors import EngineDead, UserError
 from mini_engine.kv.block_tensor import KvPool
@@ -80,7 +80,7 @@ class Engine:
     Args:
         config: the model's configuration, used to check prompts.
         runner: turns chunks into logits `[R, vocab_size]`, the last `num_logits` rows of each chunk.
-        announce: is told of each request that has been added (lesson 19).
+        decoding: how steps yield tokens; by default one for each chunk that samples.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Engine:
         config: Qwen3Config,
         scheduler: Scheduler,
         runner: Runner,
-        announce: Callable[[Request], None] = lambda request: None,
+        decoding: Decoding | None = None,
     ) -> None:
         self.config = config
         self.scheduler = scheduler
         self.runner = runner
-        self.announce = announce
+        self.decoding = decoding or Decoding()
         self.stepping = threading.Lock()
 
     @classmethod
@@ -109,7 +109,7 @@ class Engine:
         manager: Callable[..., KvCacheManager] = KvCacheManager,
         pool: Callable[[Qwen3Config, torch.dtype, torch.device], PoolMaker] = PoolMaker,
         runner: Callable[[CausalLM, KvPool], Runner] = ModelRunner,
-        drafting: Drafting = NO_DRAFTS,
+        decoding: Decoding | None = None,
     ) -> "Engine":
         """Build an engine with its own pool.
 
@@ -120,7 +120,7 @@ class Engine:
             manager: creates the KV manager from num_blocks, block_size and copy.
             pool: makes the pool; by default one in the model's dtype.
             runner: makes what runs the steps, of the model and the pool.
-            drafting: guesses tokens for the scheduler; an engine needs one of its own.
+            decoding: as for the engine.
         """
         maker = pool(model.config, model.dtype, model.device)
         if num_blocks is None:
@@ -128,7 +128,7 @@ class Engine:
             num_blocks = blocks_in_budget(budget, maker.bytes_per_token, block_size)
         store = maker.make(num_blocks, block_size, kernel)
         kv = manager(num_blocks, block_size, maker.copier(store))
-        return cls(model.config, Scheduler(kv, scheduler_config, drafting=drafting), runner(model, store))
+        return cls(model.config, Scheduler(kv, scheduler_config), runner(model, store), decoding)
 
     @property
     def has_unfinished(self) -> bool:
@@ -170,7 +170,7 @@ class Engine:
         request = Request(request_id, list(prompt_ids), params, priority, stop_ids, namespace)
         self.scheduler.add(request)
         try:
-            self.announce(request)
+            self.scheduler.manager.coordinator.request_added(request)
         except BaseException:
             self.abort(request_id)
             raise
@@ -216,12 +216,12 @@ class Engine:
         """
         scheduler = self.scheduler
         preempted = scheduler.num_preemptions
-        chunks = scheduler.schedule()
+        chunks = self.decoding.plan(scheduler)
         requests = [chunk.request for chunk in chunks]
         prompts = [chunk.stop - chunk.start for chunk in chunks if chunk.request.is_prefilling]
         prefill, decode = sum(prompts), len(chunks) - len(prompts)
         try:
-            new_tokens = scheduler.update(chunks, self._run(chunks))
+            new_tokens = self.decoding.record(scheduler, chunks, self._run(chunks))
         except EngineDead:
             raise
         except Exception as error:
@@ -237,35 +237,27 @@ class Engine:
             decode_tokens=decode,
             num_preempted=scheduler.num_preemptions - preempted,
             blocks=scheduler.manager.blocks_by_state,
-            num_drafted=scheduler.drafting.num_drafted,
-            num_accepted=scheduler.drafting.num_accepted,
+            num_drafted=self.decoding.num_drafted,
+            num_accepted=self.decoding.num_accepted,
         )
         return StepResult(new_tokens, finished, stats)
 
     def _run(self, chunks: Sequence[Chunk]) -> list[Sampled]:
-        """Run the model and the sampler; return one token for each chunk that samples, and for each of its drafts."""
+        """Run the model and the sampler; return one token for each of `decoding.sample_rows`."""
         if not chunks:
             return []
         logits = self.runner.run(chunks)
         if any(chunk.request.needs_prompt_logprobs for chunk in chunks):
             logits = take_prompt_rows(logits, chunks, self.fail)
-        sampled = sample(logits, self.scheduler.drafting.sample_rows(chunks))
+        sampled = sample(logits, self.decoding.sample_rows(chunks))
         self._end_broken(chunks, sampled)
         return sampled
 
     def _end_broken(self, chunks: Sequence[Chunk], sampled: Sequence[Sampled]) -> None:
-        """End the requests for which nothing could be chosen. `update` leaves them as it leaves aborted ones.
-
-        A row behind drafts counts only if each row before it chose what was guessed.
-        """
-        rows = iter(sampled)
-        for chunk in chunks:
-            own = list(islice(rows, 1 + len(chunk.drafts))) if chunk.samples else []
-            for row, draft in zip(own, [*chunk.drafts, None], strict=False):
-                if row.error is not None:
-                    self.fail(chunk.request, row.error)
-                if row.token_id != draft:
-                    break
+        """End the requests for which nothing could be chosen. `update` leaves them as it leaves aborted ones."""
+        for request, row in self.decoding.standing(chunks, sampled):
+            if row.error is not None:
+                self.fail(request, row.error)
 
     def fail(self, request: Request, error: Exception) -> None:
         """End one request with an error of its own; others go on. A UserError says that it asked for the impossible."""

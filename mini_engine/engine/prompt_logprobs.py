@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def take_prompt_rows(logits: Tensor, chunks: Sequence[Chunk], fail: Callable[["Request", Exception], None]) -> Tensor:
-    """Record the prompts' log probabilities. Returns the rows left for the sampler: see `Drafting.sample_rows`.
+    """Record the prompts' log probabilities. Returns the rows left for the sampler: see `Decoding.sample_rows`.
 
     Args:
         logits: `[R, vocab_size]`, the last `num_logits` of each chunk.
@@ -26,8 +26,7 @@ def take_prompt_rows(logits: Tensor, chunks: Sequence[Chunk], fail: Callable[["R
     sampling, at = [], 0
     for chunk in chunks:
         count = chunk.num_logits
-        if chunk.samples:
-            sampling += range(at + count - 1 - len(chunk.drafts), at + count)
+        sampling += range(at + count - chunk.num_samples, at + count)
         if chunk.request.needs_prompt_logprobs:
             try:
                 record(chunk.request, chunk.start, logits[at : at + count])

@@ -14,16 +14,14 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import Sampled
-from mini_engine.engine.sampling_params import SampleRow
 from mini_engine.errors import EngineDead, TooLong, UserError
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.seams import CacheMemory
 from mini_engine.values import real, shown, whole
 
 POLICIES = {"fcfs": attrgetter("arrival"), "priority": attrgetter("priority", "arrival")}
@@ -73,99 +71,46 @@ class SchedulerConfig:
 
 
 class Chunk(NamedTuple):
-    """Tokens start … stop - 1 of a request, computed in one step. `blocks` are all blocks of the request, in order.
-
-    drafts: guesses fed behind the request's newest token; they are the last of the chunk's tokens (`Drafting`).
-    """
+    """Tokens start … stop - 1 of a request, computed in one step. `blocks` are all blocks of the request, in order."""
 
     request: Request
     start: int
     stop: int
     blocks: array
-    drafts: Sequence[int] = ()
 
     @property
     def samples(self) -> bool:
         """Whether it feeds the request's newest token, so that the logits of its last row choose the next one."""
-        return self.stop - len(self.drafts) == len(self.request.token_ids)
+        return self.stop == len(self.request.token_ids)
 
     @property
     def token_ids(self) -> list[int]:
         """The tokens that it feeds."""
-        fed = self.request.token_ids[self.start : self.stop]
-        return [*fed, *self.drafts] if self.drafts else fed
+        return self.request.token_ids[self.start : self.stop]
+
+    @property
+    def num_samples(self) -> int:
+        """How many of its last rows the sampler chooses a token from."""
+        return int(self.samples)
 
     @property
     def num_logits(self) -> int:
-        """How many of its last rows need logits: every one, one for its newest token and each draft, or none."""
-        if self.request.needs_prompt_logprobs:
-            return self.stop - self.start
-        return 1 + len(self.drafts) if self.samples else 0
-
-
-class Drafting(Protocol):
-    """Guesses the next tokens of decoding requests and verifies them: `NO_DRAFTS`, or lesson 14's Speculator.
-
-    num_drafted: tokens guessed in the latest step. num_accepted: the steps that they saved.
-    """
-
-    @property
-    def num_drafted(self) -> int: ...
-    @property
-    def num_accepted(self) -> int: ...
-
-    def extend(self, scheduler: "Scheduler", chunks: list[Chunk]) -> list[Chunk]:
-        """Begin a step: return its chunks, in order, with drafts in some of them and slots for these."""
-        ...
-
-    def sample_rows(self, chunks: Sequence[Chunk]) -> list[SampleRow]:
-        """Return what the sampler reads of each row: for each chunk that samples, 1 + len(drafts) rows, in order."""
-        ...
-
-    def accept(self, scheduler: "Scheduler", chunk: Chunk, rows: Sequence[Sampled]) -> dict[str, Sampled]:
-        """Record a chunk with drafts, as `Scheduler.update` records other chunks. rows: one for each sample row."""
-        ...
-
-
-class NoDrafts:
-    """Guesses nothing: each chunk that samples has one row, its request's."""
-
-    num_drafted = num_accepted = 0
-
-    def extend(self, scheduler: "Scheduler", chunks: list[Chunk]) -> list[Chunk]:
-        """Return the chunks as they are."""
-        return chunks
-
-    def sample_rows(self, chunks: Sequence[Chunk]) -> list[SampleRow]:
-        """Return the requests of the chunks that sample."""
-        return [chunk.request for chunk in chunks if chunk.samples]
-
-    def accept(self, scheduler: "Scheduler", chunk: Chunk, rows: Sequence[Sampled]) -> dict[str, Sampled]:
-        """Return no token: there is no chunk with drafts."""
-        return {}
-
-
-NO_DRAFTS = NoDrafts()
+        """How many of its last rows need logits: those that sample, or all for the log probabilities of a prompt."""
+        return self.stop - self.start if self.request.needs_prompt_logprobs else self.num_samples
 
 
 class Scheduler:
     """Queues and decisions. `waiting` and `running` are kept in the policy's order; preemption takes from the end.
 
     One thread calls it. A request may be aborted between any two calls, even while a step is in flight.
-
-    Args:
-        memories: the manager's: what they keep decides where chunks end.
-        drafting: guesses tokens for steps to verify; by default none (lesson 14).
     """
 
     def __init__(
         self,
         manager: KvCacheManager,
         config: SchedulerConfig | None = None,
-        memories: Sequence[CacheMemory] = (),
-        drafting: Drafting = NO_DRAFTS,
     ) -> None:
-        self.manager, self.memories, self.drafting = manager, memories, drafting
+        self.manager = manager
         self.config = config or SchedulerConfig()
         self.order = POLICIES[self.config.policy]
         self.requests: dict[str, Request] = {}  # all unfinished ones
@@ -183,8 +128,7 @@ class Scheduler:
         if request.id in self.requests:
             raise UserError(f"request id {shown(request.id)} is in use; give each unfinished request an id of its own")
         size, usable = self.manager.block_size, self.manager.num_usable_blocks
-        need = -(-request.max_kv_tokens // size)
-        need += sum(memory.blocks.most(request.max_kv_tokens) for memory in self.memories)
+        need = self.manager.most_blocks(request.max_kv_tokens)
         if need > usable:
             raise TooLong(
                 f"{len(request.prompt_ids)} prompt tokens and {request.params.max_tokens} new ones need {need} blocks "
@@ -201,7 +145,7 @@ class Scheduler:
         if self.waiting:
             used = sum(chunk.stop - chunk.start for chunk in chunks)
             chunks += self.admit(self.config.max_num_batched_tokens - used, spare)
-        return self.drafting.extend(self, chunks)
+        return chunks
 
     def reserved_tokens(self, request: Request) -> int:
         """Number of tokens that a request is promised room for: those known now, or all with `reserve_answers`."""
@@ -257,8 +201,7 @@ class Scheduler:
         """Return the request's next tokens, as many as the limits allow, with blocks to hold them."""
         start = request.num_computed_tokens
         stop = min(len(request.token_ids), start + min(budget, self.config.chunked_prefill_size))
-        for memory in self.memories:
-            stop = memory.chunk_end(request.id, start, stop)
+        stop = self.manager.chunk_end(request.id, start, stop)
         return Chunk(request, start, stop, self.manager.grow(request.id, stop))
 
     def admit(self, budget: int, spare: int) -> list[Chunk]:
@@ -305,16 +248,13 @@ class Scheduler:
         the request, `reason_to_end`. One that was aborted while the step ran is left as it is, its token dropped.
 
         Args:
-            sampled: one for each chunk that samples, in order; where a chunk has drafts, one more for each of them.
+            sampled: one for each chunk that samples, in order.
 
         Returns:
             request id to new token, as in `sampled`. Requests that end with this token are finished, and are included.
         """
         choices, new_tokens = iter(sampled), {}
         for chunk in chunks:
-            if chunk.drafts:
-                new_tokens |= self.drafting.accept(self, chunk, list(islice(choices, chunk.num_logits)))
-                continue
             request = chunk.request
             choice = next(choices) if chunk.samples else None
             if request.is_finished:  # aborted while the step ran

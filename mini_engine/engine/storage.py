@@ -1,13 +1,14 @@
-"""Lesson 5. The storage of an engine: the pool that the model reads, and the parts that go with it."""
+"""Course machinery. The storage of an engine: the pool that the model reads, and the parts that go with it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from mini_engine.engine.runner import Plan, plan_rows
 from mini_engine.kv.block_tensor import KvPool
-from mini_engine.kv.seams import CacheMemory, CopyBlocks, NoPrefixes, Prefixes
+from mini_engine.kv.coordinator import CopyBlocks
+from mini_engine.kv.memory import NO_MEMORY, CacheMemory
+from mini_engine.kv.prefixes import Prefixes
 
 
 def no_slots(request_id: str) -> Sequence[int]:
@@ -21,7 +22,7 @@ class Storage:
 
     store: what the model reads and writes. kv: its blocks. copy: copies blocks, in every process of the model.
     plan: plans a step over it. probe: plans one for no request, to measure what a step takes.
-    memories: what requests need besides blocks. prefixes: makes the prefix cache.
+    memory: what requests need beside the blocks of their tables. prefixes: makes the prefix cache.
     states: the pool of states, if the model has any. slots_of: names a request's slots in it.
     windows: the memory of windows, lesson 15's, if the model has any.
     """
@@ -31,8 +32,8 @@ class Storage:
     copy: CopyBlocks
     plan: Plan = plan_rows
     probe: Plan = plan_rows
-    memories: Sequence[CacheMemory] = ()
-    prefixes: Callable[[int, int], Prefixes] = NoPrefixes
+    memory: CacheMemory = NO_MEMORY
+    prefixes: Callable[[int, int], Prefixes] = Prefixes
     states: Any = None
     slots_of: Callable[[str], Sequence[int]] = no_slots
     windows: Any = None
@@ -44,4 +45,4 @@ def plain_storage(kv: KvPool, copy: CopyBlocks, enable_prefix_caching: bool) -> 
         return Storage(kv, kv, copy)
     from mini_engine.kv.prefix_cache import PrefixCache  # without prefix caching, lesson 8 is not needed
 
-    return Storage(kv, kv, copy, prefixes=partial(PrefixCache))
+    return Storage(kv, kv, copy, prefixes=PrefixCache)

@@ -45,6 +45,6 @@ def fits_instead(scheduler: Scheduler, new: Request, last: Request) -> bool:
     manager, others = scheduler.manager, [one for one in scheduler.running if one is not last]
     free = manager.num_free_blocks + len(manager.tables[last.id].blocks) - sum(map(scheduler.reserved_blocks, others))
     cost = manager.cost(new.token_ids, scheduler.reserved_tokens(new), new.namespace)
-    if cost.should_wait and all(memory.has_room for memory in scheduler.memories):
+    if cost.should_wait and manager.coordinator.has_room:
         return False
     return cost.num_blocks + scheduler.config.watermark * len(others) <= free

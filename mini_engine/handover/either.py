@@ -3,12 +3,13 @@
 from collections.abc import Hashable, Sequence
 
 from mini_engine.handover.receiver import ReceivingConnector
+from mini_engine.kv.connector import NO_MATCH, KvConnector, Load, Matched, Text, TierStats
+from mini_engine.kv.prefixes import Stored
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.seams import NO_MATCH, KvConnector, Load, Matched, Stored, Text, TierStats
 
 
-class EitherConnector:
+class EitherConnector(KvConnector):
     """Asks the tiers first. A worker is asked for a prompt if much of it is missing there; then it brings all of it.
 
     Args:

@@ -17,9 +17,9 @@ from mini_engine.handover.extras import Extras
 from mini_engine.handover.protocol import Ask, Cancel
 from mini_engine.handover.stage import Stage, State
 from mini_engine.handover.transfers import Transfer, Transfers
+from mini_engine.kv.connector import NO_MATCH, NOTHING, KvConnector, Load, Matched, Text, TierStats
 from mini_engine.kv.radix_node import key_of
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.seams import NO_MATCH, NOTHING, Load, Matched, Stored, Text, TierStats
 from mini_engine.tiers.store import Blocks
 
 WAIT_SECONDS = 0.01  # for news, where no other request runs; an abort waits as long
@@ -55,7 +55,7 @@ class Senders(Protocol):
         ...
 
 
-class ReceivingConnector:
+class ReceivingConnector(KvConnector):
     """Connects an engine's manager to senders.
 
     Args:
@@ -150,9 +150,6 @@ class ReceivingConnector:
         if transfer is not None:
             self._give_back(transfer)
 
-    def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:
-        """Save nothing: a sender has it in its own prefix cache."""
-
     def shutdown(self) -> None:
         """End all senders."""
         self.senders.close()
@@ -214,7 +211,7 @@ class ReceivingConnector:
 
 
 @dataclass(frozen=True)
-class ArrivedBlocks:
+class ArrivedBlocks(Load):
     """Blocks start … stop - 1 of a transfer, and its extras."""
 
     transfer: Transfer

@@ -12,13 +12,14 @@ from mini_engine.errors import UserError
 from mini_engine.handover.either import EitherConnector
 from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.handover.workers import PrefillWorkers
+from mini_engine.kv.cache_coordinator import cache_of
 
 log = logging.getLogger(__name__)
 
 
 def workers_of(engine: Engine) -> PrefillWorkers:
     """Return the workers that compute prompts for an engine, which must have some."""
-    connector = engine.scheduler.manager.connector
+    connector = cache_of(engine.scheduler.manager).connector
     if isinstance(connector, EitherConnector):
         connector = connector.workers
     assert isinstance(connector, ReceivingConnector) and isinstance(connector.senders, PrefillWorkers)

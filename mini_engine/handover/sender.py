@@ -5,14 +5,15 @@ then, while the rest of the prompt has yet to be computed. Blocks that the cache
 is admitted. So the pool's own blocks can be freed, evicted or preempted as ever: the buffers have what was asked for.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mini_engine.handover.extras import Extras
 from mini_engine.handover.protocol import Ask, Ended, Filled
 from mini_engine.handover.stage import Stage
+from mini_engine.kv.connector import KvConnector
+from mini_engine.kv.prefixes import Stored
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.seams import NO_MATCH, NOTHING, Load, Matched, Stored, Text, TierStats
 from mini_engine.tiers.records import Bytes
 from mini_engine.tiers.store import Blocks
 
@@ -35,15 +36,16 @@ class Sending:
         return self.num_filled == len(self.ask.buffers)
 
 
-class SendingConnector:
+class SendingConnector(KvConnector):
     """Connects a prefill engine's manager to buffers of another process. Requests have the ids of their transfers.
+
+    It finds nothing: whatever this engine needs it computes. A request that gives up its place may go on later, after a
+    preemption, so only `end` ends a transfer.
 
     Args:
         stage: the buffers. blocks: copies the pool's blocks, of `block_size` tokens. extras: what goes with them.
         say: sends a message to the receiver.
     """
-
-    stats: Sequence[TierStats] = ()
 
     def __init__(
         self, stage: Stage, blocks: Blocks, block_size: int, extras: Extras, say: Callable[[Filled | Ended], None]
@@ -63,34 +65,13 @@ class SendingConnector:
             missing = "" if sending.is_whole else "its end was not computed"
             self.say(Ended(transfer_id, error or missing, num_held))
 
-    def request_added(self, request: Text) -> None:
-        """Note nothing: `begin` has."""
-
-    def get_num_new_matched_tokens(
-        self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
-    ) -> Matched:
-        """Find nothing: whatever this engine needs it computes."""
-        return NO_MATCH
-
     def update_state_after_alloc(self, request_id: str, table: RequestTable, num_computed_tokens: int) -> None:
         """Copy what the prefix cache had."""
         self._copy(request_id, table.blocks[: num_computed_tokens // self.block_size], at_end=True)
 
-    def request_finished(self, request_id: str) -> None:
-        """Note nothing: a preempted request gives up its place, too, and goes on later. `end` ends a transfer."""
-
-    def start_load_kv(
-        self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
-    ) -> Load:
-        """Find nothing."""
-        return NOTHING
-
     def save_kv(self, request_id: str, stored: Stored, is_kept: bool) -> None:
         """Copy the blocks that have been computed since the last call."""
         self._copy(request_id, stored.blocks, is_kept)
-
-    def shutdown(self) -> None:
-        """Do nothing: the stage is the receiver's."""
 
     def _copy(self, request_id: str, blocks: Sequence[int], at_end: bool) -> None:
         """Copy what is new of a request's first blocks, and behind the last one its extras.

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from mini_engine.errors import OutOfBlocks, UserError
 from mini_engine.hybrid.checkpoints import Checkpoints
 from mini_engine.hybrid.track_slots import TrackSlots
-from mini_engine.kv.places import NOTHING_KEPT, Kept, Lookup
+from mini_engine.kv.memory import CacheMemory, Lookup
 from mini_engine.kv.radix_node import TOKEN_BYTES, Node
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.seams import NO_BLOCKS, BlockNeeds
 
 
 @dataclass
@@ -40,7 +39,7 @@ class StateHold:
     num_fed: int = 0
 
 
-class StateMemory:
+class StateMemory(CacheMemory):
     """Hands out working slots, and keeps copies of their states at places in the prefix cache.
 
     Args:
@@ -54,8 +53,7 @@ class StateMemory:
         free_slots: working slots that no request holds; the last one is handed out next.
     """
 
-    blocks: BlockNeeds = NO_BLOCKS
-    kept: Kept = NOTHING_KEPT
+    begins_everywhere = False
 
     def __init__(self, states: TrackSlots, block_size: int = 16, interval: int = 256, num_spare: int = 0) -> None:
         if interval < block_size or interval % block_size:
@@ -147,9 +145,6 @@ class StateMemory:
         if slot is not None:
             self.states.copy_states(self.holds[request_id].slots[0], slot)
 
-    def settle(self, request_id: str) -> None:
-        """Do nothing: the state is as large as before."""
-
     def truncate(self, request_id: str, num_tokens: int) -> None:
         """Forget the states behind more tokens. The request's own state cannot forget a token that it has seen.
 
@@ -195,17 +190,13 @@ class StateMemory:
         whole = len(table.shared.key) // TOKEN_BYTES
         return [*range(first, whole + 1, self.interval), *(end for end in hold.ends if end > hold.num_computed)]
 
-    def num_evictable(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
-        """Return 0: states are no blocks."""
-        return 0
-
     def drop(self, node: Node, blocks: Sequence[int]) -> None:
-        """Drop the node's checkpoint: a node that has lost blocks ends elsewhere."""
-        self.checkpoints.drop(node)
+        """Drop the node's checkpoint: a node that has lost blocks ends elsewhere.
 
-    def shorten(self, leaf: Node) -> int:
-        """Return 0: K and V without a state tell where the next prompt leaves them, which is worth a checkpoint."""
-        return 0
+        The blocks that are left stay, although no state leads to them: they show where the next prompt leaves them,
+        which is worth a checkpoint.
+        """
+        self.checkpoints.drop(node)
 
     def _ends(self, num_tokens: int, num_found: int, num_known: int) -> list[int]:
         """Return where a prompt of `num_tokens` is checkpointed, of which `num_found` were found and more are known.

@@ -65,15 +65,16 @@ def hybrid_storage(
     )
     interval = config.checkpoint_interval or max(1, INTERVAL // config.block_size) * config.block_size
     memory = StateMemory(slots(pool), config.block_size, interval, config.max_drafts)
+    # K and V that no state leads to would never be found
+    prefixes = partial(PrefixCache, capacity=None if sizes.slots.track else 0, memory=memory)
     return Storage(
         store=HybridKv(model.config, kv, pool, native_step),
         kv=kv,
         copy=maker.copier(kv),
         plan=HybridPlan(memory.slots_of),
         probe=HybridPlan(lambda request_id: [PADDING_SLOT]),
-        memories=(memory,),
-        # K and V that no state leads to would never be found
-        prefixes=partial(PrefixCache, capacity=None if sizes.slots.track else 0, places=memory),
+        memory=memory,
+        prefixes=prefixes,
         states=pool,
         slots_of=memory.slots_of,
     )

@@ -28,31 +28,34 @@ class Leaf(Protocol):
     def is_evictable(self) -> bool: ...
 
 
-class LRU:
-    """Least recently used: evict the prefix that has gone unused the longest."""
+class EvictionPolicy:
+    """The order in which leaves are evicted: here LRU, the default."""
 
     def rank(self, leaf: Leaf) -> tuple[int, ...]:
         """Return a sort key; the smallest is evicted first. It may increase during the leaf's life, never decrease."""
         return (leaf.last_used,)
 
 
-class LFU:
+class LRU(EvictionPolicy):
+    """Least recently used: evict the prefix that has gone unused the longest."""
+
+
+class LFU(EvictionPolicy):
     """Least frequently used: evict the prefix found least often; among equals, the least recently used."""
 
     def rank(self, leaf: Leaf) -> tuple[int, ...]:
-        """See `LRU.rank`."""
+        """See `EvictionPolicy.rank`."""
         return (leaf.num_hits, leaf.last_used)
 
 
-class FIFO:
+class FIFO(EvictionPolicy):
     """First in, first out: evict the oldest prefix, used since or not."""
 
     def rank(self, leaf: Leaf) -> tuple[int, ...]:
-        """See `LRU.rank`."""
+        """See `EvictionPolicy.rank`."""
         return (leaf.created,)
 
 
-EvictionPolicy = LRU | LFU | FIFO
 LeafT = TypeVar("LeafT", bound=Leaf)
 POLICIES = {"lru": LRU, "lfu": LFU, "fifo": FIFO}
 

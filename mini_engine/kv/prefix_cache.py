@@ -5,29 +5,28 @@ it uses in the same call that finds it. A request whose prefix is being computed
 `peek` says so: one step later the tree has it.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from functools import partial
+from collections.abc import Hashable, Mapping, Sequence
 
 from mini_engine.errors import OutOfBlocks
+from mini_engine.kv.coordinator import CopyBlocks
 from mini_engine.kv.eviction import EvictionPolicy
-from mini_engine.kv.manager import KvCacheManager, no_store
-from mini_engine.kv.places import EVERY_BLOCK, Places
+from mini_engine.kv.memory import NO_MEMORY, CacheMemory
+from mini_engine.kv.prefixes import Found, Prefixes, Stored
 from mini_engine.kv.radix import HitStats, RadixTree
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.seams import CopyBlocks, Found, Stored
 from mini_engine.kv.shared_prefix import SharedPrefix
 
 
-class PrefixCache:
+class PrefixCache(Prefixes):
     """Shares prefixes between the tables of a manager. What it notes of a table is a SharedPrefix, `table.shared`.
 
     Args:
         num_blocks, block_size: the manager's.
         capacity: the maximum number of blocks in the tree; None for no limit but the pool.
         policy: which stored prefix is evicted first: LRU, LFU or FIFO of `eviction.py`.
-        places: where in a prefix a request can begin: behind every block, or where lesson 11 has a state.
+        memory: what a request needs beside K and V, so that it can begin only where the tree has that too (lesson 11).
         allocator: of the pool, if others draw blocks from it too (lesson 15).
 
     Attributes:
@@ -40,18 +39,18 @@ class PrefixCache:
         block_size: int = 16,
         capacity: int | None = None,
         policy: EvictionPolicy | None = None,
-        places: Places = EVERY_BLOCK,
+        memory: CacheMemory = NO_MEMORY,
         allocator: RefCountedAllocator | None = None,
     ) -> None:
         self.allocator = allocator or RefCountedAllocator(num_blocks, block_size)
-        self.tree = RadixTree(block_size, self.allocator, capacity, policy, places)
-        self.block_size, self.places = block_size, places
+        self.tree = RadixTree(block_size, self.allocator, capacity, policy, memory)
+        self.block_size, self.memory = block_size, memory
         self.stats = HitStats()
 
     @property
     def num_evictable(self) -> int:
         """Blocks that only the tree holds, outside every request's prefix."""
-        return self.tree.num_blocks - self.tree.num_protected + self.places.kept.num_evictable
+        return self.tree.num_blocks - self.tree.num_protected + self.memory.num_evictable
 
     def peek(self, token_ids: Sequence[int], namespace: Hashable, running: Mapping[str, RequestTable]) -> Found:
         """Return what `begin` would find. The stored blocks that running requests have locked cost nothing to share.
@@ -61,7 +60,7 @@ class PrefixCache:
         key = key_of(token_ids)
         usable = self._usable(key, namespace)
         found = self.tree.peek(usable, namespace)
-        num_evictable = found.num_evictable + self.places.num_evictable(self.tree, usable, namespace)
+        num_evictable = found.num_evictable + self.memory.num_evictable_behind(self.tree, usable, namespace)
         in_flight = self._prefix_in_flight(self._whole(key), namespace, found.num_tokens, running)
         return Found(found.num_tokens, num_evictable, in_flight)
 
@@ -94,19 +93,19 @@ class PrefixCache:
         """Return 1 if the next token would be written into a block that has other holders."""
         return int(table.shared.may_share_last and self._writes_shared(table, num_tokens))
 
-    def prepare(self, table: RequestTable, num_tokens: int, copy: CopyBlocks, num_more: int = 0) -> None:
+    def prepare(self, table: RequestTable, num_tokens: int, copy: CopyBlocks, num_beside: int = 0) -> None:
         """Evict unlocked prefixes if blocks are needed, and copy a shared block before it is written.
 
         Args:
-            num_more: blocks that the request's memories take besides.
+            num_beside: blocks that the request takes beside those of its table.
 
         Raises:
             OutOfBlocks: there are too few, even so; nothing was evicted.
         """
         missing = -(-num_tokens // self.block_size) - len(table.blocks)
-        if missing <= 0 and not num_more and not table.shared.may_share_last:
+        if missing <= 0 and not num_beside and not table.shared.may_share_last:
             return
-        self._make_free(max(0, missing) + num_more + self.num_shared(table, num_tokens))
+        self._make_free(max(0, missing) + num_beside + self.num_shared(table, num_tokens))
         if self._writes_shared(table, num_tokens):
             self._copy_on_write(table, copy)
 
@@ -162,10 +161,6 @@ class PrefixCache:
             self.tree.unlock(shared.node)
         return Stored(shared.key, shared.namespace, table.blocks[:num_blocks], start) if num_blocks > start else None
 
-    def shared(self, blocks: Collection[int]) -> list[int]:
-        """Return those of `blocks` that have several holders: what is written there, others would read."""
-        return [block for block in blocks if self.allocator.counts[block] > 1]
-
     def clear(self) -> None:
         """Evict all prefixes.
 
@@ -210,13 +205,12 @@ class PrefixCache:
         if num_blocks > num_free + self.num_evictable:
             usable = self.allocator.num_blocks - 1
             raise OutOfBlocks(f"need {num_blocks} blocks, {num_free + self.num_evictable} free of {usable}")
-        kept = self.places.kept
-        kept.trim(num_blocks - num_free)
+        self.memory.trim(num_blocks - num_free)
         while (missing := num_blocks - self.allocator.num_free) > 0 and self.tree.evict(
-            -(-missing // kept.blocks_each)
+            -(-missing // self.memory.blocks_each)
         ):
             pass
-        kept.evict(missing)
+        self.memory.evict(missing)
 
     def _include(self, table: RequestTable, token_ids: Sequence[int], num_blocks: int) -> None:
         """Extend the part of the table that the tree is to store: an answer's tokens are not in `key`."""
@@ -251,7 +245,7 @@ class PrefixCache:
     def _usable(self, key: bytes, namespace: Hashable) -> bytes:
         """Return the part of a prompt that may be found: its `_whole` blocks up to the last place to begin at."""
         whole = self._whole(key)
-        return whole[: self.places.last(self.tree, whole, namespace) * TOKEN_BYTES]
+        return whole[: self.memory.last(self.tree, whole, namespace) * TOKEN_BYTES]
 
     def _prefix_in_flight(
         self, whole: bytes, namespace: Hashable, num_found: int, running: Mapping[str, RequestTable]
@@ -261,18 +255,7 @@ class PrefixCache:
             table.shared.namespace == namespace
             and any(
                 end > num_found and table.shared.begins_like(whole, end)
-                for end in self.places.coming(request_id, table, num_found)
+                for end in self.memory.coming(request_id, table, num_found)
             )
             for request_id, table in running.items()
         )
-
-
-def caching_manager(
-    num_blocks: int,
-    block_size: int = 16,
-    copy: CopyBlocks = no_store,
-    capacity: int | None = None,
-    policy: EvictionPolicy | None = None,
-) -> KvCacheManager:
-    """Return lesson 5's manager with a PrefixCache; the arguments are theirs."""
-    return KvCacheManager(num_blocks, block_size, copy, prefixes=partial(PrefixCache, capacity=capacity, policy=policy))

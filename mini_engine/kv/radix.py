@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mini_engine.errors import UserError
 from mini_engine.kv.eviction import LRU, EvictionPolicy, EvictionQueue
-from mini_engine.kv.places import EVERY_BLOCK, Places
+from mini_engine.kv.memory import NO_MEMORY, CacheMemory
 from mini_engine.kv.radix_node import TOKEN_BYTES, Label, Match, Node, Peek, common_blocks, key_of
 
 
@@ -65,7 +65,7 @@ class RadixTree:
         holder: notified of the blocks that the tree takes and releases.
         capacity: the maximum number of blocks in the tree; None for no limit.
         policy: chooses the leaf to evict next; LRU if None.
-        places: told of nodes that lose blocks.
+        memory: notified of nodes that lose blocks.
 
     Attributes:
         num_blocks: blocks in the tree, `num_evictable + num_protected`.
@@ -79,7 +79,7 @@ class RadixTree:
         holder: BlockHolder | None = None,
         capacity: int | None = None,
         policy: EvictionPolicy | None = None,
-        places: Places = EVERY_BLOCK,
+        memory: CacheMemory = NO_MEMORY,
     ) -> None:
         if capacity is not None and (type(capacity) is not int or capacity < 0):
             raise UserError(f"capacity is {capacity}; give a whole number of blocks, 0 or more, or None for no limit")
@@ -87,7 +87,7 @@ class RadixTree:
             raise UserError(f"policy is {policy!r}; give an instance, such as LRU()")
         self.block_size, self.width = block_size, block_size * TOKEN_BYTES
         self.holder = holder or NoCounts()
-        self.capacity, self.places = capacity, places
+        self.capacity, self.memory = capacity, memory
         self.root = Node(None, (None, b""), b"", [])
         self.queue: EvictionQueue[Node] = EvictionQueue(policy or LRU())
         self.num_blocks = self.num_protected = self.num_evicted = self.now = 0
@@ -278,21 +278,21 @@ class RadixTree:
         return min(wanted, self.capacity - self.num_blocks)
 
     def _cut(self, leaf: Node, num_blocks: int) -> list[int]:
-        """Remove up to `num_blocks` blocks from a leaf's end, and what is of no use without them (`places`).
+        """Remove up to `num_blocks` blocks from a leaf's end, and what is of no use without them (`memory`).
 
         An empty leaf is removed; its parent may be next.
         """
         gone: list[int] = []
         while num_blocks:
             part = leaf.blocks[-num_blocks:][::-1]
-            self.places.drop(leaf, part)
+            self.memory.drop(leaf, part)
             del leaf.blocks[-num_blocks:], leaf.key[-num_blocks * self.width :]
             gone += part
             if not leaf.blocks and leaf.parent is not None:
                 parent, leaf.parent = leaf.parent, None
                 del parent.children[leaf.label]
                 leaf = parent
-            num_blocks = self.places.shorten(leaf) if leaf.is_evictable else 0
+            num_blocks = self.memory.shorten(leaf) if leaf.is_evictable else 0
         self.num_blocks -= len(gone)
         self.queue.add(leaf)
         return gone

@@ -137,7 +137,7 @@ class TierMetrics(Collector):
         sizes = GaugeMetricFamily(PREFIX + "tier_bytes", size, labels=["tier"])
         events = CounterMetricFamily(PREFIX + "tier_events", what, labels=["tier", "event"])
         states = []
-        for tier in self.manager.tier_stats:
+        for tier in self.manager.coordinator.stats:
             sizes.add_metric([tier.name], tier.num_bytes)
             for name, count in tier.events.items():
                 events.add_metric([tier.name, name.replace(" ", "_")], count)

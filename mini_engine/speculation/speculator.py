@@ -1,4 +1,4 @@
-"""Lesson 14. Lesson 5's drafting: adds guesses to decode steps and takes back what was wrong.
+"""Lesson 14. A Decoding of lesson 5 that adds guesses to decode steps and takes back what was wrong.
 
 Drafts get what is left over. Chunks, promises and admissions are decided as in lesson 5; only then may drafts use the
 rest of the token budget and free blocks that are promised to no request. A wrong draft's KV is truncated in the same
@@ -6,9 +6,11 @@ step, so the next step begins as if it had never been guessed.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from weakref import WeakKeyDictionary
 
+from mini_engine.engine.decoding import Decoding
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SampleRow
@@ -19,13 +21,13 @@ from mini_engine.speculation.adapt import Adaptive, share_of_rows
 from mini_engine.speculation.lookup import Drafter, LookupDrafter
 from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.tree_lookup import TreeDrafter
-from mini_engine.speculation.verify import num_emitted, sample_rows, with_drafts
+from mini_engine.speculation.verify import DraftChunk, num_emitted, sample_rows, with_drafts
 
 log = logging.getLogger(__name__)
 
 
-def drafting_of(speculate: int | Speculation, tree: RadixTree | None) -> "Speculator":
-    """Return drafting for one scheduler: prompt lookup, with the tree before it if that is asked for.
+def speculator_of(speculate: int | Speculation, tree: RadixTree | None) -> "Speculator":
+    """Return the Decoding of one engine: prompt lookup, with the tree before it if that is asked for.
 
     Args:
         speculate: the settings, or the most tokens to guess in a step.
@@ -41,8 +43,8 @@ def drafting_of(speculate: int | Speculation, tree: RadixTree | None) -> "Specul
     return Speculator(speculation, TreeDrafter(tree, lookup))
 
 
-class Speculator:
-    """Guesses the next tokens of decoding requests and verifies them. One scheduler calls it, in the order of a step.
+class Speculator(Decoding):
+    """Guesses the next tokens of decoding requests and verifies them. One engine calls it, in the order of a step.
 
     Attributes:
         num_drafted, num_accepted: guesses of the latest step, and the steps that they saved: the tokens that answers
@@ -53,6 +55,10 @@ class Speculator:
         self.speculation, self.drafter = speculation, drafter
         self.adaptive: WeakKeyDictionary[Request, Adaptive] = WeakKeyDictionary()
         self.num_drafted = self.num_accepted = 0
+
+    def plan(self, scheduler: Scheduler) -> list[Chunk]:
+        """Return the step's chunks, with drafts for requests that decode, and slots for them."""
+        return self.extend(scheduler, scheduler.schedule())
 
     def extend(self, scheduler: Scheduler, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks with drafts for requests that decode, and slots for them.
@@ -67,7 +73,7 @@ class Speculator:
             return chunks
         manager = scheduler.manager
         spare = manager.num_free_blocks - sum(map(scheduler.reserved_blocks, scheduler.running))
-        extended = {}
+        extended: dict[Request, Chunk] = {}
         for chunk in decoding:
             request = chunk.request
             drafts = self.propose(request, min(share, budget))
@@ -75,7 +81,7 @@ class Speculator:
             if drafts:
                 spare -= manager.missing_blocks(request.id, chunk.stop + len(drafts))
                 blocks = manager.grow(request.id, chunk.stop + len(drafts))
-                manager.announce_drafts(request.id, len(drafts))
+                manager.coordinator.announce_truncation(request.id, len(drafts))
                 extended[request] = with_drafts(chunk._replace(blocks=blocks), drafts)
                 budget -= len(drafts)
         return [extended.get(chunk.request, chunk) for chunk in chunks]
@@ -107,11 +113,30 @@ class Speculator:
             count -= 1
         return count
 
-    def sample_rows(self, chunks: Sequence[Chunk]) -> list[SampleRow]:
+    def sample_rows(self, chunks: Iterable[Chunk]) -> list[SampleRow]:
         """Return what the sampler reads of each row, in the order of the chunks."""
-        return [row for chunk in chunks if chunk.samples for row in sample_rows(chunk.request, chunk.drafts)]
+        return [row for chunk in chunks if chunk.samples for row in sample_rows(chunk.request, drafts_of(chunk))]
 
-    def accept(self, scheduler: Scheduler, chunk: Chunk, rows: Sequence[Sampled]) -> dict[str, Sampled]:
+    def standing(self, chunks: Iterable[Chunk], rows: Sequence[Sampled]) -> list[tuple[Request, Sampled]]:
+        """Return the rows that count: each row before them chose what was guessed."""
+        found: list[tuple[Request, Sampled]] = []
+        for chunk, own in each_with(chunks, rows):
+            if own:
+                count = num_emitted(drafts_of(chunk), [row.token_id for row in own])
+                found += [(chunk.request, row) for row in own[:count]]
+        return found
+
+    def record(self, scheduler: Scheduler, chunks: Sequence[Chunk], rows: Sequence[Sampled]) -> dict[str, Sampled]:
+        """Record a step: `accept` chunks with drafts, and update the scheduler with the others."""
+        new_tokens: dict[str, Sampled] = {}
+        for chunk, own in each_with(chunks, rows):
+            if isinstance(chunk, DraftChunk):
+                new_tokens |= self.accept(scheduler, chunk, own)
+            else:
+                new_tokens |= scheduler.update([chunk], own)
+        return new_tokens
+
+    def accept(self, scheduler: Scheduler, chunk: DraftChunk, rows: Sequence[Sampled]) -> dict[str, Sampled]:
         """Append one request's tokens that stand, one after the other, and truncate the KV of its other drafts.
 
         `scheduler.update` records the tokens, as a step each, ends the answer where it has to end, and drops what
@@ -132,7 +157,7 @@ class Speculator:
         request, drafts, before = chunk.request, chunk.drafts, len(chunk.request.output_ids)
         standing = num_emitted(drafts, [row.token_id for row in rows])
         ends = range(chunk.start + 1, chunk.start + 1 + standing)
-        steps = [chunk._replace(start=end - 1, stop=end, drafts=()) for end in ends]
+        steps = [Chunk(request, end - 1, end, chunk.blocks) for end in ends]
         new_tokens = scheduler.update(steps, rows[:standing])
         self.num_drafted += len(drafts)
         self.num_accepted += max(0, len(request.output_ids) - before - 1)
@@ -140,3 +165,15 @@ class Speculator:
         if not request.is_finished and standing <= len(drafts):
             scheduler.manager.truncate(request.id, request.num_computed_tokens)
         return new_tokens
+
+
+def drafts_of(chunk: Chunk) -> Sequence[int]:
+    """Return a chunk's drafts; most have none."""
+    return chunk.drafts if isinstance(chunk, DraftChunk) else ()
+
+
+def each_with(chunks: Iterable[Chunk], rows: Sequence[Sampled]) -> Iterator[tuple[Chunk, list[Sampled]]]:
+    """Yield each chunk with its sampled rows, `num_samples` of them."""
+    left = iter(rows)
+    for chunk in chunks:
+        yield chunk, list(islice(left, chunk.num_samples))

@@ -19,6 +19,7 @@ same answer with and without drafts, wherever rows have the same bits in every b
 With a grammar, each row is masked with what the grammar allows behind the drafts that the row has seen.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,13 +42,40 @@ def num_emitted(drafts: Sequence[int], chosen: Sequence[int]) -> int:
     return standing
 
 
-def with_drafts(chunk: Chunk, drafts: Sequence[int]) -> Chunk:
+class DraftChunk(Chunk):
+    """A chunk of lesson 5 that feeds drafts behind its request's newest token: they are the last of its tokens."""
+
+    drafts: Sequence[int] = ()
+
+    def __new__(cls, request: Request, start: int, stop: int, blocks: array, drafts: Sequence[int]) -> "DraftChunk":
+        """Return the chunk of a request's tokens from `start` on and the drafts, `stop - start` together."""
+        chunk = super().__new__(cls, request, start, stop, blocks)
+        chunk.drafts = drafts
+        return chunk
+
+    @property
+    def samples(self) -> bool:
+        """Whether it feeds the request's newest token."""
+        return self.stop - len(self.drafts) == len(self.request.token_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that it feeds."""
+        return [*self.request.token_ids[self.start : self.stop], *self.drafts]
+
+    @property
+    def num_samples(self) -> int:
+        """One row for the newest token, and one for each draft."""
+        return 1 + len(self.drafts) if self.samples else 0
+
+
+def with_drafts(chunk: Chunk, drafts: Sequence[int]) -> DraftChunk:
     """Return the chunk that feeds `drafts` behind its own tokens.
 
     It starts where `chunk` starts and ends len(drafts) tokens later, in the same blocks. The request stays as it is: a
     draft is no token of it.
     """
-    return chunk._replace(stop=chunk.stop + len(drafts), drafts=drafts)
+    return DraftChunk(chunk.request, chunk.start, chunk.stop + len(drafts), chunk.blocks, drafts)
 
 
 class MaskAhead(NamedTuple):

@@ -8,6 +8,7 @@ from typing import cast
 
 from mini_engine.kv.block_table import NULL_BLOCK
 from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.radix_node import Node
 from mini_engine.kv.refcount import RefCountedAllocator
@@ -29,11 +30,11 @@ def compact(manager: KvCacheManager) -> int:
     allocator = cast(RefCountedAllocator, manager.allocator)  # lesson 8's cache has one
     with allocator.mutex:
         moved = moves(allocator.held)
-        manager.copy(list(moved), list(moved.values()))
+        manager.coordinator.copy(list(moved), list(moved.values()))
         for table in manager.tables.values():
             for index, block in enumerate(table.blocks):
                 table.blocks[index] = table.row[index] = moved.get(block, block)
-        for node in nodes(manager.prefixes.tree.root):
+        for node in nodes(cache_of(manager).prefixes.tree.root):
             node.blocks = [moved.get(block, block) for block in node.blocks]
         for old, new in moved.items():
             allocator.counts[new], allocator.counts[old] = allocator.counts[old], 0

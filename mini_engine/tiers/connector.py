@@ -8,16 +8,16 @@ what the tiers have behind it, copied into blocks that the tree then holds.
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from mini_engine.kv.connector import NOTHING, KvConnector, Load, Matched, TierStats
+from mini_engine.kv.prefixes import Stored
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
-from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.seams import NOTHING, Load, Matched, Stored, Text, TierStats
 from mini_engine.tiers.companions import NO_COMPANIONS, Companions, split
 from mini_engine.tiers.records import Kind, Record, Wanted
 from mini_engine.tiers.store import BlockStore, Prefix
 
 
 @dataclass(frozen=True)
-class TierLoad:
+class TierLoad(Load):
     """Records of blocks that follow one another, and of what else a request needs behind them."""
 
     blocks: Sequence[Record]
@@ -35,7 +35,7 @@ class TierLoad:
         self.connector.companions.write(request_id, self.companions)
 
 
-class TierConnector:
+class TierConnector(KvConnector):
     """Connects a manager to tiers.
 
     Args:
@@ -52,9 +52,6 @@ class TierConnector:
         """Statistics of host memory and of the disk, if there is one."""
         return self.block_store.tiers.stats()
 
-    def request_added(self, request: Text) -> None:
-        """Note nothing: blocks have the names of texts, not of requests."""
-
     def get_num_new_matched_tokens(
         self, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool
     ) -> Matched:
@@ -66,12 +63,6 @@ class TierConnector:
         wanted = self._wanted(prefix, num_computed_tokens, len(token_ids))
         num_tokens = self.block_size * sum(one.kind is Kind.KV for one in wanted)
         return Matched(num_tokens, not may_wait and self.block_store.tiers.prefetch(wanted))
-
-    def update_state_after_alloc(self, request_id: str, table: RequestTable, num_computed_tokens: int) -> None:
-        """Note nothing: the tiers keep what they have."""
-
-    def request_finished(self, request_id: str) -> None:
-        """Note nothing: what is being read ahead may serve another request."""
 
     def start_load_kv(
         self, request_id: str, token_ids: Sequence[int], namespace: Hashable, num_computed_tokens: int, may_wait: bool

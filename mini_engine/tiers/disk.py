@@ -13,7 +13,7 @@ from itertools import chain, count
 from pathlib import Path
 from threading import Lock
 
-from mini_engine.kv.seams import TierStats
+from mini_engine.kv.connector import TierStats
 from mini_engine.tiers.files import OWNERS_DIRECTORY, create, is_abandoned, make_private, read_regular
 from mini_engine.tiers.keys import KEY_BYTES
 from mini_engine.tiers.outage import Outage

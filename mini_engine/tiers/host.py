@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from threading import Lock
 
-from mini_engine.kv.seams import TierStats
+from mini_engine.kv.connector import TierStats
 from mini_engine.tiers.records import Record
 
 

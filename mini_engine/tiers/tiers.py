@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
-from mini_engine.kv.seams import TierStats
+from mini_engine.kv.connector import TierStats
 from mini_engine.tiers.background import Background
 from mini_engine.tiers.disk import DiskTier
 from mini_engine.tiers.host import HostTier

@@ -42,11 +42,6 @@ class KeptWindows:
         """Blocks that only the tree holds."""
         return self.num_groups * (len(self.spare) + len(self.places))
 
-    @property
-    def blocks_each(self) -> int:
-        """Blocks that go with one of the tree's own, itself included, if it has a companion."""
-        return 1 + self.num_groups
-
     def first_block(self, num_tokens: int) -> int:
         """Return the index of the first block that is needed behind `num_tokens` tokens.
 

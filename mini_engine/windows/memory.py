@@ -11,7 +11,7 @@ the tree has what the last tokens before it need. There it was a checkpoint, her
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from mini_engine.kv.places import EVERY_BLOCK, Lookup
+from mini_engine.kv.memory import CacheMemory, Lookup
 from mini_engine.kv.radix_node import Node
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.kv.request_table import RequestTable
@@ -35,7 +35,7 @@ class WindowHold:
     ends: set[int] = field(default_factory=set)
 
 
-class WindowMemory:
+class WindowMemory(CacheMemory):
     """The blocks of window groups: of running requests, and of prefixes in the tree.
 
     Args:
@@ -43,18 +43,13 @@ class WindowMemory:
         max_step: the most tokens that a step computes of one request.
     """
 
-    has_room = True
+    begins_everywhere = False
 
     def __init__(self, allocator: RefCountedAllocator, window: int, num_groups: int, max_step: int) -> None:
         self.allocator, self.num_groups, self.max_step = allocator, num_groups, max_step
         self.block_size = allocator.block_size
         self.kept = KeptWindows(allocator, window, num_groups)
         self.holds: dict[str, WindowHold] = {}
-
-    @property
-    def blocks(self) -> "WindowMemory":
-        """Itself: it takes blocks of the pool."""
-        return self
 
     def tables_of(self, request_id: str) -> WindowTable:
         """Return a running request's tables in the window groups."""
@@ -107,28 +102,21 @@ class WindowMemory:
         hold = self.holds[request_id]
         return self.num_needed(num_tokens, hold.num_computed, len(hold.table) - hold.table.first)
 
-    def num_missing(self, request_id: str, num_tokens: int, num_loaded: int = 0) -> int:
+    def num_missing(self, request_id: str, num_tokens: int) -> int:
         """Return how many blocks `grow` would take."""
         hold = self.holds[request_id]
-        first = self.kept.first_block(max(hold.num_computed, num_loaded))
+        first = self.kept.first_block(hold.num_computed)
         return hold.table.num_missing(-(-num_tokens // self.block_size), first)
 
-    def grow(self, request_id: str, num_tokens: int, num_loaded: int = 0) -> None:
-        """Ensure that the request has slots for `num_tokens` tokens, as far as they will be seen.
-
-        Args:
-            num_loaded: the first tokens, which come from elsewhere and are not computed.
-        """
+    def grow(self, request_id: str, num_tokens: int) -> None:
+        """Ensure that the request has slots for `num_tokens` tokens, as far as they will be seen."""
         hold = self.holds[request_id]
-        first = self.kept.first_block(max(hold.num_computed, num_loaded))
+        first = self.kept.first_block(hold.num_computed)
         if first > len(hold.table):
             self._slide(hold, len(hold.table))
         hold.table.grow(-(-num_tokens // self.block_size), first)
 
     # ---------------------------------------------------------------- a request's life
-
-    def check_room(self) -> None:
-        """Do nothing: blocks are counted by the manager."""
 
     def begin(self, request_id: str, num_tokens: int, table: RequestTable, num_known: int) -> None:
         """Begin behind the tokens of `table`, which have K and V: make the request's WindowHold.
@@ -146,25 +134,19 @@ class WindowMemory:
         ends = self._ends(num_tokens, num_known)
         self.holds[request_id] = WindowHold(windows, table, table.num_tokens, len(table.blocks), ends)
 
+    def expect(self, request_id: str, num_tokens: int) -> None:
+        """Count the first `num_tokens` tokens as computed: of their blocks, only the last window is needed."""
+        self.holds[request_id].num_computed = num_tokens
+
     def resume(self, request_id: str, table: RequestTable) -> None:
         """Go on behind the table's tokens: a connector has filled the last window."""
         self.holds[request_id].num_computed = table.num_tokens
         self.settle(request_id)
 
-    def chunk_end(self, request_id: str, start: int, stop: int) -> int:
-        """Return `stop`: a request can begin behind any block, so a chunk may end anywhere."""
-        return stop
-
-    def announce_drafts(self, request_id: str, num_drafts: int) -> None:
-        """Do nothing: nothing is given up for tokens that may be taken back."""
-
     def commit(self, request_id: str, num_computed: int) -> bool:
         """Note how many tokens have been computed. Return False: blocks of an answer are kept when it ends."""
         self.holds[request_id].num_computed = num_computed
         return False
-
-    def keep(self, request_id: str, table: RequestTable) -> None:
-        """Do nothing: `settle` keeps."""
 
     def settle(self, request_id: str) -> None:
         """Leave companions for the blocks that the tree has taken, then free what no later token sees."""
@@ -220,14 +202,30 @@ class WindowMemory:
         """Return how many tokens of `key` lie before the last place to begin in what the tree has of it."""
         return self.kept.num_usable(tree.prefix(key, namespace)) * self.block_size
 
-    def num_evictable(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
+    def num_evictable_behind(self, tree: Lookup, key: bytes, namespace: Hashable) -> int:
         """Return how many evictable blocks a request takes that begins behind `key`."""
         blocks = tree.prefix(key, namespace)
         return self.kept.evictable_in(blocks[self.kept.first_block(len(blocks) * self.block_size) :])
 
-    def coming(self, request_id: str, table: RequestTable, num_found: int) -> Iterable[int]:
-        """Return the end of the block behind `num_found` tokens if the request is filling it now."""
-        return EVERY_BLOCK.coming(request_id, table, num_found)
+    # ---------------------------------------------------------------- what the tree holds beside its own blocks
+
+    @property
+    def num_evictable(self) -> int:
+        """Companions' blocks that only the tree holds."""
+        return self.kept.num_evictable
+
+    @property
+    def blocks_each(self) -> int:
+        """Blocks that go with one of the tree's own, itself included, if it has a companion."""
+        return 1 + self.num_groups
+
+    def trim(self, num_blocks: int) -> None:
+        """Free `num_blocks` blocks of spare companions, or all of them if there are fewer."""
+        self.kept.trim(num_blocks)
+
+    def evict(self, num_blocks: int) -> None:
+        """Free `num_blocks` blocks of the other companions, or all of them if there are fewer."""
+        self.kept.evict(num_blocks)
 
     def drop(self, node: Node, blocks: Iterable[int]) -> None:
         """Forget the companions of blocks that the tree gives up."""

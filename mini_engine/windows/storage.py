@@ -9,7 +9,7 @@ from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.kv.block_tensor import KvPool
-from mini_engine.kv.manager import CopyBlocks
+from mini_engine.kv.coordinator import CopyBlocks
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.windows.groups import group_size, num_window_groups, places_of
@@ -38,14 +38,15 @@ def window_storage(model_config: WindowConfig, config: EngineConfig, kv: KvPool,
     memory = WindowMemory(allocator, model_config.sliding_window, num_groups, most_in_step(config))
     # without prefix caching: a tree that keeps nothing
     capacity = None if config.enable_prefix_caching else 0
+    prefixes = partial(PrefixCache, capacity=capacity, memory=memory, allocator=allocator)
     return Storage(
         store=store,
         kv=kv,
         copy=copy,
         plan=WindowPlan(memory.tables_of, num_groups),
         probe=same_in_all(num_groups),
-        memories=(memory,),
-        prefixes=partial(PrefixCache, capacity=capacity, places=memory, allocator=allocator),
+        memory=memory,
+        prefixes=prefixes,
         windows=memory,
     )
 

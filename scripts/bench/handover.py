@@ -32,6 +32,7 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine_config import EngineConfig
 from mini_engine.handover.receiver import ReceivingConnector
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.layers.fast_model import speed_up
 from mini_engine.loading import load
 
@@ -119,7 +120,7 @@ def config_of(args: Namespace, chunk: int, num_workers: int) -> EngineConfig:
 
 def connector_of(engine: Engine) -> ReceivingConnector:
     """Return the connector of an engine with prefill workers."""
-    connector = engine.scheduler.manager.connector
+    connector = cache_of(engine.scheduler.manager).connector
     assert isinstance(connector, ReceivingConnector)
     return connector
 

@@ -31,7 +31,9 @@ from mini_engine.errors import UserError
 from mini_engine.hybrid.hybrid_config import HybridConfig
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.hybrid.track_slots import TrackSlots
+from mini_engine.kv.cache_coordinator import cache_of, coordinated
 from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.memory import NO_MEMORY
 from mini_engine.kv.prefix_cache import PrefixCache
 
 PARTS = ("memory", "checkpoints", "copies", "second", "decode", "step")
@@ -121,19 +123,18 @@ def checkpoint_rows(config: HybridConfig, dtype: torch.dtype, quick: bool) -> li
     """
     load, rows = conversation(40 if quick else 200), []
     for interval in (0, *INTERVALS):
-        memories = [StateMemory(TrackSlots(8, 100_000), 16, interval)] if interval else []
-        cache = partial(PrefixCache, places=memories[0]) if memories else PrefixCache
-        manager = KvCacheManager(200_000, 16, prefixes=cache, memories=memories)
+        memory = StateMemory(TrackSlots(8, 100_000), 16, interval) if interval else NO_MEMORY
+        manager = coordinated(200_000, 16, prefixes=partial(PrefixCache, memory=memory), memory=memory)
         for prompt, answer in load:
             serve(manager, prompt, answer)
-        kept = sum(len(memory.checkpoints.slots) for memory in memories)
+        kept = len(memory.checkpoints.slots) if isinstance(memory, StateMemory) else 0
         rows.append(
             {
                 "case": f"interval {interval}" if interval else "K and V alone",
-                "found %": 100 * manager.prefixes.stats.hit_rate,
+                "found %": 100 * cache_of(manager).prefixes.stats.hit_rate,
                 "checkpoints": kept,
                 "state MiB": kept * config.state_bytes(dtype) / 2**20,
-                "KV MiB": manager.prefixes.tree.num_blocks * 16 * config.kv_bytes_per_token(dtype) / 2**20,
+                "KV MiB": cache_of(manager).prefixes.tree.num_blocks * 16 * config.kv_bytes_per_token(dtype) / 2**20,
             }
         )
     return rows
@@ -162,7 +163,7 @@ def serve(manager: KvCacheManager, prompt: list[int], answer: list[int]) -> None
     while done < len(tokens):
         known = len(prompt) if done < len(prompt) else done + 1
         stop = min(known, done + 512)
-        done = min([stop, *(memory.chunk_end("request", done, stop) for memory in manager.memories)])
+        done = manager.chunk_end("request", done, stop)
         manager.grow("request", done)
         manager.commit("request", tokens[: max(done, len(prompt))], done)
     manager.free("request", tokens)

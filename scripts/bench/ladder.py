@@ -26,8 +26,8 @@ from mini_engine.checkpoint.weights import load_model
 from mini_engine.cli.parser import whole_number
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.errors import UserError
+from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_cache import caching_manager
 from mini_engine.layers import speed_up
 from mini_engine.text.tokenizer import Tokenizer
 

@@ -26,7 +26,7 @@ from rich.progress import track
 from mini_engine.cli.parser import at_least
 from mini_engine.distributed.routing.policy import Policy, PrefixScore, RoundRobin
 from mini_engine.errors import UserError
-from mini_engine.kv.prefix_cache import PrefixCache
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.llm import LLM
 
 SERVERS, BLOCKS, IN_FLIGHT = 4, 160, 8  # blocks of 16 tokens for each server; requests in flight
@@ -86,9 +86,8 @@ def measured(contender: Callable, requests: Sequence[Sequence[int]]) -> dict[str
 
 def computed_tokens(llm: LLM) -> int:
     """Return how many prompt tokens an engine did not find in its cache."""
-    manager = llm.engine.scheduler.manager
-    assert isinstance(manager.prefixes, PrefixCache)  # LLM's default
-    return manager.prefixes.stats.asked_tokens - manager.prefixes.stats.found_tokens
+    stats = cache_of(llm.engine.scheduler.manager).prefixes.stats
+    return stats.asked_tokens - stats.found_tokens
 
 
 def text_of(keys: Sequence[int]) -> str:

@@ -23,6 +23,7 @@ from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv import block_tensor, contiguous, no_cache, token_flat
 from mini_engine.kv.allocator import BlockAllocator
 from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.llm import LLM
 
@@ -241,7 +242,7 @@ def engine_rung(model, load: Load, manager: Callable[..., KvCacheManager]) -> Ca
     tables = engine.scheduler.manager
 
     def run(load: Load) -> Pass:
-        tables.prefixes.clear()
+        cache_of(tables).prefixes.clear()
         done = Pass()
         requests = [engine.add_request(str(i), prompt, exactly(wanted)) for i, (prompt, wanted) in enumerate(load.jobs)]
         while engine.has_unfinished:

@@ -33,7 +33,7 @@ from mini_engine.errors import UserError
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.pocket import COURSE_PROMPTS, POCKET_DIR
 from mini_engine.speculation.options import Speculation
-from mini_engine.speculation.speculator import Speculator, drafting_of
+from mini_engine.speculation.speculator import Speculator, speculator_of
 from mini_engine.text.tokenizer import Tokenizer
 
 PARTS = ("accepted", "speed")
@@ -80,26 +80,24 @@ def counted_rows(scripts: dict[str, Script]) -> list[dict[str, Any]]:
     rows = []
     for name, script in scripts.items():
         for k in DRAFTS:
-            scheduler = Scheduler(
-                KvCacheManager(2**12), SchedulerConfig(chunked_prefill_size=2**15, max_num_batched_tokens=2**15),
-                drafting=drafting_of(Speculation(k, max_rows=ALWAYS), None),
-            )  # fmt: skip
-            rows.append({"load": name, "k": k} | play(scheduler, script))
+            limits = SchedulerConfig(chunked_prefill_size=2**15, max_num_batched_tokens=2**15)
+            scheduler = Scheduler(KvCacheManager(2**12), limits)
+            decoding = speculator_of(Speculation(k, max_rows=ALWAYS), None)
+            rows.append({"load": name, "k": k} | play(scheduler, decoding, script))
     return rows
 
 
-def play(scheduler: Scheduler, script: Script) -> dict[str, Any]:
+def play(scheduler: Scheduler, decoding: Speculator, script: Script) -> dict[str, Any]:
     """Run one request whose rows choose the known answer's tokens; return its figures."""
     answer = script.answer_ids
     request = Request("0", script.prompt_ids, SamplingParams(temperature=0, max_tokens=len(answer)))
     scheduler.add(request)
     steps = drafted = accepted = 0
     while scheduler.requests:
-        chunks, at = scheduler.schedule(), len(request.output_ids)
+        chunks, at = decoding.plan(scheduler), len(request.output_ids)
         rows = sum(chunk.num_logits for chunk in chunks)
-        scheduler.update(chunks, [Sampled(answer[at + i], None) for i in range(rows)])
-        drafting = scheduler.drafting
-        steps, drafted, accepted = steps + 1, drafted + drafting.num_drafted, accepted + drafting.num_accepted
+        decoding.record(scheduler, chunks, [Sampled(answer[at + i], None) for i in range(rows)])
+        steps, drafted, accepted = steps + 1, drafted + decoding.num_drafted, accepted + decoding.num_accepted
     return figures(len(answer), steps, drafted, accepted)
 
 
@@ -219,11 +217,10 @@ def engines(model, max_rows: int | None, name: str, scripts: dict[str, Script]) 
 
     def engine(speculate: Speculation | None) -> Engine:
         made = build_engine(model, num_blocks=tokens // 16 + 2 * batch, scheduler_config=limits, speculate=speculate)
-        scheduler = made.scheduler
+        decoding = made.decoding
         if speculate and name == ORACLE:
-            oracle = Speculator(speculate, OracleDrafter(scripts, CHANCE))
-            scheduler = Scheduler(scheduler.manager, limits, scheduler.memories, oracle)
-        return Engine(made.config, scheduler, ReplayRunner(made.runner, scripts))
+            decoding = Speculator(speculate, OracleDrafter(scripts, CHANCE))
+        return Engine(made.config, made.scheduler, ReplayRunner(made.runner, scripts), decoding)
 
     adaptive = Speculation(max_rows=max_rows) if max_rows else Speculation()
     found = {OFF: engine(None), ADAPTIVE: engine(adaptive)}

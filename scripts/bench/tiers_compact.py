@@ -18,8 +18,8 @@ from mini_engine.engine.runner import plan_step
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_cache import caching_manager
 from mini_engine.tiers.compact import compact
 
 SCATTERED, WISH = 2048, 64  # blocks in a pool full of holes, and of a request that wants room there

@@ -11,6 +11,7 @@ from scripts.bench.turns import Timing
 from mini_engine import build
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.store import BlockStore
 
@@ -33,7 +34,7 @@ def make_engine(args: Namespace, tokens: int, folder: Path | None = None, host: 
 
 
 def store_of(engine: Engine) -> BlockStore:
-    connector = engine.scheduler.manager.connector
+    connector = cache_of(engine.scheduler.manager).connector
     assert isinstance(connector, TierConnector)
     return connector.block_store
 

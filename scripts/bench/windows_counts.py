@@ -17,8 +17,8 @@ from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.kv.cache_coordinator import cache_of, coordinated
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.places import Kept
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.windows.groups import group_size, num_window_groups, places_of
@@ -74,12 +74,12 @@ class Shape:
         num_blocks = num_bytes // self.block_bytes
         capacity = None if caches else 0
         if not self.window:
-            return KvCacheManager(num_blocks, self.block_size, prefixes=partial(PrefixCache, capacity=capacity))
+            return coordinated(num_blocks, self.block_size, prefixes=partial(PrefixCache, capacity=capacity))
         allocator = RefCountedAllocator(num_blocks, self.block_size)
         memory = WindowMemory(allocator, self.window, self.num_groups, CHUNK)
-        places: Any = InOrder(memory, first) if first else memory
-        prefixes = partial(PrefixCache, capacity=capacity, places=places, allocator=allocator)
-        return KvCacheManager(num_blocks, self.block_size, prefixes=prefixes, memories=[memory])
+        told: Any = InOrder(memory, first) if first else memory
+        prefixes = partial(PrefixCache, capacity=capacity, memory=told, allocator=allocator)
+        return coordinated(num_blocks, self.block_size, prefixes=prefixes, memory=memory)
 
 
 MODELS = (
@@ -91,7 +91,7 @@ MODELS = (
 
 
 class InOrder:
-    """Places that give up what the tree holds in another order than they should.
+    """A memory that gives up what the tree holds in another order than it should.
 
     first: "leaves": no companion goes before its block does. "windows": no block goes before all companions have.
     """
@@ -102,18 +102,6 @@ class InOrder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.memory, name)
 
-    @property
-    def kept(self) -> Kept:
-        return OrderedKept(self.memory.kept, self.first)
-
-
-class OrderedKept:
-    """What a tree of `InOrder` holds beside its own blocks."""
-
-    def __init__(self, kept: Any, first: str) -> None:
-        self.kept, self.first = kept, first
-        self.num_evictable, self.blocks_each = kept.num_evictable, kept.blocks_each
-
     def trim(self, num_blocks: int) -> None:
         if self.first == "windows":
             self._all(num_blocks)
@@ -122,9 +110,9 @@ class OrderedKept:
         self._all(num_blocks)
 
     def _all(self, num_blocks: int) -> None:
-        free = self.kept.allocator.num_free
-        self.kept.trim(num_blocks)
-        self.kept.evict(num_blocks - (self.kept.allocator.num_free - free))
+        free = self.memory.allocator.num_free
+        self.memory.trim(num_blocks)
+        self.memory.evict(num_blocks - (self.memory.allocator.num_free - free))
 
 
 # ---------------------------------------------------------------- memory
@@ -213,7 +201,7 @@ def hit_rows(shape: Shape, quick: bool) -> list[dict[str, Any]]:
         for name, manager in managers.items():
             for prompt, answer in asked:
                 serve(manager, prompt, answer)
-            rates[f"{name} %"] = 100 * manager.prefixes.stats.hit_rate
+            rates[f"{name} %"] = 100 * cache_of(manager).prefixes.stats.hit_rate
         rows.append({"case": f"pool of {gib} GiB"} | rates)
     return rows
 

@@ -10,6 +10,7 @@ from scripts.traces.tape import Tape, ask, plural
 from mini_engine.build import build_engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.speculation.options import Speculation
+from mini_engine.speculation.speculator import drafts_of
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_DRAFTS = 4, 48, 8
 SHOWN, BLOCKS_SHOWN = 27, 12  # of the text's tokens, and of its blocks: the last ones
@@ -65,8 +66,8 @@ class Guesses(Tape):
     @property
     def adaptive(self):
         """How much is guessed for the request."""
-        drafting: Any = self.engine.scheduler.drafting
-        return drafting.adaptive_of(self.request)
+        decoding: Any = self.engine.decoding
+        return decoding.adaptive_of(self.request)
 
     def blocks(self) -> list[list[int]]:
         """Return how many slots of each block hold tokens that stand, and how many are counted."""
@@ -106,14 +107,14 @@ class Guesses(Tape):
         """Run the engine until the answer is complete."""
         quiet, scheduler, request = 0, self.engine.scheduler, self.request  # quiet: tokens without a guess or a frame
         while not request.is_finished:
-            chunks = scheduler.schedule()
-            drafts = chunks[0].drafts
+            chunks = self.engine.decoding.plan(scheduler)
+            drafts = drafts_of(chunks[0])
             if drafts:
                 self.quiet(quiet)
                 self.guess(drafts)
             sampled, fed = self.engine._run(chunks), chunks[0].token_ids
             before = len(request.output_ids)
-            scheduler.update(chunks, sampled)
+            self.engine.decoding.record(scheduler, chunks, sampled)
             self.steps += 1
             if drafts:
                 self.verified(fed, [one.token_id for one in sampled], len(request.output_ids) - before)

@@ -14,7 +14,7 @@ from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.handover.sender import SendingConnector
 from mini_engine.handover.stage import Stage, State
 from mini_engine.handover.transfers import Transfers
-from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_BUFFERS, CHUNK = 4, 16, 8, 8
@@ -61,9 +61,7 @@ class Worker:
         letters: Any = Letters()
         self.number, self.letters, self.inbox = number, letters, deque[Ask | Cancel]()
         self.connector = SendingConnector(stage, letters, BLOCK_SIZE, NoExtras(), say)
-        self.manager = KvCacheManager(
-            NUM_BLOCKS, BLOCK_SIZE, letters.copy, prefixes=PrefixCache, connector=self.connector
-        )
+        self.manager = coordinated(NUM_BLOCKS, BLOCK_SIZE, letters.copy, prefixes=PrefixCache, connector=self.connector)
         self.ask: Ask | None = None
         self.num_computed = 0
 
@@ -118,9 +116,7 @@ class Handover(Tape):
         letters: Any = Letters()
         self.letters, self.requests = letters, dict[str, Request]()
         self.connector = ReceivingConnector(self, self.transfers, self.stage, letters, BLOCK_SIZE, NoExtras(), 1)
-        self.manager = KvCacheManager(
-            NUM_BLOCKS, BLOCK_SIZE, letters.copy, prefixes=PrefixCache, connector=self.connector
-        )
+        self.manager = coordinated(NUM_BLOCKS, BLOCK_SIZE, letters.copy, prefixes=PrefixCache, connector=self.connector)
         self.owners = dict[int, str]()
         self.is_dead = False
 

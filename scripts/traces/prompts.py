@@ -6,7 +6,7 @@ from typing import Any
 from scripts.traces.sharing import MANAGER, SPLIT, TREE, below, letters_of, watch_evictions
 from scripts.traces.tape import Tape, ask, listed, plural
 
-from mini_engine.kv.prefix_cache import caching_manager
+from mini_engine.kv.cache_coordinator import cache_of, caching_manager
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 8
 PROMPTS = {
@@ -25,7 +25,7 @@ class Prompts(Tape):
         scene = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS}
         super().__init__("l8-prompts", "l8_radix/two_prompts.trace.js", "prompts", "Split, lock, evict", 3, **scene)
         self.manager: Any = caching_manager(NUM_BLOCKS, BLOCK_SIZE)
-        self.tree = self.manager.prefixes.tree
+        self.tree = cache_of(self.manager).prefixes.tree
         self.evicted: list[int] = []
         watch_evictions(self.tree, lambda gone: setattr(self, "evicted", gone))
 

@@ -6,12 +6,13 @@ from typing import Any
 
 from scripts.traces.tape import Tape, ask, listed, plural
 
+from mini_engine.kv.cache_coordinator import CacheCoordinator, cache_of
+from mini_engine.kv.coordinator import CopyBlocks, no_store
 from mini_engine.kv.eviction import EvictionPolicy
-from mini_engine.kv.manager import KvCacheManager, no_store
+from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import Node
-from mini_engine.kv.seams import CopyBlocks
 
 TREE = "mini_engine/kv/radix.py::RadixTree"
 SPLIT = "mini_engine/kv/radix_node.py::Node.split"
@@ -59,8 +60,10 @@ class Telling(KvCacheManager):
         copy: CopyBlocks = no_store,
         policy: EvictionPolicy | None = None,
     ) -> None:
-        super().__init__(num_blocks, block_size, copy, prefixes=partial(PrefixCache, policy=policy))
-        self.tape, self.tree = tape, self.prefixes.tree
+        super().__init__(
+            num_blocks, block_size, copy, partial(CacheCoordinator, prefixes=partial(PrefixCache, policy=policy))
+        )
+        self.tape, self.tree = tape, cache_of(self).prefixes.tree
         tape.manager = self
         watch_evictions(self.tree, tape.evicted)
 

@@ -8,7 +8,7 @@ from scripts.traces.tape import Tape, ask, listed, plural
 
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.hybrid.track_slots import TrackSlots
-from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.cache_coordinator import cache_of, coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
 
 BLOCK_SIZE, INTERVAL, NUM_BLOCKS = 4, 8, 40
@@ -53,9 +53,9 @@ class States(Tape):
         super().__init__("l11-states", "l11_hybrid/states.trace.js", "states", title, 9, **scene)
         self.states = TextStates(WORKING, TRACK)
         self.memory = StateMemory(self.states, BLOCK_SIZE, INTERVAL)
-        cache = partial(PrefixCache, places=self.memory)
-        self.manager: Any = KvCacheManager(NUM_BLOCKS, BLOCK_SIZE, prefixes=cache, memories=[self.memory])
-        self.tree, self.checkpoints = self.manager.prefixes.tree, self.memory.checkpoints
+        cache = partial(PrefixCache, memory=self.memory)
+        self.manager: Any = coordinated(NUM_BLOCKS, BLOCK_SIZE, prefixes=cache, memory=self.memory)
+        self.tree, self.checkpoints = cache_of(self.manager).prefixes.tree, self.memory.checkpoints
 
     def state(self) -> dict[str, Any]:
         """marked: slots that something just happened to. copied: slots that a state was copied from."""
@@ -88,7 +88,7 @@ class States(Tape):
             self.manager.free(name, list(map(ord, prompt)))
             said = f"{name} has ended. Slot {slot} is zeroed and free; its checkpoints and blocks stay."
             self.show(said, f"{MANAGER}.free")
-        stats = self.manager.prefixes.stats
+        stats = cache_of(self.manager).prefixes.stats
         said = f"{stats.found_tokens} of {stats.asked_tokens} prompt tokens were not computed again."
         self.show(said, "mini_engine/kv/radix.py::HitStats.count")
 

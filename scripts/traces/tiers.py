@@ -6,7 +6,7 @@ from typing import Any
 
 from scripts.traces.tape import Tape, ask, listed, plural
 
-from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.cache_coordinator import cache_of, coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.tiers.connector import TierConnector
 from mini_engine.tiers.disk import DiskTier
@@ -58,9 +58,7 @@ class Tiers(Tape):
         self.tiers = TierStack(HostTier(HOST_RECORDS * size), self.disk)
         pool: Any = self.letters
         connector = TierConnector(BlockStore(self.tiers, pool, Identity("weights", "config", "letters", BLOCK_SIZE)))
-        self.manager = KvCacheManager(
-            NUM_BLOCKS, BLOCK_SIZE, self.letters.copy, prefixes=PrefixCache, connector=connector
-        )
+        self.manager = coordinated(NUM_BLOCKS, BLOCK_SIZE, self.letters.copy, prefixes=PrefixCache, connector=connector)
 
     def state(self) -> dict[str, Any]:
         """moved: texts of the blocks that something just happened to."""
@@ -114,7 +112,7 @@ class Tiers(Tape):
     def arrive(self, name: str, tell: str) -> int:
         """Admit a request; ask how much is found; compute the rest. Return the tokens found."""
         prompt, ids = PROMPTS[name], list(map(ord, PROMPTS[name]))
-        cached = self.manager.prefixes.peek(ids, None, {}).num_tokens
+        cached = cache_of(self.manager).prefixes.peek(ids, None, {}).num_tokens
         before = dict(self.tiers.num_found)
         found = self.manager.allocate(name, ids)
         back = {tier: self.tiers.num_found[tier] - count for tier, count in before.items()}

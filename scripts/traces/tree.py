@@ -9,6 +9,7 @@ from scripts.traces.tape import ask, plural
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
+from mini_engine.kv.cache_coordinator import cache_of
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 20
 ANSWER = 7  # tokens of an answer
@@ -54,7 +55,7 @@ class Chats(Told):
             for _ in range(HEAD_START if names == "A" else STEPS):
                 if engine.has_unfinished:
                     engine.step()
-        stats = self.manager.prefixes.stats
+        stats = cache_of(self.manager).prefixes.stats
         self.show(
             f"All have ended. {stats.found_tokens} of {stats.asked_tokens} prompt tokens were found rather than "
             f"computed: {100 * stats.hit_rate:.0f} %. The tree keeps what fits.",

@@ -7,7 +7,7 @@ from typing import Any
 from scripts.traces.sharing import below, letters_of
 from scripts.traces.tape import Tape, ask, listed, plural
 
-from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.cache_coordinator import cache_of, coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.windows.memory import WindowMemory
@@ -35,9 +35,9 @@ class Windows(Tape):
         super().__init__("l15-windows", "l15_windows/windows.trace.js", "windows", title, 5, **scene)
         allocator = RefCountedAllocator(NUM_BLOCKS, BLOCK_SIZE)
         self.memory = WindowMemory(allocator, WINDOW, 1, CHUNK)
-        cache = partial(PrefixCache, places=self.memory, allocator=allocator)
-        self.manager: Any = KvCacheManager(NUM_BLOCKS, BLOCK_SIZE, prefixes=cache, memories=[self.memory])
-        self.tree, self.kept = self.manager.prefixes.tree, self.memory.kept
+        cache = partial(PrefixCache, memory=self.memory, allocator=allocator)
+        self.manager: Any = coordinated(NUM_BLOCKS, BLOCK_SIZE, prefixes=cache, memory=self.memory)
+        self.tree, self.kept = cache_of(self.manager).prefixes.tree, self.memory.kept
         self.done: dict[str, int] = {}
 
     def state(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Windows(Tape):
             ask(f"{text} How many need not be computed?", found, (0, 4), "D has left companions for both blocks."),
             marked=[*self.full("E"), *self.window("E")],
         )
-        stats = self.manager.prefixes.stats
+        stats = cache_of(self.manager).prefixes.stats
         said = f"{stats.found_tokens} of {stats.asked_tokens} prompt tokens were not computed again."
         self.show(said, "mini_engine/kv/radix.py::HitStats.count")
 

@@ -38,8 +38,8 @@ from mini_engine.checkpoint.weights import load_model
 from mini_engine.distributed.routing.policy import RoundRobin
 from mini_engine.engine.engine import Engine
 from mini_engine.errors import UserError
+from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_cache import caching_manager
 from tests.course.threads import wait_policy
 from tests.support import checkpoint, write_checkpoint
 

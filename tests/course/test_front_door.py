@@ -49,7 +49,7 @@ def test_bad_input_is_a_user_error_and_a_value_error(llm):
 
 
 def test_prefixes_are_shared_unless_turned_off(llm):
-    assert isinstance(llm.engine.scheduler.manager.prefixes, PrefixCache)
+    assert isinstance(llm.engine.scheduler.manager.coordinator.prefixes, PrefixCache)
     plain = LLM(num_blocks=16, enable_prefix_caching=False, backend="reference")
     assert type(plain.engine.scheduler.manager) is KvCacheManager
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
 from mini_engine.engine.turns import give_place
+from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_cache import caching_manager
 from tests.l5.helpers import StubRunner, expected_answer, greedy, stub_config
 from tests.l11.ledger import Hybrid
 from tests.l15.ledger import Windows
@@ -39,7 +39,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES)
 def engine_of(family, num_blocks, policy="fcfs", places=PLACES, watermark=0.0):
     manager = FAMILIES[family](num_blocks)
     limits = SchedulerConfig(places, BUDGET, CHUNK, watermark, policy=policy)
-    return Engine(stub_config(), Scheduler(manager, limits, manager.memories), StubRunner(SIZE))
+    return Engine(stub_config(), Scheduler(manager, limits), StubRunner(SIZE))
 
 
 def prompt_of(chance, most=40):
@@ -61,7 +61,7 @@ class World:
 
     def fits(self, num_tokens):
         manager = self.engine.scheduler.manager
-        need = -(-num_tokens // SIZE) + sum(memory.blocks.most(num_tokens) for memory in manager.memories)
+        need = manager.most_blocks(num_tokens)
         return need <= manager.num_usable_blocks
 
     def add(self):

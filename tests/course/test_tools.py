@@ -22,7 +22,7 @@ from mini_engine.engine.sampler import process
 from mini_engine.engine.sampling_params import Row, SamplingParams
 from mini_engine.hybrid.memory import StateMemory
 from mini_engine.hybrid.track_slots import TrackSlots
-from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.token_flat import pool_slots
 from mini_engine.pocket import POCKET_DIR
@@ -209,8 +209,8 @@ def test_the_checkpoints_are_those_that_the_manager_makes_and_finds(work):
     ]
     for given, got in zip(drawn, work("interval", drawn), strict=True):
         memory = StateMemory(TrackSlots(1, 100), 16, given["every"])
-        cache = partial(PrefixCache, places=memory)
-        manager = KvCacheManager(200, 16, prefixes=cache, memories=[memory])
+        cache = partial(PrefixCache, memory=memory)
+        manager = coordinated(200, 16, prefixes=cache, memory=memory)
         stored = list(range(given["tokens"]))
         at = manager.allocate("stored", stored)
         while at < len(stored):

@@ -5,7 +5,8 @@ from functools import partial
 from mini_engine.hybrid.checkpoints import Checkpoints
 from mini_engine.hybrid.memory import StateHold, StateMemory
 from mini_engine.hybrid.track_slots import TrackSlots
-from mini_engine.kv.manager import KvCacheManager, no_store
+from mini_engine.kv.cache_coordinator import coordinated
+from mini_engine.kv.manager import no_store
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
@@ -80,15 +81,15 @@ class Hybrid:
         self.states = Ledger(slots, track)
         self.memory = StateMemory(self.states, size, interval, num_spare)
         self.checkpoints = self.states.checkpoints = self.memory.checkpoints
-        cache = partial(PrefixCache, capacity=None if track else 0, places=self.memory)
-        self.manager = KvCacheManager(num_blocks, size, copy, prefixes=cache, memories=[self.memory])
+        cache = partial(PrefixCache, capacity=None if track else 0, memory=self.memory)
+        self.manager = coordinated(num_blocks, size, copy, prefixes=cache, memory=self.memory)
 
     def __getattr__(self, name):
         return getattr(self.manager, name)
 
     @property
     def tree(self) -> RadixTree:
-        return self.manager.prefixes.tree
+        return self.manager.coordinator.prefixes.tree
 
     @property
     def free_slots(self) -> list[int]:

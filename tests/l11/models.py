@@ -148,7 +148,7 @@ def drain(engine: Engine) -> None:
 def check_nothing_is_lost(engine: Engine) -> None:
     """Check that no slot, checkpoint or block is held by a request that has ended."""
     manager = engine.scheduler.manager
-    [memory] = manager.memories
+    memory = manager.coordinator.memory
     states = memory.states
     assert sorted(memory.free_slots) == list(range(1, states.max_reqs + 1)), "working slots leaked"
     assert set(memory.checkpoints.slots.values()) == states.held_track_slots, "a checkpoint slot belongs to no node"

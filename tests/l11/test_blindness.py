@@ -27,7 +27,7 @@ def num_changed(family, sabotage, at=4):
     """Run all prompts; call `sabotage(states, slots)` once, after `at` new tokens. Return how many answers change."""
     engine = hybrid(family)
     requests = ask(engine, prompts(), NEW)
-    [memory] = engine.scheduler.memories
+    memory = engine.scheduler.manager.coordinator.memory
     while engine.has_unfinished:
         engine.step()
         if len(requests[0].output_ids) == at:
@@ -71,7 +71,7 @@ def test_a_checkpoint_one_block_too_late_changes_answers(family):
     engine, ids = hybrid(family), some_ids(41, 160)
     ask(engine, [ids], 1)
     drain(engine)
-    [memory] = engine.scheduler.memories
+    memory = engine.scheduler.manager.coordinator.memory
     kept = memory.checkpoints.slots
     slots = {sum(len(part.blocks) for part in node.path()) * 8: slot for node, slot in kept.items()}
     memory.states.copy_states(slots[40], slots[32])

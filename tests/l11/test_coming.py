@@ -93,5 +93,5 @@ def test_a_lookup_counts_a_hit_for_each_node_of_its_path():
     admit(kv, "b", PROMPT[:17] + ELSEWHERE)
     hits = {sum(len(part.blocks) for part in node.path()) * 4: node.num_hits for node in kv.checkpoints.slots}
     assert (hits[8], hits[16], hits[20]) == (1, 1, 0), "LFU evicts by hits: b has used the nodes up to token 16"
-    told = kv.prefixes.stats.asked_tokens, kv.prefixes.stats.found_tokens
+    told = kv.coordinator.prefixes.stats.asked_tokens, kv.coordinator.prefixes.stats.found_tokens
     assert told == (21 + 26, 16), "a asked for 21 tokens and found none; b asked for 26 and found 16"

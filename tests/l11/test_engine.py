@@ -232,7 +232,7 @@ def test_more_requests_than_slots_wait_their_turn():
         checkpoint_interval=32,
         scheduler_config=SchedulerConfig(max_num_seqs=16),
     )
-    assert engine.scheduler.memories[0].states.max_reqs == 3
+    assert engine.scheduler.manager.coordinator.memory.states.max_reqs == 3
     requests, most = ask(engine, prompts_of((5, 9, 3, 12, 7)), 4), 0
     while engine.has_unfinished:
         engine.step()

@@ -60,7 +60,7 @@ def test_padding_rows_advance_slot_0_only():
     requests = ask(engine, [tuple(some_ids(length, 160)) for length in (3, 5, 6)], NEW)
     while any(len(request.output_ids) < 3 for request in requests):
         engine.step()
-    [memory] = engine.scheduler.memories
+    memory = engine.scheduler.manager.coordinator.memory
     states = memory.states
     touched = {memory.slots_of(request.id)[0] for request in requests} | states.held_track_slots
     others = [slot for slot in range(1, states.num_slots) if slot not in touched]

@@ -123,7 +123,7 @@ class World:
         self.calls += 1
         drafts = chance.choices(range(3), k=count)
         self.kv.grow(name, stop)
-        self.kv.announce_drafts(name, count)
+        self.kv.coordinator.announce_truncation(name, count)
         own, *others = self.kv.memory.slots_of(name)
         self.write(name, [*tokens, *drafts], start, start + 1)
         for index, (before, slot) in enumerate(zip([own, *others], others, strict=False)):
@@ -196,7 +196,7 @@ class World:
         for name in list(self.alive):
             self.drop(name, computed=True)
         self.check()
-        self.kv.prefixes.clear()
+        self.kv.coordinator.prefixes.clear()
         assert self.kv.allocator.num_free == USABLE, "blocks leaked"
         assert len(self.states.free_track_slots) == TRACK, "checkpoints leaked"
         assert sorted(self.kv.free_slots) == list(range(1, SLOTS + SPARE + 1)), "state slots leaked"

@@ -109,7 +109,7 @@ def test_what_a_request_starts_from_is_locked_and_counted():
     keep(kv, PROMPT[:16])
     kv.allocate("a", PROMPT)
     assert kv.tree.num_protected == 4, "their 4 blocks stay locked while the request runs"
-    told = kv.prefixes.stats.asked_tokens, kv.prefixes.stats.found_tokens
+    told = kv.coordinator.prefixes.stats.asked_tokens, kv.coordinator.prefixes.stats.found_tokens
     assert told == (21, 16), "`stats` counts the lookup, as in lesson 8: 21 prompt tokens, 16 of them found"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_engine.kv.prefix_cache import caching_manager
+from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.tiers.compact import compact, moves, nodes
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 
@@ -42,7 +42,7 @@ class Pool:
     def named(self):
         """Return the blocks that tables name, and those that the tree's nodes name."""
         tables = {block for table in self.manager.tables.values() for block in table.blocks}
-        return tables, {block for node in nodes(self.manager.prefixes.tree.root) for block in node.blocks}
+        return tables, {block for node in nodes(self.manager.coordinator.prefixes.tree.root) for block in node.blocks}
 
     def reads(self, name, tokens):
         """Whether the request's table leads to the KV of its tokens."""
@@ -65,7 +65,7 @@ def pool():
     pool.fill("other", OTHER)
     pool.manager.free("long", LONG)
     pool.manager.free("gone")
-    pool.manager.prefixes.tree.evict(3)
+    pool.manager.coordinator.prefixes.tree.evict(3)
     return pool
 
 
@@ -114,7 +114,7 @@ def test_each_block_takes_its_count_along(pool):
     for table in pool.manager.tables.values():
         for block in table.blocks:
             holders[block] += 1
-    for node in nodes(pool.manager.prefixes.tree.root):
+    for node in nodes(pool.manager.coordinator.prefixes.tree.root):
         for block in node.blocks:
             holders[block] += 1
     assert pool.manager.allocator.counts == holders, "a count is the number of tables and nodes that hold the block"

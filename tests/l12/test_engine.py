@@ -40,10 +40,10 @@ def with_tiers(model, folder, num_blocks=40, **sizes):
 def test_a_new_engine_on_the_same_directory_computes_only_what_is_new(model, cold, tmp_path):
     first = with_tiers(model, tmp_path)
     assert answers(first) == cold
-    first.scheduler.manager.connector.block_store.tiers.close()
+    first.scheduler.manager.coordinator.connector.block_store.tiers.close()
     second = with_tiers(model, tmp_path)
     assert answers(second) == cold, "KV from the disk must give the tokens of a cold run"
-    assert second.scheduler.manager.connector.block_store.traffic.restored_tokens == 3 * 32, (
+    assert second.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens == 3 * 32, (
         "two whole blocks of each prompt came back"
     )
 
@@ -52,18 +52,20 @@ def test_a_pool_that_evicts_everything_lives_from_the_host_tier(model, cold):
     engine = build_engine(model, backend="reference", num_blocks=7, kv_host_bytes=2**24, kv_always=True)
     for _ in range(2):
         assert [answers(engine, [prompt])[0] for prompt in PROMPTS] == cold
-    assert engine.scheduler.manager.connector.block_store.traffic.restored_tokens > 0, "evicted blocks come back"
+    assert engine.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens > 0, (
+        "evicted blocks come back"
+    )
 
 
 def test_another_models_blocks_are_never_served(model, cold, tmp_path):
     first = with_tiers(model, tmp_path)
     answers(first)
-    first.scheduler.manager.connector.block_store.tiers.close()
+    first.scheduler.manager.coordinator.connector.block_store.tiers.close()
     other = load(POCKET_DIR, "float32", "cpu")
     other.model.norm.weight[0] += 1.0
     second = with_tiers(other, tmp_path)
     answers(second)
-    assert second.scheduler.manager.connector.block_store.traffic.restored_tokens == 0, (
+    assert second.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens == 0, (
         "one weight differs, so every key does"
     )
 
@@ -74,7 +76,7 @@ def test_engines_of_other_layouts_may_share_a_directory(model, cold, tmp_path):
     for block_size in (8, 16, 8, 16):
         engine = with_tiers(model, tmp_path, num_blocks=60, block_size=block_size)
         assert answers(engine) == cold, f"in blocks of {block_size}"
-        store = engine.scheduler.manager.connector.block_store
+        store = engine.scheduler.manager.coordinator.connector.block_store
         store.tiers.close()
         restored.append(store.traffic.restored_tokens)
     assert restored == [0, 0, 3 * 32, 3 * 32], "of 40 tokens each, the last one's block is computed"
@@ -84,7 +86,7 @@ def test_compaction_and_a_smaller_pool_in_mid_decode_change_no_token(model, cold
     engine = build_engine(model, backend="reference", num_blocks=60)
     manager = engine.scheduler.manager
     answers(engine, [[9] * 70, [8] * 70])
-    manager.prefixes.tree.evict(5)
+    manager.coordinator.prefixes.tree.evict(5)
     requests = [engine.add_request(str(i), prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
     moved = 0
     while engine.has_unfinished:
@@ -148,7 +150,7 @@ def test_tiers_without_prefix_caching_are_refused(model, tmp_path):
 def test_the_cache_command_lists_verifies_and_clears(model, tmp_path, capsys):
     engine = with_tiers(model, tmp_path)
     answers(engine)
-    engine.scheduler.manager.connector.block_store.tiers.close()
+    engine.scheduler.manager.coordinator.connector.block_store.tiers.close()
     assert told(capsys, "list", tmp_path)["records"] == 6
     assert told(capsys, "verify", tmp_path)["bad"] == []
     path = next(iter(tmp_path.glob("??/*.kv")))

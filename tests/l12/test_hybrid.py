@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from mini_engine.hybrid.gdn_pool import GdnPool
 from mini_engine.hybrid.memory import StateMemory
-from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.tiers.blocks import StateBytes
 from mini_engine.tiers.connector import TierConnector
@@ -51,7 +51,7 @@ def answered(engine, when):
 def test_evicted_states_come_back_from_host_memory():
     engine = with_tiers()
     assert answered(engine, "cold") == [0, 0, 0]
-    engine.scheduler.manager.prefixes.clear()
+    engine.scheduler.manager.coordinator.prefixes.clear()
     assert answered(engine, "from the host") == [(n - 1) // 8 * 8 for n in LENGTHS], "up to the last checkpoint"
     check_nothing_is_lost(engine)
 
@@ -59,11 +59,11 @@ def test_evicted_states_come_back_from_host_memory():
 def test_a_new_engine_on_the_same_directory_begins_with_the_states_of_the_last(tmp_path):
     first = with_tiers(tmp_path)
     answered(first, "cold")
-    first.scheduler.manager.connector.block_store.tiers.close()
+    first.scheduler.manager.coordinator.connector.block_store.tiers.close()
     second = with_tiers(tmp_path)
     assert all(answered(second, "from the disk")), "states and K and V are on the disk"
-    assert second.scheduler.manager.connector.block_store.tiers.num_found["disk"] > 0
-    traffic = second.scheduler.manager.connector.block_store.traffic
+    assert second.scheduler.manager.coordinator.connector.block_store.tiers.num_found["disk"] > 0
+    traffic = second.scheduler.manager.coordinator.connector.block_store.traffic
     restored = traffic.restored_tokens
     assert answered(second, "from the tree") == [(n - 1) // 8 * 8 for n in LENGTHS], "a checkpoint is one again"
     assert traffic.restored_tokens == restored, "the tree has it: nothing is copied"
@@ -74,7 +74,7 @@ def test_a_new_engine_on_the_same_directory_begins_with_the_states_of_the_last(t
 def test_a_damaged_record_of_either_kind_is_a_miss(tmp_path, kind):
     first = with_tiers(tmp_path)
     answered(first, "cold")
-    first.scheduler.manager.connector.block_store.tiers.close()
+    first.scheduler.manager.coordinator.connector.block_store.tiers.close()
     for path in tmp_path.glob("??/*.kv"):
         content = bytearray(path.read_bytes())
         if content[10] == kind:
@@ -84,7 +84,7 @@ def test_a_damaged_record_of_either_kind_is_a_miss(tmp_path, kind):
     assert answered(second, "beside damage") == [0, 0, 0], (
         "K and V without their state are no use, nor is a state alone"
     )
-    assert second.scheduler.manager.connector.block_store.tiers.disk.counts["damaged"] >= 1
+    assert second.scheduler.manager.coordinator.connector.block_store.tiers.disk.counts["damaged"] >= 1
 
 
 def test_a_preempted_hybrid_comes_back_from_the_tiers():
@@ -94,9 +94,12 @@ def test_a_preempted_hybrid_comes_back_from_the_tiers():
         engine.step()
         if chance.random() < 0.3 and engine.scheduler.running:
             engine.scheduler.preempt(chance.choice(engine.scheduler.running))
-            engine.scheduler.manager.prefixes.tree.evict(10)
+            engine.scheduler.manager.coordinator.prefixes.tree.evict(10)
     assert [r.output_ids for r in requests] == [greedy(FAMILY, p, NEW) for p in PROMPTS]
-    assert engine.scheduler.num_preemptions and engine.scheduler.manager.connector.block_store.traffic.restored_tokens
+    assert (
+        engine.scheduler.num_preemptions
+        and engine.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens
+    )
     check_nothing_is_lost(engine)
 
 
@@ -216,14 +219,14 @@ def test_a_state_that_comes_back_is_a_checkpoint_again():
     machine.alive["a"] = tokens
     machine.compute("a", 30)
     machine.end("a")
-    manager.prefixes.clear()
+    manager.coordinator.prefixes.clear()
     assert manager.allocate("b", tokens) == 28, "up to the prompt's last whole block"
     table, hold = manager.tables["b"], machine.memory.holds["b"]
     slot = machine.memory.checkpoints.slots.get(table.shared.node)
     assert slot is not None, "the next request needs no tier: the state that came back is a checkpoint of the tree"
     assert machine.ledger.seen[slot] == tuple(tokens[:28]), "and it has seen the tokens up to its node's end"
     assert hold.ends == [], "no place before token 28 is left to checkpoint"
-    assert manager.prefixes.stats.found_tokens == 28, "the tiers' tokens are counted once"
+    assert manager.coordinator.prefixes.stats.found_tokens == 28, "the tiers' tokens are counted once"
     machine.alive["b"] = tokens
     machine.end("b")
     machine.teardown()
@@ -238,7 +241,7 @@ def test_a_state_at_any_block_s_end_comes_back(length, found):
     machine.alive["a"] = tokens
     machine.compute("a", length)
     machine.end("a")
-    manager.prefixes.clear()
+    manager.coordinator.prefixes.clear()
     assert manager.allocate("b", tokens) == found, "up to the last whole block before the last token"
     manager.free("b")
     machine.teardown()
@@ -260,12 +263,12 @@ class HybridMachine(RuleBasedStateMachine):
         self.memory = StateMemory(self.ledger, SIZE, 8)
         self.ledger.checkpoints = self.memory.checkpoints
         states = StateRecords(store.tiers, LedgerBytes(self.ledger), self.memory.slots_of)
-        self.manager = KvCacheManager(
+        self.manager = coordinated(
             BLOCKS,
             SIZE,
             self.cells.copy,
-            prefixes=partial(PrefixCache, places=self.memory),
-            memories=[self.memory],
+            prefixes=partial(PrefixCache, memory=self.memory),
+            memory=self.memory,
             connector=TierConnector(store, states),
         )
         self.tiers = store.tiers
@@ -318,7 +321,7 @@ class HybridMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, BLOCKS))
     def evict(self, count):
-        self.manager.prefixes.tree.evict(count)
+        self.manager.coordinator.prefixes.tree.evict(count)
 
     @rule()
     def restart(self):

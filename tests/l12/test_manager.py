@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mini_engine.errors import OutOfBlocks
-from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.radix_node import TOKEN_BYTES, key_of
 from mini_engine.tiers.break_even import BreakEven
@@ -41,7 +41,7 @@ class World:
         self.tiers = Tiers.of_size(directory, host_bytes, 10**7)
         self.store = BlockStore(self.tiers, self.cells, IDENTITY, min_tokens)
         connector = TierConnector(self.store)
-        self.manager = KvCacheManager(BLOCKS, SIZE, self.cells.copy, prefixes=PrefixCache, connector=connector)
+        self.manager = coordinated(BLOCKS, SIZE, self.cells.copy, prefixes=PrefixCache, connector=connector)
         self.requests = {}
 
     def begin(self, name, tokens, namespace=None):
@@ -98,7 +98,7 @@ def world():
 
 
 def evict_all(world):
-    world.manager.prefixes.tree.evict(BLOCKS)
+    world.manager.coordinator.prefixes.tree.evict(BLOCKS)
 
 
 def test_an_evicted_prefix_comes_back_from_the_tier(world):
@@ -121,7 +121,7 @@ def test_the_tree_holds_what_came_back_before_anything_is_computed(world):
     world.end("a")
     evict_all(world)
     assert world.manager.allocate("b", tokens) == 12
-    assert world.manager.prefixes.tree.peek(key_of(tokens[:12])).num_tokens == 12, (
+    assert world.manager.coordinator.prefixes.tree.peek(key_of(tokens[:12])).num_tokens == 12, (
         "a request of the same step may share them"
     )
     world.manager.free("b")
@@ -131,10 +131,10 @@ def test_the_tier_goes_on_where_the_tree_ends(world):
     tokens = list(range(17))
     world.begin("a", tokens)
     world.end("a")
-    world.manager.prefixes.tree.evict(2)
+    world.manager.coordinator.prefixes.tree.evict(2)
     assert world.begin("b", tokens) == 16
     assert world.store.traffic.restored_tokens == 8, "only what the tree lacks is copied"
-    told = world.manager.prefixes.stats
+    told = world.manager.coordinator.prefixes.stats
     assert (told.asked_tokens, told.found_tokens) == (34, 16), "8 tokens from the tree and 8 from the tier, each once"
     assert (told.num_lookups, told.num_hits) == (2, 1), "the second lookup was a hit, in the tree already"
 
@@ -144,7 +144,7 @@ def test_a_hit_in_the_tiers_alone_is_counted_as_one(world):
     world.end("a")
     evict_all(world)
     world.begin("b", list(range(14)))
-    told = world.manager.prefixes.stats
+    told = world.manager.coordinator.prefixes.stats
     assert (told.num_lookups, told.num_hits, told.found_tokens) == (2, 1, 12), "the tiers found what the tree had lost"
     world.begin("c", [9] * 9)
     assert (told.num_lookups, told.num_hits, told.found_tokens) == (3, 1, 12), "nothing is known of c's prompt"
@@ -347,7 +347,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, BLOCKS))
     def evict(self, count):
-        self.world.manager.prefixes.tree.evict(count)
+        self.world.manager.coordinator.prefixes.tree.evict(count)
 
     @rule()
     def compact(self):
@@ -372,7 +372,7 @@ class Machine(RuleBasedStateMachine):
         for table in self.world.manager.tables.values():
             for block in table.blocks:
                 holders[block] += 1
-        for node in nodes(self.world.manager.prefixes.tree.root):
+        for node in nodes(self.world.manager.coordinator.prefixes.tree.root):
             for block in node.blocks:
                 holders[block] += 1
         assert holders == allocator.counts, "a block's count is the number of tables and tree nodes that hold it"
@@ -410,7 +410,7 @@ def test_what_no_tier_can_have_is_not_missing_there():
     for name in ("a", "b"):
         world.begin(name, list(range(3 * SIZE)), namespace)
         world.end(name)
-    assert world.manager.prefixes.stats.found_tokens == 2 * SIZE
+    assert world.manager.coordinator.prefixes.stats.found_tokens == 2 * SIZE
     assert world.tiers.num_missing == 0
     world.tiers.close()
 

@@ -84,13 +84,13 @@ def scraped(manager) -> dict[tuple[str, str], float]:
 
 
 class Manager:
-    """What metrics know of a manager: its tiers."""
+    """What metrics know of a manager: its coordinator, and of that the statistics of its tiers."""
 
     def __init__(self, tiers) -> None:
-        self.tiers = tiers
+        self.tiers, self.coordinator = tiers, self
 
     @property
-    def tier_stats(self):
+    def stats(self):
         return self.tiers.stats()
 
 

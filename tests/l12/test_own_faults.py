@@ -75,11 +75,11 @@ def test_no_failure_of_a_connector_reaches_an_answer(pocket, broken):
     cold = ask(build_engine(pocket, backend="reference", enable_prefix_caching=False), prompts, 6)
     engine = build_engine(pocket, backend="reference", num_blocks=13, kv_host_bytes=2**24, kv_always=True)
     manager = engine.scheduler.manager
-    manager.connector = flaky = Flaky(manager.connector, broken, random.Random(3))
+    manager.coordinator.connector = flaky = Flaky(manager.coordinator.connector, broken, random.Random(3))
     for _ in range(4):
         assert ask(engine, prompts, 6) == cold
         assert not manager.fault and not manager.tables
-        manager.prefixes.clear()
+        manager.coordinator.prefixes.clear()
     assert flaky.num_failed, "nothing failed, so nothing was tried"
 
 
@@ -88,9 +88,9 @@ def test_a_hybrids_state_is_not_left_half_loaded(broken):
     prompts = [tuple(some_ids(length, 160, seed=length)) for length in (33, 65)]
     engine = hybrid("every fourth attends", kv_host_bytes=2**28, kv_always=True)
     manager = engine.scheduler.manager
-    manager.connector = flaky = Flaky(manager.connector, broken, random.Random(3))
+    manager.coordinator.connector = flaky = Flaky(manager.coordinator.connector, broken, random.Random(3))
     for _ in range(4):
         assert ask(engine, prompts, 8) == [(greedy("every fourth attends", p, 8), None) for p in prompts]
-        manager.prefixes.clear()
+        manager.coordinator.prefixes.clear()
     check_nothing_is_lost(engine)
     assert flaky.num_failed

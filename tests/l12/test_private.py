@@ -180,7 +180,7 @@ def test_the_option_reaches_the_disk(tmp_path):
     model = load(POCKET_DIR, "float32", "cpu")
     options = {"backend": "reference", "num_blocks": 20, "kv_always": True, "kv_cache_dir": tmp_path / "cache"}
     engine = build_engine(model, **options, kv_cache_key_file=key_file(tmp_path))
-    disk = engine.scheduler.manager.connector.block_store.tiers.disk
+    disk = engine.scheduler.manager.coordinator.connector.block_store.tiers.disk
     disk.put(record(1))
     with pytest.raises(BadRecord):
         KeyedSeal(b"guessed").opened(disk.path(record(1).key).read_bytes())

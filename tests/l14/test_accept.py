@@ -5,11 +5,12 @@ import pytest
 from mini_engine.engine.request import FinishReason, Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_cache import caching_manager
 from mini_engine.speculation.lookup import LookupDrafter
 from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.speculator import Speculator
+from mini_engine.speculation.verify import DraftChunk
 from tests.l14.toys import EOS, greedy
 
 pytestmark = pytest.mark.task(5)
@@ -62,7 +63,7 @@ class Verification:
         if aborted:
             self.scheduler.finish(self.request, FinishReason.ABORT)
         self.drafting.num_drafted, self.drafting.num_accepted = counted  # of other requests in the same step
-        chunk = chunk._replace(stop=chunk.stop + len(drafts), drafts=drafts)
+        chunk = DraftChunk(self.request, chunk.start, chunk.stop + len(drafts), chunk.blocks, drafts)
         try:
             self.new_tokens = self.drafting.accept(self.scheduler, chunk, [Sampled(token, None) for token in chosen])
         except KeyError as error:
@@ -132,7 +133,7 @@ def test_the_tree_learns_what_stands_and_nothing_else(drafts, chosen, gained):
     done.scheduler.finish(done.request, FinishReason.ABORT)  # now its whole blocks go to the tree
     whole = (len(PROMPT) + len(gained)) // 4  # blocks of 4; the newest token has no KV
     right, guessed = [*PROMPT, FIRST, *gained, 0, 0, 0], [*PROMPT, FIRST, *drafts, 0, 0, 0]
-    tree = done.manager.prefixes.tree
+    tree = done.manager.coordinator.prefixes.tree
     assert tree.peek(right).num_tokens == 4 * whole, "a whole block of the answer is not found again"
     assert tree.num_blocks == whole, "the tree has a block of tokens that no answer contains"
     same = next((i for i, pair in enumerate(zip(right, guessed, strict=False)) if pair[0] != pair[1]), len(right))

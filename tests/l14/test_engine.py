@@ -8,6 +8,7 @@ import torch
 from mini_engine.engine.grammar import Anything
 from mini_engine.engine.request import FinishReason
 from mini_engine.engine.sampling_params import SamplingParams
+from mini_engine.engine.scheduler import Chunk
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.speculation.options import Speculation
 from tests.l14.toys import (
@@ -90,7 +91,7 @@ def test_an_end_token_among_accepted_guesses_ends_the_answer(at):
     assert request.finish_reason == FinishReason.STOP
     assert request.num_computed_tokens == len(request.token_ids) - 1, "the KV behind the end was not given up"
     assert not held(engine)
-    cached = engine.scheduler.manager.prefixes.tree.num_blocks
+    cached = engine.scheduler.manager.coordinator.prefixes.tree.num_blocks
     assert cached == request.num_computed_tokens // 4, "the tree has the whole blocks before the end token, no more"
 
 
@@ -112,9 +113,11 @@ def test_the_tree_learns_only_tokens_of_the_answer(drafter):
     request = engine.add_request("a", PROMPT, greedy(21))
     drain(engine)
     manager = engine.scheduler.manager
-    found = manager.prefixes.tree.peek(request.token_ids).num_tokens
+    found = manager.coordinator.prefixes.tree.peek(request.token_ids).num_tokens
     assert found == (len(request.token_ids) - 1) // 4 * 4, "all whole blocks with KV are found again"
-    assert manager.prefixes.tree.num_blocks == found // 4, "the tree has blocks of tokens that no answer contains"
+    assert manager.coordinator.prefixes.tree.num_blocks == found // 4, (
+        "the tree has blocks of tokens that no answer contains"
+    )
 
 
 def test_a_second_question_behind_a_cached_answer_is_right():
@@ -191,9 +194,9 @@ def test_a_step_without_a_guess_is_an_ordinary_step():
     engine = engine_of(cycle(), drafter=Always(lambda request, count: []))
     engine.add_request("a", PROMPT, greedy(6))
     while engine.has_unfinished:
-        [chunk] = chunks = engine.scheduler.schedule()
-        assert not chunk.drafts, "lesson 10's captured steps are replayed only in steps without drafts"
-        engine.scheduler.update(chunks, engine._run(chunks))
+        [chunk] = chunks = engine.decoding.plan(engine.scheduler)
+        assert type(chunk) is Chunk, "lesson 10's captured steps are replayed only in steps without drafts"
+        engine.decoding.record(engine.scheduler, chunks, engine._run(chunks))
 
 
 @pytest.mark.parametrize("num_blocks", range(9, 14))

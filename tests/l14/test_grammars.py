@@ -100,7 +100,7 @@ def test_drafts_end_before_the_first_that_the_grammar_forbids():
     request = engine.add_request("a", PROMPT, greedy(12, grammar=Sums()))
     engine.step()
     assert request.output_ids == [4]
-    [chunk] = engine.scheduler.schedule()
+    [chunk] = engine.decoding.plan(engine.scheduler)
     assert list(chunk.drafts) == [1, 2]
 
 
@@ -109,9 +109,9 @@ def test_no_draft_ends_the_answer():
     engine = engine_of(cycle(), drafter=Always(lambda request, count: [1, 2, 1, 2][:count]), manager=KvCacheManager)
     request = engine.add_request("a", PROMPT, greedy(12, grammar=Sums(7)))
     engine.step()
-    [chunk] = engine.scheduler.schedule()
+    [chunk] = engine.decoding.plan(engine.scheduler)
     assert list(chunk.drafts) == [1], "4 + 1 + 2 is the end"
-    engine.scheduler.update([chunk], engine._run([chunk]))
+    engine.decoding.record(engine.scheduler, [chunk], engine._run([chunk]))
     assert request.matcher.is_over and request.output_ids == [4, 1, 2]
     engine.conclude(request, request.ending(stopped=False))
     assert request.finish_reason == FinishReason.STOP

@@ -51,9 +51,8 @@ def engine_for(family, k=5, backend="reference", chunk=64, num_seqs=8, rows=64, 
     built = build_engine(
         model_of(family, backend), backend=backend, scheduler_config=limits, speculate=speculation, **defaults | options
     )
-    manager, memories = built.scheduler.manager, built.scheduler.memories
-    scheduler = Scheduler(manager, limits, memories, Speculator(speculation, mostly_right(family)))
-    return Engine(built.config, scheduler, built.runner)
+    scheduler = Scheduler(built.scheduler.manager, limits)
+    return Engine(built.config, scheduler, built.runner, Speculator(speculation, mostly_right(family)))
 
 
 def check(engine, family, between=lambda: None):
@@ -75,7 +74,7 @@ def check(engine, family, between=lambda: None):
 
 def check_nothing_is_lost(engine):
     manager = engine.scheduler.manager
-    [memory] = manager.memories
+    memory = manager.coordinator.memory
     assert sorted(memory.free_slots) == list(range(1, memory.states.max_reqs + 1)), "a guess's state slot leaked"
     assert manager.blocks_by_state.held == 0
 
@@ -118,7 +117,7 @@ def test_preempted_every_few_steps(family):
 
 def test_no_more_guesses_than_there_are_slots_for():
     engine = engine_for("every fourth attends", num_seqs=2, rows=4)
-    [memory] = engine.scheduler.memories
+    memory = engine.scheduler.manager.coordinator.memory
     assert memory.num_spare == 4
     check(engine, "every fourth attends")
 

@@ -9,8 +9,8 @@ import pytest
 
 from mini_engine import LLM, SamplingParams
 from mini_engine.cli.parser import OneLineParser
+from mini_engine.engine.decoding import Decoding
 from mini_engine.engine.request import FinishReason
-from mini_engine.engine.scheduler import NO_DRAFTS
 from mini_engine.engine.stats import StepStats, Summary
 from mini_engine.engine.worker import EngineWorker, Observer
 from mini_engine.errors import UserError
@@ -36,7 +36,7 @@ def test_a_setting_that_cannot_be_used_is_refused(wrong):
 
 
 def test_nothing_is_guessed_unless_asked_for():
-    assert llm(None).engine.scheduler.drafting is NO_DRAFTS
+    assert type(llm(None).engine.decoding) is Decoding
 
 
 def test_a_hybrid_guesses_too():

@@ -61,7 +61,7 @@ class Speculating(RuleBasedStateMachine):
 
     @rule()
     def evict(self):
-        self.manager.prefixes.tree.evict(2)
+        self.manager.coordinator.prefixes.tree.evict(2)
 
     @invariant()
     def blocks_are_where_they_belong(self):
@@ -75,14 +75,14 @@ class Speculating(RuleBasedStateMachine):
         for table in manager.tables.values():
             for block in table.blocks:
                 counts[block] += 1
-        for node in nodes(manager.prefixes.tree.root):
+        for node in nodes(manager.coordinator.prefixes.tree.root):
             for block in node.blocks:
                 counts[block] += 1
         assert counts[1:] == [manager.allocator.counts[block] for block in range(1, len(counts))]
 
     @invariant()
     def the_tree_has_only_tokens_of_true_answers(self):
-        for node in nodes(self.manager.prefixes.tree.root):
+        for node in nodes(self.manager.coordinator.prefixes.tree.root):
             tokens = list(memoryview(bytes(node.key)).cast("I"))
             assert len(node.key) == len(node.blocks) * self.manager.block_size * TOKEN_BYTES
             assert all(b == a % PERIOD + 1 for a, b in itertools.pairwise(tokens)), "a wrong guess is cached"
@@ -101,7 +101,7 @@ class Speculating(RuleBasedStateMachine):
             self.engine.step()
         assert not self.engine.has_unfinished
         assert self.manager.blocks_by_state.held == 0, "blocks are held although every request has ended"
-        assert self.manager.prefixes.tree.num_protected == 0, "a prefix is still locked"
+        assert self.manager.coordinator.prefixes.tree.num_protected == 0, "a prefix is still locked"
         for request in self.added:
             if request.finish_reason == "length":
                 want = plain_engine(cycle(PERIOD))

@@ -16,8 +16,8 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.errors import UserError
 from mini_engine.gpu.graphs import GraphRunner, no_graph
+from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import KvCacheManager
-from mini_engine.kv.prefix_cache import caching_manager
 from mini_engine.pocket import POCKET_DIR
 from mini_engine.speculation.options import Speculation
 from mini_engine.speculation.speculator import Speculator
@@ -55,7 +55,7 @@ def engine_for(k=5, family=FAMILY, num_blocks=64, block_size=8, kernel="torch", 
     engine = Engine.for_model(
         both(family)[0], num_blocks=num_blocks, block_size=block_size, kernel=kernel, manager=manager,
         scheduler_config=SchedulerConfig(**limits),
-        drafting=Speculator(Speculation(k, max_rows=ANY_LOAD), mostly_right(family)),
+        decoding=Speculator(Speculation(k, max_rows=ANY_LOAD), mostly_right(family)),
     )  # fmt: skip
     for tensor in (*engine.runner.pool.K, *engine.runner.pool.V):
         tensor.fill_(float("nan"))  # the null block and every unwritten slot
@@ -101,7 +101,7 @@ def test_behind_a_cached_prefix():
     engine = engine_for()
     check(engine)
     check(engine)
-    assert engine.scheduler.manager.prefixes.stats.num_hits
+    assert engine.scheduler.manager.coordinator.prefixes.stats.num_hits
 
 
 @pytest.mark.parametrize("kernel", ["reference", "torch", "cpu"])

@@ -8,7 +8,7 @@ from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
 from mini_engine.speculation.lookup import LookupDrafter
 from mini_engine.speculation.options import Speculation
-from mini_engine.speculation.speculator import drafting_of
+from mini_engine.speculation.speculator import speculator_of
 from mini_engine.speculation.tree_lookup import TreeDrafter, continuation
 from tests.l14.toys import Always, request_of
 
@@ -76,4 +76,4 @@ def test_where_the_tree_knows_nothing_the_text_itself_is_looked_up():
     (True, RadixTree(SIZE), TreeDrafter), (True, None, LookupDrafter), (False, RadixTree(SIZE), LookupDrafter)
 ])  # fmt: skip
 def test_the_tree_is_asked_if_that_is_wanted_and_there_is_one(use_tree, tree, kind):
-    assert type(drafting_of(Speculation(use_tree=use_tree), tree).drafter) is kind
+    assert type(speculator_of(Speculation(use_tree=use_tree), tree).drafter) is kind

@@ -59,7 +59,7 @@ def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
 def test_without_drafts_a_chunk_stays_as_it_is():
     chunk = Chunk(request_of([1, 2, 3], [4]), 3, 4, array("i", [1, 2]))
     same = with_drafts(chunk, [])
-    assert (same.start, same.stop, same.num_logits, list(same.drafts)) == (3, 4, 1, []), (
+    assert (same.start, same.stop, same.num_logits, list(same.token_ids)) == (3, 4, 1, [4]), (
         "without drafts it feeds its own token, and samples one row"
     )
 

@@ -7,10 +7,10 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import NO_DRAFTS, Scheduler, SchedulerConfig
-from mini_engine.kv.prefix_cache import caching_manager
+from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
+from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.speculation.options import Speculation
-from mini_engine.speculation.speculator import Speculator, drafting_of
+from mini_engine.speculation.speculator import Speculator, speculator_of
 
 VOCAB = 12
 EOS = 0
@@ -67,17 +67,17 @@ def cycle(length=4, vocab=VOCAB):
     return logits
 
 
-def plain_engine(logits, num_blocks=64, manager=caching_manager, drafting=NO_DRAFTS, **limits):
+def plain_engine(logits, num_blocks=64, manager=caching_manager, decoding=None, **limits):
     """Return lesson 5's engine over a ChainRunner."""
-    scheduler = Scheduler(manager(num_blocks, 4), SchedulerConfig(**{"watermark": 0.0} | limits), drafting=drafting)
-    return Engine(config_of(len(logits)), scheduler, ChainRunner(logits))
+    scheduler = Scheduler(manager(num_blocks, 4), SchedulerConfig(**{"watermark": 0.0} | limits))
+    return Engine(config_of(len(logits)), scheduler, ChainRunner(logits), decoding)
 
 
 def engine_of(logits, speculation=None, drafter=None, **options):
     """Return an engine with speculation over a ChainRunner."""
     speculation = speculation or Speculation(max_rows=ANY_LOAD)
-    drafting = Speculator(speculation, drafter) if drafter else drafting_of(speculation, None)
-    return plain_engine(logits, drafting=drafting, **options)
+    decoding = Speculator(speculation, drafter) if drafter else speculator_of(speculation, None)
+    return plain_engine(logits, decoding=decoding, **options)
 
 
 def greedy(max_tokens=24, **more):

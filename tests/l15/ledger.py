@@ -2,13 +2,13 @@
 
 from functools import partial
 
-from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.cache_coordinator import coordinated
+from mini_engine.kv.connector import NO_CONNECTOR
 from mini_engine.kv.prefix_cache import PrefixCache
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
 from mini_engine.kv.refcount import RefCountedAllocator
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.seams import NO_CONNECTOR
 from mini_engine.windows.memory import WindowHold, WindowMemory
 
 NULL = 0
@@ -29,16 +29,16 @@ class Windows:
         self.allocator = RefCountedAllocator(num_blocks, size)
         self.memory = WindowMemory(self.allocator, window, num_groups, max_step)
         self.slots = {}
-        cache = partial(PrefixCache, capacity=None if caching else 0, places=self.memory, allocator=self.allocator)
+        cache = partial(PrefixCache, capacity=None if caching else 0, memory=self.memory, allocator=self.allocator)
         behind = connector(self) if connector else NO_CONNECTOR
-        self.manager = KvCacheManager(num_blocks, size, prefixes=cache, memories=[self.memory], connector=behind)
+        self.manager = coordinated(num_blocks, size, prefixes=cache, memory=self.memory, connector=behind)
 
     def __getattr__(self, name):
         return getattr(self.manager, name)
 
     @property
     def tree(self) -> RadixTree:
-        return self.manager.prefixes.tree
+        return self.manager.coordinator.prefixes.tree
 
     @property
     def kept(self):

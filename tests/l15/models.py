@@ -90,7 +90,7 @@ def drain(engine: Engine) -> None:
 def check_nothing_is_lost(engine: Engine) -> None:
     """Check that nothing is held by a request that has ended, and that all blocks can be had again."""
     manager = engine.scheduler.manager
-    [memory] = manager.memories
+    memory = manager.coordinator.memory
     assert not memory.holds and manager.blocks_by_state.held == 0, "blocks leaked"
-    manager.prefixes.clear()
+    manager.coordinator.prefixes.clear()
     assert manager.allocator.num_free == manager.num_usable_blocks, "the tree's companions leaked"

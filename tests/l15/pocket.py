@@ -80,7 +80,7 @@ def check_answers(requests, when, max_tokens=NEW):
 def check_nothing_is_lost(engine):
     """Check that no block is held by a request that has ended."""
     manager = engine.scheduler.manager
-    [memory] = manager.memories
+    memory = manager.coordinator.memory
     assert not memory.holds, "a request has ended and still holds windows"
     assert manager.blocks_by_state.held == 0, "blocks leaked"
     assert manager.num_free_blocks == manager.num_usable_blocks, "with no request, all blocks can be had"

@@ -106,14 +106,14 @@ def test_behind_tombstones():
     family = ("SSFS", 7)
     engine, ids = engine_of(*family), tuple(some_ids(130, 160, seed=130))
     manager = engine.scheduler.manager
-    [memory] = manager.memories
+    memory = manager.coordinator.memory
     lengths = []
     for turn in range(6):
         [request] = ask(engine, [ids], name=f"turn {turn}")
         drain(engine)
         check(family, [request], f"with {turn} tombstones")
         lengths.append(request.num_cached_tokens)
-        blocks = manager.prefixes.tree.prefix(list(ids))
+        blocks = manager.coordinator.prefixes.tree.prefix(list(ids))
         memory.kept.drop(blocks[15 - 3 * turn])  # the last usable block, and blocks further and further ahead
     assert lengths[0] == 0 and lengths[1] == 120 and all(length > 100 for length in lengths[1:]), lengths
     check_nothing_is_lost(engine)

@@ -49,7 +49,7 @@ class World:
         taken = free - self.kv.num_free_blocks + self.kv.missing_blocks(name, len(tokens))
         assert taken == cost.num_blocks, "an admission must take exactly what `cost` returned"
         self.found += found
-        self.shorter += found < self.kv.prefixes.num_known(self.kv.tables[name])
+        self.shorter += found < self.kv.coordinator.prefixes.num_known(self.kv.tables[name])
 
     def step(self, chance):
         """Compute a chunk of some requests, then commit, preempt, abort or end each of them."""
@@ -125,7 +125,7 @@ class World:
         drafts = chance.choices(range(3), k=count)
         self.kv.grow(name, start + 1)
         self.kv.grow(name, stop)
-        self.kv.announce_drafts(name, count)
+        self.kv.coordinator.announce_truncation(name, count)
         self.kv.write(name, [*tokens, *drafts], start, stop)
         self.kv.check_reads(name, [*tokens, *drafts], start, stop)
         standing = chance.randrange(count + 1)
@@ -202,7 +202,7 @@ class World:
             self.drop(name, computed=True)
         self.check()
         assert self.kv.num_free_blocks == USABLE, "with no request, all blocks can be had"
-        self.kv.prefixes.clear()
+        self.kv.coordinator.prefixes.clear()
         assert self.kv.allocator.num_free == USABLE, "blocks leaked"
 
 

@@ -176,7 +176,8 @@ def test_companions_stay_right_when_an_edge_is_split():
 def test_a_load_from_elsewhere_takes_only_the_last_window():
     kv = Windows(num_groups=2)
     kv.allocate("r", TEXT)
-    kv.grow("r", 36, num_loaded=36)
+    kv.memory.expect("r", 36)
+    kv.grow("r", 36)
     assert [row.count(NULL) for row in kv.rows("r")] == [0, 7, 7], "token 36 sees 31 … 36"
     assert kv.allocator.num_free == 59 - 9 - 4
 
@@ -185,6 +186,7 @@ def test_a_load_behind_a_hit_gives_the_old_window_back():
     kv = stored(num_blocks=80)
     kv.allocate("r", [*TEXT, *range(60, 80)])
     free = kv.num_free_blocks
-    kv.grow("r", 56, num_loaded=56)
+    kv.memory.expect("r", 56)
+    kv.grow("r", 56)
     assert [row.count(NULL) for row in kv.rows("r")] == [0, 12, 12]
     assert kv.num_free_blocks == free - 4 - 4 + 4, "four blocks of group 0, two in each other group; two each came back"

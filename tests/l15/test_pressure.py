@@ -33,7 +33,7 @@ def texts_of(kv):
 
 def check_all_is_found(kv, when):
     for tokens in texts_of(kv):
-        found = kv.prefixes.peek([*tokens, 99], None, {}).num_tokens
+        found = kv.coordinator.prefixes.peek([*tokens, 99], None, {}).num_tokens
         assert found == len(tokens), f"{when}: the pool holds {len(tokens)} tokens of a text, and {found} are found"
     check_tree(kv.tree)
 
@@ -44,7 +44,7 @@ def test_a_text_that_loses_its_end_is_found_as_far_as_it_is_held(num_more):
     serve(kv, "first", tokens[:20])
     serve(kv, "second", tokens)
     assert texts_of(kv) == [tokens]
-    kv.prefixes._make_free(kv.allocator.num_free + num_more)
+    kv.coordinator.prefixes._make_free(kv.allocator.num_free + num_more)
     check_all_is_found(kv, f"{num_more} blocks were needed")
 
 
@@ -57,7 +57,7 @@ def test_the_hit_becomes_shorter_and_then_the_whole_text_goes():
     serve(kv, "first", tokens, most=40)
     seen = []
     for num_free in (14, 15, 18):
-        kv.prefixes._make_free(num_free)
+        kv.coordinator.prefixes._make_free(num_free)
         seen.append((kv.allocator.num_free, kv.findable(tokens)))
     assert seen == [(14, 40), (17, 36), (30, 0)], "spare windows go first, then the last block, then everything"
 
@@ -66,7 +66,7 @@ def test_no_more_goes_than_is_needed():
     """A block of the tree that has a window leaves three blocks: itself, and one in each of two groups."""
     kv, tokens = Windows(6, 2, 31, 4, max_step=40), list(range(40))
     serve(kv, "first", tokens, most=40)
-    kv.prefixes._make_free(17)
+    kv.coordinator.prefixes._make_free(17)
     assert (kv.allocator.num_free, kv.findable(tokens)) == (17, 36), "14 of spare windows, and 3 of the last block"
 
 
@@ -111,5 +111,5 @@ def test_texts_are_evicted_and_found_at_all(shape):
         kv, chance, running = pressed(shape), random.Random(seed), []
         for number in range(NUM_PROMPTS):
             ask(kv, chance, f"r{number}", running)
-        evicted, found = evicted + kv.tree.num_evicted, found + kv.prefixes.stats.num_hits
+        evicted, found = evicted + kv.tree.num_evicted, found + kv.coordinator.prefixes.stats.num_hits
     assert evicted > 20 and found > 20

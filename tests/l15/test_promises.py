@@ -124,7 +124,7 @@ def test_the_cost_of_an_admission_counts_every_group_and_what_is_found():
     assert kv.cost(tokens, 40).num_blocks == 10 + 2 * 5, "ten blocks of group 0; a window group takes no more than five"
     kv.allocate("a", tokens)
     compute(kv, "a", tokens)
-    found = kv.prefixes.peek([*tokens[:36], 99, 98], None, {}).num_tokens
+    found = kv.coordinator.prefixes.peek([*tokens[:36], 99, 98], None, {}).num_tokens
     assert found == 36
     cost = kv.cost([*tokens[:36], 99, 98], 38).num_blocks
     adopted = kv.kept.evictable_in(kv.tables["a"].blocks[7:9])
@@ -136,7 +136,7 @@ def test_the_cost_of_an_admission_counts_every_group_and_what_is_found():
 
 def test_a_request_that_can_never_fit_counts_windows_too():
     kv = Windows(num_groups=2, num_blocks=90)
-    scheduler = Scheduler(kv.manager, memories=[kv.memory])
+    scheduler = Scheduler(kv.manager, memory=kv.memory)
     scheduler.add(Request("fits", [1] * 316, SamplingParams(max_tokens=1)))
     too_long = Request("does not", [1] * 320, SamplingParams(max_tokens=1))
     with must_raise(

@@ -30,17 +30,17 @@ def with_tiers(folder=None, **options):
 
 
 def store_of(engine):
-    return engine.scheduler.manager.connector.block_store
+    return engine.scheduler.manager.coordinator.connector.block_store
 
 
 def tree_of(engine):
-    return engine.scheduler.manager.prefixes.tree
+    return engine.scheduler.manager.coordinator.prefixes.tree
 
 
 def test_evicted_latents_come_back_from_host_memory():
     engine = with_tiers()
     assert answered(engine, "cold") == NOTHING
-    engine.scheduler.manager.prefixes.clear()
+    engine.scheduler.manager.coordinator.prefixes.clear()
     assert answered(engine, "from the host") == FOUND, "up to the last whole block of each prompt"
     check_nothing_is_lost(engine)
 
@@ -133,7 +133,7 @@ def test_a_damaged_record_is_a_miss(tmp_path):
 def test_what_pays_is_measured_for_latents(tmp_path):
     engine = with_tiers(tmp_path, kv_always=False)
     answered(engine, "cold")
-    engine.scheduler.manager.prefixes.clear()
+    engine.scheduler.manager.coordinator.prefixes.clear()
     answered(engine, "warm")
     measured = store_of(engine).min_tokens
     assert measured != ALWAYS and 0 < measured.disk < float("inf"), "what a read from the disk takes was not measured"

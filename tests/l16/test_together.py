@@ -61,9 +61,8 @@ def guessing(right=0.7, **options):
         return [token if random.Random(at + i).random() < right else 1 for i, token in enumerate(known)]
 
     built = latents(scheduler_config=limits, speculate=speculation, **options)
-    drafting = Speculator(speculation, Always(guess))
-    scheduler = Scheduler(built.scheduler.manager, limits, built.scheduler.memories, drafting)
-    return Engine(built.config, scheduler, built.runner)
+    scheduler = Scheduler(built.scheduler.manager, limits)
+    return Engine(built.config, scheduler, built.runner, Speculator(speculation, Always(guess)))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_a_namespace_sees_its_own_latents_only(options):
     engine, found = latents(**options), []
     for turn, namespace in enumerate(("a", "b", "a", "b", None)):
         if turn == 2 and options:
-            engine.scheduler.manager.prefixes.clear()
+            engine.scheduler.manager.coordinator.prefixes.clear()
         params = SamplingParams(temperature=0, max_tokens=NEW)
         request = engine.add_request(str(turn), list(LONG), params, namespace=namespace)
         drain(engine)

@@ -78,7 +78,7 @@ def test_chunks_shared_prefixes_and_preemption_change_no_token(kv_dtype, cold, k
     assert engine.scheduler.num_preemptions, "three prompts do not fit in 9 blocks, so one was preempted"
     again = engine_of(kv_dtype, kernel=kernel)
     assert answers(again) == answers(again) == cold
-    assert again.scheduler.manager.prefixes.stats.found_tokens == 3 * 32, (
+    assert again.scheduler.manager.coordinator.prefixes.stats.found_tokens == 3 * 32, (
         "the second time, two blocks of each prompt are shared"
     )
 
@@ -100,12 +100,12 @@ def test_blocks_come_back_from_the_disk_and_from_the_host(kv_dtype, cold, tmp_pa
     engines = []
     for _ in range(2):
         engine = engine_of(kv_dtype, kv_cache_dir=tmp_path)
-        engine.scheduler.manager.connector.block_store.min_tokens = ALWAYS
+        engine.scheduler.manager.coordinator.connector.block_store.min_tokens = ALWAYS
         assert answers(engine) == cold, "a block from a tier must bring its scales with it"
-        engine.scheduler.manager.prefixes.clear()
+        engine.scheduler.manager.coordinator.prefixes.clear()
         assert answers(engine) == cold, "from the host tier, too"
-        engine.scheduler.manager.connector.block_store.tiers.close()
-        engines.append(engine.scheduler.manager.connector.block_store.traffic.restored_tokens)
+        engine.scheduler.manager.coordinator.connector.block_store.tiers.close()
+        engines.append(engine.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens)
     assert engines == [3 * 32, 2 * 3 * 32], "once from the host; after the restart from the disk as well"
 
 
@@ -117,12 +117,12 @@ def test_a_cache_of_another_kv_dtype_is_never_served(tmp_path, first, second):
         engine = build_engine(
             model(), backend="reference", num_blocks=60, kv_dtype=kv_dtype, kv_cache_dir=tmp_path, kv_host_bytes=2**22
         )
-        engine.scheduler.manager.connector.block_store.min_tokens = ALWAYS
+        engine.scheduler.manager.coordinator.connector.block_store.min_tokens = ALWAYS
         found = answers(engine)
-        engine.scheduler.manager.connector.block_store.tiers.close()
+        engine.scheduler.manager.coordinator.connector.block_store.tiers.close()
         records.append(len(list(tmp_path.glob("??/*.kv"))))
     assert records[1] == 2 * records[0], "each kind has keys of its own, so neither looks at the other's records"
-    assert engine.scheduler.manager.connector.block_store.traffic.restored_tokens == 0, (
+    assert engine.scheduler.manager.coordinator.connector.block_store.traffic.restored_tokens == 0, (
         f"{first} records were read as {second}"
     )
     assert found == expected
@@ -136,7 +136,7 @@ def test_compaction_and_a_smaller_pool_in_mid_decode_change_no_token(kv_dtype, c
     moved = 0
     while engine.has_unfinished:
         engine.step()
-        manager.prefixes.tree.evict(1)  # leaves a hole in front of the requests' blocks
+        manager.coordinator.prefixes.tree.evict(1)  # leaves a hole in front of the requests' blocks
         moved += compact(manager)
         if manager.allocator.num_blocks > 40:
             shrink(manager, engine.runner.pool, 40)

@@ -263,7 +263,7 @@ def test_a_record_is_a_block_of_rows(kv_dtype, each):
     engine = latents(kv_dtype=kv_dtype, **TIERS)
     ask(engine, [LONG])
     drain(engine)
-    records = engine.scheduler.manager.connector.block_store.tiers.host.records.values()
+    records = engine.scheduler.manager.coordinator.connector.block_store.tiers.host.records.values()
     assert {len(record.payload) for record in records} == {3 * BLOCK * each}
 
 
@@ -273,5 +273,5 @@ def test_records_of_another_kv_dtype_are_not_found(tmp_path, first, second):
         engine = latents(kv_dtype=kv_dtype, kv_cache_dir=tmp_path, **TIERS)
         [request] = ask(engine, [LONG])
         drain(engine)
-        engine.scheduler.manager.connector.block_store.tiers.close()
+        engine.scheduler.manager.coordinator.connector.block_store.tiers.close()
     assert not request.error and request.num_cached_tokens == 0

@@ -14,8 +14,9 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.engine.worker import EngineStopped, EngineWorker
 from mini_engine.errors import EngineDead
+from mini_engine.kv.connector import KvConnector
+from mini_engine.kv.memory import NO_MEMORY
 from mini_engine.kv.request_table import RequestTable
-from mini_engine.kv.seams import NoConnector
 from mini_engine.llm import LLM
 from mini_engine.loading import load
 from mini_engine.pocket import POCKET_DIR
@@ -91,16 +92,21 @@ def rank_is_gone(*_, **__):
 
 def break_at(place, manager, monkeypatch):
     """Let whatever is at this place raise from now on."""
-    memory = next(iter(manager.memories), None)
+    memory = manager.coordinator.memory
     owner, _, name = place.partition(".")
     if owner == "connector":
-        connector = NoConnector()
+        connector = KvConnector()
         monkeypatch.setattr(connector, name, on_fire)
-        monkeypatch.setattr(manager, "connector", connector)
+        monkeypatch.setattr(manager.coordinator, "connector", connector)
     elif place == "states.reset_states":
         monkeypatch.setattr(memory.states, name, rank_is_gone)
     else:
-        at = {"tree": manager.prefixes.tree, "prefixes": manager.prefixes, "table": RequestTable, "memory": memory}
+        at = {
+            "tree": manager.coordinator.prefixes.tree,
+            "prefixes": manager.coordinator.prefixes,
+            "table": RequestTable,
+            "memory": memory,
+        }
         monkeypatch.setattr(memory.kept if owner == "kept" else at[owner], name, on_fire)
 
 
@@ -141,7 +147,8 @@ def end(engine, way, monkeypatch):
 
 def check_nothing_is_held(manager, place):
     assert not manager.tables
-    for memory in manager.memories:
+    memory = manager.coordinator.memory
+    if memory is not NO_MEMORY:
         assert not memory.holds or place == "memory.free"
         if hasattr(memory, "free_slots") and place != "memory.free":
             assert sorted(memory.free_slots) == list(range(1, memory.states.max_reqs + 1))

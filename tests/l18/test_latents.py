@@ -113,7 +113,7 @@ def test_tiers_over_ranks_ask_no_other_rank_and_tell_all():
     wire, other = Wire(model()), NotingLatents()
     engine = with_tiers(wire)
     answered(engine, "cold")
-    engine.scheduler.manager.prefixes.clear()
+    engine.scheduler.manager.coordinator.prefixes.clear()
     assert answered(engine, "from the host") == FOUND
     written = [message for message in wire.sent if isinstance(message, WriteBlocks)]
     assert written and not any(isinstance(message, ReadBlocks) for message in wire.sent)
@@ -215,7 +215,7 @@ def test_what_two_processes_kept_one_brings_back_and_the_other_way_round(tmp_pat
         drain(engine)
         assert not any(request.error for request in requests)
         assert [request.num_cached_tokens for request in requests] == found
-        engine.scheduler.manager.connector.block_store.tiers.close()
+        engine.scheduler.manager.coordinator.connector.block_store.tiers.close()
         return [request.output_ids for request in requests]
 
     def alone(folder):

@@ -57,7 +57,7 @@ def test_tokens_are_those_of_one_process(ranks, expected, limits):
     engine = engine_over(ranks, **OPTIONS, scheduler_config=SchedulerConfig(**limits))
     for _ in range(2):
         assert answers(engine) == (expected["greedy"], [None] * 4)
-    assert engine.scheduler.manager.prefixes.stats.found_tokens > 0, "the second time prefixes are shared"
+    assert engine.scheduler.manager.coordinator.prefixes.stats.found_tokens > 0, "the second time prefixes are shared"
 
 
 @nightly

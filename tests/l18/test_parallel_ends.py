@@ -62,7 +62,7 @@ def test_when_a_rank_of_a_hybrid_dies_every_stream_ends_and_nothing_stays_held()
         streams = [llm.stream(ids, chosen) for ids in PROMPTS[:3]]
         for stream in streams:
             next(stream)
-        memory, [rank_1] = engine.scheduler.manager.memories[0], engine.runner.group.processes
+        memory, rank_1 = engine.scheduler.manager.coordinator.memory[0], engine.runner.group.processes
         assert len(memory.holds) == 3
         os.kill(rank_1.pid, signal.SIGKILL)
         with pytest.raises(EngineDead) as caught:

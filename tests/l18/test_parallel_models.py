@@ -23,7 +23,9 @@ def test_every_backend_gives_the_tokens_of_one_process(path, backend):
         engine = engine_over(ranks, **OPTIONS)
         for _ in range(2):
             assert answers(engine) == expected
-        assert engine.scheduler.manager.prefixes.stats.found_tokens > 0, "the second time prefixes are shared"
+        assert engine.scheduler.manager.coordinator.prefixes.stats.found_tokens > 0, (
+            "the second time prefixes are shared"
+        )
 
 
 @nightly
@@ -50,7 +52,7 @@ def test_what_one_process_kept_on_a_disk_two_ranks_bring_back_and_the_other_way_
     def ask(llm):
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
         answers = [answer.token_ids for answer in llm.generate(PROMPTS, params, progress=False)]
-        return answers, llm.engine.scheduler.manager.connector.block_store.traffic
+        return answers, llm.engine.scheduler.manager.coordinator.connector.block_store.traffic
 
     options = OPTIONS | {"kv_cache_dir": tmp_path, "kv_always": True, "checkpoint_interval": 8}
     with llm(1) as one:

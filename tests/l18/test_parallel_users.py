@@ -121,7 +121,7 @@ def test_copies_of_blocks_happen_in_every_rank():
         manager = engine.scheduler.manager
         old = list(manager.tables["one"].blocks)
         spare = manager.allocator.alloc_blocks(len(old))
-        manager.copy(old, spare)
+        manager.coordinator.copy(old, spare)
         manager.tables["one"].blocks[:], manager.tables["one"].row[:] = spare, array("i", spare)
         while engine.has_unfinished:
             engine.step()

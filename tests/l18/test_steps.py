@@ -133,7 +133,7 @@ def test_another_rank_copies_what_rank_0_copies():
     engine = engine_over(wire, **OPTIONS)
     answers(engine)
     steps = len(wire.sent)
-    engine.scheduler.manager.copy([1], [39])
+    engine.scheduler.manager.coordinator.copy([1], [39])
     assert wire.sent[steps:] == [Copy([1], [39])], "the others are told which blocks to copy"
     follow(wire.sent, other)
     block = engine.runner.pool.K[0][1]

@@ -67,7 +67,7 @@ def answers(engine, prompts=PROMPTS, max_tokens=NEW, name="r", **params):
 
 def receiving(engine):
     """Return the connector of an engine with workers."""
-    connector = engine.scheduler.manager.connector
+    connector = engine.scheduler.manager.coordinator.connector
     return getattr(connector, "workers", connector)
 
 

@@ -3,17 +3,18 @@
 import pytest
 
 from mini_engine.handover.either import EitherConnector
-from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.cache_coordinator import coordinated
+from mini_engine.kv.connector import NOTHING, KvConnector, Matched
 from mini_engine.kv.prefix_cache import PrefixCache
+from mini_engine.kv.prefixes import Stored
 from mini_engine.kv.radix_node import key_of
-from mini_engine.kv.seams import NOTHING, Matched, NoConnector, Stored
 from tests.l12.cells import BLOCKS, SIZE, digests
 from tests.l19.parts import Receiver
 
 TEXT = list(range(50, 50 + 4 * SIZE + 1))
 
 
-class Tiers(NoConnector):
+class Tiers(KvConnector):
     """Tiers that have a prompt's first blocks, and note what they are given."""
 
     def __init__(self, num_blocks=0):
@@ -48,7 +49,7 @@ def test_a_worker_is_asked_if_enough_whole_blocks_are_missing(num_blocks, min_to
 
 def test_what_a_worker_brings_goes_to_the_tiers():
     receiver, connector = either(0, 0)
-    manager = KvCacheManager(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
+    manager = coordinated(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
     assert manager.cost(TEXT, len(TEXT)).should_wait
     [transfer] = receiver.transfers.of_id.values()
     receiver.fill(transfer, 4, tokens=TEXT)
@@ -64,7 +65,7 @@ def test_what_a_worker_brings_goes_to_the_tiers():
 def test_only_the_blocks_that_a_worker_brought_go_to_the_tiers():
     """The pool has had the first two blocks since another prompt: the tiers were given them then."""
     receiver, connector = either(0, 0)
-    manager = KvCacheManager(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
+    manager = coordinated(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
     manager.allocate("before", TEXT[: 2 * SIZE])
     manager.grow("before", 2 * SIZE)
     manager.commit("before", TEXT[: 2 * SIZE], 2 * SIZE)
@@ -79,7 +80,7 @@ def test_only_the_blocks_that_a_worker_brought_go_to_the_tiers():
 
 def test_what_has_arrived_of_a_lost_worker_s_prompt_goes_to_the_tiers_under_its_own_name():
     receiver, connector = either(0, 0)
-    manager = KvCacheManager(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
+    manager = coordinated(BLOCKS, SIZE, receiver.cells.copy, prefixes=PrefixCache, connector=connector)
     assert manager.cost(TEXT, len(TEXT)).should_wait
     [transfer] = receiver.transfers.of_id.values()
     receiver.fill(transfer, 2, tokens=TEXT)

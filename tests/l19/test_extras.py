@@ -31,7 +31,8 @@ def test_of_the_windows_that_come_the_last_ones_are_used(num_there):
         serve(receiver, "before", TEXT[: num_there * SIZE])
     assert receiver.allocate("b", TEXT) == num_there * SIZE
     assert ours.num_buffers(num_there, 6) == GROUPS * (6 - max(4, num_there)), "the others it shares, and has already"
-    receiver.grow("b", 24, num_loaded=24)
+    receiver.memory.expect("b", 24)
+    receiver.grow("b", 24)
     ours.write("b", num_there, 6, buffers)
     for group, row in list(enumerate(receiver.rows("b")))[1:]:
         for position in range(19, 24):  # what token 24 sees

@@ -29,10 +29,10 @@ from mini_engine.handover.receiver import ReceivingConnector
 from mini_engine.handover.sender import SendingConnector
 from mini_engine.handover.stage import State
 from mini_engine.handover.transfers import Transfers
-from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.cache_coordinator import coordinated
 from mini_engine.kv.prefix_cache import PrefixCache
+from mini_engine.kv.prefixes import Stored
 from mini_engine.kv.radix_node import key_of
-from mini_engine.kv.seams import Stored
 from tests.l12.cells import BLOCKS, SIZE, Cells, digests
 from tests.l19.parts import StateOfText, stage_of
 from tests.support import OneOf
@@ -176,7 +176,7 @@ class HandOver(RuleBasedStateMachine):
         self.connector = ReceivingConnector(
             self.senders, self.transfers, self.stage, self.cells, SIZE, self.extras, min_tokens
         )
-        self.manager = KvCacheManager(BLOCKS, SIZE, self.cells.copy, prefixes=PrefixCache, connector=self.connector)
+        self.manager = coordinated(BLOCKS, SIZE, self.cells.copy, prefixes=PrefixCache, connector=self.connector)
         self.waiting, self.running, self.names = [], [], 0
 
     # ---------------------------------------------------------------- the receiver's engine
@@ -271,7 +271,7 @@ class HandOver(RuleBasedStateMachine):
 
     def tree_shrinks(self, number, amount):
         """Whatever has been asked for behind what it gives up."""
-        self.manager.prefixes.tree.evict(min(amount, self.manager.prefixes.num_evictable))
+        self.manager.coordinator.prefixes.tree.evict(min(amount, self.manager.coordinator.prefixes.num_evictable))
 
     # ---------------------------------------------------------------- the senders
 
@@ -416,7 +416,9 @@ class HandOver(RuleBasedStateMachine):
         self.a_death_is_noticed(is_replaced=False)
         assert not self.connector.asked and not self.connector.taken and not self.transfers.of_id
         assert set(self.transfers.buffers.states) == {State.FREE}, "a buffer is lost"
-        assert self.manager.allocator.num_free + self.manager.prefixes.num_evictable == BLOCKS - 1, "a block is lost"
+        assert self.manager.allocator.num_free + self.manager.coordinator.prefixes.num_evictable == BLOCKS - 1, (
+            "a block is lost"
+        )
 
 
 @pytest.mark.parametrize("examples", [40, pytest.param(300, marks=pytest.mark.nightly)])

@@ -9,7 +9,7 @@ from mini_engine import LLM
 from mini_engine.checkpoint.shipped import shipped_checkpoint
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.handover.restart import workers_of
-from mini_engine.kv.seams import TierStats
+from mini_engine.kv.connector import TierStats
 from tests.l18.ends import wait_for
 from tests.l19.ends import (
     ASKED,
@@ -95,7 +95,7 @@ def named(request):
 def clean(named):
     """A model's engine whose caches are empty on the receiver's side; on the sender's they are not."""
     name, engine = named
-    engine.scheduler.manager.prefixes.clear()
+    engine.scheduler.manager.coordinator.prefixes.clear()
     yield name, engine
     check_nothing_is_held(engine)
 
@@ -220,10 +220,10 @@ def test_behind_tiers():
     """The tiers have a prompt's beginning; a worker computes what is missing, or nothing if that is little."""
     with opened(kv_host_bytes=2**24, kv_always=True) as llm:
         assert answers(llm.engine) == wanted()
-        llm.engine.scheduler.manager.prefixes.clear()
+        llm.engine.scheduler.manager.coordinator.prefixes.clear()
         before = events(llm.engine)
         assert answers(llm.engine, name="again") == wanted()
-        assert isinstance(llm.engine.scheduler.manager.tier_stats[0], TierStats)
+        assert isinstance(llm.engine.scheduler.manager.coordinator.stats[0], TierStats)
         assert moved(before, events(llm.engine))["transfers"] == 0, "the tiers have all of it"
         check_nothing_is_held(llm.engine)
 

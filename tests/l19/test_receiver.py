@@ -8,9 +8,9 @@ import pytest
 
 from mini_engine.handover.protocol import Ask, Cancel
 from mini_engine.handover.transfers import Transfer
-from mini_engine.kv.manager import KvCacheManager
+from mini_engine.kv.cache_coordinator import coordinated
+from mini_engine.kv.connector import NO_MATCH
 from mini_engine.kv.prefix_cache import PrefixCache
-from mini_engine.kv.seams import NO_MATCH
 from tests.l12.cells import BLOCKS, SIZE, digests
 from tests.l19.parts import Receiver, StateOfText, block_of
 
@@ -287,7 +287,7 @@ class World(Receiver):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.manager = KvCacheManager(BLOCKS, SIZE, self.cells.copy, prefixes=PrefixCache, connector=self.connector)
+        self.manager = coordinated(BLOCKS, SIZE, self.cells.copy, prefixes=PrefixCache, connector=self.connector)
         self.requests = []
 
     def add(self, name, tokens, namespace=None):
@@ -415,7 +415,7 @@ def test_the_end_of_the_first_twin_leaves_the_second_one_s_transfer():
     arrive(world)
     world.manager.allocate("a", TEXT)
     world.requests[0].token_ids.append(3)
-    world.manager.prefixes.tree.evict(BLOCKS)
+    world.manager.coordinator.prefixes.tree.evict(BLOCKS)
     world.manager.free("a", TEXT)
     assert not sent(world, Cancel)
 

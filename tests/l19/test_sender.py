@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from mini_engine.handover.protocol import Ended, Filled
-from mini_engine.kv.seams import NO_MATCH, Stored
+from mini_engine.kv.connector import NO_MATCH
+from mini_engine.kv.prefixes import Stored
 from tests.l19.parts import SIZE, Sender, StateOfText, block_of
 
 TEXT = list(range(50, 50 + 4 * SIZE + 1))  # four blocks, and the token that the receiver computes

@@ -22,7 +22,7 @@ from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.worker import EngineWorker
 from mini_engine.handover.restart import Restart, workers_of
 from mini_engine.handover.stage import State
-from mini_engine.kv.seams import TierStats
+from mini_engine.kv.connector import TierStats
 from mini_engine.llm import LLM
 from mini_engine.server.app import create_app
 from mini_engine.server.background import in_background
@@ -120,7 +120,7 @@ def tokens_of(answers) -> list:
 
 def test_a_gauge_says_how_many_workers_are_away():
     stats = TierStats("prefill", 0, {"losses": 5}, {"workers_away": 2})
-    text = generate_latest(TierMetrics(SimpleNamespace(tier_stats=[stats]))).decode()
+    text = generate_latest(TierMetrics(SimpleNamespace(coordinator=SimpleNamespace(stats=[stats])))).decode()
     assert "\nmini_engine_prefill_workers_away 2.0\n" in text
 
 

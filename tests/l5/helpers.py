@@ -11,7 +11,8 @@ from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
 from mini_engine.errors import OutOfBlocks
-from mini_engine.kv.manager import BlocksByState, Cost, KvCacheManager
+from mini_engine.kv.coordinator import Cost, KvCoordinator
+from mini_engine.kv.manager import BlocksByState, KvCacheManager
 
 VOCAB = 40
 EOS = 0
@@ -44,6 +45,7 @@ class CountingManager:
         self.num_usable_blocks, self.block_size, self.cached = usable, block_size, cached
         self.held_back = held_back
         self.held, self.log, self.asked = {}, [], []
+        self.coordinator = KvCoordinator(usable + 1, block_size)
 
     @property
     def num_free_blocks(self):
@@ -57,6 +59,12 @@ class CountingManager:
         """Hold blocks for a request as if `grow` had been called."""
         self.held[request.id] = -(-num_tokens // self.block_size)
         return request
+
+    def most_blocks(self, num_tokens):
+        return -(-num_tokens // self.block_size)
+
+    def chunk_end(self, request_id, start, stop):
+        return stop
 
     def cost(self, token_ids, num_tokens, namespace=None):
         self.asked.append((list(token_ids), num_tokens, namespace))

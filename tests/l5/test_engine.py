@@ -518,7 +518,7 @@ def test_an_engine_whose_requests_cannot_be_released_ends_them_all_and_runs_no_m
     engine, _ = with_requests(usable=14, max_num_batched_tokens=8)
     request, manager = state_of(engine, "a", "decoding"), engine.scheduler.manager
     requests = list(engine.scheduler.requests.values())
-    monkeypatch.setattr(manager.prefixes, "release", never_released)
+    monkeypatch.setattr(manager.coordinator, "end", never_released)
     if end == "a failed step":
         engine.runner.during = explode
         assert {r.error for r in engine.step().finished} == {"RuntimeError: out of memory"}, "the first error"
@@ -545,7 +545,7 @@ def test_an_engine_whose_requests_cannot_be_released_ends_them_all_and_runs_no_m
 @pytest.mark.reference
 def test_a_request_that_cannot_be_announced_is_not_left_behind():
     engine, _ = with_requests()
-    engine.announce = never_released
+    engine.scheduler.manager.coordinator.request_added = never_released
     with pytest.raises(RuntimeError):
         engine.add_request("new", [4, 5], greedy(3))
     assert sorted(engine.scheduler.requests) == sorted(LENGTHS)

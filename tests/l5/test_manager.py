@@ -1,18 +1,13 @@
-"""Lesson 5. The manager: tables by request id, refused calls that change nothing, correct copies."""
+"""Lesson 5. The manager: tables by request id, refused calls that change nothing."""
 
 import random
 from array import array
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
-import torch
 
-from mini_engine.checkpoint.config import Qwen3Config
 from mini_engine.errors import EngineDead, OutOfBlocks, UserError
-from mini_engine.kv.block_tensor import KvPool
+from mini_engine.kv.coordinator import KvCoordinator
 from mini_engine.kv.manager import BlocksByState, KvCacheManager, RequestTable, blocks_in_budget
-from mini_engine.kv.seams import NoPrefixes, Stored
 from tests.support import refused
 
 
@@ -112,49 +107,29 @@ def test_free_gives_everything_back_and_is_idempotent():
     assert set(manager.tables) == {"b"} and manager.num_free_blocks == 7
 
 
-class Parts(NoPrefixes):
-    """The parts of a manager, of which `broken` raises. `told` has the calls of all."""
+class Failing(KvCoordinator):
+    """A coordinator that cannot release what a request holds."""
 
-    def __init__(self, broken, error):
-        super().__init__(9, 4)
-        self.broken, self.error, self.told = broken, error, []
-        self.allocator.free = lambda blocks: self.called("table")
-        memory = SimpleNamespace(free=lambda request_id: self.called("memory"))
-        connector = SimpleNamespace(request_finished=lambda _: self.called("finished"), save_kv=self.save_kv)
-        self.manager = KvCacheManager(9, 4, prefixes=lambda *_: self, memories=[memory, memory], connector=connector)
-        self.manager.tables["a"] = RequestTable(self.allocator)
+    error = None
 
-    def called(self, what):
-        self.told.append(what)
-        if what == self.broken:
+    def end(self, request_id, table, computed_ids):
+        super().end(request_id, table, computed_ids)
+        if self.error:
             raise self.error
 
-    def release(self, table, computed_ids):
-        self.called("release")
-        return Stored(b"", None, [3], 0)
 
-    def save_kv(self, request_id, stored, is_kept):
-        self.called("save")
-
-
-@pytest.mark.reference
 @pytest.mark.parametrize(
     "error", [RuntimeError("on fire"), KeyboardInterrupt(), EngineDead("rank 1 has ended")], ids=repr
 )
-@pytest.mark.parametrize("broken", ["finished", "release", "save", "memory", "table"])
-def test_each_part_releases_its_share_though_another_one_fails(broken, error, caplog):
-    parts = Parts(broken, error)
-    manager, is_copy = parts.manager, broken in ("finished", "save") and isinstance(error, RuntimeError)
-    kind = type(None) if is_copy else EngineDead if isinstance(error, Exception) else KeyboardInterrupt
-    with nullcontext() if is_copy else pytest.raises(kind):
+def test_what_cannot_be_released_is_a_fault(error, caplog):
+    manager = KvCacheManager(9, 4, coordinator=Failing)
+    manager.allocate("a", [1, 2, 3])
+    manager.grow("a", 3)
+    manager.coordinator.error = error
+    with pytest.raises(EngineDead if isinstance(error, Exception) else KeyboardInterrupt):
         manager.free("a")
-    assert parts.told == [
-        part
-        for part in ("finished", "release", "save", "memory", "memory", "table")
-        if (part, broken) != ("save", "release")
-    ]
-    assert not manager.tables and bool(manager.fault) != is_copy
-    assert ("Traceback" in caplog.text) != isinstance(error, EngineDead), "the end of a rank is told elsewhere"
+    assert not manager.tables and manager.fault
+    assert ("Traceback" in caplog.text) != isinstance(error, EngineDead), "the end of a process is told elsewhere"
     if isinstance(error, EngineDead):
         assert manager.fault == "rank 1 has ended"
 
@@ -182,69 +157,6 @@ def test_truncate_to_an_invalid_length_changes_nothing(keep):
 def test_blocks_are_counted_by_state():
     manager = manager_with(a=([7, 2, 5], 9), b=([1], 4))
     assert manager.blocks_by_state == BlocksByState(free=4, held=4, cached=0)
-
-
-CONFIG = Qwen3Config(
-    vocab_size=9,
-    hidden_size=8,
-    intermediate_size=8,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=4,
-)
-
-
-def with_pool(**tables):
-    """Return a manager and a real pool in which block b is filled with the number b."""
-    manager = manager_with(**tables)
-    pool = KvPool(CONFIG, 9, 4, kernel=None)
-    for layer in (*pool.K, *pool.V):
-        layer.copy_(torch.arange(9.0)[:, None, None, None].expand_as(layer))
-    manager.copy = pool.copy_blocks
-    return manager, pool
-
-
-def contents(pool, blocks):
-    """Return the number that each block contains, the same in every layer."""
-    layers = torch.stack([x[:, 0, 0, 0] for x in (*pool.K, *pool.V)])
-    assert (layers == layers[0]).all(), "a copy skipped a layer"
-    return layers[0, blocks].tolist()
-
-
-@pytest.mark.parametrize(
-    "sources, targets, want",
-    [
-        ([1], [4], {1: 1, 4: 1}),
-        ([1, 2], [2, 3], {1: 1, 2: 1, 3: 2}),  # a chain: 3 gets the old contents of 2
-        ([1, 2, 3], [2, 3, 1], {1: 3, 2: 1, 3: 2}),  # a ring
-        ([1, 2, 3], [3, 4, 2], {2: 3, 3: 1, 4: 2}),  # overlap: no sequential order of copies works
-        ([1, 1], [2, 3], {2: 1, 3: 1}),
-        ([4], [4], {4: 4}),
-        ([], [], {1: 1}),
-    ],
-)
-def test_copies_read_all_sources_before_they_write(sources, targets, want):
-    manager, pool = with_pool(a=([1, 2], 8), b=([3, 4], 8))
-    manager.copy_blocks(sources, targets)
-    assert contents(pool, list(want)) == list(want.values()), "chains and overlaps must not read what was just written"
-
-
-@pytest.mark.parametrize(
-    "sources, targets, values",
-    [
-        ([1], [2, 3], "1 2"),
-        ([1, 2], [3, 3], "3"),
-        ([1], [7], "[7]"),
-        ([8], [1], "[8]"),
-        ([0], [1], "[0]"),
-    ],
-)
-def test_an_invalid_copy_is_refused_and_copies_nothing(sources, targets, values):
-    manager, pool = with_pool(a=([1, 2], 8), b=([3, 4], 8))
-    with refused(ValueError, values):
-        manager.copy_blocks(sources, targets)
-    assert contents(pool, list(range(9))) == list(range(9))
 
 
 def test_a_memory_budget_buys_whole_blocks_including_the_null_block():

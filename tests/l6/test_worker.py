@@ -406,7 +406,7 @@ def test_every_reader_is_told_though_the_clean_up_fails_too(worker, place, fails
     engine = worker.engine
     reading = read_in_threads(worker, [[1, 2], [5, 6, 7], [8, 9]])
     wait_until(lambda: worker.num_running == 3, "all requests run")
-    owner = engine if place == "conclude" else engine.scheduler.manager.prefixes
+    owner = engine if place == "conclude" else engine.scheduler.manager.coordinator.prefixes
     monkeypatch.setattr(owner, place, on_fire)
     monkeypatch.setattr(engine.runner if fails_first == "run" else engine.scheduler, fails_first, on_fire)
     assert told(*reading) == [FinishReason.ERROR] * 3

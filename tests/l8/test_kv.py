@@ -13,7 +13,7 @@ from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.sampling_params import SamplingParams
 from mini_engine.engine.scheduler import Chunk, SchedulerConfig
 from mini_engine.kv.block_tensor import KvPool
-from mini_engine.kv.prefix_cache import caching_manager
+from mini_engine.kv.cache_coordinator import caching_manager
 from tests.l8.trees import contents
 from tests.support import both, hf_greedy, some_ids
 
@@ -86,7 +86,7 @@ class Driver:
 
     def check(self):
         """Assert that stored blocks hold rows computed for their tokens, bit for bit, and near a cold run's."""
-        stored = contents(self.manager.prefixes.tree)
+        stored = contents(self.manager.coordinator.prefixes.tree)
         longest = [key for _, key in stored if not any(o != key and o.startswith(key) for _, o in stored)]
         for key in longest:
             tokens = memoryview(key).cast("I").tolist()
@@ -167,7 +167,10 @@ def test_stored_blocks_hold_what_was_computed_after_splits_evictions_and_reuse()
             close(logits, driver.cold(prompt)[0])
             driver.check()
     driver.check()
-    assert driver.manager.prefixes.tree.num_evicted > 20 and driver.manager.prefixes.stats.num_hits > 10
+    assert (
+        driver.manager.coordinator.prefixes.tree.num_evicted > 20
+        and driver.manager.coordinator.prefixes.stats.num_hits > 10
+    )
 
 
 def test_stored_blocks_survive_a_write_behind_a_truncation():
@@ -220,7 +223,7 @@ def test_answers_are_hugging_face_s_in_chats_branches_and_small_pools(blocks, ch
     for prompt, answer in asked:
         assert answer == hf_greedy(hf, prompt, 9), "behind a cached prefix, the tokens must equal a cold run's"
     manager = engine.scheduler.manager
-    assert manager.prefixes.stats.num_hits >= 6 and manager.blocks_by_state.held == 0
+    assert manager.coordinator.prefixes.stats.num_hits >= 6 and manager.blocks_by_state.held == 0
 
 
 def test_the_last_token_of_an_answer_is_not_cached():
@@ -229,7 +232,7 @@ def test_the_last_token_of_an_answer_is_not_cached():
     prompt = some_ids(5, 160)
     [done] = generate_all(engine, [prompt], greedy(7), progress=False)  # 12 tokens in all: three whole blocks
     answer = done.token_ids
-    assert engine.scheduler.manager.prefixes.tree.peek(prompt + answer).num_tokens == 8, (
+    assert engine.scheduler.manager.coordinator.prefixes.tree.peek(prompt + answer).num_tokens == 8, (
         "the last token was sampled but never fed: its KV was never written, so its block must not be cached"
     )
     follow = prompt + answer + [3]
@@ -245,4 +248,6 @@ def test_a_preempted_request_finds_what_it_had_computed():
     assert sum(each.num_preemptions for each in done) > 0
     for prompt, each in zip(prompts, done, strict=True):
         assert each.token_ids == hf_greedy(hf, prompt, 14)
-    assert engine.scheduler.manager.prefixes.stats.num_hits > 0, "its blocks were stored when it was preempted"
+    assert engine.scheduler.manager.coordinator.prefixes.stats.num_hits > 0, (
+        "its blocks were stored when it was preempted"
+    )

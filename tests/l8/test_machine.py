@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from mini_engine.errors import OutOfBlocks
+from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.eviction import FIFO, LFU, LRU
-from mini_engine.kv.prefix_cache import caching_manager
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import key_of
 from tests.l8.trees import check_tree, contents, nodes
@@ -61,8 +61,8 @@ class World:
 
     def __init__(self, policy=None):
         self.manager = caching_manager(USABLE + 1, SIZE, self.copy, policy=policy)
-        self.manager.prefixes.tree = WatchedTree(SIZE, self.manager.allocator, policy=policy)
-        self.manager.prefixes.tree.world = self
+        self.manager.coordinator.prefixes.tree = WatchedTree(SIZE, self.manager.allocator, policy=policy)
+        self.manager.coordinator.prefixes.tree.world = self
         self.slots, self.stored, self.alive = {}, {}, {}
         self.calls, self.names, self.evicted, self.waits = 0, 0, 0, 0
 
@@ -149,7 +149,7 @@ class World:
         )
 
     def books(self):
-        tree, allocator = self.manager.prefixes.tree, self.manager.allocator
+        tree, allocator = self.manager.coordinator.prefixes.tree, self.manager.allocator
         return (
             list(allocator.counts),
             set(allocator.free_blocks),
@@ -223,11 +223,11 @@ class World:
 
     def clear(self):
         self.calls += 1
-        if self.manager.prefixes.tree.num_protected:
+        if self.manager.coordinator.prefixes.tree.num_protected:
             with pytest.raises(ValueError):
-                self.manager.prefixes.clear()
+                self.manager.coordinator.prefixes.clear()
         else:
-            self.manager.prefixes.clear()
+            self.manager.coordinator.prefixes.clear()
             assert not self.stored
 
     def some(self, seed, calls):
@@ -257,12 +257,14 @@ class World:
         """Check everything, by walking all of it."""
         manager = self.manager
         self.check_counts()
-        check_tree(manager.prefixes.tree)
+        check_tree(manager.coordinator.prefixes.tree)
         locked = Counter(part for table in manager.tables.values() for part in table.shared.node.path())
-        assert all(node.locks == locked[node] for node in nodes(manager.prefixes.tree)), (
+        assert all(node.locks == locked[node] for node in nodes(manager.coordinator.prefixes.tree)), (
             "each request must have exactly one lock on its path"
         )
-        assert contents(manager.prefixes.tree) == self.stored, "the tree must hold what the dictionary holds"
+        assert contents(manager.coordinator.prefixes.tree) == self.stored, (
+            "the tree must hold what the dictionary holds"
+        )
         tables = [block for table in manager.tables.values() for block in table.blocks]
         for block in range(1, USABLE + 1):
             holders = tables.count(block) + (block in self.stored.values())
@@ -293,7 +295,7 @@ class World:
         for one in list(self.alive.values()):
             self.drop(one, computed=True)
         self.check()
-        self.manager.prefixes.clear()
+        self.manager.coordinator.prefixes.clear()
         assert self.manager.allocator.num_free == USABLE, "blocks leaked"
 
 
@@ -355,4 +357,4 @@ def test_100_000_calls_keep_tree_manager_pool_and_dictionary_equal():
     worlds = play(120)
     assert sum(world.calls for world in worlds) >= 100_000
     assert sum(world.evicted for world in worlds) > 1000 and sum(world.waits for world in worlds) > 1000
-    assert sum(world.manager.prefixes.stats.num_hits for world in worlds) > 1000
+    assert sum(world.manager.coordinator.prefixes.stats.num_hits for world in worlds) > 1000

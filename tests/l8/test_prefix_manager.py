@@ -5,8 +5,8 @@ from types import MappingProxyType
 import pytest
 
 from mini_engine.errors import OutOfBlocks
+from mini_engine.kv.cache_coordinator import caching_manager
 from mini_engine.kv.manager import BlocksByState
-from mini_engine.kv.prefix_cache import caching_manager
 from mini_engine.kv.radix import RadixTree
 from mini_engine.kv.radix_node import TOKEN_BYTES, Match, Node, key_of
 from mini_engine.kv.refcount import RefCountedAllocator
@@ -92,8 +92,8 @@ class PlainCounts(RefCountedAllocator):
 def by_hand(counts, found=(), stored=None):
     """Return a manager over a stub tree, with blocks that have the reference counts of `counts`."""
     manager = manager_of()
-    manager.allocator = manager.prefixes.allocator = PlainCounts(13, SIZE)
-    manager.prefixes.tree = StubTree(found, stored)
+    manager.allocator = manager.coordinator.prefixes.allocator = PlainCounts(13, SIZE)
+    manager.coordinator.prefixes.tree = StubTree(found, stored)
     manager.allocator.tables = manager.tables
     for block, count in counts.items():
         manager.allocator.counts[block] = count
@@ -104,7 +104,7 @@ def by_hand(counts, found=(), stored=None):
 
 def table_of(manager, name, blocks, *names, namespace=None):
     """Return a table built by hand that holds `blocks`; it was admitted with the tokens of `names`."""
-    table, node = RequestTable(manager.allocator), manager.prefixes.tree.node
+    table, node = RequestTable(manager.allocator), manager.coordinator.prefixes.tree.node
     num_stored = sum(len(part.blocks) for part in node.path())
     table.shared = SharedPrefix(key_of(tokens(*names)), namespace, node, num_stored, len(names))
     table.blocks, table.num_tokens = list(blocks), len(blocks) * SIZE
@@ -132,10 +132,10 @@ def test_a_request_begins_with_the_blocks_that_are_found():
 def test_what_is_found_is_locked_by_the_same_call():
     manager = by_hand({5: 1}, found=[5])
     manager.allocate("a", tokens(1, 2, 3))
-    assert manager.prefixes.tree.locks == [("match", True)], (
+    assert manager.coordinator.prefixes.tree.locks == [("match", True)], (
         "match with lock=True, once: between a match and a later lock, an eviction may take the blocks"
     )
-    assert manager.tables["a"].shared.node is manager.prefixes.tree.node, (
+    assert manager.tables["a"].shared.node is manager.coordinator.prefixes.tree.node, (
         "the table must remember the node that was locked, to unlock it"
     )
 
@@ -168,7 +168,7 @@ def test_the_table_s_key_has_all_whole_blocks_of_the_prompt():
 def test_a_request_looks_only_in_its_namespace():
     manager = by_hand({})
     manager.allocate("a", tokens(1, 2), "ours")
-    assert [namespace for _, namespace in manager.prefixes.tree.asked] == ["ours"], (
+    assert [namespace for _, namespace in manager.coordinator.prefixes.tree.asked] == ["ours"], (
         "match must be told the request's namespace"
     )
     assert manager.tables["a"].shared.namespace == "ours", "the table stores under the same namespace later"
@@ -179,7 +179,7 @@ def test_an_admission_is_counted():
     manager = by_hand({5: 1, 6: 1}, found=[5, 6])
     manager.allocate("a", tokens(1, 2, 3))
     manager.allocate("b", tokens(1, 2)[:5])
-    stats = manager.prefixes.stats
+    stats = manager.coordinator.prefixes.stats
     assert (stats.num_lookups, stats.asked_tokens, stats.found_tokens) == (2, 17, 12), (
         "12 + 5 prompt tokens were asked for, and 8 + 4 of them found; self.stats counts every admission"
     )
@@ -197,17 +197,17 @@ def test_an_id_in_use_is_refused():
     manager.allocate("a", tokens(1, 2))
     before = (
         manager.tables["a"],
-        list(manager.prefixes.tree.locks),
+        list(manager.coordinator.prefixes.tree.locks),
         list(manager.allocator.counts),
-        manager.prefixes.stats.num_lookups,
+        manager.coordinator.prefixes.stats.num_lookups,
     )
     with refused("allocate must raise ValueError: request 'a' has a table, and its blocks would be lost"):
         manager.allocate("a", tokens(1, 2))
     after = (
         manager.tables["a"],
-        list(manager.prefixes.tree.locks),
+        list(manager.coordinator.prefixes.tree.locks),
         list(manager.allocator.counts),
-        manager.prefixes.stats.num_lookups,
+        manager.coordinator.prefixes.stats.num_lookups,
     )
     assert after == before, "a refused call must change nothing: no table, no lock, no count, no statistics"
 
@@ -229,19 +229,19 @@ def test_an_eviction_between_match_and_allocation_spares_what_was_matched():
 def test_asking_for_the_cost_changes_nothing(prompt):
     manager = manager_of(6, cached=[tokens(1, 2, 5), tokens(3)])
     before = (
-        contents(manager.prefixes.tree),
+        contents(manager.coordinator.prefixes.tree),
         list(manager.allocator.counts),
         manager.blocks_by_state,
-        manager.prefixes.tree.now,
+        manager.coordinator.prefixes.tree.now,
     )
     manager.cost(prompt, len(prompt))
     assert (
-        contents(manager.prefixes.tree),
+        contents(manager.coordinator.prefixes.tree),
         list(manager.allocator.counts),
         manager.blocks_by_state,
-        manager.prefixes.tree.now,
+        manager.coordinator.prefixes.tree.now,
     ) == before
-    assert manager.tables == {} and manager.prefixes.stats.num_lookups == 2, (
+    assert manager.tables == {} and manager.coordinator.prefixes.stats.num_lookups == 2, (
         "a request that was not admitted does not count as a lookup"
     )
 
@@ -278,11 +278,11 @@ def test_the_hit_rate_counts_admitted_requests():
     serve(manager, "a", tokens(1, 2, 3))
     serve(manager, "b", tokens(1, 2, 4, 5))
     assert (
-        manager.prefixes.stats.num_lookups,
-        manager.prefixes.stats.asked_tokens,
-        manager.prefixes.stats.found_tokens,
+        manager.coordinator.prefixes.stats.num_lookups,
+        manager.coordinator.prefixes.stats.asked_tokens,
+        manager.coordinator.prefixes.stats.found_tokens,
     ) == (2, 28, 8)
-    assert manager.prefixes.stats.hit_rate == 8 / 28
+    assert manager.coordinator.prefixes.stats.hit_rate == 8 / 28
 
 
 # What a request leaves
@@ -293,11 +293,13 @@ def test_chunks_are_stored_as_they_are_computed():
     manager.allocate("a", prompt)
     manager.grow("a", 6)
     manager.commit("a", prompt, 6)
-    assert len(contents(manager.prefixes.tree)) == 1, "six computed tokens fill one block, which can be shared"
+    assert len(contents(manager.coordinator.prefixes.tree)) == 1, (
+        "six computed tokens fill one block, which can be shared"
+    )
     assert manager.allocate("b", prompt) == 4, "a request that arrives during a's prefill finds a's first chunk"
     manager.grow("a", 12)
     manager.commit("a", prompt, 12)
-    assert len(contents(manager.prefixes.tree)) == 3
+    assert len(contents(manager.coordinator.prefixes.tree)) == 3
 
 
 def test_a_block_that_is_not_full_yet_is_not_stored():
@@ -305,7 +307,7 @@ def test_a_block_that_is_not_full_yet_is_not_stored():
     manager.allocate("a", prompt)
     manager.grow("a", 7)
     manager.commit("a", prompt, 7)
-    assert len(contents(manager.prefixes.tree)) == 1, (
+    assert len(contents(manager.coordinator.prefixes.tree)) == 1, (
         "the eighth token's KV is not written yet, so its block must not be found"
     )
 
@@ -316,7 +318,7 @@ def test_on_finish_only_tokens_with_kv_are_stored():
     answer = tokens(2)
     manager.grow("a", 7)
     manager.free("a", [*prompt, *answer[:3]])
-    assert manager.prefixes.tree.peek([*prompt, *answer]).num_tokens == 4, (
+    assert manager.coordinator.prefixes.tree.peek([*prompt, *answer]).num_tokens == 4, (
         "the last token of the answer has no KV: its block is not full"
     )
 
@@ -326,14 +328,14 @@ def test_a_request_that_failed_leaves_nothing_new():
     manager.allocate("a", prompt)
     manager.grow("a", 8)
     manager.free("a", ())
-    assert contents(manager.prefixes.tree) == {} and manager.blocks_by_state == BlocksByState(12, 0, 0)
+    assert contents(manager.coordinator.prefixes.tree) == {} and manager.blocks_by_state == BlocksByState(12, 0, 0)
 
 
 @pytest.mark.task(8)
 def test_duplicates_are_given_back_and_the_table_points_at_what_the_tree_has():
     manager = by_hand({5: 1, 6: 1, 7: 1, 8: 1}, stored=[5, 6])
     table = table_of(manager, "b", [7, 8], 1, 2)
-    manager.prefixes.store(table, 2)
+    manager.coordinator.prefixes.store(table, 2)
     assert table.blocks == [5, 6], "the table must point at the blocks that stay"
     assert table.row.tolist() == [5, 6], "table.row, which attention reads, must point at the blocks that stay as well"
     assert manager.allocator.counts[5:9] == [2, 2, 0, 0], "b must hold the tree's blocks now, and its own must be free"
@@ -344,7 +346,7 @@ def test_duplicates_are_given_back_and_the_table_points_at_what_the_tree_has():
 def test_only_duplicates_are_replaced():
     manager = by_hand({5: 1, 6: 1, 7: 1}, stored=[5, 6])
     table = table_of(manager, "b", [7, 6], 1, 2)
-    manager.prefixes.store(table, 2)
+    manager.coordinator.prefixes.store(table, 2)
     assert table.blocks == [5, 6] and manager.allocator.counts[5:8] == [2, 1, 0], (
         "block 7 is a duplicate of the tree's block 5; block 6 is the tree's own, and its count stays as it is"
     )
@@ -354,12 +356,12 @@ def test_only_duplicates_are_replaced():
 def test_a_store_without_duplicates_keeps_the_table_s_blocks():
     manager = by_hand({7: 1, 8: 1})
     table = table_of(manager, "b", [7, 8], 1, 2)
-    manager.prefixes.store(table, 2)
+    manager.coordinator.prefixes.store(table, 2)
     assert (table.blocks, manager.allocator.counts[7:9]) == ([7, 8], [1, 1]), "the tree took b's own blocks: keep them"
-    assert manager.prefixes.tree.inserted == [(tokens(1, 2), [7, 8], None)], (
+    assert manager.coordinator.prefixes.tree.inserted == [(tokens(1, 2), [7, 8], None)], (
         "store must insert the tokens and their blocks"
     )
-    assert table.shared.node is manager.prefixes.tree.new and table.shared.num_stored == 2, (
+    assert table.shared.node is manager.coordinator.prefixes.tree.new and table.shared.num_stored == 2, (
         "the table must remember the node that it has locked now, and that two of its blocks are stored"
     )
 
@@ -368,8 +370,8 @@ def test_a_store_without_duplicates_keeps_the_table_s_blocks():
 def test_only_the_first_blocks_are_stored():
     manager = by_hand({6: 1, 7: 1, 8: 1})
     table = table_of(manager, "b", [6, 7, 8], 1, 2, 3, namespace="ours")
-    manager.prefixes.store(table, 2)
-    assert manager.prefixes.tree.inserted == [(tokens(1, 2), [6, 7], "ours")], (
+    manager.coordinator.prefixes.store(table, 2)
+    assert manager.coordinator.prefixes.tree.inserted == [(tokens(1, 2), [6, 7], "ours")], (
         "store(table, 2) must insert two blocks, their tokens, under the table's namespace: the third is not full yet"
     )
     assert (table.shared.num_stored, table.shared.num_whole) == (2, 3), (
@@ -382,8 +384,8 @@ def test_the_new_path_is_locked_before_the_old_one_is_unlocked():
     manager = by_hand({5: 2, 8: 1}, found=[5], stored=[5, 8])
     table = table_of(manager, "b", [5, 8], 1, 2)
     before = table.shared.node
-    manager.prefixes.store(table, 2)
-    assert manager.prefixes.tree.locks == [("insert", True), ("unlock", before)], (
+    manager.coordinator.prefixes.store(table, 2)
+    assert manager.coordinator.prefixes.tree.locks == [("insert", True), ("unlock", before)], (
         "insert with lock=True, then unlock the node that the table had locked, once: "
         "while the path has no lock, an eviction may take its blocks"
     )
@@ -393,7 +395,7 @@ def test_the_new_path_is_locked_before_the_old_one_is_unlocked():
 def test_what_the_tree_has_no_room_for_is_not_tried_again():
     manager = by_hand({5: 1, 7: 1, 8: 1}, stored=[5])
     table = table_of(manager, "b", [7, 8], 1, 2)
-    manager.prefixes.store(table, 2)
+    manager.coordinator.prefixes.store(table, 2)
     assert (table.blocks, table.shared.num_stored, table.shared.num_whole) == ([5, 8], 1, 1), (
         "the tree took one block of two: num_stored and num_whole must say so, and b keeps its second block"
     )
@@ -510,17 +512,17 @@ def test_a_pool_full_of_cached_prefixes_still_admits():
     manager = manager_of(6, cached=[tokens(1, 2, 3), tokens(4, 5, 6)])
     assert manager.blocks_by_state == BlocksByState(free=0, held=0, cached=6) and manager.num_free_blocks == 6
     assert serve(manager, "a", tokens(7, 8, 9, 10, 11, 12)) == 0
-    assert manager.prefixes.tree.peek(tokens(7, 8, 9, 10, 11, 12)).num_tokens == 24
+    assert manager.coordinator.prefixes.tree.peek(tokens(7, 8, 9, 10, 11, 12)).num_tokens == 24
 
 
 def test_growth_beyond_the_pool_is_refused_and_evicts_nothing():
     manager = manager_of(6, cached=[tokens(1, 2), tokens(3)])
     serve(manager, "a", tokens(4, 5), end=False)
     manager.allocate("b", tokens(6, 7, 8, 9, 10, 11))
-    before = contents(manager.prefixes.tree)
+    before = contents(manager.coordinator.prefixes.tree)
     with pytest.raises(OutOfBlocks):
         manager.grow("b", 20)
-    assert contents(manager.prefixes.tree) == before and manager.blocks_by_state == BlocksByState(1, 2, 3)
+    assert contents(manager.coordinator.prefixes.tree) == before and manager.blocks_by_state == BlocksByState(1, 2, 3)
 
 
 def test_evicted_blocks_are_handed_out_again():
@@ -529,8 +531,8 @@ def test_evicted_blocks_are_handed_out_again():
     assert len(set(manager.grow("a", 12))) == 3
     assert manager.blocks_by_state == BlocksByState(free=0, held=3, cached=1)
     assert (
-        manager.prefixes.tree.peek(tokens(1, 2)).num_tokens == 0
-        and manager.prefixes.tree.peek(tokens(3, 4)).num_tokens == 4
+        manager.coordinator.prefixes.tree.peek(tokens(1, 2)).num_tokens == 0
+        and manager.coordinator.prefixes.tree.peek(tokens(3, 4)).num_tokens == 4
     ), "the oldest prefix goes first, from its end"
 
 
@@ -538,7 +540,9 @@ def test_no_more_is_evicted_than_a_request_lacks():
     manager = manager_of(6, cached=[tokens(1, 2), tokens(3, 4)])  # two blocks are free, four are cached
     manager.allocate("a", tokens(5, 6, 7))
     manager.grow("a", 12)
-    assert manager.prefixes.tree.num_evicted == 1, "two of the three blocks were free: one cached block had to go"
+    assert manager.coordinator.prefixes.tree.num_evicted == 1, (
+        "two of the three blocks were free: one cached block had to go"
+    )
 
 
 def test_the_capacity_limits_what_is_kept():
@@ -550,10 +554,10 @@ def test_clear_is_refused_while_a_request_uses_a_prefix():
     manager = manager_of(cached=[tokens(1, 2, 3)])
     manager.allocate("a", tokens(1, 2, 3))
     with pytest.raises(ValueError):
-        manager.prefixes.clear()
-    assert manager.prefixes.tree.peek(tokens(1, 2, 3)).num_tokens == 12
+        manager.coordinator.prefixes.clear()
+    assert manager.coordinator.prefixes.tree.peek(tokens(1, 2, 3)).num_tokens == 12
     manager.free("a")
-    manager.prefixes.clear()
+    manager.coordinator.prefixes.clear()
     assert manager.blocks_by_state == BlocksByState(12, 0, 0)
 
 
@@ -568,7 +572,7 @@ class Copies(list):
 def test_a_request_truncated_into_a_stored_block_writes_into_a_copy():
     manager = manager_of(copy=(copies := Copies()))
     serve(manager, "a", tokens(1, 2, 3), end=False)
-    stored = contents(manager.prefixes.tree)
+    stored = contents(manager.coordinator.prefixes.tree)
     manager.truncate("a", 6)
     assert manager.missing_blocks("a", 7) == 1, "the next token goes into a shared block: a copy will be needed"
     manager.grow("a", 7)
@@ -577,17 +581,7 @@ def test_a_request_truncated_into_a_stored_block_writes_into_a_copy():
     assert len(copies) == 1 and manager.tables["a"].blocks[1] not in stored.values(), (
         "block 2 is in the tree: other requests would read what a writes into it"
     )
-    assert contents(manager.prefixes.tree) == stored
-    assert manager.prefixes.tree.num_protected == 1 and manager.blocks_by_state == BlocksByState(
+    assert contents(manager.coordinator.prefixes.tree) == stored
+    assert manager.coordinator.prefixes.tree.num_protected == 1 and manager.blocks_by_state == BlocksByState(
         free=8, held=2, cached=2
     )
-
-
-def test_a_shared_block_is_refused_as_the_target_of_a_copy():
-    manager = manager_of(copy=(copies := Copies()))
-    serve(manager, "a", tokens(1), end=False)
-    manager.allocate("b", tokens(2))
-    other = manager.grow("b", 4)[0]
-    with pytest.raises(ValueError):
-        manager.copy_blocks([other], manager.tables["a"].blocks)
-    assert copies == []

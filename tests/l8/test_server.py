@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_engine.kv.prefix_cache import caching_manager
+from mini_engine.kv.cache_coordinator import caching_manager
 
 pytest.importorskip("fastapi", reason="needs the server's packages")
 
@@ -72,7 +72,9 @@ def test_answers_of_one_request_share_its_prompt(service):
     service.post("/v1/completions", body)
     service.wait_until_idle()
     manager = service.worker.engine.scheduler.manager
-    assert manager.prefixes.stats.found_tokens == 2 * 16, "the twins wait a step and find the first one's blocks"
+    assert manager.coordinator.prefixes.stats.found_tokens == 2 * 16, (
+        "the twins wait a step and find the first one's blocks"
+    )
 
 
 def test_a_prompt_that_is_scored_is_computed_whole(service):

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mini_engine.engine.engine import Engine
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
-from mini_engine.kv.prefix_cache import caching_manager
+from mini_engine.kv.cache_coordinator import caching_manager
 from tests.l5.helpers import VOCAB, StubRunner, drain, expected_answer, greedy, spans, stub_config
 from tests.l8.with_sharing import check_books
 
@@ -74,7 +74,7 @@ def test_twins_compute_their_prefix_once():
     assert step(engine) == [("a", 22, 23), ("b", 20, 22), ("c", 20, 22)], "one step later, five blocks of six are there"
     for request in drain(engine).values():
         assert request.output_ids == expected_answer(PROMPT, 3, ()), "b and c must read what a wrote"
-    assert engine.scheduler.manager.prefixes.stats.found_tokens == 40
+    assert engine.scheduler.manager.coordinator.prefixes.stats.found_tokens == 40
 
 
 def test_later_requests_go_on_and_the_waiting_one_keeps_its_place():
@@ -154,9 +154,9 @@ def test_a_failed_request_leaves_nothing_of_its_answer():
     [request] = engine.scheduler.running
     engine.runner.during = fail
     step(engine)
-    assert request.error and engine.scheduler.manager.prefixes.tree.peek(request.token_ids).num_tokens == 20, (
-        "the prompt's five blocks were stored while it ran; after a failure, no block of the answer can be trusted"
-    )
+    assert (
+        request.error and engine.scheduler.manager.coordinator.prefixes.tree.peek(request.token_ids).num_tokens == 20
+    ), "the prompt's five blocks were stored while it ran; after a failure, no block of the answer can be trusted"
 
 
 def test_an_answer_says_how_much_was_cached_when_it_was_first_admitted():

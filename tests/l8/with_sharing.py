@@ -5,7 +5,7 @@ block belongs to one request, this plugin requires that each block's count equal
 """
 
 from mini_engine.engine.engine import Engine
-from mini_engine.kv.prefix_cache import caching_manager
+from mini_engine.kv.cache_coordinator import caching_manager
 from tests.l5 import helpers
 from tests.l8.trees import check_tree, nodes
 
@@ -13,9 +13,9 @@ from tests.l8.trees import check_tree, nodes
 def check_books(engine):
     """Make lesson 5's check of the books, with reference counts."""
     scheduler, manager = engine.scheduler, engine.scheduler.manager
-    check_tree(manager.prefixes.tree)
+    check_tree(manager.coordinator.prefixes.tree)
     holders = [block for table in manager.tables.values() for block in table.blocks]
-    holders += [block for node in nodes(manager.prefixes.tree) for block in node.blocks]
+    holders += [block for node in nodes(manager.coordinator.prefixes.tree) for block in node.blocks]
     counts = manager.allocator.counts
     assert all(counts[block] == holders.count(block) for block in range(len(counts))), (
         "a count must equal the number of holders"

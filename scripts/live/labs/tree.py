@@ -13,6 +13,7 @@ from scripts.traces.timeline import SCHEDULER
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.scheduler import Scheduler, SchedulerConfig
 from mini_engine.errors import UserError
+from mini_engine.kv.cache_coordinator import cache_of
 from mini_engine.kv.eviction import POLICIES
 
 MOST_WORDS = 24
@@ -63,7 +64,7 @@ class Tree(Told, Scheduled):
         return " ".join(words[token - 1] for token in token_ids)
 
     def state(self) -> dict[str, Any]:
-        stats, states = self.manager.prefixes.stats, self.manager.blocks_by_state
+        stats, states = cache_of(self.manager).prefixes.stats, self.manager.blocks_by_state
         more = {
             "prefill tokens saved": f"{stats.found_tokens} of {stats.asked_tokens} ({percent(stats.hit_rate)})",
             "blocks free, held, cached": f"{states.free}, {states.held}, {states.cached}",

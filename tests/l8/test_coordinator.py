@@ -1,0 +1,55 @@
+"""Lesson 8. The coordinator: when a request ends, each part releases its share, whatever another one raises."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+from mini_engine.errors import EngineDead
+from mini_engine.kv.cache_coordinator import coordinated
+from mini_engine.kv.prefixes import Prefixes, Stored
+from mini_engine.kv.request_table import RequestTable
+
+
+class Parts(Prefixes):
+    """The parts of a coordinator, of which `broken` raises. `told` has the calls of all."""
+
+    def __init__(self, broken, error):
+        super().__init__(9, 4)
+        self.broken, self.error, self.told = broken, error, []
+        self.allocator.free = lambda blocks: self.called("table")
+        memory = SimpleNamespace(free=lambda request_id: self.called("memory"))
+        connector = SimpleNamespace(request_finished=lambda _: self.called("finished"), save_kv=self.save_kv)
+        self.manager = coordinated(9, 4, prefixes=lambda *_: self, memory=memory, connector=connector)
+        self.manager.tables["a"] = RequestTable(self.allocator)
+
+    def called(self, what):
+        self.told.append(what)
+        if what == self.broken:
+            raise self.error
+
+    def release(self, table, computed_ids):
+        self.called("release")
+        return Stored(b"", None, [3], 0)
+
+    def save_kv(self, request_id, stored, is_kept):
+        self.called("save")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("on fire"), KeyboardInterrupt(), EngineDead("rank 1 has ended")], ids=repr
+)
+@pytest.mark.parametrize("broken", ["finished", "release", "save", "memory", "table"])
+def test_each_part_releases_its_share_though_another_one_fails(broken, error, caplog):
+    parts = Parts(broken, error)
+    manager, is_copy = parts.manager, broken in ("finished", "save") and isinstance(error, RuntimeError)
+    kind = type(None) if is_copy else EngineDead if isinstance(error, Exception) else KeyboardInterrupt
+    with nullcontext() if is_copy else pytest.raises(kind):
+        manager.free("a")
+    assert parts.told == [
+        part for part in ("finished", "release", "save", "memory", "table") if (part, broken) != ("save", "release")
+    ]
+    assert not manager.tables and bool(manager.fault) != is_copy
+    assert ("Traceback" in caplog.text) != isinstance(error, EngineDead), "the end of a rank is told elsewhere"
+    if isinstance(error, EngineDead):
+        assert manager.fault == "rank 1 has ended"
