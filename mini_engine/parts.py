@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from mini_engine.checkpoint.stored import Stored
-from mini_engine.engine.decoding import Decoding
 from mini_engine.engine.pools import Pools
 from mini_engine.engine.request import Request
 from mini_engine.engine.runner import Group, ModelRunner, Runner
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Chunk
+from mini_engine.engine.scheduler import Chunk, Decoding
 from mini_engine.engine.storage import Storage
 from mini_engine.engine_config import EngineConfig
 from mini_engine.errors import UserError

@@ -16,14 +16,13 @@ from typing import NamedTuple
 import torch
 
 from mini_engine.checkpoint.config import Qwen3Config
-from mini_engine.engine.decoding import Decoding
 from mini_engine.engine.prompt_logprobs import take_prompt_rows
 from mini_engine.engine.request import Ending, FinishReason, Request
 from mini_engine.engine.runner import ModelRunner, Runner
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampler import sample
 from mini_engine.engine.sampling_params import SamplingParams
-from mini_engine.engine.scheduler import Chunk, Scheduler, SchedulerConfig
+from mini_engine.engine.scheduler import Chunk, Decoding, Scheduler, SchedulerConfig
 from mini_engine.engine.stats import StepStats
 from mini_engine.errors import EngineDead, UserError
 from mini_engine.kv.block_tensor import KvPool

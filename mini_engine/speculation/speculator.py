@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from weakref import WeakKeyDictionary
 
-from mini_engine.engine.decoding import Decoding
 from mini_engine.engine.request import Request
 from mini_engine.engine.sampled import Sampled
 from mini_engine.engine.sampling_params import SampleRow
-from mini_engine.engine.scheduler import Chunk, Scheduler
+from mini_engine.engine.scheduler import Chunk, Decoding, Scheduler
 from mini_engine.kv.manager import KvCacheManager
 from mini_engine.kv.radix import RadixTree
 from mini_engine.speculation.adapt import Adaptive, share_of_rows

@@ -30,7 +30,7 @@ PARTS = {
         "memory",
         "decoding",
     ),
-    *("prefixes", "tree", "connector", "allocator", "slot_of", "slots_of", "drafter"),
+    *("decoding", "prefixes", "tree", "connector", "allocator", "slot_of", "slots_of", "drafter"),
 }
 MOST_FILES = 20
 

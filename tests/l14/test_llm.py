@@ -9,8 +9,8 @@ import pytest
 
 from mini_engine import LLM, SamplingParams
 from mini_engine.cli.parser import OneLineParser
-from mini_engine.engine.decoding import Decoding
 from mini_engine.engine.request import FinishReason
+from mini_engine.engine.scheduler import Decoding
 from mini_engine.engine.stats import StepStats, Summary
 from mini_engine.engine.worker import EngineWorker, Observer
 from mini_engine.errors import UserError
