@@ -16,10 +16,8 @@ from mini_engine.engine.engine import Engine
 from mini_engine.engine.runner import ModelRunner
 from mini_engine.engine.scheduler import SchedulerConfig
 from mini_engine.gpu.graphs import Capture, CudaCapture, GraphRunner, no_graph
-from mini_engine.gpu.kv_pool import KvPool
 from mini_engine.gpu.loop import DeviceKv, generate_on_device
-from mini_engine.gpu.req_to_token import ReqToTokenPool
-from mini_engine.gpu.slot_allocator import TokenToKVPoolAllocator
+from mini_engine.gpu.pools import make_full_attention_net_mem_pool, make_req_to_token_pool
 
 PLAIN = "plain"
 MAX_NUM_SEQS = 8
@@ -40,13 +38,14 @@ def replayed(model, prompts, args) -> Outcome:
 def on_device(model, prompts, args) -> Outcome:
     """Run without an engine: slots, tables and tokens stay on the device until all answers are complete."""
     page, dtype, device = args.block_size, model.dtype, args.device
-    pages = blocks_for(prompts, args)
-    size = sum(pages) * page
-    kernel = load_kernel(kernel_for(device), device, dtype)
-    table = ReqToTokenPool(len(prompts), max(pages) * page, device)
-    allocator = TokenToKVPoolAllocator(size, page, device=device)
-    pool = KvPool.for_model(model.config, size, page_size=page, kernel=kernel, dtype=dtype, device=device)
-    kv, stops = DeviceKv(table, allocator, pool), model.config.eos_token_ids
+    config, kernel = model.config, load_kernel(kernel_for(device), device, dtype)
+    longest = max(map(len, prompts)) + args.max_new_tokens
+    table = make_req_to_token_pool(len(prompts), longest, page_size=page, device=device)
+    size, shapes = sum(blocks_for(prompts, args)) * page, (*config.k_shape, *config.v_shape)
+    pool, allocator = make_full_attention_net_mem_pool(
+        size, config.num_hidden_layers, *shapes, page_size=page, kernel=kernel, dtype=dtype, device=device
+    )
+    kv, stops = DeviceKv(table, allocator, pool), config.eos_token_ids
     outputs = generate_on_device(model, kv, prompts, args.max_new_tokens, stops, capture_for(device))
     held = allocator.size - allocator.available_size()
     return Outcome(outputs, {}, [f"{held} slots are still held"] if held else [])

@@ -3,6 +3,9 @@
 In some models what is stored as K and as V differs in heads or dimensions: in multi-head latent attention (DeepSeek-V2,
 2024) it is a latent and a rotary key, which lesson 16's store reads. The pool only stores, so it supports that. The
 paged kernels of lesson 3 do not, so `attend` requires the two shapes to be equal.
+
+The buffers' names are those of SGLang (Zheng et al., 2024) and pymllm. They are views by slot; a kernel reads the same
+bytes by page.
 """
 
 from collections.abc import Callable
@@ -67,8 +70,20 @@ class KvPool(block_tensor.KvPool):
         """The number of slots for tokens."""
         return (self.num_blocks - 1) * self.page_size
 
-    def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write a row of k and of v into each slot of `slot_mapping`, int32 or int64, of this layer.
+    def get_key_buffer(self, layer_id: int) -> Tensor:
+        """Return the layer's keys by slot, `[num_slots, heads, dim]`, padding included: a view, not a copy."""
+        return self.K[layer_id].flatten(0, 1)
+
+    def get_value_buffer(self, layer_id: int) -> Tensor:
+        """Return the layer's values by slot, `[num_slots, heads, dim]`, padding included: a view, not a copy."""
+        return self.V[layer_id].flatten(0, 1)
+
+    def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
+        """Return both buffers of the layer."""
+        return self.get_key_buffer(layer_id), self.get_value_buffer(layer_id)
+
+    def set_kv_buffer(self, layer_id: int, indices: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write a row of k and of v into each slot of `indices`, int32 or int64, of this layer.
 
         k is `[..., heads, dim]` or `[..., heads * dim]`, v likewise in its own shape; each has one row per slot.
 
@@ -77,19 +92,24 @@ class KvPool(block_tensor.KvPool):
                 (On a GPU slots are not checked here, because the host would have to wait for the answer. There the
                 write itself fails if a slot is out of bounds.)
         """
-        slots = slot_mapping.flatten()
+        slots = indices.flatten()
         k_rows = _rows_of("k", k, self.k_shape, len(slots))
         v_rows = _rows_of("v", v, self.v_shape, len(slots))
-        flat_k, flat_v = self.K[layer].flatten(0, 1), self.V[layer].flatten(0, 1)
-        if slots.device.type == "cpu" and ((slots < 0) | (slots >= len(flat_k))).any():
-            raise ValueError(f"slots {slots.tolist()} are not all in 0 … {len(flat_k) - 1}")
+        keys, values = self.get_kv_buffer(layer_id)
+        if slots.device.type == "cpu" and ((slots < 0) | (slots >= len(keys))).any():
+            raise ValueError(f"slots {slots.tolist()} are not all in 0 … {len(keys) - 1}")
         slots = slots.long()
-        flat_k.index_copy_(0, slots, k_rows)  # flat_k[slots] = k_rows would treat -1 as the last slot
-        flat_v.index_copy_(0, slots, v_rows)
+        keys.index_copy_(0, slots, k_rows)  # keys[slots] = k_rows would treat -1 as the last slot
+        values.index_copy_(0, slots, v_rows)
+
+    def set_kv(self, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+        """Call `set_kv_buffer`: this is the name that the model's layers know since lesson 0."""
+        self.set_kv_buffer(layer, slot_mapping, k, v)
 
     def gather(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Return copies of K and V `[n, heads, dim]` in the given slots `[n]`, in that order."""
-        return self.K[layer].flatten(0, 1)[slots], self.V[layer].flatten(0, 1)[slots]
+        keys, values = self.get_kv_buffer(layer)
+        return keys[slots], values[slots]
 
     def attend(self, layer: int, q: Tensor, meta: ForwardMeta) -> Tensor:
         """Compute attention with the pool's kernel, as in lesson 3; `meta.block_table` holds page ids.

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from scripts import ROOT, make_random_qwen3
 from scripts.bench import (
     block_size,
+    blocks,
     command,
     kernel,
     ladder,
@@ -476,6 +477,29 @@ def test_the_routers_suite_counts_what_real_servers_found(monkeypatch):
 
 
 # ---------------------------------------------------------------- lesson 3's kernels and blocks
+
+
+def test_both_layouts_of_blocks_do_the_same_work(monkeypatch):
+    for name, size in {"BLOCKS": 6, "PARTS": 4, "PART": (8, 1, 2)}.items():
+        monkeypatch.setattr(blocks, name, size)
+    ways = blocks.contenders([3, 1])
+
+    def copied(layout: str) -> torch.Tensor:
+        found = [run for (task, name), run in ways.items() if task == blocks.COPY and name.startswith(layout)]
+        outs = [run()[0]._base.clone() for run in found]  # every copy goes into one tensor
+        assert all(torch.equal(out, outs[0]) for out in outs)
+        return outs[0]
+
+    assert torch.equal(copied(blocks.APART), copied(blocks.TOGETHER)) and copied(blocks.APART).all()
+    for (task, _), run in ways.items():
+        if task == blocks.CLEAR:
+            run()
+    assert not copied(blocks.APART).any() and not copied(blocks.TOGETHER).any()
+    for (task, _), run in ways.items():
+        if task == blocks.WRITE:
+            run()
+    assert torch.equal(copied(blocks.APART), copied(blocks.TOGETHER))
+    assert copied(blocks.APART).flatten(3).any(-1).nonzero()[:, 2].unique().tolist() == [5], "one token of each block"
 
 
 def test_larger_blocks_leave_more_slots_empty():

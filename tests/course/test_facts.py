@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from scripts import ROOT
+from scripts.bench import blocks
 from scripts.bench.allocator import placements
 from scripts.bench.parallel import weight_bytes
 from scripts.bench.windows_counts import GIB, MODELS, POOL, sequence_bytes
@@ -111,6 +112,15 @@ def test_what_a_pool_can_place_is_what_lesson_2_says():
     gives("l2_token_flat", anywhere, first, best)
     assert rows[0]["of these, enough were free, %"] == 0, "with blocks anywhere, enough free blocks are always enough"
     assert all(row["of these, enough were free, %"] > 99 for row in rows[1:])
+
+
+def test_a_block_has_the_pieces_that_lesson_19_and_the_bench_say():
+    piece, pieces = math.prod(blocks.PART) * 2, blocks.PARTS
+    assert pieces * piece == 16 * SMALL.kv_bytes_per_token(torch.bfloat16), "the bench has the shape that it names"
+    gives("l19_handover", f"{pieces} pieces of {piece // 2**10} KiB", f"{pieces * piece / 2**20} MiB apart")
+    gives("l19_handover", f"{blocks.CHOSEN} of {blocks.BLOCKS} blocks, {blocks.CHOSEN * pieces * piece // 2**20} MiB")
+    gives("l19_handover", f"{blocks.CHOSEN * pieces:,} copies", f"{blocks.CHOSEN} copies", f"{pieces} gathers")
+    gives("l2_token_flat", f"{blocks.BLOCKS * pieces * piece // 2**20} MiB")
 
 
 def test_two_ranks_read_as_much_as_lesson_18_says():

@@ -31,7 +31,10 @@ def test_all_three_paths_equal_hugging_face(capsys, page):
     assert report["kv"]["equal"] == {"plain": 3, "replayed": 3, "on device": 3}
 
 
-@pytest.mark.parametrize("part", ["GraphRunner", "generate_on_device", "ReqToTokenPool", "TokenToKVPoolAllocator"])
+@pytest.mark.parametrize(
+    "part",
+    ["GraphRunner", "generate_on_device", "make_req_to_token_pool", "make_full_attention_net_mem_pool"],
+)
 def test_no_path_is_left_out_because_it_fails(capsys, monkeypatch, part):
     def refuse(*args, **kwargs):
         raise UserError("this cannot be done")

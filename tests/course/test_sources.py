@@ -1,0 +1,99 @@
+"""Course machinery. The page about the four documents: each name in its tables exists in the module it links to.
+
+Protects readers who come from one of the documents from a name that was changed here, and from a table that lost a row.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+from functools import cache
+from importlib import import_module
+
+from scripts import ROOT
+from scripts.make_random_qwen3 import SHAPES
+
+import pytest
+import torch
+
+from lessons._course.pages import Page
+from mini_engine.checkpoint.config import Qwen3Config
+from mini_engine.kv.allocator import BlockAllocator
+from mini_engine.kv.block_table import BlockTable
+from mini_engine.kv.token_flat import pool_slots
+
+PAGE = Page.read(ROOT / "lessons" / "sources.md")
+TEXT = "\n".join(PAGE.lines)
+CELL = re.compile(r"\[((?:`[^`]+`(?:, )?)+)\]\(\.\./(mini_engine/[\w/]+)\.py\)")
+NAMED = sorted({(path, name) for names, path in CELL.findall(TEXT) for name in re.findall(r"`([^`]+)`", names)})
+DOCUMENTS = {"pymllm": 53, "mini-sglang": 30, "mini-yaie": 44, "zerfoo": 30}
+
+
+@cache
+def attributes_of(cls: type) -> set[str]:
+    """Return the methods, the fields and what a class sets on itself, with those of the classes that it extends."""
+    found = set()
+    for base in cls.__mro__:
+        if base.__module__.startswith("mini_engine"):
+            for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
+                match node:
+                    case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                        found.add(name)
+                    case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                        found.add(name)
+    return found
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=lambda value: value)
+def test_a_name_in_the_tables_is_in_its_module(path, name):
+    module = import_module(path.replace("/", "."))
+    owner, parameter = re.fullmatch(r"([\w.]+)(?:\((\w+)\))?", name).groups()
+    first, _, attribute = owner.partition(".")
+    thing = getattr(module, first, None)
+    assert thing is not None, f"{path}.py has no {first}"
+    assert getattr(thing, "__module__", module.__name__) == module.__name__, f"{first} is only imported in {path}.py"
+    assert not attribute or attribute in attributes_of(thing), f"{first} in {path}.py has no {attribute}"
+    assert not parameter or parameter in inspect.signature(thing).parameters, f"{first} takes no {parameter}"
+
+
+def rows(anchor: str) -> list[list[str]]:
+    """Return the rows of the table under an anchor, without its head."""
+    section = TEXT.partition(f'<a id="{anchor}"></a>')[2].partition("\n## ")[0]
+    table = [line for line in section.split("\n") if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[2:]]
+
+
+@pytest.mark.parametrize("anchor", DOCUMENTS)
+def test_each_item_has_its_lesson_or_says_why_it_has_none(anchor):
+    found = rows(anchor)
+    assert len(found) == DOCUMENTS[anchor], "an item of the document has come or gone"
+    for row in found:
+        assert len(row) == 4 and all(row), row
+        theirs, _, lesson, here = row
+        assert lesson == "none" or re.search(r"\]\(l\d+_\w+/README\.md", lesson), f"{theirs}: link its lesson"
+        assert here, f"{theirs}: say what it is called here, or why it is missing"
+    assert len({tuple(row[:2]) for row in found}) == len(found), "two rows are the same item"
+
+
+@pytest.mark.parametrize("anchor", DOCUMENTS)
+def test_the_first_table_names_the_lessons_of_each_document(anchor):
+    linked = {int(number) for row in rows(anchor) for number in re.findall(r"\]\(l(\d+)_", row[2])}
+    (named,) = re.findall(rf"\(#{anchor}\) \|.*\| lessons ([\d, ]+) \|", TEXT)
+    assert named == ", ".join(map(str, sorted(linked)))
+
+
+def test_the_figures_of_mini_sglang_are_lesson_2_s():
+    config = Qwen3Config(**(SHAPES["0.6B"] | {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}))
+    assert f"{config.kv_bytes_per_token(torch.bfloat16):,} bytes a token of Qwen3-8B" in TEXT
+    assert f"8,192 slots are {BlockAllocator.for_slots(8192).num_blocks} blocks" in TEXT
+    table = BlockTable(BlockAllocator.for_slots(8192))
+    table.append(73)
+    assert f"73 tokens are {len(table.blocks)} blocks" in TEXT
+    lesson = (ROOT / "lessons/l2_token_flat/README.md").read_text(encoding="utf-8")
+    assert f"{pool_slots(config, torch.bfloat16, 14 * 2**30):,}" in lesson, "100k tokens, to the slot"
+
+
+def test_the_page_is_found_from_the_menu_and_from_two_pages():
+    assert "sources.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in ("README.md", "whats-not-covered.md", "coming-from.md"):
+        assert "(sources.md)" in (ROOT / "lessons" / page).read_text(encoding="utf-8"), page
