@@ -52,8 +52,9 @@ class Wide(Cells):
 
     def take(self, num_blocks):
         """Return blocks that no recent prompt has."""
-        self.next = (self.next + num_blocks) % 300
-        return list(range(self.next, self.next + num_blocks))
+        start = self.next if self.next + num_blocks <= 400 else 0
+        self.next = start + num_blocks
+        return list(range(start, self.next))
 
 
 class ModelSender:
