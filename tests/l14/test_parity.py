@@ -115,7 +115,7 @@ def test_with_every_attention_kernel_of_a_cpu(kernel):
 
 def test_beside_replayed_decode_steps():
     engine = engine_for()
-    check(Engine(engine.config, engine.scheduler, GraphRunner(engine.runner, 16, no_graph)))
+    check(Engine(engine.config, engine.scheduler, GraphRunner(engine.runner, 16, no_graph), engine.decoding))
 
 
 @pytest.mark.nightly

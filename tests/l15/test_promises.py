@@ -136,7 +136,7 @@ def test_the_cost_of_an_admission_counts_every_group_and_what_is_found():
 
 def test_a_request_that_can_never_fit_counts_windows_too():
     kv = Windows(num_groups=2, num_blocks=90)
-    scheduler = Scheduler(kv.manager, memory=kv.memory)
+    scheduler = Scheduler(kv.manager)
     scheduler.add(Request("fits", [1] * 316, SamplingParams(max_tokens=1)))
     too_long = Request("does not", [1] * 320, SamplingParams(max_tokens=1))
     with must_raise(
