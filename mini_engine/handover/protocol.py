@@ -51,7 +51,7 @@ def short(value: object) -> str:
 
 
 class Ask(NamedTuple):
-    """Compute a prompt and fill these buffers: with blocks start … stop - 1 in order, then with what comes with them.
+    """Compute a prompt and fill these buffers: with blocks start … stop - 1 in order, then with their extras.
 
     tokens: of the prompt, one more than `stop` blocks hold, as an int32 array. namespace: only prompts of the same one
         share prefixes.

@@ -45,7 +45,7 @@ class LatentConfig(Qwen3Config):
 
     @property
     def attention_scale(self) -> float:
-        """What multiplies q·k. YaRN sharpens attention here, not only in the angles (arXiv:2309.00071)."""
+        """Softmax scale. YaRN sharpens attention here, not only in the angles (arXiv:2309.00071)."""
         mscale = self.rope_scaling.mscale_all_dim
         sharp = self.rope_scaling.sharpness(mscale) if mscale else 1.0
         return self.qk_head_dim**-0.5 * sharp * sharp

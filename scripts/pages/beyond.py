@@ -81,7 +81,7 @@ GAINS = (
         "l12_tiers",
         "first token of 4,096,\nafter a restart",
         r"nowhere: computed \| ([\d.]+) s",
-        r"pages forgotten \| ([\d.]+) s",
+        r"page cache dropped \| ([\d.]+) s",
         "s",
     ),
     Gain(

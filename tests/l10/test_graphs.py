@@ -125,7 +125,7 @@ def test_padding_rows_have_no_query_no_keys_and_the_null_block_to_write_into():
     why = (
         "padding rows were given a query each"
         if sums[4:] == [4, 5, 6, 7, 8]
-        else "behind the last query the sum stays 3"
+        else "after the last query the sum stays 3"
     )
     assert sums == [0, 1, 2, 3, 3, 3, 3, 3, 3], f"cu_seqlens_q of three queries and five padding rows: {why}"
     assert buffers.seq_lens_kv[3:].tolist() == [0] * 5, "a padding row has no keys: clear those of the step before"

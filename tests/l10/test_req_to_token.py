@@ -167,7 +167,7 @@ def test_padding_rows_write_into_slot_0_and_feed_no_query():
     meta = pool.plan_decode(torch.tensor([*rows, PADDING_ROW, PADDING_ROW]), slots_of(5, 2, 0, 0), 4)
     assert meta.slot_mapping[2:].tolist() == [0, 0], "padding rows must write into the padding slot"
     sums = meta.cu_seqlens_q.tolist()
-    why = "padding rows were given a query each" if sums == [0, 1, 2, 3, 4] else "behind the last query the sum stays 2"
+    why = "padding rows were given a query each" if sums == [0, 1, 2, 3, 4] else "after the last query the sum stays 2"
     assert sums == [0, 1, 2, 2, 2], f"cu_seqlens_q of two queries and two padding rows: {why}"
     assert meta.seq_lens_kv.tolist() == [5, 2, 0, 0], "the plan has the lengths as they are, 0 for padding rows"
     assert meta.positions.tolist() == [4, 1, 0, 0], "a padding row must not be at position -1"

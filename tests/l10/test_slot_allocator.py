@@ -112,7 +112,7 @@ def test_without_need_sort_a_merge_keeps_the_order():
     allocator.free_slots, allocator.release_slots = slots_of(6, 8), slots_of(7, 2)
     allocator.merge_and_sort_free()
     assert allocator.free_slots.tolist() == [6, 8, 7, 2], (
-        "need_sort is off: a merge must not sort, and the freed slots go behind the others"
+        "need_sort is off: a merge must not sort, and the freed slots go after the others"
     )
 
 
@@ -309,7 +309,7 @@ def test_edge_case_11_frees_in_a_group_are_not_available_before_it_ends():
         refused(allocator, OutOfBlocks, "need 3 slots, 2 free of 8, 4 wait", lambda: allocator.alloc(3))
         assert allocator.alloc(2).tolist() == [7, 8], "what is free beside them can be taken"
     assert (allocator.available_size(), allocator.num_deferred) == (4, 0), (
-        "(available, deferred): the four freed slots are available, and at the group's end nothing waits any more"
+        "(available, deferred): the four freed slots are available, and at the end of the group nothing is deferred"
     )
 
 

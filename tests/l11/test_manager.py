@@ -79,7 +79,7 @@ def test_a_match_copies_the_state_and_leaves_the_checkpoint_alone():
     assert slot <= 3, "a request advances its state, so it needs a slot of its own: copy the checkpoint"
     assert kv.states.log[-1] == ("copy", checkpoint, slot) and kv.states.seen[slot] == tuple(PROMPT[:20])
     compute(kv, "b", [*PROMPT, 1, 2, 3])
-    assert kv.states.seen[slot] == (*PROMPT, 1, 2, 3), "go on behind the tokens that the state has seen"
+    assert kv.states.seen[slot] == (*PROMPT, 1, 2, 3), "go on after the tokens that the state has seen"
     assert {tokens: kv.states.seen[slot] for tokens, slot in places(kv).items() if tokens in before} == before
 
 

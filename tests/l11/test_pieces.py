@@ -82,7 +82,7 @@ def test_a_request_starts_from_a_copy_of_the_deepest_checkpoint():
     assert 1 <= slot <= 3, "a request needs a working slot of its own: copy the checkpoint"
     assert kv.states.log[-1:] == [("copy", deepest, slot)], "copy the checkpoint's state into the slot"
     hold, table = kv.hold("a"), kv.tables["a"]
-    assert hold.num_computed == 16, "go on behind the tokens that the state has seen"
+    assert hold.num_computed == 16, "go on after the tokens that the state has seen"
     assert (len(table.blocks), table.num_tokens) == (4, 16), "the blocks of these tokens are in the table"
     assert hold.ends == [20], "note where this prompt is to be checkpointed: `_ends` has the places"
 

@@ -108,10 +108,10 @@ def test_from_the_break_even_on_it_pays():
 def test_what_is_asked_for_ends_where_the_first_block_is_missing():
     assert asked(range(4), []) == [0, 1, 2, 3], "host memory has blocks 0 … 3"
     assert asked([0, 1, 3, 4], [2]) == [0, 1, 2, 3, 4], "a block may be in either tier"
-    assert asked([0, 1, 3, 4], []) == [0, 1], "K and V behind a missing block are no use"
+    assert asked([0, 1, 3, 4], []) == [0, 1], "K and V after a missing block are no use"
     assert asked([1, 2, 3], []) == [], "the first block is missing"
-    assert asked([0, 1], [3, 4]) == [0, 1], "block 2 is missing: K and V that the disk has behind it are no use"
-    assert asked([], [1, 2, 3]) == [], "the first block is missing, so what the disk has behind it is no use"
+    assert asked([0, 1], [3, 4]) == [0, 1], "block 2 is missing: K and V that the disk has after it are no use"
+    assert asked([], [1, 2, 3]) == [], "the first block is missing, so what the disk has after it is no use"
     assert asked([0], [1, 3]) == [0, 1], "block 2 is missing: the disk's run ends there"
 
 
@@ -133,7 +133,7 @@ def test_the_disk_is_judged_by_the_blocks_that_it_must_bring():
     min_tokens = MinTokens(disk=FROM_3_BLOCKS)
     assert asked([0, 1], [2, 3, 4], min_tokens=min_tokens) == [0, 1, 2, 3, 4], "three blocks from the disk pay"
     assert asked([0, 1, 3, 4], [2], min_tokens=min_tokens) == [0, 1, 2, 3, 4], (
-        "one block from the disk gives two more that host memory has: what it brings is three"
+        "one block from the disk gives two more that host memory has: it brings three"
     )
     assert asked([0, 1, 2], [3, 4], min_tokens=min_tokens) == [0, 1, 2], "two do not, however many lie in host memory"
 

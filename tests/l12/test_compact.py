@@ -76,7 +76,7 @@ def test_the_held_blocks_become_the_first_ones(pool):
     moved = compact(pool.manager)
     assert allocator.held == set(range(1, before + 1)), "no hole is left before the last held block"
     assert sorted(allocator.free_blocks) == list(range(before + 1, BLOCKS)), "every other block is free, once"
-    assert moved == behind, "return how many blocks were moved: those behind the first len(held)"
+    assert moved == behind, "return how many blocks were moved: those after the first len(held)"
     assert compact(pool.manager) == 0, "a second time there are none to move"
 
 

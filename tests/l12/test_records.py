@@ -46,7 +46,7 @@ def test_the_bytes_are_those_of_the_format():
     assert fields == (MAGIC, VERSION, int(Kind.KV), 64, 200, KEY, PARENT), (
         "the header: magic, version, kind, bytes of tokens, bytes of payload, key, parent"
     )
-    assert stored()[HEADER.size : -CRC.size] == RECORD.tokens + RECORD.payload, "behind the header: tokens, payload"
+    assert stored()[HEADER.size : -CRC.size] == RECORD.tokens + RECORD.payload, "after the header: tokens, payload"
     assert stored()[-CRC.size :] == intact()[-CRC.size :], (
         "the CRC-32 covers header, tokens and payload: another process must be able to read them"
     )
@@ -89,7 +89,7 @@ def test_cut_off_anywhere_it_is_unusable(length):
 
 @pytest.mark.task(1)
 def test_bytes_behind_the_end_make_it_unusable():
-    with must_raise(BadRecord, "a byte lies behind the record's end: raise BadRecord"):
+    with must_raise(BadRecord, "a byte follows the record's end: raise BadRecord"):
         WANTED.parse(stored() + b"\x00")
 
 
@@ -108,7 +108,7 @@ def test_a_header_of_another_kind_is_refused_even_with_the_right_crc(change, rea
     ((field, value),) = change.items()
     with must_raise(BadRecord, f"the header says {field} = {value!r}, and the CRC is right: raise BadRecord") as caught:
         unpack(intact(**change))
-    assert caught.value.reason == OneOf(*reason.split()), "what cannot be read must be counted as what it is"
+    assert caught.value.reason == OneOf(*reason.split()), "count what cannot be read under its reason"
 
 
 @pytest.mark.task(1)

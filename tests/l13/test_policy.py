@@ -139,7 +139,9 @@ def test_a_choice_alone_notes_nothing():
 def test_of_equal_scores_the_least_loaded_wins_then_the_one_that_holds_least(order):
     policy = policy_that_knows(x=["other"], beta=0.0)
     loads = {"x": 1.0, "y": 2.0, "z": 1.0}
-    assert policy.choose(PROMPT, {name: loads[name] for name in order}) == "z", "x and z are idle alike, and z is empty"
+    assert policy.choose(PROMPT, {name: loads[name] for name in order}) == "z", (
+        "x and z are equally idle, and z is empty"
+    )
     assert policy.choose(PROMPT, {name: {**loads, "y": 0.0}[name] for name in order}) == "y", (
         "of equal scores y has the least load; which replica holds least counts only among equal loads"
     )

@@ -54,7 +54,7 @@ def following(seen):
 def test_a_prefix_counts_up_to_its_first_unknown_block():
     seen = view_of([1, 2, 3])
     assert seen.matched(chained([1, 2, 4, 5])) == 2, "blocks 1 and 2 are known, and 4 is not"
-    assert seen.matched(chained([2, 3])) == 0, "a block behind another prefix is another block"
+    assert seen.matched(chained([2, 3])) == 0, "a block after another prefix is another block"
     assert seen.matched(chained([1, 2, 3])) == 3, "all blocks of the prompt are known"
     assert seen.matched([]) == 0, "an empty prompt has no block"
     assert SeenBlocks(1).matched(chained([1])) == 0, "a replica that was sent nothing has nothing"
@@ -92,14 +92,14 @@ def test_each_block_is_noted_with_the_one_before_it():
 def test_a_forgotten_block_is_behind_no_other():
     seen = view_of([1, 2, 3], [7, 8], capacity=4)
     assert following(seen) == {None: {(1,), (7,)}, (1,): {(1, 2)}, (7,): {(7, 8)}}, (
-        "the third block was forgotten, so it is not behind the second one any more: `_drop` sees to both"
+        "the third block was forgotten, so it no longer follows the second one: `_drop` does both"
     )
 
 
 @pytest.mark.task(1)
 def test_a_prompt_that_comes_again_is_young_again():
     seen = view_of([1, 2], [3, 4], [1, 2], [5, 6], capacity=4)
-    assert seen.matched(chained([1, 2])) == 2, "it was the latest but one, so it stays"
+    assert seen.matched(chained([1, 2])) == 2, "it was the second most recent, so it stays"
     assert seen.matched(chained([3, 4])) == 0, "the other one is the oldest now, so it went"
 
 
@@ -139,22 +139,22 @@ def test_what_the_replica_did_not_find_is_forgotten():
     seen.correct(chained([1, 2, 3, 4]), 1)
     assert "1" in texts(seen), "the replica found block 1, so it has it"
     assert "12" not in texts(seen), "it did not find block 12, so it has evicted it"
-    assert texts(seen) == ["1"], "the replica has evicted block 12, so it has nothing behind it"
+    assert texts(seen) == ["1"], "the replica has evicted block 12, so it has nothing after it"
 
 
 @pytest.mark.task(2)
 def test_all_that_lies_behind_a_lost_block_is_forgotten_too():
     seen = holding([1, 2, 3, 4], [1, 2, 5], [1, 6])
     seen.correct(chained([1, 2, 7, 8]), 1)
-    assert "16" in texts(seen), "block 16 is not behind the lost block 12: what is beside it stays"
-    assert texts(seen) == ["1", "16"], "another prompt's blocks behind the lost one are lost; what is beside it stays"
+    assert "16" in texts(seen), "block 16 does not follow the lost block 12: other branches stay"
+    assert texts(seen) == ["1", "16"], "another prompt's blocks after the lost one are lost; other branches stay"
 
 
 @pytest.mark.task(2)
 def test_a_replica_that_lost_the_first_block_has_lost_all_behind_it():
     seen = holding([0, 1, 2], [0, 3], [9])
     seen.correct(chained([0, 5, 6]), 0)
-    assert texts(seen) == ["9"], "it was restarted: all prompts behind block 0 are gone"
+    assert texts(seen) == ["9"], "it was restarted: all prompts that begin with block 0 are gone"
 
 
 @pytest.mark.task(2)

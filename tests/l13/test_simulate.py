@@ -42,7 +42,7 @@ def test_a_full_pool_drops_what_was_used_longest_ago():
 def test_prompts_are_computed_one_after_another():
     replica = SimulatedReplica(100, RATES)
     waits = [served(replica, 0.0, keys).waited for keys in ([1, 2], [3, 4, 5, 6], [1, 2])]
-    assert waits == [1.0, 3.0, 3.5], "2 blocks/s: 2 blocks, behind them 4, behind those the last one of a known prompt"
+    assert waits == [1.0, 3.0, 3.5], "2 blocks/s: 2 blocks, after them 4, after those the last one of a known prompt"
     assert served(replica, 10.0, [7, 8]).waited == 1.0, "later nothing is in the way"
     assert served(replica, 10.5, [9]).waited == 1.0, "half a second for the one before, half a second for its own block"
 
@@ -191,7 +191,7 @@ def test_after_a_restart_one_report_empties_the_view():
     for keys in ([0, 1, 2], [0, 3, 4], [0, 5, 6], [0, 7, 8]):
         policy.sent(0, keys)
     policy.found(0, [0, 7, 8], 0)
-    assert list(policy.seen[0].keys) == [8, 7, 0], "it had not even block 0, so it had none behind it either"
+    assert list(policy.seen[0].keys) == [8, 7, 0], "it had not even block 0, so it had none after it either"
 
 
 def test_the_same_trace_gives_the_same_answers():

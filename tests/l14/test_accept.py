@@ -68,7 +68,7 @@ class Verification:
             self.new_tokens = self.drafting.accept(self.scheduler, chunk, [Sampled(token, None) for token in chosen])
         except KeyError as error:
             if self.request.is_finished:
-                error.add_note("the answer has ended, and a request that has ended has no table any more")
+                error.add_note("the answer has ended, and a request that has ended no longer has a table")
             raise
 
     @property
@@ -84,7 +84,7 @@ class Verification:
 def test_the_tokens_that_stand_are_the_answers_next_tokens(drafts, chosen, gained):
     done = Verification(drafts, chosen)
     assert done.gained == gained, (
-        "the accepted drafts, and the token that was chosen behind them: a step each, one position further"
+        "the accepted drafts, and the token that was chosen after them: a step each, one position further"
     )
     assert done.request.token_ids == [*PROMPT, FIRST, *gained], "the prompt, the first token, and what stands, in order"
     assert done.request.num_computed_tokens == len(done.request.token_ids) - 1, (
@@ -114,7 +114,7 @@ def test_kv_of_wrong_drafts_is_truncated(drafts, chosen, gained):
 )
 def test_the_answer_ends_at_an_end_token_among_them(drafts, chosen):
     done = Verification(drafts, chosen)
-    assert done.gained == [7, EOS], "tokens behind the end token are no part of the answer: it goes on behind the end"
+    assert done.gained == [7, EOS], "tokens after the end token are not part of the answer: it goes on past the end"
     assert done.request.finish_reason == FinishReason.STOP, "the end token is among the tokens that stand"
     assert done.manager.blocks_by_state.held == 0, "an answer that has ended holds nothing"
 

@@ -106,11 +106,9 @@ def test_misses_on_both_sides_of_a_success_are_not_in_a_row(drafted, accepted):
     pause_of(adaptive)
     adaptive.record(drafted, accepted)
     adaptive.record(2, 0)
-    assert pause_of(adaptive) == 0, (
-        f"{accepted} of {drafted} came true: the miss behind that is the first in a row again"
-    )
+    assert pause_of(adaptive) == 0, f"{accepted} of {drafted} came true: the next miss starts a new run"
     adaptive.record(2, 0)
-    assert pause_of(adaptive) == 1, "and the one behind that is the second"
+    assert pause_of(adaptive) == 1, "and the one after that is the second"
 
 
 @pytest.mark.task(6)

@@ -47,8 +47,8 @@ def test_a_text_that_grows_is_the_text_packed_at_once(parts):
 @pytest.mark.task(1)
 def test_the_tail_does_not_find_itself():
     assert positions([1, 2, 3], 2) == [None], "2 3 occurred only here, and nothing follows them yet"
-    assert positions([1, 2, 1], 1) == [1], "the position behind the earlier 1, where 2 is"
-    assert positions([5, 1, 2, 8, 1, 2], 2) == [3], "the position behind the earlier 1 2, where 8 is"
+    assert positions([1, 2, 1], 1) == [1], "the position after the earlier 1, where 2 is"
+    assert positions([5, 1, 2, 8, 1, 2], 2) == [3], "the position after the earlier 1 2, where 8 is"
 
 
 @pytest.mark.task(1)
@@ -134,7 +134,7 @@ def test_a_copy_begins_at_the_position():
 
 @pytest.mark.task(2)
 def test_a_text_that_repeats_itself_goes_on_doing_so():
-    assert copy_from([9, 4, 5, 4, 5], 3, 5) == [4, 5, 4, 5, 4], "behind the text's end the copy itself is read"
+    assert copy_from([9, 4, 5, 4, 5], 3, 5) == [4, 5, 4, 5, 4], "past the text's end the copy itself is read"
 
 
 @pytest.mark.task(2)

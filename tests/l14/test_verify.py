@@ -26,7 +26,7 @@ ANY_LOAD = 2**20
 @pytest.mark.task(3)
 def test_without_a_right_draft_a_step_still_yields_a_token():
     assert num_emitted([], [5]) == 1, "row 0 has seen no draft, so its token is right whatever was guessed"
-    assert num_emitted([7, 8], [5, 8, 9]) == 1, "the second draft was seen behind a wrong one"
+    assert num_emitted([7, 8], [5, 8, 9]) == 1, "the second draft was seen after a wrong one"
     assert num_emitted([5, 8], [5, 7, 9]) == 2, (
         "draft 5 is what row 0 chose, so row 1's token stands too; draft 8 is not what row 1 chose"
     )
@@ -48,9 +48,9 @@ def test_a_verification_feeds_the_drafts_and_has_a_row_for_each():
     request = request_of([1, 2, 3], [4])
     chunk = with_drafts(Chunk(request, 3, 4, array("i", [1, 2])), [5, 6])
     assert (chunk.start, chunk.stop) == (3, 6), "the chunk begins where it began, and ends 2 drafts later"
-    assert list(chunk.token_ids) == [4, 5, 6], "the runner feeds the newest token, and the drafts behind it"
+    assert list(chunk.token_ids) == [4, 5, 6], "the runner feeds the newest token, and the drafts after it"
     assert chunk.num_logits == 3, "a row of logits at each token that it feeds"
-    assert chunk.samples, "behind its drafts, it still feeds its request's newest token"
+    assert chunk.samples, "even with drafts, it still feeds its request's newest token"
     assert list(chunk.blocks) == [1, 2], "the same blocks: the drafts' slots are in them already"
     assert chunk.request is request and request.token_ids == [1, 2, 3, 4], "a guess is no token of the request"
 
@@ -68,7 +68,7 @@ def test_without_drafts_a_chunk_stays_as_it_is():
 def test_each_row_samples_for_the_answer_that_it_saw():
     request = request_of([1, 2, 3], [4], seed=7)
     rows = sample_rows(request, [5, 6])
-    assert len(rows) == 3, "2 drafts have 3 rows: the request's own, and one behind each draft"
+    assert len(rows) == 3, "2 drafts have 3 rows: the request's own, and one after each draft"
     assert [row.output_ids for row in rows] == [[4], [4, 5], [4, 5, 6]], "row i's answer has the first i drafts"
     assert [row.seed for row in rows] == [request.seed] * 3, "all rows have the seed of the request"
     assert [row.prompt_ids for row in rows] == [[1, 2, 3]] * 3, "the prompt is what it was"

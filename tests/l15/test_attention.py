@@ -47,7 +47,7 @@ def test_a_query_sees_the_last_keys_of_its_own_position(window):
 
 @pytest.mark.parametrize("window", [2, 3, 4, 5])
 def test_each_query_of_a_chunk_has_a_window_of_its_own(window):
-    check(windowed_case([(6, 11)], window), f"6 queries behind 5 tokens, with a window of {window} and blocks of 4")
+    check(windowed_case([(6, 11)], window), f"6 queries after 5 tokens, with a window of {window} and blocks of 4")
 
 
 def test_a_late_query_that_sees_nothing_of_the_first_blocks_is_no_nan():

@@ -28,19 +28,19 @@ def kept(window=6, blocks=(), num_groups=1):
     ("has", "expected", "why"),
     [
         ("xxxxxx", 6, "all of them"),
-        ("······", 0, "a request can always begin behind nothing"),
+        ("······", 0, "a request can always begin at 0"),
         ("····xx", 6, "token 24 sees 5 tokens before it, in two blocks; those before them may be tombstones"),
         ("···xx·", 5, "token 24 sees block 5, which has none; token 20 sees blocks 3 and 4"),
         ("xx·x·x", 2, "a window of 6 reaches over two blocks, and these two are the only ones in a row"),
-        ("x·····", 1, "behind one block, a token sees no more than that block"),
-        ("·x····", 0, "behind two blocks, a token sees block 0 as well"),
+        ("x·····", 1, "after one block, a token sees no more than that block"),
+        ("·x····", 0, "after two blocks, a token sees block 0 as well"),
         ("x·xx·x", 4, "token 24 sees block 4, and token 20 does, too; token 16 sees blocks 2 and 3"),
     ],
 )
 def test_a_request_begins_behind_the_longest_prefix_whose_last_window_is_there(has, expected, why):
     one = kept(6, [10 + index for index, mark in enumerate(has) if mark == "x"])
     got = one.num_usable([10 + index for index in range(len(has))])
-    assert got == expected, f"companions {has}, W = 6, blocks of 4: behind {expected} of 6 blocks: {why}"
+    assert got == expected, f"companions {has}, W = 6, blocks of 4: after {expected} of 6 blocks: {why}"
 
 
 @pytest.mark.task(6)

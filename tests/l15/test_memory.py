@@ -63,7 +63,7 @@ def test_the_hold_says_where_the_request_stands():
     assert hold.num_computed == 20, "the tokens that were found need not be computed"
     assert hold.main is table, "`main` is the table of group 0: what is kept is found by its blocks"
     assert hold.ends == {7, 10}, (
-        "others may begin where this prompt leaves what is known, behind 28 tokens, and at its end: use `_ends`"
+        "others may begin where this prompt leaves what is known, after 28 tokens, and at its end: use `_ends`"
     )
 
 
@@ -136,7 +136,7 @@ def test_the_next_turn_of_a_chat_begins_where_the_answer_ended(window, num_token
     compute(kv, "chat", TEXT[:num_tokens], most=1)
     kv.free("chat", TEXT[:num_tokens])
     assert kv.findable(TEXT[:num_tokens]) == num_tokens // 4 * 4, (
-        f"{num_tokens} tokens are {num_tokens // 4} whole blocks, and the next turn begins behind them"
+        f"{num_tokens} tokens are {num_tokens // 4} whole blocks, and the next turn begins after them"
     )
 
 

@@ -101,7 +101,7 @@ def test_blocks_that_no_query_will_see_are_holes_from_the_beginning(held):
     for row in rows(one):
         assert row[:4] == [NULL] * 4, "no block is taken before index 4"
         assert NULL not in row[4:], "all from index 4 on are needed"
-    assert one.first == 4, "`first` is behind the new holes"
+    assert one.first == 4, "`first` comes after the new holes"
     assert len(one.allocator.held) == 4, "two blocks of each of two groups"
 
 
@@ -113,7 +113,7 @@ def test_what_is_held_before_the_first_index_stays():
     one.grow(5, first=2)
     assert [row[:3] for row in rows(one)] == before, "`first` says which new blocks are holes; `slide` frees old ones"
     assert one.first == 0, "it has made no holes"
-    assert len(one.allocator.held) == 10, "the new entries are behind `first`, so each has a block"
+    assert len(one.allocator.held) == 10, "the new entries come after `first`, so each has a block"
 
 
 @pytest.mark.task(3)

@@ -24,7 +24,7 @@ def walk(pool, q, q_rope, kv_len, scale=SCALE, blocks=None, widen=as_it_is):
         return attend_blocks(q, q_rope, pool.c_cache, pool.r_cache, blocks, kv_len, scale, widen)
     except IndexError as error:
         error.add_note(
-            f"the table is {blocks}, and {kv_len} latents are in blocks of {BLOCK_SIZE}: follow no entry behind"
+            f"the table is {blocks}, and {kv_len} latents are in blocks of {BLOCK_SIZE}: follow no entry after those"
         )
         raise
 
@@ -141,7 +141,7 @@ def test_rows_are_widened():
 def test_entries_past_the_needed_blocks_are_not_followed(entry):
     pool, (q, q_rope) = pool_of([(1, 8)]), queries(1)
     needed = pool.table[0, :2].tolist()
-    teach = f"8 latents are in two blocks of 4; the entries behind are {entry}: stop before them"
+    teach = f"8 latents are in two blocks of 4; the entries after them are {entry}: stop before them"
     try:
         out = walk(pool, q, q_rope, 8, blocks=[*needed, entry, entry])
     except (IndexError, RuntimeError) as error:

@@ -201,7 +201,7 @@ def test_padded_rows_are_zero(lengths, monkeypatch):
     out = watched.attend(padding=3)
     assert list(out.shape) == [len(watched.q) + 3, HEADS, V], "a row for each row of q"
     zeros = not out[len(watched.q) :].any()
-    assert zeros, "rows behind the last sequence belong to none, and give zeros"
+    assert zeros, "rows after the last sequence belong to none, and give zeros"
     watched.check(out, "with three rows of padding")
 
 

@@ -71,7 +71,7 @@ def test_only_the_sequences_own_rows_are_read():
     k[4, 2:], v[4, 2:] = float("nan"), float("nan")  # behind token 10 of the first sequence
     q = some(4, HEADS, DIM)
     got = reference_attention(q, four_bytes(k), four_bytes(v), STARTS, LENGTHS, TABLES, SCALE, rows=exact())
-    assert got.isfinite().all(), "a row behind the text's end was read; seq_lens_kv counts the sequence's own tokens"
+    assert got.isfinite().all(), "a row past the text's end was read; seq_lens_kv counts the sequence's own tokens"
 
 
 @pytest.mark.task(5)

@@ -73,7 +73,7 @@ def joined(name, parts, config, num_ranks):
     if how == "padded":
         rest = together[config.vocab_size :]
         assert not rest.any() and len(rest) < num_ranks, (
-            "behind the last token's row there are zeros, as few as it takes"
+            "after the last token's row there are zeros, as few as it takes"
         )
         return together[: config.vocab_size]
     return together

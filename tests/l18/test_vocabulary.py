@@ -66,9 +66,7 @@ def test_only_rows_that_a_rank_has_are_asked_for():
         return share(1, 2)(rows)
 
     looked_up(lookup, torch.tensor([0, 6, 4, 2]), rows_of(VOCAB, 1, 2))
-    assert set(asked) <= set(range(4)), (
-        "a row below 0 or behind the last is an error in a C++ lookup, or reads anything"
-    )
+    assert set(asked) <= set(range(4)), "a row below 0 or past the last is an error in a C++ lookup, or reads anything"
 
 
 @pytest.mark.task(3)

@@ -104,7 +104,7 @@ def test_a_whole_transfer_waits_for_nothing():
     found = receiver.matched(TEXT, num_computed=SIZE, may_wait=True)
     assert found.load_async is False, "everything has arrived: the request can begin"
     assert found.num_tokens == 5, "how much of it can be used, `_usable` knows"
-    assert receiver.asked_about == [(receiver.transfer, SIZE)], "behind the tokens that the pool has now"
+    assert receiver.asked_about == [(receiver.transfer, SIZE)], "after the tokens that the pool has now"
     assert receiver.num_waits == 0, "there is no news to wait for"
 
 
@@ -219,7 +219,7 @@ def usable(num_computed=0, num_filled=4, start=0, stop=4, num_extra=0, has_ended
 
 @pytest.mark.task(6)
 def test_all_of_a_whole_transfer_can_be_used():
-    assert usable() == ((0, 4), 4 * SIZE), "four blocks behind nothing"
+    assert usable() == ((0, 4), 4 * SIZE), "four blocks from the start"
 
 
 @pytest.mark.task(6)
@@ -230,7 +230,7 @@ def test_what_arrived_before_the_sender_ended_can_be_used():
 
 @pytest.mark.task(6)
 def test_blocks_that_the_pool_has_by_now_are_skipped():
-    assert usable(num_computed=2 * SIZE) == ((2, 4), 2 * SIZE), "the tree has grown by two blocks since: begin behind"
+    assert usable(num_computed=2 * SIZE) == ((2, 4), 2 * SIZE), "the tree has grown by two blocks: begin after them"
     assert usable(num_computed=2 * SIZE, num_filled=3) == ((2, 3), SIZE), "of blocks 0 … 2, one is new"
 
 
@@ -252,14 +252,14 @@ def test_blocks_behind_a_gap_cannot_be_used():
 @pytest.mark.task(6)
 def test_without_its_state_no_block_can_be_used():
     assert usable(num_filled=4, num_extra=1) == (None, 0), (
-        "four blocks without the state behind them: a hybrid's next token needs both"
+        "four blocks without the state at their end: a hybrid's next token needs both"
     )
     assert usable(num_filled=5, num_extra=1) == ((0, 4), 4 * SIZE), "the state is no block: four blocks are to be used"
 
 
 @pytest.mark.task(6)
 def test_a_state_is_good_behind_blocks_that_the_pool_has():
-    assert usable(num_computed=3 * SIZE, num_filled=5, num_extra=1) == ((3, 4), SIZE), "the state behind block 3"
+    assert usable(num_computed=3 * SIZE, num_filled=5, num_extra=1) == ((3, 4), SIZE), "the state after block 3"
     assert usable(num_computed=4 * SIZE, num_filled=5, num_extra=1) == (None, 0), "nothing is left to load"
 
 
@@ -276,7 +276,7 @@ def test_the_right_buffers_are_copied_into_the_right_blocks():
     assert held(6) == block_of(TEXT, 3), "and block 3 into the next"
     [(name, start, stop, extras)] = receiver.extras.writes
     assert (name, start, stop) == ("a", 2, 4), "the extras are of the blocks that are loaded"
-    assert [extra[-1] for extra in extras] == [1], "the buffer behind the blocks' is the state"
+    assert [extra[-1] for extra in extras] == [1], "the buffer after the blocks' is the state"
 
 
 # ---------------------------------------------------------------- with a manager

@@ -130,11 +130,11 @@ def test_extras_follow_the_last_block():
     sender.extras.states["7"] = 41
     sender.begin(TEXT, 0, 4, [5, 2, 7, 0, 3])
     sender.connector._copy("7", blocks[:2], True)
-    assert sender.extras.reads == [], "the state behind block 1 is not the one that was asked for"
+    assert sender.extras.reads == [], "the state after block 1 is not the one that was asked for"
     assert copied(sender, [7]) == [[0] * SIZE], "the third buffer is block 2's"
     sender.extras.states["7"] = 42
     sender.connector._copy("7", blocks, True)
-    assert copied(sender, [3]) == [[42] * SIZE], "the last buffer is for the state behind the last block"
+    assert copied(sender, [3]) == [[42] * SIZE], "the last buffer is for the state after the last block"
     assert copied(sender, [5, 2, 7, 0]) == [block_of(TEXT, i) for i in range(4)], "the blocks are in front of it"
     assert filled(sender)[-1] == 5, "five buffers are complete"
     assert sender.extras.reads == [("7", 0, 4)], "the extras of blocks 0 … 3, read once"
@@ -150,7 +150,7 @@ def test_a_state_is_read_only_where_the_request_stands_behind_the_last_block():
     assert filled(sender) == [4], "the blocks are complete"
     sender.extras.states["7"] = 42
     sender.connector._copy("7", blocks, True)
-    assert copied(sender, [3]) == [[42] * SIZE], "now the request's state is the one behind the last block"
+    assert copied(sender, [3]) == [[42] * SIZE], "now the request's state is the one after the last block"
     assert filled(sender) == [4, 5], "nothing but the extras was new"
 
 
