@@ -80,7 +80,7 @@ class Engine:
     Args:
         config: the model's configuration, used to check prompts.
         runner: turns chunks into logits `[R, vocab_size]`, the last `num_logits` rows of each chunk.
-        announce: is told of each request that has been added (lesson 19).
+        announce: called with each request that has been added (lesson 19).
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class Engine:
             num_blocks: size of the pool in blocks, including the null block; takes precedence over kv_bytes.
             kernel: a name that `load_kernel` knows.
             manager: creates the KV manager from num_blocks, block_size and copy.
-            pool: makes the pool; by default one in the model's dtype.
-            runner: makes what runs the steps, of the model and the pool.
-            drafting: guesses tokens for the scheduler; an engine needs one of its own.
+            pool: creates the pool; by default one in the model's dtype.
+            runner: creates the step runner from the model and the pool.
+            drafting: guesses tokens for the scheduler; not to be shared between engines.
         """
         maker = pool(model.config, model.dtype, model.device)
         if num_blocks is None:
@@ -132,12 +132,12 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is waiting or running."""
+        """True if any request is waiting or running."""
         return bool(self.scheduler.requests)
 
     @property
     def fault(self) -> str:
-        """Why no step can run any more: a process has ended, or a clean-up failed. Empty as long as one can."""
+        """The reason no step can run any more: a process has ended, or a clean-up failed. Empty while steps can run."""
         return self.runner.fault or self.scheduler.manager.fault
 
     def add_request(
@@ -166,7 +166,7 @@ class Engine:
         params.check_fits(self.config.vocab_size, self.config.eos_token_ids)
         stop_ids = params.stop_ids(self.config.eos_token_ids)
         if params.prompt_logprobs is not None:
-            namespace = object()  # its own, even if the id is used again: tokens found in the cache have no logits
+            namespace = object()  # unique, even if the id is reused: tokens found in the cache have no logits
         request = Request(request_id, list(prompt_ids), params, priority, stop_ids, namespace)
         self.scheduler.add(request)
         try:
@@ -179,7 +179,7 @@ class Engine:
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a request now, whatever its state, and free its blocks. Return False if no unfinished one has this id.
 
-        It ends even if not all that it held can be released; `fault` says so then.
+        It ends even if not everything it held can be released; `fault` then says so.
         """
         request = self.scheduler.requests.get(request_id)
         if request:
@@ -187,10 +187,10 @@ class Engine:
         return request is not None
 
     def conclude(self, request: Request, ending: Ending) -> None:
-        """End a request as the reader of its text says: with a stop string or its grammar. None ends nothing.
+        """End a request for the reason that its text's reader found: a stop string or its grammar. None is a no-op.
 
-        If the engine has ended it with the same token, because no more are allowed, the reader's reason stands. As with
-        `abort`, it ends even if not all that it held can be released.
+        If the engine has ended it at the same token because of max_tokens, the reader's reason wins. As with `abort`,
+        it ends even if not everything it held can be released.
         """
         if request.is_finished:
             request.finish_reason, request.error = ending
@@ -204,12 +204,13 @@ class Engine:
 
     @one_at_a_time
     def step(self) -> StepResult:
-        """Run one step. If it fails, its requests end with an error, their blocks are freed; other requests go on.
+        """Run one step. If it fails, its requests end with an error and their blocks are freed; other requests go on.
 
         A step fails if the model, the sampler or `update` raises an Exception. `scheduler.fail` ends its requests, and
-        the exception is logged with its traceback. KeyboardInterrupt and SystemExit are not failures: they go through.
+        the exception is logged with its traceback. KeyboardInterrupt and SystemExit propagate.
 
-        If what a request held cannot be released, the engine's memory cannot be trusted, and this was its last step.
+        If anything a request held cannot be released, the engine's memory can no longer be trusted, and this was its
+        last step.
 
         Raises:
             EngineDead: neither this step nor any other can run; every request has ended with that error.
@@ -254,9 +255,9 @@ class Engine:
         return sampled
 
     def _end_broken(self, chunks: Sequence[Chunk], sampled: Sequence[Sampled]) -> None:
-        """End the requests for which nothing could be chosen. `update` leaves them as it leaves aborted ones.
+        """End the requests for which no token could be chosen. `update` skips them like aborted ones.
 
-        A row behind drafts counts only if each row before it chose what was guessed.
+        A row after drafts counts only if each row before it chose the guessed token.
         """
         rows = iter(sampled)
         for chunk in chunks:
@@ -268,7 +269,7 @@ class Engine:
                     break
 
     def fail(self, request: Request, error: Exception) -> None:
-        """End one request with an error of its own; others go on. A UserError says that it asked for the impossible."""
+        """End one request with its own error; others go on. A UserError: it asked for the impossible."""
         if isinstance(error, UserError):
             self._end(request, Ending(FinishReason.GRAMMAR, str(error)))
         elif not request.is_finished:
@@ -287,7 +288,7 @@ def check_place(priority: int, namespace: Hashable) -> None:
 
 
 def default_kv_bytes(device: torch.device) -> int:
-    """The default size of a pool: 80% of the free memory on a GPU, 1 GiB of main memory on a CPU."""
+    """Return the default size of a pool in bytes: 80% of the free memory on a GPU, 1 GiB of main memory on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE)
     return CPU_KV_BYTES
