@@ -232,9 +232,8 @@ class LLM:
 
     def default_params(self, num_prompt_tokens: int) -> SamplingParams:
         """Return the same for a prompt of this length, with max_tokens limited to what fits after it."""
-        suggested, manager = self.get_default_sampling_params(), self.engine.scheduler.manager
-        longest = min(self.engine.config.max_model_len, manager.num_usable_blocks * manager.block_size + 1)
-        return replace(suggested, max_tokens=max(1, min(suggested.max_tokens, longest - num_prompt_tokens)))
+        suggested, room = self.get_default_sampling_params(), self.engine.max_request_tokens - num_prompt_tokens
+        return replace(suggested, max_tokens=max(1, min(suggested.max_tokens, room)))
 
     @in_turn
     def encode(self, prompt: object) -> list[int]:

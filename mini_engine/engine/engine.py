@@ -131,6 +131,15 @@ class Engine:
         return cls(model.config, Scheduler(kv, scheduler_config, drafting=drafting), runner(model, store))
 
     @property
+    def max_request_tokens(self) -> int:
+        """The most tokens of a request, prompt and answer together, that the model and the pool can take.
+
+        The last token of an answer needs no slot: it is sampled but never fed.
+        """
+        manager = self.scheduler.manager
+        return min(self.config.max_model_len, manager.num_usable_blocks * manager.block_size + 1)
+
+    @property
     def has_unfinished(self) -> bool:
         """True if any request is waiting or running."""
         return bool(self.scheduler.requests)

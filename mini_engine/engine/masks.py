@@ -29,9 +29,12 @@ def apply_grammar_mask(logits: Tensor, rows: Sequence[SampleRow]) -> None:
 
 def hold_stop_ids(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     """Hold back stop ids like `apply_min_tokens`, except in rows where no other token is left."""
-    allowed = logits.clone()
-    apply_min_tokens(logits, rows)
-    torch.where(logits.amax(dim=-1, keepdim=True) == NEVER, allowed, logits, out=logits)
+    short = [i for i, row in enumerate(rows) if len(row.output_ids) < row.params.min_tokens]
+    if short:
+        allowed = logits[short]
+        held = allowed.clone()
+        apply_min_tokens(held, [rows[i] for i in short])
+        logits[short] = torch.where(held.amax(dim=-1, keepdim=True) == NEVER, allowed, held)
 
 
 def require_a_token(logits: Tensor, rows: Sequence[SampleRow]) -> None:

@@ -125,11 +125,9 @@ class EngineWorker:
     def limits(self) -> ModelLimits:
         """The limits of the model and the pool."""
         config, manager = self.engine.config, self.engine.scheduler.manager
-        num_blocks, block_size = manager.num_usable_blocks, manager.block_size
-        longest = min(config.max_model_len, num_blocks * block_size + 1)
-        ends = tuple(config.eos_token_ids)
-        sizes = config.max_model_len, longest, num_blocks, block_size
-        return ModelLimits(config.vocab_size, ends, *sizes, config.sampling)
+        ends, pool = tuple(config.eos_token_ids), (manager.num_usable_blocks, manager.block_size)
+        lengths = config.max_model_len, self.engine.max_request_tokens
+        return ModelLimits(config.vocab_size, ends, *lengths, *pool, config.sampling)
 
     @property
     def num_running(self) -> int:
@@ -293,8 +291,9 @@ class EngineWorker:
             return
         finally:
             self._step_began = None
-        for answer in self.answers.values():
-            answer.note_step(began)
+        for request in (*self.engine.scheduler.running, *result.finished):  # those still waiting have no new step
+            if answer := self.answers.get(request.id):
+                answer.note_step(began)
         stats = result.stats._replace(num_preempted=result.stats.num_preempted + num_given)
         self._tell(self.observer.stepped, stats)
         now = time.perf_counter()
